@@ -1,0 +1,37 @@
+# Two commands: `make train` and `make test`. Each sets up all it needs, in .venv, the first time.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test test-all lint clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+
+setup: $(VENV)/.installed ## Make the environment in .venv
+
+$(VENV)/.installed: pyproject.toml
+	@echo "Setting up $(VENV) (once; a few minutes) ..."
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Convoy needs Python 3.11 or later; set PYTHON=/path/to/python3" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+train: setup ## Train a small CNN on handwritten digits, on two devices
+	@$(BIN)/python examples/digits/train.py
+
+test: setup lint ## Everything that must pass: style, types, fast tests
+	@$(BIN)/python -m pytest -m 'not slow'
+
+test-all: setup lint ## The same with the slow tests
+	@$(BIN)/python -m pytest
+
+lint: setup
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+
+clean: ## Remove the environment and what was built
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache

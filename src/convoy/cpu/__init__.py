@@ -1,0 +1,1 @@
+"""CPU kernels for JAX programs."""
