@@ -1,0 +1,189 @@
+"""What is wrong with a model or its data, said before anything is compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+from convoy import keras_bridge
+
+# Values that a check looks at in one go: bounds the memory that it takes.
+WINDOW = 1 << 22
+
+STEP_METHODS = {
+    "fit": ("fit", "train_step", "make_train_function"),
+    "train_on_batch": ("train_step", "make_train_function"),
+    "evaluate": ("evaluate", "test_step", "make_test_function"),
+    "test_on_batch": ("test_step", "make_test_function"),
+    "predict": ("predict", "predict_step", "make_predict_function"),
+    "predict_on_batch": ("predict_step", "make_predict_function"),
+}
+
+
+def check_model(model: keras.Model, method: str) -> None:
+    """Refuse a model that the engine would not run as its author meant."""
+    replaced = keras_bridge.overridden(model, STEP_METHODS[method])
+    if replaced:
+        raise ValueError(
+            f"{type(model).__name__} overrides {' and '.join(replaced)}, which Convoy's engine "
+            "would bypass. Override `call`, `compute_loss` or `compute_metrics` instead, or make "
+            "the model outside of the strategy's scope to train it with stock Keras."
+        )
+    if method.startswith("predict"):
+        return
+    if not model.compiled:
+        raise ValueError(
+            f"{method}() was called on {model.name!r}, which has not been compiled. "
+            "Call model.compile(optimizer=..., loss=...) first."
+        )
+    if model.run_eagerly:
+        raise ValueError(
+            "run_eagerly=True was passed to compile(), but Convoy runs compiled programs only. "
+            "Leave it out, or make the model outside of the strategy's scope to debug it."
+        )
+
+
+def check_steps_per_execution(value: Any) -> int | str:
+    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+        return value
+    raise ValueError(
+        f"steps_per_execution={value!r} is not a number of steps. Pass 1 or more, or 'auto'."
+    )
+
+
+def count_samples(x: Any) -> int:
+    leaves = [leaf for leaf in jax.tree.leaves(x) if leaf is not None]
+    if not leaves:
+        raise ValueError(f"There is no data to run on: x={x!r}. Pass arrays or a data set.")
+    return leaves[0].shape[0]
+
+
+def check_size(arrays: Any, batch: int, replicas: int, *, training: bool) -> None:
+    """Refuse arrays that are empty or too few for a single weight update."""
+    samples = _first(arrays).shape[0]
+    if samples == 0:
+        raise ValueError(
+            f"The data is empty: x has shape {_first(arrays).shape}. Pass at least one sample."
+        )
+    if training and replicas > 1 and samples < batch:
+        raise ValueError(
+            f"The data has {samples} samples, fewer than one weight update takes: batch_size "
+            f"{batch // replicas} x {replicas} replicas = {batch}. Pass a smaller batch_size, "
+            "more data, or fewer devices."
+        )
+
+
+def check_inputs(model: keras.Model, x: Any) -> None:
+    """Refuse inputs whose shapes are not those of the model, and inputs that hold NaN."""
+    expected = getattr(model, "inputs", None)
+    leaves = [leaf for leaf in jax.tree.leaves(x) if leaf is not None]
+    if expected and not isinstance(x, dict) and len(expected) == len(leaves):
+        for tensor, leaf in zip(expected, leaves, strict=True):
+            if not _shape_fits(tensor.shape[1:], leaf.shape[1:]):
+                raise ValueError(
+                    f"Input {tensor.name!r} received samples of shape {tuple(leaf.shape[1:])}, but "
+                    f"{model.name!r} expects {tuple(tensor.shape[1:])}. Reshape the data, or make "
+                    "the model with another keras.Input."
+                )
+    elif expected and len(expected) != len(leaves):
+        raise ValueError(
+            f"{model.name!r} has {len(expected)} inputs "
+            f"({', '.join(tensor.name for tensor in expected)}), but received {len(leaves)} arrays."
+        )
+    for position, leaf in enumerate(leaves):
+        where = _first_bad(leaf, np.isnan) if _is_floating(leaf) else None
+        if where is not None:
+            raise ValueError(
+                f"Input {position} holds NaN, first in sample {where}. Clean the data first, "
+                "for example with numpy.nan_to_num."
+            )
+
+
+def check_targets(model: keras.Model, y: Any) -> None:
+    """Refuse labels that the loss of an output has no meaning for."""
+    if y is None:
+        return
+    outputs = getattr(model, "outputs", None)
+    losses = keras_bridge.compiled_losses(model)
+    for position, (path, loss) in enumerate(losses):
+        target = _at(y, path)
+        if target is None or not hasattr(target, "shape"):
+            continue
+        name = getattr(loss, "name", "") or getattr(loss, "__name__", "")
+        if name == "sparse_categorical_crossentropy" and outputs and len(outputs) == len(losses):
+            _check_classes(target, outputs[position].shape[-1], getattr(loss, "ignore_class", None))
+        elif name in ("categorical_crossentropy", "binary_crossentropy"):
+            _check_probabilities(target, name)
+
+
+def _check_classes(target: Any, classes: int | None, ignored: int | None) -> None:
+    if classes is None:
+        return
+    # Without an ignored class, stand in one that is in range anyway.
+    allowed = 0 if ignored is None else ignored
+    bad = _first_bad(target, lambda part: ((part < 0) | (part >= classes)) & (part != allowed))
+    if bad is not None:
+        label = np.asarray(target[bad]).ravel()[0]
+        raise ValueError(
+            f"Label {label} of sample {bad} is out of range: the model has {classes} classes, so "
+            f"sparse_categorical_crossentropy takes labels 0 to {classes - 1}. Renumber the labels "
+            "or change the size of the last layer."
+        )
+
+
+def _check_probabilities(target: Any, name: str) -> None:
+    bad = _first_bad(target, lambda part: (part < 0) | (part > 1))
+    if bad is not None:
+        value = np.asarray(target[bad])
+        value = value[(value < 0) | (value > 1)].ravel()[0] if value.ndim else value
+        advice = (
+            "use sparse_categorical_crossentropy for class numbers"
+            if name == "categorical_crossentropy"
+            else "map the labels to 0 and 1"
+        )
+        raise ValueError(
+            f"Target {value} of sample {bad} is out of range: {name} takes values from 0 to 1. "
+            f"Did you mean to {advice}?"
+        )
+
+
+def _shape_fits(expected: tuple, received: tuple) -> bool:
+    """Compare shapes, with the axis of length one that Keras adds or removes at the end."""
+    if len(received) == len(expected) + 1 and received[-1] == 1:
+        received = received[:-1]
+    elif len(received) == len(expected) - 1 and expected[-1] == 1:
+        expected = expected[:-1]
+    return len(expected) == len(received) and all(
+        e is None or e == r for e, r in zip(expected, received, strict=True)
+    )
+
+
+def _first_bad(array: Any, is_bad: Any) -> int | None:
+    """Return the first sample in which any value is bad, looking at a window at a time."""
+    rows = max(1, WINDOW // max(1, int(np.prod(array.shape[1:]))))
+    for start in range(0, len(array), rows):
+        part = np.asarray(array[start : start + rows])
+        bad = is_bad(part)
+        if bad.any():
+            return start + int(np.argmax(bad.reshape(len(part), -1).any(axis=1)))
+    return None
+
+
+def _is_floating(leaf: Any) -> bool:
+    return jax.dtypes.issubdtype(leaf.dtype, np.floating)
+
+
+def _first(arrays: Any) -> Any:
+    return jax.tree.leaves(arrays)[0]
+
+
+def _at(tree: Any, path: tuple) -> Any:
+    for key in path:
+        try:
+            tree = tree[key]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return tree
