@@ -240,7 +240,7 @@ class Callbacks(keras.callbacks.CallbackList):
     """Keras's list of callbacks, which leaves waiting for the device to another thread.
 
     Keras starts as many threads as it likes, and a progress bar may then run backwards. One is
-    enough, and keeps the order.
+    enough, and keeps the order; and none is woken up where nobody listens.
     """
 
     _executor: ThreadPoolExecutor | None
@@ -249,6 +249,28 @@ class Callbacks(keras.callbacks.CallbackList):
         if self._executor is None:
             self._executor = ThreadPoolExecutor(max_workers=1)
         super()._on_begin()
+        self._train_heard = self._heard("on_train_batch_end", "on_batch_end")
+        self._test_heard = self._heard("on_test_batch_end")
+        self._predict_heard = self._heard("on_predict_batch_end")
+
+    def _heard(self, *names: str) -> bool:
+        return any(
+            not python_utils.is_default(getattr(callback, name))
+            for callback in self.callbacks
+            for name in names
+        )
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._train_heard:
+            super().on_train_batch_end(batch, logs)
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._test_heard:
+            super().on_test_batch_end(batch, logs)
+
+    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._predict_heard:
+            super().on_predict_batch_end(batch, logs)
 
 
 def python_logs(logs: dict[str, Any]) -> dict[str, float]:
