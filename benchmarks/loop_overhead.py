@@ -13,7 +13,7 @@ import argparse
 import statistics
 import time
 
-import convoy  # noqa: I001 - before keras, to choose its backend
+import convoy
 import keras
 import numpy as np
 

@@ -5,7 +5,7 @@ import os
 os.environ["CONVOY_DEVICES"] = "4"
 os.environ["CONVOY_COMPILATION_CACHE"] = os.environ.get("CONVOY_TEST_CACHE", "0")
 
-import convoy  # noqa: F401 - before keras, to choose its backend
+import convoy  # noqa: F401 - chooses the backend of Keras
 import keras
 import numpy as np
 import pytest

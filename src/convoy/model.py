@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-
 from convoy import keras_bridge
 from convoy.engine import check
 from convoy.engine.feed import Budget, Feed, Placement

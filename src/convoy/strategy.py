@@ -9,7 +9,6 @@ from contextvars import ContextVar
 import jax
 import keras
 import numpy as np
-
 from convoy import devices as device_choice
 from convoy import keras_bridge, model
 from convoy.engine.feed import Budget, Placement

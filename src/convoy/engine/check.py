@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import keras
 import numpy as np
-
 from convoy import keras_bridge
 
 # Values that a check looks at in one go: bounds the memory that it takes.

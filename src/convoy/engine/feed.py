@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import jax
-
 from convoy.engine.replicate import AXIS
 
 Layout = Literal["ordered", "contiguous", "block"]

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-
 from convoy.engine.state import State
 from convoy.engine.step import Batch, Forward, Logs, Step
 

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import jax
 import keras
 import numpy as np
-
 from convoy import keras_bridge
 from convoy.engine.feed import Chunk, Placement, fetcher, size
 from convoy.engine.loop import collect, loop

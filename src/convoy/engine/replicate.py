@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import keras
-
 from convoy import keras_bridge
 from convoy.engine.state import Arrays, State
 from convoy.engine.step import Batch, GradientStep, Logs, Step

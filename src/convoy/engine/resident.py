@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import numpy as np
-
 from convoy.engine.feed import Chunk, Layout, Placement
 from convoy.keras_bridge import Batches
 

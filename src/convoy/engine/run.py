@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import keras
 import numpy as np
-
 from convoy import keras_bridge
 from convoy.engine import check
 from convoy.engine.feed import Budget, Chunk, Feed, Placement, size

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import jax
 import keras
-
 from convoy import keras_bridge
 
 Arrays = list[jax.Array]

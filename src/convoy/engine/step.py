@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import keras
-
 from convoy import keras_bridge
 from convoy.engine.state import Arrays, State
 

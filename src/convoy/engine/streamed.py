@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-
 from convoy.engine.feed import Chunk, Placement, shapes, size
 from convoy.keras_bridge import Batches
 

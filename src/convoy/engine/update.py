@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import keras
-
 from convoy.engine.state import State
 from convoy.engine.step import Batch, GradientStep, Logs, Step
 
