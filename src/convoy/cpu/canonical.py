@@ -1,0 +1,69 @@
+"""Convolutions in the one layout that XLA's CPU backend is fast at.
+
+XLA calls its fast convolution only for channels-last operands with the weights as (spatial, in,
+out). At the top level of a program it transposes other layouts by itself; inside a loop body it
+does not, and falls back to a scalar loop. Autodiff's gradients are never in that layout, so here
+they are put into it.
+"""
+
+from jax import Array, lax
+
+from convoy.cpu.convolution import ConvolutionParameters
+
+
+def is_canonical(parameters: ConvolutionParameters) -> bool:
+    """Whether XLA takes its fast path for this convolution wherever it stands."""
+    lhs, rhs, out = parameters.dimension_numbers
+    rank = len(lhs)
+    last, kernel = _channels_last(rank), _spatial_in_out(rank)
+    return parameters.batch_group_count == 1 and (lhs, rhs, out) == (last, kernel, last)
+
+
+def convolve(lhs: Array, rhs: Array, parameters: ConvolutionParameters) -> Array:
+    """Convolve transposed operands in XLA's favoured layout: the same sums."""
+    lhs_spec, rhs_spec, out_spec = parameters.dimension_numbers
+    rank = len(lhs_spec)
+    lhs = lax.transpose(lhs, (lhs_spec[0], *lhs_spec[2:], lhs_spec[1]))
+    rhs = lax.transpose(rhs, (*rhs_spec[2:], rhs_spec[1], rhs_spec[0]))
+    groups = parameters.feature_group_count
+    if parameters.batch_group_count > 1:
+        groups = parameters.batch_group_count
+        lhs = _groups_from_batch_to_features(lhs, groups)
+    out = lax.conv_general_dilated(
+        lhs,
+        rhs,
+        window_strides=parameters.window_strides,
+        padding=parameters.padding,
+        lhs_dilation=parameters.lhs_dilation,
+        rhs_dilation=parameters.rhs_dilation,
+        dimension_numbers=lax.ConvDimensionNumbers(
+            _channels_last(rank), _spatial_in_out(rank), _channels_last(rank)
+        ),
+        feature_group_count=groups,
+        precision=parameters.precision,
+        preferred_element_type=parameters.preferred_element_type,
+    )
+    # `out` is (batch, spatial, feature); `out_spec` says where each of these is to end.
+    ends_at = (out_spec[0], *out_spec[2:], out_spec[1])
+    return lax.transpose(out, sorted(range(rank), key=ends_at.__getitem__))
+
+
+def _groups_from_batch_to_features(lhs: Array, groups: int) -> Array:
+    """Turn (groups * batch, spatial, features) into (batch, spatial, groups * features).
+
+    XLA's fast path knows groups of features only; a convolution grouped over its batch is the
+    same sum.
+    """
+    batch, *spatial, features = lhs.shape
+    split = lax.reshape(lhs, (groups, batch // groups, *spatial, features))
+    rank = split.ndim
+    moved = lax.transpose(split, (*range(1, rank - 1), 0, rank - 1))
+    return lax.reshape(moved, (batch // groups, *spatial, groups * features))
+
+
+def _channels_last(rank: int) -> tuple[int, ...]:
+    return (0, rank - 1, *range(1, rank - 1))
+
+
+def _spatial_in_out(rank: int) -> tuple[int, ...]:
+    return (rank - 1, rank - 2, *range(rank - 2))

@@ -1,0 +1,51 @@
+"""Turning the CPU kernels on and off."""
+
+import os
+
+import jax
+from jax import lax
+
+from convoy.cpu import convolution_rule, rules
+from convoy.cpu.status import Status, read
+
+VARIABLE = "CONVOY_CPU_KERNELS"
+
+_active = False
+_was_active = False
+
+
+def enable() -> None:
+    """Lower convolutions and poolings to the CPU kernels from now on.
+
+    Importing Convoy does this. It does nothing where the variable `CONVOY_CPU_KERNELS` is `0`.
+    Programs compiled before the first call keep the form they have; every later change of state
+    drops the programs compiled so far, so that it reaches all of them.
+    """
+    global _active, _was_active
+    if _active or _forbidden():
+        return
+    rules.install(lax.conv_general_dilated_p, convolution_rule.lower)
+    if _was_active:
+        jax.clear_caches()
+    _active = _was_active = True
+
+
+def disable() -> None:
+    """Give every operation back to JAX's own lowering, and drop the programs compiled so far."""
+    global _active
+    if not _active:
+        return
+    rules.remove_all()
+    jax.clear_caches()
+    _active = False
+
+
+def status() -> Status:
+    """Say what the CPU kernels do in this process, or why they do not."""
+    if _forbidden():
+        return read(active=False, why_not=f"{VARIABLE}=0 is set")
+    return read(active=_active, why_not="" if _active else "not enabled: call convoy.cpu.enable()")
+
+
+def _forbidden() -> bool:
+    return os.environ.get(VARIABLE, "").strip().lower() in ("0", "false", "off", "no")
