@@ -1,6 +1,6 @@
 """Convoy: a plain Keras model, trained and served as a compiled device program."""
 
-from convoy import _start
+from convoy import _start, cpu
 
 _start.start()
 
@@ -8,4 +8,4 @@ from convoy.strategy import Strategy, prepare  # noqa: E402
 
 __version__ = "0.1.0"
 
-__all__ = ["Strategy", "__version__", "prepare"]
+__all__ = ["Strategy", "__version__", "cpu", "prepare"]

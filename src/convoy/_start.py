@@ -7,14 +7,15 @@ import sys
 
 
 def start() -> None:
-    """Choose the backend of Keras, the CPU's devices and the compilation cache."""
+    """Choose Keras's backend, the CPU's devices, where programs are kept, and their kernels."""
     _choose_backend()
-    from convoy import compilation_cache, devices
+    from convoy import compilation_cache, cpu, devices
 
     count = devices.requested()
     if count is not None:
         devices.provide_virtual(count)
     compilation_cache.enable()
+    cpu.enable()
 
 
 def _choose_backend() -> None:
