@@ -15,8 +15,7 @@ VARIABLE = "CONVOY_COMPILATION_CACHE"
 def enable() -> None:
     """Turn JAX's persistent cache on, unless the user has chosen a folder or turned it off."""
     chosen = os.environ.get(VARIABLE, "")
-    present = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
-    if chosen in ("0", "off") or present:
+    if chosen in ("0", "off") or active():
         return
     jax.config.update("jax_compilation_cache_dir", str(Path(chosen) if chosen else folder()))
 
@@ -39,3 +38,8 @@ def _cpu_identity() -> str:
     kind = [line for line in lines if line.startswith(("model name", "flags", "Features"))][:2]
     text = "\n".join([platform.machine(), platform.processor(), *kind])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def active() -> str | None:
+    """Return the folder in which JAX keeps programs, or `None`."""
+    return jax.config.jax_compilation_cache_dir or None  # type: ignore[attr-defined]

@@ -6,9 +6,8 @@ does not, and falls back to a scalar loop. Autodiff's gradients are never in tha
 they are put into it.
 """
 
-from jax import Array, lax
-
 from convoy.cpu.convolution import ConvolutionParameters
+from jax import Array, lax
 
 
 def is_canonical(parameters: ConvolutionParameters) -> bool:

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jax import lax
-from jax.interpreters import mlir
-
 from convoy.cpu import canonical, rules, tally
 from convoy.cpu.convolution import ConvolutionParameters
+from jax import lax
+from jax.interpreters import mlir
 
 
 def lower(ctx: mlir.LoweringRuleContext, lhs: Any, rhs: Any, **parameters: Any) -> Sequence[Any]:

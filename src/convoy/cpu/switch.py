@@ -3,10 +3,9 @@
 import os
 
 import jax
-from jax import lax
-
 from convoy.cpu import convolution_rule, rules
 from convoy.cpu.status import Status, read
+from jax import lax
 
 VARIABLE = "CONVOY_CPU_KERNELS"
 

@@ -8,8 +8,8 @@ import numpy as np
 
 Split = tuple[np.ndarray, np.ndarray]
 
-# Every fifth image is held out, which keeps the ten digits in balance.
-HELD_OUT_EVERY = 5
+# Leaves 1,408 images to train on: whole batches of 64 over any usual number of replicas.
+HELD_OUT = 389
 
 
 def load_digits() -> tuple[Split, Split]:
@@ -27,5 +27,5 @@ def load_digits() -> tuple[Split, Split]:
         stored = np.load(file)
         images = stored["images"].astype("float32")[..., None] / 16
         labels = stored["labels"].astype("int32")
-    held_out = np.arange(len(images)) % HELD_OUT_EVERY == 0
+    held_out = np.arange(len(images)) * HELD_OUT % len(images) < HELD_OUT  # evenly spaced
     return (images[~held_out], labels[~held_out]), (images[held_out], labels[held_out])

@@ -61,6 +61,13 @@ class Runner:
                 batch_size = -(-samples // per_step) if steps else DEFAULT_BATCH
             batch_size *= self.placement.replicas
             check.check_size(x, batch_size, self.placement.replicas, training=mode == "train")
+            if mode == "train" and self.placement.replicas > 1 and samples % batch_size:
+                warnings.warn(
+                    f"{samples % batch_size} of {samples} samples do not fill a weight update of "
+                    f"{batch_size} and are left out of each epoch. Choose a batch_size that "
+                    "divides the data, or trim it.",
+                    stacklevel=3,
+                )
         batches = Batches(
             x, y, sample_weight, batch_size, steps and steps * per_batch, shuffle, class_weight
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -57,7 +58,8 @@ class Streamed:
         self.per_step = 1 if batches.batch_size_is_ours else placement.replicas
         known = batches.num_batches
         self.steps = known if known is None else -(-known // self.per_step)
-        self.left_out = 0
+        self._left_out = 0
+        self._warned = False
         self._inspect = inspect
         self._steps: Iterator[Step] = iter(())
         self._held: Step | None = None
@@ -66,7 +68,7 @@ class Streamed:
     def begin_epoch(self) -> None:
         self._steps = self._read()
         self._held = self._ready = None
-        self.left_out = 0
+        self._left_out = 0
 
     def example(self) -> Any:
         self._held = self._held or next(self._steps, None)
@@ -94,6 +96,14 @@ class Streamed:
                 yield from self._whole(group)
                 group = []
         yield from self._remainder(group)
+        if self._left_out and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{self._left_out} samples at the end of the epoch do not fill a weight update of "
+                f"{self.placement.replicas} replicas and are left out. Have the input yield a "
+                "multiple of that number of batches, all of one size.",
+                stacklevel=2,
+            )
 
     def _whole(self, group: list[Any]) -> Iterator[Step]:
         samples = _samples(group[0]) * len(group)
@@ -109,7 +119,7 @@ class Streamed:
             if self.complete:
                 yield Step(batch, _samples(batch), spread=False)
             else:
-                self.left_out += _samples(batch)
+                self._left_out += _samples(batch)
 
     def _assemble(self, limit: int) -> Chunk | None:
         """Put the next steps of one shape into a block."""
