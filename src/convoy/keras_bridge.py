@@ -181,20 +181,18 @@ class Batches(EpochIterator):
         _, _, (batch,) = super().__next__()
         return batch
 
-    def build(self, model: Model) -> None:
-        """Create the variables of model, metrics, loss and optimizer that do not exist yet."""
-        if self._something_is_unbuilt(model):
+    def build(self, model: Model, *, prediction: bool) -> None:
+        """Create those variables of model, metrics, loss and optimizer that do not exist yet."""
+        if prediction:
+            if not all(layer.built for layer in model._flatten_layers()):
+                x, _, _ = unpack(next(iter(self)))
+                build_for_prediction(model, x)
+                self.reset()
+        elif self._something_is_unbuilt(model):
             model._symbolic_build(data_batch=next(iter(self)))
             self.reset()
         else:
             model._symbolic_build()
-
-    def build_for_prediction(self, model: Model) -> None:
-        """Create the model's variables, if they do not exist yet."""
-        if not all(layer.built for layer in model._flatten_layers()):
-            x, _, _ = unpack(next(iter(self)))
-            build_for_prediction(model, x)
-            self.reset()
 
     @staticmethod
     def _something_is_unbuilt(model: Model) -> bool:

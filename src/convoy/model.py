@@ -8,7 +8,9 @@ import keras
 from convoy import keras_bridge
 from convoy.engine import check
 from convoy.engine.feed import Budget, Feed, Placement
+from convoy.engine.input import check_batch, open_input
 from convoy.engine.pace import Pace
+from convoy.engine.program import Mode
 from convoy.engine.run import Runner
 
 
@@ -75,7 +77,7 @@ class EngineMethods:
                 (x, y, sample_weight), validation_split=validation_split
             )
         budget, pace = Budget(self.data_budget), self.runner.pace()
-        feed = self.runner.open(
+        feed = self._open(
             "train",
             (x, y, sample_weight),
             budget,
@@ -87,7 +89,7 @@ class EngineMethods:
         )
         validation = None
         if validation_data is not None:
-            validation = self.runner.open(
+            validation = self._open(
                 "evaluate",
                 keras_bridge.unpack(validation_data),
                 budget,
@@ -163,19 +165,25 @@ class EngineMethods:
         keras_bridge.build_for_prediction(self.model, x)
         return self.runner.run_once("predict", (x,))
 
-    def _on_batch(self, mode: Any, batch: tuple[Any, Any, Any], return_dict: bool) -> Any:
+    def _on_batch(self, mode: Mode, batch: tuple[Any, Any, Any], return_dict: bool) -> Any:
         keras_bridge.build_for_batch(self.model, batch)
-        self.runner.check_batch(batch)
+        check_batch(self.model, batch)
         self.model.reset_metrics()
         logs = keras_bridge.python_logs(self.runner.run_once(mode, batch))
         return logs if return_dict else keras_bridge.flat_metrics(self.model, logs)
 
     def _open_once(
-        self, mode: Any, data: tuple[Any, Any, Any], batch_size: int | None, steps: int | None
+        self, mode: Mode, data: tuple[Any, Any, Any], batch_size: int | None, steps: int | None
     ) -> tuple[Feed, Pace, Budget]:
         budget, pace = Budget(self.data_budget), self.runner.pace()
-        feed = self.runner.open(mode, data, budget, pace, batch_size=batch_size, steps=steps)
+        feed = self._open(mode, data, budget, pace, batch_size=batch_size, steps=steps)
         return feed, pace, budget
+
+    def _open(
+        self, mode: Mode, data: tuple[Any, Any, Any], budget: Budget, pace: Pace, **settings: Any
+    ) -> Feed:
+        placement = self.runner.placement
+        return open_input(self.model, mode, data, placement, budget, pace.block_steps, **settings)
 
     def _callbacks(
         self, callbacks: Any, verbose: str | int, feed: Feed, **settings: Any

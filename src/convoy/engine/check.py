@@ -54,25 +54,15 @@ def check_steps_per_execution(value: Any) -> int | str:
 
 
 def count_samples(x: Any) -> int:
+    """Return how many samples arrays hold; refuse none."""
     leaves = [leaf for leaf in jax.tree.leaves(x) if leaf is not None]
     if not leaves:
         raise ValueError(f"There is no data to run on: x={x!r}. Pass arrays or a data set.")
-    return leaves[0].shape[0]
-
-
-def check_size(arrays: Any, batch: int, replicas: int, *, training: bool) -> None:
-    """Refuse arrays that are empty or too few for a single weight update."""
-    samples = _first(arrays).shape[0]
-    if samples == 0:
+    if leaves[0].shape[0] == 0:
         raise ValueError(
-            f"The data is empty: x has shape {_first(arrays).shape}. Pass at least one sample."
+            f"The data is empty: x has shape {tuple(leaves[0].shape)}. Pass at least one sample."
         )
-    if training and replicas > 1 and samples < batch:
-        raise ValueError(
-            f"The data has {samples} samples, fewer than one weight update takes: batch_size "
-            f"{batch // replicas} x {replicas} replicas = {batch}. Pass a smaller batch_size, "
-            "more data, or fewer devices."
-        )
+    return int(leaves[0].shape[0])
 
 
 def check_inputs(model: keras.Model, x: Any) -> None:
@@ -173,10 +163,6 @@ def _first_bad(array: Any, is_bad: Any) -> int | None:
 
 def _is_floating(leaf: Any) -> bool:
     return jax.dtypes.issubdtype(leaf.dtype, np.floating)
-
-
-def _first(arrays: Any) -> Any:
-    return jax.tree.leaves(arrays)[0]
 
 
 def _at(tree: Any, path: tuple) -> Any:

@@ -9,7 +9,7 @@ import jax
 
 # Callbacks are promised once a second; steps vary in length, so aim for half of that.
 TARGET_SECONDS = 0.5
-# A call's first run includes compilation, and a faster one may be a lucky one: grow in stages.
+# The first calls are not like the others (they compile, they touch memory): grow in stages.
 GROWTH = 8
 # An input that is streamed moves in blocks of at most so many steps.
 BLOCK_STEPS = 32
@@ -21,8 +21,8 @@ class FixedPace:
     def __init__(self, steps: int) -> None:
         self.steps = self.block_steps = steps
 
-    def observe(self, steps: int, results: Any) -> None:
-        del steps, results
+    def observe(self, steps: int, outcome: Any, start: float) -> None:
+        del steps, outcome, start
 
 
 class AutomaticPace:
@@ -32,16 +32,13 @@ class AutomaticPace:
 
     def __init__(self) -> None:
         self.steps = 1
-        self._last = time.perf_counter()
         self._warm = False
 
-    def observe(self, steps: int, results: Any) -> None:
-        """Take note of a device call that has run `steps` steps."""
-        jax.block_until_ready(results)
-        now = time.perf_counter()
-        elapsed, self._last = now - self._last, now
+    def observe(self, steps: int, outcome: Any, start: float) -> None:
+        """Take note of how long some steps took that began at `start`; waits for them."""
+        jax.block_until_ready(outcome)
         if self._warm:
-            fitting = int(TARGET_SECONDS * steps / elapsed)
+            fitting = int(TARGET_SECONDS * steps / (time.perf_counter() - start))
             self.steps = max(1, min(fitting, self.steps * GROWTH))
         self._warm = True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -10,15 +11,10 @@ import jax
 import keras
 import numpy as np
 from convoy import keras_bridge
-from convoy.engine import check
-from convoy.engine.feed import Budget, Chunk, Feed, Placement, size
+from convoy.engine.feed import Budget, Chunk, Feed, Placement
 from convoy.engine.pace import Pace, make_pace
 from convoy.engine.program import Mode, ProgramCache, Programs
-from convoy.engine.resident import Resident
-from convoy.engine.streamed import Streamed
-from convoy.keras_bridge import Batches
 
-DEFAULT_BATCH = 32
 # Of the memory for data, what the outputs of one prediction call may take.
 OUTPUT_SHARE = 4
 
@@ -35,72 +31,6 @@ class Runner:
 
     def pace(self) -> Pace:
         return make_pace("auto" if self.automatic else self.model.steps_per_execution)
-
-    # Feeding ---------------------------------------------------------------------------------
-
-    def open(
-        self,
-        mode: Mode,
-        data: tuple[Any, Any, Any],
-        budget: Budget,
-        pace: Pace,
-        *,
-        batch_size: int | None = None,
-        steps: int | None = None,
-        shuffle: bool | str = False,
-        class_weight: dict[int, float] | None = None,
-    ) -> Feed:
-        """Build the model for the data, check both, and start moving the data."""
-        x, y, sample_weight = data
-        is_array = keras_bridge.is_array_data(data)
-        per_batch = 1 if is_array else self.placement.replicas
-        if is_array:
-            samples = check.count_samples(x)
-            if batch_size is None:
-                per_step = self.placement.replicas * (steps or 1)
-                batch_size = -(-samples // per_step) if steps else DEFAULT_BATCH
-            batch_size *= self.placement.replicas
-            check.check_size(x, batch_size, self.placement.replicas, training=mode == "train")
-            if mode == "train" and self.placement.replicas > 1 and samples % batch_size:
-                warnings.warn(
-                    f"{samples % batch_size} of {samples} samples do not fill a weight update of "
-                    f"{batch_size} and are left out of each epoch. Choose a batch_size that "
-                    "divides the data, or trim it.",
-                    stacklevel=3,
-                )
-        batches = Batches(
-            x, y, sample_weight, batch_size, steps and steps * per_batch, shuffle, class_weight
-        )
-        arrays = batches.arrays
-        if arrays is not None:
-            check.check_inputs(self.model, keras_bridge.unpack(arrays)[0])
-        self._build(batches, mode)
-        if arrays is not None:
-            check.check_targets(self.model, keras_bridge.unpack(arrays)[1])
-        complete = mode != "train"
-        if arrays is not None and budget.reserve(size(arrays)):
-            return Resident(arrays, batches, self.placement, complete=complete)
-        return Streamed(
-            batches,
-            self.placement,
-            budget.left,
-            pace.block_steps,
-            complete=complete,
-            inspect=self.check_batch if arrays is None else None,
-        )
-
-    def _build(self, batches: Batches, mode: Mode) -> None:
-        if mode == "predict":
-            batches.build_for_prediction(self.model)
-        else:
-            batches.build(self.model)
-
-    def check_batch(self, batch: Any) -> None:
-        x, y, _ = keras_bridge.unpack(batch)
-        check.check_inputs(self.model, x)
-        check.check_targets(self.model, y)
-
-    # Running ---------------------------------------------------------------------------------
 
     def train(
         self,
@@ -124,7 +54,7 @@ class Runner:
                 if validation is not None and keras_bridge.should_validate(
                     model, epoch, validation_freq
                 ):
-                    values = self.evaluate(validation, pace, callbacks)
+                    values = self.evaluate(validation, self.pace(), callbacks)
                     logs |= {f"val_{name}": value for name, value in values.items()}
                 callbacks.on_epoch_end(epoch, logs)
                 if model.stop_training:
@@ -259,22 +189,22 @@ def walk(
         The number of steps that were run.
     """
     done = 0
-    while not stopped():
-        left = pace.steps
-        chunk = feed.next(min(left, most or left))
-        if chunk is None:
-            break
+    while (chunk := feed.next(min(pace.steps, most or pace.steps))) is not None:
+        start = time.perf_counter()
         begin(done)
+        left = pace.steps
         outcomes = []
         while chunk is not None:
             outcomes.append(programs.run(chunk))
-            done += chunk.count
             left -= chunk.count
             following = left or pace.steps
             feed.prefetch(min(following, most or following))
             chunk = feed.next(min(left, most or left)) if left else None
-        pace.observe(pace.steps - left, outcomes)
+        done += pace.steps - left
+        pace.observe(pace.steps - left, outcomes, start)
         end(done - 1, outcomes)
+        if stopped():
+            break
     return done
 
 
