@@ -165,17 +165,18 @@ class Batches(EpochIterator):
     Keras's own, so they are the same as under stock Keras.
     """
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._length_known = self.num_batches is not None
+
     def _get_iterator(self) -> Iterator[Any]:
         return self.data_adapter.get_jax_iterator()
 
     def _interrupted_warning(self) -> None:
-        # An input of unknown length that ends has done nothing wrong.
-        if self.steps_per_epoch:
+        # An input of unknown length that ends for the first time has done nothing wrong.
+        if self.steps_per_epoch or self._length_known:
             super()._interrupted_warning()
-
-    def __iter__(self) -> Iterator[Any]:
-        super().__iter__()
-        return self
+        self._length_known = True
 
     def __next__(self) -> Any:
         _, _, (batch,) = super().__next__()

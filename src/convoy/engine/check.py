@@ -43,6 +43,11 @@ def check_model(model: keras.Model, method: str) -> None:
             "run_eagerly=True was passed to compile(), but Convoy runs compiled programs only. "
             "Leave it out, or make the model outside of the strategy's scope to debug it."
         )
+    if not model.jit_compile:
+        raise ValueError(
+            "jit_compile=False was passed to compile(), or a layer cannot be compiled, but Convoy "
+            "runs compiled programs only. Leave it out, or make the model outside of the scope."
+        )
 
 
 def check_steps_per_execution(value: Any) -> int | str:

@@ -55,6 +55,8 @@ def open_input(
     else:
         steps = steps and steps * placement.replicas
     batches = Batches(*data, batch_size, steps, shuffle, class_weight)
+    if batches.num_batches == 0:
+        raise ValueError(f"{type(data[0]).__name__} has no batch: its length is 0. Pass more data.")
 
     arrays = batches.arrays
     if arrays is not None:
