@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+INTEROP := .venv-interop
 
 .DEFAULT_GOAL := help
 .PHONY: help setup train test test-all lint clean
@@ -25,8 +26,14 @@ train: setup ## Train a small CNN on handwritten digits, on two devices
 test: setup lint ## Everything that must pass: style, types, fast tests
 	@$(BIN)/python -m pytest -m 'not slow'
 
-test-all: setup lint ## The same with the slow tests
+test-all: setup lint $(INTEROP)/.installed ## The same with the slow tests, and inputs of other libraries
 	@$(BIN)/python -m pytest
+	@$(INTEROP)/bin/python -m pytest -m interop
+
+$(INTEROP)/.installed: pyproject.toml
+	@test -x $(INTEROP)/bin/python || $(PYTHON) -m venv $(INTEROP)
+	@$(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,interop]'
+	@touch $@
 
 lint: setup
 	@$(BIN)/ruff check
@@ -34,4 +41,4 @@ lint: setup
 	@$(BIN)/mypy
 
 clean: ## Remove the environment and what was built
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(INTEROP) build dist .mypy_cache .pytest_cache .ruff_cache

@@ -58,7 +58,7 @@ def plot_curves(metrics: Path, picture: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--devices", type=int, default=2, help="replicas (default: 2)")
-    parser.add_argument("--epochs", type=int, default=40, help="default: 40")
+    parser.add_argument("--epochs", type=int, default=20, help="default: 20")
     parser.add_argument("--batch-size", type=int, default=32, help="of one replica (default: 32)")
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
     parser.add_argument("--output", type=Path, default=Path("runs/digits"), help="where to write")
@@ -71,10 +71,11 @@ def main() -> None:
         f"{len(x_train)} digits to train on, {len(x_test)} held out; {strategy.replicas} replicas"
     )
 
+    updates = options.epochs * len(x_train) // (options.batch_size * strategy.replicas)
     with strategy.scope():
         model = make_model()
         model.compile(
-            keras.optimizers.Adam(2e-3),
+            keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(4e-3, updates)),
             "sparse_categorical_crossentropy",
             metrics=["accuracy"],
             steps_per_execution="auto",
