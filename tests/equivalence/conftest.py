@@ -1,8 +1,19 @@
 """Small data that a model can learn something from, and a cache of compiled programs."""
 
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
+
+# NumPy 2.4 deprecates what Keras 3.15 does in every `get_weights`; not Convoy's to mend.
+KERAS_VARIABLE_TO_NUMPY = "ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings(KERAS_VARIABLE_TO_NUMPY))
 
 
 @pytest.fixture(scope="package", autouse=True)

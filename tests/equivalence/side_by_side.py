@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import convoy
 import keras
 import numpy as np
-
-import convoy
 
 SEED = 7
 

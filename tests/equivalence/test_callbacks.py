@@ -70,7 +70,6 @@ def test_swap_ema_weights(xy):
 
 def test_csv_logger(xy, tmp_path):
     def rows(model, name):
-        keras.callbacks.CSVLogger(tmp_path / name)
         logger = keras.callbacks.CSVLogger(str(tmp_path / name))
         model.fit(*xy, batch_size=30, epochs=3, validation_data=xy, callbacks=[logger], verbose=0)
         header, *lines = (tmp_path / name).read_text().splitlines()

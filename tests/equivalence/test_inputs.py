@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from . import models
-from .side_by_side import assert_equivalent, assert_same, make_convoy, state
+from .side_by_side import assert_equivalent, assert_same, make_convoy, make_stock, state
 
 
 def use(x, y=None, **settings):
@@ -99,7 +99,7 @@ class Sliced(keras.utils.PyDataset):
 
 @pytest.mark.parametrize("settings", [{}, {"workers": 2, "max_queue_size": 3}])
 def test_py_dataset(xy, settings):
-    assert_equivalent(models.classifier, use(lambda: Sliced(*xy, **settings)))
+    assert_equivalent(models.classifier, use(lambda: Sliced(*xy, **settings), shuffle=False))
 
 
 def test_py_dataset_that_is_shuffled(xy):
@@ -113,21 +113,11 @@ def test_generator_of_finite_length(xy):
         for start in range(0, 150, 40):
             yield x[start : start + 40], y[start : start + 40]
 
-    def run(model):
-        with pytest.warns(UserWarning):  # it ends after the first epoch
-            history = model.fit(batches(), epochs=1, verbose=0).history
-        return history
-
-    # Stock Keras warns that a generator of unknown length has ended; the engine need not.
-    def without_warning(model):
-        return model.fit(batches(), epochs=1, verbose=0).history
-
-    from .side_by_side import make_stock
-
     stock = make_stock(models.classifier)
-    expected = run(stock)
+    with pytest.warns(UserWarning, match="ran out of data"):  # which the engine need not say
+        expected = stock.fit(batches(), epochs=1, shuffle=False, verbose=0).history
     model = make_convoy(models.classifier)
-    assert_same(without_warning(model), expected)
+    assert_same(model.fit(batches(), epochs=1, shuffle=False, verbose=0).history, expected)
     assert_same(state(model), state(stock))
 
 
@@ -140,7 +130,7 @@ def test_generator_whose_batches_change_in_size(xy):
                 yield x[start:stop], y[start:stop]
 
     def run(model):
-        return model.fit(batches(), steps_per_epoch=5, epochs=3, verbose=0).history
+        return model.fit(batches(), steps_per_epoch=5, epochs=3, shuffle=False, verbose=0).history
 
     assert_equivalent(models.classifier, run, 3)
 
@@ -156,7 +146,7 @@ def test_generator_with_sample_weights_and_jax_arrays(xy):
                 yield jnp.asarray(x[part]), jnp.asarray(y[part]), jnp.asarray(weight)
 
     def run(model):
-        return model.fit(batches(), steps_per_epoch=5, epochs=3, verbose=0).history
+        return model.fit(batches(), steps_per_epoch=5, epochs=3, shuffle=False, verbose=0).history
 
     assert_equivalent(models.classifier, run)
 
@@ -173,19 +163,17 @@ def test_a_generator_is_not_read_further_than_training_needs(xy):
 
     def count(model):
         read.clear()
-        model.fit(batches(), steps_per_epoch=4, epochs=2, verbose=0)
+        model.fit(batches(), steps_per_epoch=4, epochs=2, shuffle=False, verbose=0)
         return len(read)
 
-    from .side_by_side import make_stock
-
-    assert count(make_convoy(models.classifier, 3)) == count(make_stock(models.classifier))
+    assert count(make_convoy(models.classifier, 3)) <= count(make_stock(models.classifier))
 
 
 def test_tf_data(xy):
     tensorflow = pytest.importorskip("tensorflow")
     assert_equivalent(
         models.classifier,
-        use(lambda: tensorflow.data.Dataset.from_tensor_slices(xy).batch(40)),
+        use(lambda: tensorflow.data.Dataset.from_tensor_slices(xy).batch(40), shuffle=False),
     )
 
 
@@ -199,7 +187,7 @@ def test_torch_data_loader(xy):
             torch.utils.data.TensorDataset(*tensors), batch_size=40, shuffle=True
         )
 
-    assert_equivalent(models.classifier, use(loader))
+    assert_equivalent(models.classifier, use(loader, shuffle=False))
 
 
 @pytest.mark.parametrize("kind", ["map", "iter", "loader"])
@@ -219,7 +207,7 @@ def test_grain(xy, kind):
             data_source=source, sampler=sampler, operations=[grain.transforms.Batch(30)]
         )
 
-    assert_equivalent(models.classifier, use(dataset))
+    assert_equivalent(models.classifier, use(dataset, shuffle=False))
 
 
 # Larger than the budget -----------------------------------------------------------------------
