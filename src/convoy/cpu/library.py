@@ -32,6 +32,14 @@ _BFLOAT16_BIT = 0x80
 _FLOAT16_BIT = 0x100
 
 
+_TARGETS = (
+    "convoy_convolution",
+    "convoy_max_pool",
+    "convoy_sum_pool",
+    "convoy_max_pool_gradient",
+)
+
+
 class Library:
     """The loaded native library."""
 
@@ -43,9 +51,9 @@ class Library:
             ctypes.c_int64,
             ctypes.c_int64,
         ]
-        handle.convoy_plans.restype = ctypes.c_int64
+        handle.convoy_cached.restype = ctypes.c_int64
         handle.convoy_initialise()
-        for target in ("convoy_convolution",):
+        for target in _TARGETS:
             capsule = jax.ffi.pycapsule(getattr(handle, target))
             jax.ffi.register_ffi_target(target, capsule, platform="cpu")
 
@@ -60,9 +68,9 @@ class Library:
         return _INSTRUCTION_SETS.get(bits, hex(bits))
 
     @property
-    def plans(self) -> int:
+    def cached(self) -> int:
         """Number of primitives in the cache."""
-        return self._handle.convoy_plans()
+        return self._handle.convoy_cached()
 
     def computes(self, dtype: str) -> bool:
         """Whether this CPU has instructions of its own for a type."""

@@ -6,13 +6,16 @@ import jax
 from jax import lax
 from jax.extend.core import Primitive
 
-from convoy.cpu import convolution_rule, rules
+from convoy.cpu import convolution_rule, pooling_rule, rules
 from convoy.cpu.status import Status, read
 
 VARIABLE = "CONVOY_CPU_KERNELS"
 
 RULES: dict[Primitive, rules.Rule] = {
     lax.conv_general_dilated_p: convolution_rule.lower,
+    lax.reduce_window_max_p: pooling_rule.lower_max,
+    lax.reduce_window_sum_p: pooling_rule.lower_sum,
+    lax.select_and_scatter_add_p: pooling_rule.lower_max_gradient,
 }
 
 _active = False

@@ -3,13 +3,14 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "cache.h"
 #include "convolution.h"
+#include "execution.h"
 #include "instruction_set.h"
-#include "plan.h"
-#include "threads.h"
+#include "pooling.h"
 #include "workspace.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -18,13 +19,13 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-// More than the distinct convolutions of several networks; a plan takes some tens of kilobytes.
-constexpr size_t kPlans = 512;
+// More than the distinct convolutions of several networks; each takes some tens of kilobytes.
+constexpr size_t kExecutions = 512;
 
 // Never destroyed: XLA's threads may outlive static destructors.
-Cache<Plan>& Plans() {
-  static auto* const plans = new Cache<Plan>(kPlans);
-  return *plans;
+Cache<Execution>& Executions() {
+  static auto* const executions = new Cache<Execution>(kExecutions);
+  return *executions;
 }
 
 Workspaces& SharedWorkspaces() {
@@ -32,32 +33,98 @@ Workspaces& SharedWorkspaces() {
   return *workspaces;
 }
 
-std::shared_ptr<const Plan> FindPlan(const int64_t* description, size_t size, int64_t threads) {
+std::shared_ptr<const Execution> Find(const int64_t* description, size_t size, int64_t threads) {
   std::vector<int64_t> key(description, description + size);
   key.push_back(threads);
-  return Plans().Get(key, [&] {
-    return std::make_shared<const Plan>(Convolution::Parse(description, size));
+  return Executions().Get(key, [&] {
+    return std::make_shared<const Execution>(Convolution::Parse(description, size), threads);
   });
 }
 
-ffi::Error Convolve(ffi::AnyBuffer first, ffi::AnyBuffer second, ffi::Result<ffi::AnyBuffer> result,
-                    ffi::Span<const int64_t> description, int64_t threads) {
+// `first` and `second` are what the kind of convolution reads, of source, weights and destination
+// in this order, and `result` the third.
+ffi::Error Convolve(ffi::ThreadPool pool, ffi::AnyBuffer first, ffi::AnyBuffer second,
+                    ffi::Result<ffi::AnyBuffer> result, ffi::Span<const int64_t> description,
+                    int64_t threads) {
   try {
-    const ThreadCount guard(static_cast<int>(threads));
-    const auto plan = FindPlan(description.begin(), description.size(), threads);
-    plan->Run(first.untyped_data(), second.untyped_data(), result->untyped_data(),
-              SharedWorkspaces());
+    const auto execution = Find(description.begin(), description.size(), threads);
+    char* const a = static_cast<char*>(first.untyped_data());
+    char* const b = static_cast<char*>(second.untyped_data());
+    char* const c = static_cast<char*>(result->untyped_data());
+    switch (static_cast<Kind>(description[0])) {
+      case Kind::kForward:
+        execution->Run(a, b, c, SharedWorkspaces(), pool);
+        break;
+      case Kind::kBackwardData:
+        execution->Run(c, b, a, SharedWorkspaces(), pool);
+        break;
+      case Kind::kBackwardWeights:
+        execution->Run(a, c, b, SharedWorkspaces(), pool);
+        break;
+    }
     return ffi::Error::Success();
   } catch (const std::exception& error) {
     return ffi::Error::Internal(std::string("oneDNN convolution: ") + error.what());
   }
 }
 
+const float* Data(const ffi::AnyBuffer& buffer) {
+  return static_cast<const float*>(buffer.untyped_data());
+}
+
+template <void (*kPool)(const Pooling&, const float*, float*, int64_t, ffi::ThreadPool&)>
+ffi::Error Pool(ffi::ThreadPool pool, ffi::AnyBuffer operand, ffi::Result<ffi::AnyBuffer> result,
+                ffi::Span<const int64_t> description, int64_t threads) {
+  try {
+    const auto pooling = Pooling::Parse(description.begin(), description.size());
+    kPool(pooling, Data(operand), static_cast<float*>(result->untyped_data()), threads, pool);
+    return ffi::Error::Success();
+  } catch (const std::exception& error) {
+    return ffi::Error::Internal(std::string("pooling: ") + error.what());
+  }
+}
+
+ffi::Error PoolGradient(ffi::ThreadPool pool, ffi::AnyBuffer source, ffi::AnyBuffer operand,
+                        ffi::Result<ffi::AnyBuffer> result, ffi::Span<const int64_t> description,
+                        int64_t threads) {
+  try {
+    const auto pooling = Pooling::Parse(description.begin(), description.size());
+    MaxPoolGradient(pooling, Data(source), Data(operand),
+                    static_cast<float*>(result->untyped_data()), threads, pool);
+    return ffi::Error::Success();
+  } catch (const std::exception& error) {
+    return ffi::Error::Internal(std::string("pooling gradient: ") + error.what());
+  }
+}
+
 }  // namespace
 }  // namespace convoy
 
+#define CONVOY_POOLING(arguments)                 \
+  arguments.Ret<xla::ffi::AnyBuffer>()            \
+      .Attr<xla::ffi::Span<const int64_t>>("description") \
+      .Attr<int64_t>("threads")
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    convoy_max_pool, convoy::Pool<convoy::MaxPool>,
+    CONVOY_POOLING(
+        xla::ffi::Ffi::Bind().Ctx<xla::ffi::ThreadPool>().Arg<xla::ffi::AnyBuffer>()));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    convoy_sum_pool, convoy::Pool<convoy::SumPool>,
+    CONVOY_POOLING(
+        xla::ffi::Ffi::Bind().Ctx<xla::ffi::ThreadPool>().Arg<xla::ffi::AnyBuffer>()));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    convoy_max_pool_gradient, convoy::PoolGradient,
+    CONVOY_POOLING(xla::ffi::Ffi::Bind()
+                       .Ctx<xla::ffi::ThreadPool>()
+                       .Arg<xla::ffi::AnyBuffer>()
+                       .Arg<xla::ffi::AnyBuffer>()));
+
 XLA_FFI_DEFINE_HANDLER_SYMBOL(convoy_convolution, convoy::Convolve,
                               xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
                                   .Arg<xla::ffi::AnyBuffer>()
                                   .Arg<xla::ffi::AnyBuffer>()
                                   .Ret<xla::ffi::AnyBuffer>()
@@ -69,7 +136,7 @@ extern "C" {
 // Chooses what oneDNN may use. To be called once, before anything else.
 void convoy_initialise() {
   convoy::HoldOneDnnToWhatRuns();
-  // The plans are cached here, with a bound on their number; twice would be once too often.
+  // Primitives are cached here, with a bound on their number; twice would be once too often.
   dnnl::set_primitive_cache_capacity(0);
 }
 
@@ -81,17 +148,16 @@ int convoy_onednn_version() {
 int convoy_instruction_set() { return static_cast<int>(dnnl::get_effective_cpu_isa()); }
 
 // Name of the implementation oneDNN has for this convolution, or null if it has none worth using.
-// The plan is kept, so that the first call finds it. The name is good for the process's lifetime.
+// What was made is kept, so that the first call finds it. The name is good for the process's lifetime.
 const char* convoy_convolution_implementation(const int64_t* description, int64_t size,
                                               int64_t threads) {
   try {
-    const convoy::ThreadCount guard(static_cast<int>(threads));
-    return convoy::FindPlan(description, size, threads)->implementation();
+    return convoy::Find(description, size, threads)->implementation();
   } catch (const std::exception&) {
     return nullptr;
   }
 }
 
-int64_t convoy_plans() { return static_cast<int64_t>(convoy::Plans().size()); }
+int64_t convoy_cached() { return static_cast<int64_t>(convoy::Executions().size()); }
 
 }  // extern "C"

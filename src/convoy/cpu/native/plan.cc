@@ -1,7 +1,6 @@
 #include "plan.h"
 
 #include <cstring>
-#include <unordered_map>
 
 namespace convoy {
 namespace {
@@ -11,7 +10,7 @@ using dnnl::memory;
 constexpr size_t kAlignment = 64;
 
 const dnnl::engine& Engine() {
-  static const dnnl::engine* const engine = new dnnl::engine(dnnl::engine::kind::cpu, 0);
+  static const auto* const engine = new dnnl::engine(dnnl::engine::kind::cpu, 0);
   return *engine;
 }
 
@@ -20,12 +19,8 @@ dnnl::stream& Stream() {
   return stream;
 }
 
-memory::desc Outside(const Convolution& it, const memory::dims& dims, const memory::dims& strides) {
-  return memory::desc(dims, it.type, strides);
-}
-
-memory::desc Any(const Convolution& it, const memory::dims& dims) {
-  return memory::desc(dims, it.type, memory::format_tag::any);
+memory::desc Any(const memory::desc& desc) {
+  return memory::desc(desc.get_dims(), desc.get_data_type(), memory::format_tag::any);
 }
 
 // Forward and backward data are fastest on the layout as it is (channels last has kernels of its
@@ -56,97 +51,105 @@ void Plan::Adopt(const Desc& desc) {
 Plan::Plan(const Convolution& it) {
   const auto algorithm = dnnl::algorithm::convolution_direct;
   const auto attributes = Attributes();
-  const auto src = Outside(it, it.src, it.src_strides);
-  const auto weights = Outside(it, it.weights, it.weights_strides);
-  const auto dst = Outside(it, it.dst, it.dst_strides);
+  const memory::desc src(it.src, it.type, it.src_strides);
+  const memory::desc weights(it.weights, it.type, it.weights_strides);
+  const memory::desc dst(it.dst, it.type, it.dst_strides);
   const bool blocked = PrefersBlockedActivations(it);
-  const auto wanted_src = blocked ? Any(it, it.src) : src;
-  const auto wanted_dst = blocked ? Any(it, it.dst) : dst;
-  const auto wanted_weights = Any(it, it.weights);
+  const auto wanted_src = blocked ? Any(src) : src;
+  const auto wanted_dst = blocked ? Any(dst) : dst;
 
   const dnnl::convolution_forward::primitive_desc forward(
-      Engine(), dnnl::prop_kind::forward_training, algorithm, wanted_src, wanted_weights,
-      wanted_dst, it.strides, it.dilations, it.padding_low, it.padding_high, attributes);
+      Engine(), dnnl::prop_kind::forward_training, algorithm, wanted_src, Any(weights), wanted_dst,
+      it.strides, it.dilations, it.padding_low, it.padding_high, attributes);
   switch (it.kind) {
-    case Kind::kForward: {
+    case Kind::kForward:
       Adopt(forward);
       primitive_ = dnnl::convolution_forward(forward);
-      first_ = {src, forward.src_desc(), {}, DNNL_ARG_SRC, 0};
-      second_ = {weights, forward.weights_desc(), {}, DNNL_ARG_WEIGHTS, 0};
-      result_ = {dst, forward.dst_desc(), {}, DNNL_ARG_DST, 0};
+      source_ = {src, forward.src_desc(), DNNL_ARG_SRC, false, {}};
+      weights_ = {weights, forward.weights_desc(), DNNL_ARG_WEIGHTS, false, {}};
+      destination_ = {dst, forward.dst_desc(), DNNL_ARG_DST, true, {}};
       break;
-    }
     case Kind::kBackwardData: {
       const dnnl::convolution_backward_data::primitive_desc backward(
-          Engine(), algorithm, wanted_src, wanted_weights, wanted_dst, it.strides, it.dilations,
+          Engine(), algorithm, wanted_src, Any(weights), wanted_dst, it.strides, it.dilations,
           it.padding_low, it.padding_high, forward, attributes);
       Adopt(backward);
       primitive_ = dnnl::convolution_backward_data(backward);
-      first_ = {dst, backward.diff_dst_desc(), {}, DNNL_ARG_DIFF_DST, 0};
-      second_ = {weights, backward.weights_desc(), {}, DNNL_ARG_WEIGHTS, 0};
-      result_ = {src, backward.diff_src_desc(), {}, DNNL_ARG_DIFF_SRC, 0};
+      source_ = {src, backward.diff_src_desc(), DNNL_ARG_DIFF_SRC, true, {}};
+      weights_ = {weights, backward.weights_desc(), DNNL_ARG_WEIGHTS, false, {}};
+      destination_ = {dst, backward.diff_dst_desc(), DNNL_ARG_DIFF_DST, false, {}};
       break;
     }
     case Kind::kBackwardWeights: {
       const dnnl::convolution_backward_weights::primitive_desc backward(
-          Engine(), algorithm, wanted_src, wanted_weights, wanted_dst, it.strides, it.dilations,
+          Engine(), algorithm, wanted_src, Any(weights), wanted_dst, it.strides, it.dilations,
           it.padding_low, it.padding_high, forward, attributes);
       Adopt(backward);
       primitive_ = dnnl::convolution_backward_weights(backward);
-      first_ = {src, backward.src_desc(), {}, DNNL_ARG_SRC, 0};
-      second_ = {dst, backward.diff_dst_desc(), {}, DNNL_ARG_DIFF_DST, 0};
-      result_ = {weights, backward.diff_weights_desc(), {}, DNNL_ARG_DIFF_WEIGHTS, 0};
+      source_ = {src, backward.src_desc(), DNNL_ARG_SRC, false, {}};
+      weights_ = {weights, backward.diff_weights_desc(), DNNL_ARG_DIFF_WEIGHTS, true, {}};
+      destination_ = {dst, backward.diff_dst_desc(), DNNL_ARG_DIFF_DST, false, {}};
       break;
     }
     default:
       throw dnnl::error(dnnl_invalid_arguments, "unknown kind of convolution");
   }
-  Place(first_, false);
-  Place(second_, false);
-  Place(result_, true);
-  scratchpad_offset_ = workspace_bytes_;
-  workspace_bytes_ += scratchpad_.get_size();
+  Connect(weights_);
+  workspace_bytes_ = (scratchpad_.get_size() + kAlignment - 1) / kAlignment * kAlignment;
+  for (Operand* operand : {&source_, &destination_}) Place(*operand);
 }
 
-void Plan::Place(Operand& operand, bool is_result) {
+void Plan::Connect(Operand& operand) {
   if (operand.inside == operand.outside) return;
-  const auto& from = is_result ? operand.inside : operand.outside;
-  const auto& to = is_result ? operand.outside : operand.inside;
+  const auto& from = operand.is_result ? operand.inside : operand.outside;
+  const auto& to = operand.is_result ? operand.outside : operand.inside;
   const dnnl::reorder::primitive_desc desc(Engine(), from, Engine(), to, Attributes());
   if (desc.scratchpad_desc().get_size() > 0) {
     throw dnnl::error(dnnl_unimplemented, "a reorder that needs a scratchpad");
   }
   operand.reorder = dnnl::reorder(desc);
+}
+
+void Plan::Place(Operand& operand) {
+  Connect(operand);
+  if (!operand.reorder) return;
   operand.offset = workspace_bytes_;
   workspace_bytes_ += (operand.inside.get_size() + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-memory Plan::Enter(const Operand& operand, void* data, char* workspace) const {
-  memory outside(operand.outside, Engine(), data);
-  if (!operand.reorder) return outside;
-  memory inside(operand.inside, Engine(), workspace + operand.offset);
-  operand.reorder.execute(Stream(), {{DNNL_ARG_FROM, outside}, {DNNL_ARG_TO, inside}});
-  return inside;
+void Plan::ReorderWeights(void* from, void* to) const {
+  const bool out = weights_.is_result;
+  weights_.reorder.execute(
+      Stream(),
+      {{DNNL_ARG_FROM, memory(out ? weights_.inside : weights_.outside, Engine(), from)},
+       {DNNL_ARG_TO, memory(out ? weights_.outside : weights_.inside, Engine(), to)}});
 }
 
-void Plan::Run(const void* first, const void* second, void* result, Workspaces& workspaces) const {
-  const auto workspace = workspaces.Acquire(workspace_bytes_);
-  char* const base = workspace.data();
-  // oneDNN takes no pointers to const, and writes through none of these two.
-  const memory first_in = Enter(first_, const_cast<void*>(first), base);
-  const memory second_in = Enter(second_, const_cast<void*>(second), base);
-  const memory result_outside(result_.outside, Engine(), result);
-  const memory result_inside =
-      result_.reorder ? memory(result_.inside, Engine(), base + result_.offset) : result_outside;
-  primitive_.execute(Stream(), {{first_.name, first_in},
-                                {second_.name, second_in},
-                                {result_.name, result_inside},
-                                {DNNL_ARG_SCRATCHPAD,
-                                 memory(scratchpad_, Engine(), base + scratchpad_offset_)}});
-  if (result_.reorder) {
-    result_.reorder.execute(Stream(),
-                            {{DNNL_ARG_FROM, result_inside}, {DNNL_ARG_TO, result_outside}});
-  }
+memory Plan::Inside(const Operand& operand, void* data, char* workspace) const {
+  return memory(operand.inside, Engine(),
+                operand.reorder ? workspace + operand.offset : static_cast<char*>(data));
+}
+
+void Plan::Run(void* source, void* weights, void* destination, char* workspace) const {
+  const memory inside_source = Inside(source_, source, workspace);
+  const memory inside_destination = Inside(destination_, destination, workspace);
+  const auto reorder = [](const Operand& operand, const memory& inside, void* data) {
+    const memory outside(operand.outside, Engine(), data);
+    operand.reorder.execute(Stream(),
+                            {{DNNL_ARG_FROM, operand.is_result ? inside : outside},
+                             {DNNL_ARG_TO, operand.is_result ? outside : inside}});
+  };
+  const auto needs = [](const Operand& operand, bool is_result) {
+    return operand.reorder && operand.is_result == is_result;
+  };
+  if (needs(source_, false)) reorder(source_, inside_source, source);
+  if (needs(destination_, false)) reorder(destination_, inside_destination, destination);
+  primitive_.execute(Stream(), {{source_.name, inside_source},
+                                {weights_.name, memory(weights_.inside, Engine(), weights)},
+                                {destination_.name, inside_destination},
+                                {DNNL_ARG_SCRATCHPAD, memory(scratchpad_, Engine(), workspace)}});
+  if (needs(source_, true)) reorder(source_, inside_source, source);
+  if (needs(destination_, true)) reorder(destination_, inside_destination, destination);
 }
 
 }  // namespace convoy
