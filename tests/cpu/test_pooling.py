@@ -38,7 +38,7 @@ def poolings(draw):
 
 
 @pytest.mark.parametrize("pool", [max_pool, average_pool])
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(case=poolings())
 def test_value_and_gradient_are_those_of_jax(pool, case):
     shape, *arguments = case

@@ -5,6 +5,7 @@ in an editable install as well as in a wheel; likewise oneDNN's, which must be l
 """
 
 import ctypes
+import logging
 import sys
 from functools import cache
 from importlib import metadata
@@ -117,11 +118,19 @@ def load() -> Library:
 
 
 def find() -> Library | None:
-    """Return the library, or None where there is none."""
+    """Return the library; where there is none, say why, the first time, and return None."""
     try:
         return load()
-    except Unavailable:
+    except Unavailable as reason:
+        say_once(str(reason))
         return None
+
+
+@cache
+def say_once(reason: str) -> None:
+    logging.getLogger("convoy.cpu").warning(
+        "convolutions and poolings run on XLA's own kernels: %s", reason
+    )
 
 
 def _installed(distribution: str, name: str) -> Path | None:
