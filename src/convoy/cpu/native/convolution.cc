@@ -54,9 +54,4 @@ Convolution Convolution::Parse(const int64_t* description, size_t size) {
   return it;
 }
 
-bool Convolution::is_pointwise() const {
-  return std::all_of(weights.end() - spatial_rank(), weights.end(),
-                     [](int64_t size) { return size == 1; });
-}
-
 }  // namespace convoy

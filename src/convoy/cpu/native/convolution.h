@@ -24,9 +24,6 @@ struct Convolution {
 
   // Throws std::invalid_argument where the array is not as long as it announces.
   static Convolution Parse(const int64_t* description, size_t size);
-
-  int spatial_rank() const { return static_cast<int>(strides.size()); }
-  bool is_pointwise() const;
 };
 
 }  // namespace convoy

@@ -24,10 +24,15 @@ memory::desc Any(const memory::desc& desc) {
 }
 
 // Forward and backward data are fastest on the layout as it is (channels last has kernels of its
-// own). The gradient of the weights sums over all positions and gains more from blocked channels
-// than the copies cost, unless there is hardly any arithmetic to save.
+// own). The gradient of the weights gains from blocked channels, which costs a copy of source and
+// destination: worth it where there are enough operations for each element copied. The bound is
+// where both took the same time on AVX2; groups have few operations by nature.
 bool PrefersBlockedActivations(const Convolution& it) {
-  return it.kind == Kind::kBackwardWeights && !it.grouped && !it.is_pointwise();
+  if (it.kind != Kind::kBackwardWeights || it.grouped) return false;
+  double taps = 1;
+  for (auto size = it.weights.begin() + 2; size != it.weights.end(); ++size) taps *= *size;
+  const double out = it.weights[0], in = it.weights[1];
+  return taps * out * in / (out + in) >= 128;
 }
 
 // The scratchpad is ours: oneDNN's own belongs to the thread that made the primitive.
