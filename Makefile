@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INTEROP := .venv-interop
+BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard src/convoy/cpu/native/*)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup train test test-all lint clean
@@ -12,7 +13,7 @@ help: ## Show this list
 
 setup: $(VENV)/.installed ## Make the environment in .venv
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: $(BUILT_FROM)
 	@echo "Setting up $(VENV) (once; a few minutes) ..."
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Convoy needs Python 3.11 or later; set PYTHON=/path/to/python3" >&2; exit 1; }
@@ -30,7 +31,7 @@ test-all: setup lint $(INTEROP)/.installed ## The same with the slow tests, and 
 	@$(BIN)/python -m pytest
 	@$(INTEROP)/bin/python -m pytest -m interop
 
-$(INTEROP)/.installed: pyproject.toml
+$(INTEROP)/.installed: $(BUILT_FROM)
 	@test -x $(INTEROP)/bin/python || $(PYTHON) -m venv $(INTEROP)
 	@$(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,interop]'
 	@touch $@

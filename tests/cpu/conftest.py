@@ -1,5 +1,10 @@
+import jax
 import pytest
 from convoy import cpu
+from convoy.cpu import library, threads
+
+if jax.config.jax_num_cpu_devices < 2:
+    jax.config.update("jax_num_cpu_devices", 2)
 
 
 @pytest.fixture(autouse=True)
@@ -7,3 +12,18 @@ def _kernels_enabled():
     cpu.enable()
     yield
     cpu.enable()
+
+
+@pytest.fixture(autouse=True)
+def _three_threads_for_each_device(monkeypatch):
+    """Divide work unevenly, on whatever machine this is."""
+    monkeypatch.setattr(threads, "cores", lambda: 3 * jax.local_device_count("cpu"))
+
+
+@pytest.fixture
+def native():
+    """The native library; a test that needs it is skipped where it was not built."""
+    try:
+        return library.load()
+    except library.Unavailable as reason:
+        pytest.skip(str(reason))

@@ -6,6 +6,9 @@ does not, and falls back to a scalar loop. Autodiff's gradients are never in tha
 they are put into it.
 """
 
+from dataclasses import fields, replace
+
+import jax.numpy as jnp
 from convoy.cpu.convolution import ConvolutionParameters
 from jax import Array, lax
 
@@ -28,23 +31,45 @@ def convolve(lhs: Array, rhs: Array, parameters: ConvolutionParameters) -> Array
     if parameters.batch_group_count > 1:
         groups = parameters.batch_group_count
         lhs = _groups_from_batch_to_features(lhs, groups)
-    out = lax.conv_general_dilated(
+    last, kernel = _channels_last(rank), _spatial_in_out(rank)
+    out = _bind(
         lhs,
         rhs,
-        window_strides=parameters.window_strides,
-        padding=parameters.padding,
-        lhs_dilation=parameters.lhs_dilation,
-        rhs_dilation=parameters.rhs_dilation,
-        dimension_numbers=lax.ConvDimensionNumbers(
-            _channels_last(rank), _spatial_in_out(rank), _channels_last(rank)
+        replace(
+            parameters,
+            dimension_numbers=lax.ConvDimensionNumbers(last, kernel, last),
+            feature_group_count=groups,
+            batch_group_count=1,
         ),
-        feature_group_count=groups,
-        precision=parameters.precision,
-        preferred_element_type=parameters.preferred_element_type,
     )
     # `out` is (batch, spatial, feature); `out_spec` says where each of these is to end.
     ends_at = (out_spec[0], *out_spec[2:], out_spec[1])
     return lax.transpose(out, sorted(range(rank), key=ends_at.__getitem__))
+
+
+def crop_first(lhs: Array, rhs: Array, parameters: ConvolutionParameters) -> Array:
+    """Pad, dilate and crop the left operand before the convolution instead of in it.
+
+    XLA's fast path reads past its operand where the padding is negative. Autodiff writes such
+    padding for the input of a convolution that pads by more than its kernel covers.
+    """
+    config = [(0, 0, 0)] * lhs.ndim
+    for axis, (low, high), dilation in zip(
+        parameters.dimension_numbers.lhs_spec[2:],
+        parameters.padding,
+        parameters.lhs_dilation,
+        strict=True,
+    ):
+        config[axis] = (low, high, dilation - 1)
+    ones = (1,) * len(parameters.padding)
+    cropped = lax.pad(lhs, jnp.zeros((), lhs.dtype), config)
+    bare = replace(parameters, padding=((0, 0),) * len(ones), lhs_dilation=ones)
+    return _bind(cropped, rhs, bare)
+
+
+def _bind(lhs: Array, rhs: Array, parameters: ConvolutionParameters) -> Array:
+    arguments = {field.name: getattr(parameters, field.name) for field in fields(parameters)}
+    return lax.conv_general_dilated(lhs, rhs, **arguments)
 
 
 def _groups_from_batch_to_features(lhs: Array, groups: int) -> Array:

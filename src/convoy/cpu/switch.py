@@ -3,11 +3,19 @@
 import os
 
 import jax
-from convoy.cpu import convolution_rule, rules
+from convoy.cpu import convolution_rule, pooling_rule, rules
 from convoy.cpu.status import Status, read
 from jax import lax
+from jax.extend.core import Primitive
 
 VARIABLE = "CONVOY_CPU_KERNELS"
+
+RULES: dict[Primitive, rules.Rule] = {
+    lax.conv_general_dilated_p: convolution_rule.lower,
+    lax.reduce_window_max_p: pooling_rule.lower_max,
+    lax.reduce_window_sum_p: pooling_rule.lower_sum,
+    lax.select_and_scatter_add_p: pooling_rule.lower_max_gradient,
+}
 
 _active = False
 _was_active = False
@@ -23,7 +31,8 @@ def enable() -> None:
     global _active, _was_active
     if _active or _forbidden():
         return
-    rules.install(lax.conv_general_dilated_p, convolution_rule.lower)
+    for primitive, rule in RULES.items():
+        rules.install(primitive, rule)
     if _was_active:
         jax.clear_caches()
     _active = _was_active = True
@@ -43,7 +52,7 @@ def status() -> Status:
     """Say what the CPU kernels do in this process, or why they do not."""
     if _forbidden():
         return read(active=False, why_not=f"{VARIABLE}=0 is set")
-    return read(active=_active, why_not="" if _active else "not enabled: call convoy.cpu.enable()")
+    return read(active=_active, why_not="convoy.cpu.enable() was not called")
 
 
 def _forbidden() -> bool:

@@ -1,0 +1,57 @@
+#include "convolution.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace convoy {
+namespace {
+
+class Reader {
+ public:
+  Reader(const int64_t* at, size_t size) : at_(at), end_(at + size) {}
+
+  int64_t One() {
+    if (at_ == end_) throw std::invalid_argument("description of a convolution is too short");
+    return *at_++;
+  }
+
+  dnnl::memory::dims Many(int64_t count) {
+    dnnl::memory::dims values(count);
+    std::generate(values.begin(), values.end(), [this] { return One(); });
+    return values;
+  }
+
+  void ExpectEnd() const {
+    if (at_ != end_) throw std::invalid_argument("description of a convolution is too long");
+  }
+
+ private:
+  const int64_t* at_;
+  const int64_t* end_;
+};
+
+}  // namespace
+
+Convolution Convolution::Parse(const int64_t* description, size_t size) {
+  Reader read(description, size);
+  Convolution it;
+  it.kind = static_cast<Kind>(read.One());
+  it.type = static_cast<dnnl::memory::data_type>(read.One());
+  const int64_t spatial = read.One();
+  it.grouped = read.One() != 0;
+  const int64_t rank = 2 + spatial;
+  it.src = read.Many(rank);
+  it.src_strides = read.Many(rank);
+  it.weights = read.Many(rank + it.grouped);
+  it.weights_strides = read.Many(rank + it.grouped);
+  it.dst = read.Many(rank);
+  it.dst_strides = read.Many(rank);
+  it.strides = read.Many(spatial);
+  it.dilations = read.Many(spatial);
+  it.padding_low = read.Many(spatial);
+  it.padding_high = read.Many(spatial);
+  read.ExpectEnd();
+  return it;
+}
+
+}  // namespace convoy

@@ -1,0 +1,29 @@
+// One convolution, as the Python side describes it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "dnnl.hpp"
+
+namespace convoy {
+
+enum class Kind : int64_t { kForward = 0, kBackwardData = 1, kBackwardWeights = 2 };
+
+// Sizes and strides (in elements) of the tensors, in oneDNN's order of axes: batch, channels,
+// spatial; for the weights group (only where there are several), out, in, spatial, with the
+// channels of one group. `description.py` writes it as one array of integers.
+struct Convolution {
+  Kind kind;
+  dnnl::memory::data_type type;
+  bool grouped;
+  dnnl::memory::dims src, src_strides;
+  dnnl::memory::dims weights, weights_strides;
+  dnnl::memory::dims dst, dst_strides;
+  dnnl::memory::dims strides, dilations, padding_low, padding_high;
+
+  // Throws std::invalid_argument where the array is not as long as it announces.
+  static Convolution Parse(const int64_t* description, size_t size);
+};
+
+}  // namespace convoy

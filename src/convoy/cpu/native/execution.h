@@ -1,0 +1,47 @@
+// Running a convolution on several threads.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "plan.h"
+#include "workspace.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace convoy {
+
+// Where the batch is large enough it is cut into one part for each thread, which is run by one of
+// XLA's threads with a primitive made for one thread: no barriers within, no second set of threads
+// beside XLA's. Smaller batches are left to oneDNN and OpenMP.
+class Execution {
+ public:
+  // Throws dnnl::error where oneDNN cannot do it.
+  Execution(const Convolution& convolution, int64_t threads);
+
+  void Run(char* source, char* weights, char* destination, Workspaces& workspaces,
+           xla::ffi::ThreadPool& pool) const;
+
+  const char* implementation() const { return plan_->implementation(); }
+
+ private:
+  struct Part {
+    const Plan* plan;
+    int64_t first;
+  };
+
+  Part PartAt(int64_t index) const;
+  void RunPart(const Part& part, char* source, char* weights, char* destination,
+               Workspaces& workspaces) const;
+  void SumOverParts(char* source, char* weights, char* destination, Workspaces& workspaces,
+                    xla::ffi::ThreadPool& pool) const;
+
+  bool sums_over_batch_;
+  int omp_threads_;
+  int64_t parts_, part_batch_;
+  size_t source_step_, destination_step_;  // bytes from one image to the next
+  size_t element_bytes_;
+  std::unique_ptr<const Plan> plan_;       // of all parts but perhaps the last
+  std::unique_ptr<const Plan> last_plan_;  // null where the parts are alike
+};
+
+}  // namespace convoy

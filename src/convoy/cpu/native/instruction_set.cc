@@ -1,0 +1,33 @@
+#include "instruction_set.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
+#include "dnnl.hpp"
+
+namespace convoy {
+namespace {
+
+constexpr int kGetStatePermission = 0x1022;      // ARCH_GET_XCOMP_PERM
+constexpr int kRequestStatePermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+constexpr int kTileData = 18;
+
+bool SystemGrantsTiles() {
+  unsigned long granted = 0;
+  if (syscall(SYS_arch_prctl, kRequestStatePermission, kTileData) != 0) return false;
+  if (syscall(SYS_arch_prctl, kGetStatePermission, &granted) != 0) return false;
+  return (granted >> kTileData) & 1;
+}
+
+}  // namespace
+
+void HoldOneDnnToWhatRuns() {
+  // Setting a maximum overrides these variables, so whoever set one keeps the word.
+  if (std::getenv("ONEDNN_MAX_CPU_ISA") || std::getenv("DNNL_MAX_CPU_ISA")) return;
+  if (!__builtin_cpu_supports("amx-tile") || SystemGrantsTiles()) return;
+  dnnl_set_max_cpu_isa(dnnl_cpu_isa_avx512_core_fp16);
+}
+
+}  // namespace convoy

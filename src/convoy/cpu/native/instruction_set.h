@@ -1,0 +1,10 @@
+// Which instructions oneDNN may use on this machine.
+#pragma once
+
+namespace convoy {
+
+// A CPU may report AMX while the system refuses its registers to the process, and the first tile
+// instruction then ends it. Where the permission is not granted, oneDNN is held below AMX.
+void HoldOneDnnToWhatRuns();
+
+}  // namespace convoy

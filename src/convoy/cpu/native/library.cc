@@ -1,0 +1,163 @@
+// What the shared library offers: XLA's handlers, and a few questions for Python to ask.
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cache.h"
+#include "convolution.h"
+#include "execution.h"
+#include "instruction_set.h"
+#include "pooling.h"
+#include "workspace.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace convoy {
+namespace {
+
+namespace ffi = xla::ffi;
+
+// More than the distinct convolutions of several networks; each takes some tens of kilobytes.
+constexpr size_t kExecutions = 512;
+
+// Never destroyed: XLA's threads may outlive static destructors.
+Cache<Execution>& Executions() {
+  static auto* const executions = new Cache<Execution>(kExecutions);
+  return *executions;
+}
+
+Workspaces& SharedWorkspaces() {
+  static auto* const workspaces = new Workspaces();
+  return *workspaces;
+}
+
+std::shared_ptr<const Execution> Find(const int64_t* description, size_t size, int64_t threads) {
+  std::vector<int64_t> key(description, description + size);
+  key.push_back(threads);
+  return Executions().Get(key, [&] {
+    return std::make_shared<const Execution>(Convolution::Parse(description, size), threads);
+  });
+}
+
+// `first` and `second` are what the kind of convolution reads, of source, weights and destination
+// in this order, and `result` the third.
+ffi::Error Convolve(ffi::ThreadPool pool, ffi::AnyBuffer first, ffi::AnyBuffer second,
+                    ffi::Result<ffi::AnyBuffer> result, ffi::Span<const int64_t> description,
+                    int64_t threads) {
+  try {
+    const auto execution = Find(description.begin(), description.size(), threads);
+    char* const a = static_cast<char*>(first.untyped_data());
+    char* const b = static_cast<char*>(second.untyped_data());
+    char* const c = static_cast<char*>(result->untyped_data());
+    switch (static_cast<Kind>(description[0])) {
+      case Kind::kForward:
+        execution->Run(a, b, c, SharedWorkspaces(), pool);
+        break;
+      case Kind::kBackwardData:
+        execution->Run(c, b, a, SharedWorkspaces(), pool);
+        break;
+      case Kind::kBackwardWeights:
+        execution->Run(a, c, b, SharedWorkspaces(), pool);
+        break;
+    }
+    return ffi::Error::Success();
+  } catch (const std::exception& error) {
+    return ffi::Error::Internal(std::string("oneDNN convolution: ") + error.what());
+  }
+}
+
+const float* Data(const ffi::AnyBuffer& buffer) {
+  return static_cast<const float*>(buffer.untyped_data());
+}
+
+template <void (*kPool)(const Pooling&, const float*, float*, int64_t, ffi::ThreadPool&)>
+ffi::Error Pool(ffi::ThreadPool pool, ffi::AnyBuffer operand, ffi::Result<ffi::AnyBuffer> result,
+                ffi::Span<const int64_t> description, int64_t threads) {
+  try {
+    const auto pooling = Pooling::Parse(description.begin(), description.size());
+    kPool(pooling, Data(operand), static_cast<float*>(result->untyped_data()), threads, pool);
+    return ffi::Error::Success();
+  } catch (const std::exception& error) {
+    return ffi::Error::Internal(std::string("pooling: ") + error.what());
+  }
+}
+
+ffi::Error PoolGradient(ffi::ThreadPool pool, ffi::AnyBuffer source, ffi::AnyBuffer operand,
+                        ffi::Result<ffi::AnyBuffer> result, ffi::Span<const int64_t> description,
+                        int64_t threads) {
+  try {
+    const auto pooling = Pooling::Parse(description.begin(), description.size());
+    MaxPoolGradient(pooling, Data(source), Data(operand),
+                    static_cast<float*>(result->untyped_data()), threads, pool);
+    return ffi::Error::Success();
+  } catch (const std::exception& error) {
+    return ffi::Error::Internal(std::string("pooling gradient: ") + error.what());
+  }
+}
+
+}  // namespace
+}  // namespace convoy
+
+#define CONVOY_POOLING(arguments)                 \
+  arguments.Ret<xla::ffi::AnyBuffer>()            \
+      .Attr<xla::ffi::Span<const int64_t>>("description") \
+      .Attr<int64_t>("threads")
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    convoy_max_pool, convoy::Pool<convoy::MaxPool>,
+    CONVOY_POOLING(
+        xla::ffi::Ffi::Bind().Ctx<xla::ffi::ThreadPool>().Arg<xla::ffi::AnyBuffer>()));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    convoy_sum_pool, convoy::Pool<convoy::SumPool>,
+    CONVOY_POOLING(
+        xla::ffi::Ffi::Bind().Ctx<xla::ffi::ThreadPool>().Arg<xla::ffi::AnyBuffer>()));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    convoy_max_pool_gradient, convoy::PoolGradient,
+    CONVOY_POOLING(xla::ffi::Ffi::Bind()
+                       .Ctx<xla::ffi::ThreadPool>()
+                       .Arg<xla::ffi::AnyBuffer>()
+                       .Arg<xla::ffi::AnyBuffer>()));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(convoy_convolution, convoy::Convolve,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Ret<xla::ffi::AnyBuffer>()
+                                  .Attr<xla::ffi::Span<const int64_t>>("description")
+                                  .Attr<int64_t>("threads"));
+
+extern "C" {
+
+// Chooses what oneDNN may use. To be called once, before anything else.
+void convoy_initialise() {
+  convoy::HoldOneDnnToWhatRuns();
+  // Primitives are cached here, with a bound on their number; twice would be once too often.
+  dnnl::set_primitive_cache_capacity(0);
+}
+
+int convoy_onednn_version() {
+  const dnnl_version_t* version = dnnl_version();
+  return version->major * 10000 + version->minor * 100 + version->patch;
+}
+
+int convoy_instruction_set() { return static_cast<int>(dnnl::get_effective_cpu_isa()); }
+
+// Name of the implementation oneDNN has for this convolution, or null if it has none worth using.
+// What was made is kept, so that the first call finds it. The name is good for the process's lifetime.
+const char* convoy_convolution_implementation(const int64_t* description, int64_t size,
+                                              int64_t threads) {
+  try {
+    return convoy::Find(description, size, threads)->implementation();
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+int64_t convoy_cached() { return static_cast<int64_t>(convoy::Executions().size()); }
+
+}  // extern "C"

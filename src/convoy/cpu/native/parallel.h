@@ -1,0 +1,60 @@
+// Dividing work among XLA's own threads.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+
+#include "xla/ffi/api/ffi.h"
+
+namespace convoy {
+
+// Calls `part(i)` for every i below `parts`, on the caller and on threads of XLA's pool, and returns
+// when all are done; throws what the first failing part threw.
+//
+// The caller may itself be one of the pool's threads, and all others may wait like it. So nobody
+// waits for a part that has not begun: whoever is free takes the next one, and the caller ends up
+// doing alone what nobody came to help with.
+template <typename Part>
+void ParallelFor(xla::ffi::ThreadPool& pool, int64_t parts, const Part& part) {
+  struct Shared {
+    const Part& part;  // outlived by the caller's wait, as no part begins after it
+    const int64_t parts;
+    std::atomic<int64_t> next{0};
+    std::mutex mutex;
+    std::condition_variable all_done;
+    int64_t done = 0;
+    std::exception_ptr failure;
+
+    Shared(const Part& part, int64_t parts) : part(part), parts(parts) {}
+
+    void Work() {
+      for (int64_t i; (i = next.fetch_add(1)) < parts;) {
+        std::exception_ptr thrown;
+        try {
+          part(i);
+        } catch (...) {
+          thrown = std::current_exception();
+        }
+        std::lock_guard<std::mutex> lock(mutex);
+        if (thrown && !failure) failure = thrown;
+        if (++done == parts) all_done.notify_one();
+      }
+    }
+  };
+
+  if (parts == 1) return part(0);
+  const auto shared = std::make_shared<Shared>(part, parts);
+  for (int64_t helper = 1; helper < parts; ++helper) {
+    pool.Schedule([shared] { shared->Work(); });
+  }
+  shared->Work();
+  std::unique_lock<std::mutex> lock(shared->mutex);
+  shared->all_done.wait(lock, [&] { return shared->done == parts; });
+  if (shared->failure) std::rethrow_exception(shared->failure);
+}
+
+}  // namespace convoy

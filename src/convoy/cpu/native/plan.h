@@ -1,0 +1,55 @@
+// How oneDNN carries out one convolution: its primitive, and the reorders around it.
+#pragma once
+
+#include <cstddef>
+
+#include "convolution.h"
+
+namespace convoy {
+
+// Immutable after construction, so that any number of threads may run it at once.
+//
+// The weights (or their gradient) and the activations are apart, as a batch may be cut into parts
+// that share the former: weights enter the primitive's own layout once, then each part runs.
+class Plan {
+ public:
+  // Throws dnnl::error where oneDNN has no implementation, or only its slow reference one.
+  // The primitive is made for the number of threads OpenMP would use here and now.
+  explicit Plan(const Convolution& convolution);
+
+  const char* implementation() const { return implementation_; }
+
+  size_t weights_bytes() const { return weights_.inside.get_size(); }
+  bool reorders_weights() const { return static_cast<bool>(weights_.reorder); }
+  // Weights from XLA's layout into the primitive's; for their gradient, the other way.
+  void ReorderWeights(void* from, void* to) const;
+
+  size_t workspace_bytes() const { return workspace_bytes_; }
+  // Source and destination are in XLA's layout, the weights in the primitive's. The one that the
+  // kind of convolution computes is written, the others are read.
+  void Run(void* source, void* weights, void* destination, char* workspace) const;
+
+ private:
+  struct Operand {
+    dnnl::memory::desc outside;  // as XLA holds it
+    dnnl::memory::desc inside;   // as the primitive wants it
+    int name;
+    bool is_result;
+    dnnl::reorder reorder;  // between both, empty where they are the same
+    size_t offset = 0;      // of the reordered copy in the workspace
+  };
+
+  template <typename Desc>
+  void Adopt(const Desc& desc);
+  static void Connect(Operand& operand);
+  void Place(Operand& operand);
+  dnnl::memory Inside(const Operand& operand, void* data, char* workspace) const;
+
+  Operand source_, weights_, destination_;
+  dnnl::primitive primitive_;
+  dnnl::memory::desc scratchpad_;
+  size_t workspace_bytes_ = 0;
+  const char* implementation_ = "";
+};
+
+}  // namespace convoy
