@@ -106,6 +106,11 @@ def test_py_dataset_that_is_shuffled(xy):
     assert_equivalent(models.classifier, use(lambda: Sliced(*xy), shuffle=True))
 
 
+def test_py_dataset_with_class_weight(xy):
+    run = use(lambda: Sliced(*xy), class_weight={0: 3.0, 1: 0.5, 2: 1.0}, shuffle=False)
+    assert_equivalent(models.classifier, run)
+
+
 def test_generator_of_finite_length(xy):
     x, y = xy
 

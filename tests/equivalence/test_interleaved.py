@@ -158,6 +158,35 @@ def test_a_model_that_is_built_by_its_first_batch(xy):
     assert_equivalent(make, run)
 
 
+def test_a_model_that_builds_itself_does_not_warn_when_it_trains_again(xy):
+    def make(steps):
+        model = keras.Sequential([layers.Dense(4, "tanh"), layers.Dense(3, "softmax")])
+        model.compile("sgd", "sparse_categorical_crossentropy", steps_per_execution=steps)
+        return model
+
+    def run(model):
+        return [model.fit(*xy, **QUIET).history for _ in range(2)]
+
+    assert_equivalent(make, run)
+
+
+def test_only_the_layers_add_a_loss(xy):
+    class Penalty(layers.Layer):
+        def call(self, inputs):
+            self.add_loss(keras.ops.mean(keras.ops.square(inputs - 1.0)))
+            return inputs
+
+    def make(steps):
+        model = keras.Sequential([keras.Input((6,)), layers.Dense(3), Penalty()])
+        model.compile(models.momentum(), steps_per_execution=steps)
+        return model
+
+    def run(model):
+        return model.fit(xy[0], epochs=2, **QUIET).history
+
+    assert_equivalent(make, run)
+
+
 # Small and odd --------------------------------------------------------------------------------
 
 

@@ -28,7 +28,7 @@ def test_two_runs_are_bit_identical(table, devices, budget):
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("steps", [1, 2, 1000, "auto"])
+@pytest.mark.parametrize("steps", [1, 1000, "auto"])
 def test_steps_per_execution_does_not_change_a_bit(table, steps, devices):
     expected = train(table, 3, devices=devices)
     assert_same(train(table, steps, devices=devices), expected, exact=True)
