@@ -60,11 +60,26 @@ def test_targets_of_shape_n_and_n_by_1(xy):
     assert_equivalent(models.classifier, use(x, y[:, None], batch_size=30))
 
 
-def test_dict_inputs_in_another_order_and_with_more_keys(table):
+def test_dict_inputs_in_another_order(table):
     x, y = models.two_by_two_data(table)
     x = {"right": x["right"], "left": x["left"]}
     y = {"amount": y["amount"], "kind": y["kind"]}
     assert_equivalent(models.two_by_two, use(x, y, batch_size=30))
+
+
+# Stock Keras says that the structure is not the expected one, and takes what it needs.
+@pytest.mark.filterwarnings("ignore:The structure of `inputs` doesn't match:UserWarning")
+def test_dict_inputs_with_more_keys_than_the_model_needs(xy):
+    x, y = xy
+
+    def make(steps):
+        inputs = {"left": keras.Input((6,), name="left")}
+        model = keras.Model(inputs, keras.layers.Dense(3, "softmax")(inputs["left"]))
+        loss = "sparse_categorical_crossentropy"
+        model.compile(models.momentum(), loss, steps_per_execution=steps)
+        return model
+
+    assert_equivalent(make, use({"left": x, "unused": x[:, :1]}, y, batch_size=30))
 
 
 def test_pandas(xy):
@@ -195,6 +210,8 @@ def test_torch_data_loader(xy):
     assert_equivalent(models.classifier, use(loader, shuffle=False))
 
 
+# Its length is not known to Keras, so stock Keras warns when it ends.
+@pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
 @pytest.mark.parametrize("kind", ["map", "iter", "loader"])
 def test_grain(xy, kind):
     grain = pytest.importorskip("grain")

@@ -6,7 +6,7 @@ import pytest
 from keras import metrics, ops
 
 from . import models
-from .side_by_side import assert_equivalent
+from .side_by_side import assert_equivalent, assert_same, make_convoy
 
 
 def measure(x, y, **settings):
@@ -215,7 +215,15 @@ class OwnMetrics(keras.Model):
         return logs
 
 
-@pytest.mark.parametrize("kind", [OwnLoss, OwnMetrics])
+class ListedMetrics(OwnLoss):
+    """Names its own metric once more, beside those that Keras has found by itself."""
+
+    @property
+    def metrics(self):
+        return [*super().metrics, self.penalty]
+
+
+@pytest.mark.parametrize("kind", [OwnLoss, OwnMetrics, ListedMetrics])
 def test_a_model_that_overrides_loss_or_metrics(table, kind):
     def make(steps):
         model = kind()
@@ -231,3 +239,29 @@ def test_metrics_start_anew_in_each_epoch_and_can_be_read_afterwards(table):
         return [float(metric.result()) for metric in model.metrics if metric.name == "loss"]
 
     assert_equivalent(models.classifier, run)
+
+
+class Watched(keras.layers.Layer):
+    """Updates a metric while the model is called, which stock Keras cannot do on JAX."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = metrics.Mean(name="seen")
+
+    def call(self, inputs):
+        self.seen.update_state(ops.mean(inputs))
+        return inputs
+
+
+def test_a_metric_that_a_layer_updates_is_right_or_refused(table):
+    def make(steps):
+        model = keras.Sequential([keras.Input((6,)), Watched(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", steps_per_execution=steps)
+        return model
+
+    x, y = table[0] + 1, table[1]
+    try:
+        history = make_convoy(make).fit(x, y, batch_size=30, verbose=0).history
+    except (TypeError, ValueError):
+        return
+    assert_same(history["seen"], [float(x.mean())])
