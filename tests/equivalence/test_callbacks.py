@@ -202,8 +202,7 @@ def test_with_one_step_per_execution_every_hook_is_called_as_in_stock_keras(xy):
     assert_same([call[2] for call in actual], [call[2] for call in expected])
 
 
-@pytest.mark.parametrize("steps", [2, 3, 1000])
-@pytest.mark.parametrize("budget", [None, 0])
+@pytest.mark.parametrize(("steps", "budget"), [(2, None), (3, 0), (1000, None), (1000, 0)])
 def test_batch_hooks_are_called_around_each_device_call(xy, steps, budget):
     """Begin with the first step's number, end with the last one's and the logs it has there."""
     every = recorded(make_stock(models.classifier), xy)

@@ -290,8 +290,14 @@ class Raise(keras.callbacks.Callback):
             raise self.error("from a callback")
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_epoch_end", "on_test_batch_end"])
+@pytest.mark.parametrize(
+    ("error", "hook"),
+    [
+        (ValueError, "on_train_batch_end"),
+        (KeyboardInterrupt, "on_epoch_end"),
+        (KeyboardInterrupt, "on_test_batch_end"),
+    ],
+)
 def test_an_exception_in_a_callback(xy, error, hook):
     def run(model):
         with pytest.raises(error, match="from a callback"):

@@ -178,11 +178,17 @@ def test_a_model_of_convolutions(make, way, images):
     assert_equivalent(make, learn(*images, IMAGES_BATCH), way=way)
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("steps", [1, 3, 7, 1000, "auto"])
-def test_the_mnist_cnn_at_every_number_of_steps_per_execution(steps, way, images):
+def test_the_mnist_cnn_at_every_number_of_steps_per_execution(steps, images):
+    # 100 images in batches of 32: the last batch is smaller.
     x, y = images
-    assert_equivalent(mnist_cnn, learn(x, keras.utils.to_categorical(y, 10), 32), steps, way=way)
+    assert_equivalent(mnist_cnn, learn(x, keras.utils.to_categorical(y, 10), 32), steps)
+
+
+def test_the_mnist_cnn_when_it_is_prepared(images):
+    x, y = images
+    run = learn(x, keras.utils.to_categorical(y, 10), 32)
+    assert_equivalent(mnist_cnn, run, way="prepare")
 
 
 @pytest.mark.parametrize("way", WAYS)

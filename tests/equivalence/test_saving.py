@@ -55,7 +55,7 @@ def train(model, xy, **settings):
 
 
 def test_a_saved_model_goes_on_in_stock_keras_without_convoy(xy, tmp_path):
-    model = make_convoy(models.with_dropout)
+    model = make_convoy(models.classifier)
     train(model, xy)
     model.save(tmp_path / "model.keras")
     np.savez(tmp_path / "data.npz", x=xy[0], y=xy[1])
@@ -78,7 +78,7 @@ def test_a_saved_model_goes_on_in_stock_keras_without_convoy(xy, tmp_path):
 
 
 def test_a_stock_model_that_is_loaded_in_a_scope_goes_on_on_the_engine(xy, tmp_path):
-    stock = make_stock(models.with_dropout)
+    stock = make_stock(models.classifier)
     train(stock, xy)
     stock.save(tmp_path / "model.keras")
     with convoy.Strategy(devices=1).scope():
