@@ -32,16 +32,22 @@ def xy(table):
 # Arrays ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float16", "int64", "int8", "uint8", "bool"])
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float64", "uint8", "bool", slow("int64"), slow("float16"), slow("int8")]
+)
 def test_numpy_arrays_of_any_type(xy, dtype):
     x, y = xy
     x = x > 0 if dtype == "bool" else np.abs(x * 3).astype(dtype)
-    assert_equivalent(models.classifier, use(x, y.astype("int64"), batch_size=40))
+    assert_equivalent(models.classifier, use(x, y.astype("int64"), batch_size=30))
 
 
 def test_jax_arrays(xy):
     x, y = xy
-    assert_equivalent(models.classifier, use(jnp.asarray(x), jnp.asarray(y), batch_size=40))
+    assert_equivalent(models.classifier, use(jnp.asarray(x), jnp.asarray(y), batch_size=30))
 
 
 def test_jax_arrays_are_left_alone(xy):
@@ -52,7 +58,7 @@ def test_jax_arrays_are_left_alone(xy):
 
 def test_views_that_are_not_contiguous(xy):
     x, y = xy
-    assert_equivalent(models.classifier, use(np.asfortranarray(x)[::-1], y[::-1], batch_size=40))
+    assert_equivalent(models.classifier, use(np.asfortranarray(x)[::-1], y[::-1], batch_size=30))
 
 
 def test_targets_of_shape_n_and_n_by_1(xy):
@@ -235,8 +241,7 @@ def test_grain(xy, kind):
 # Larger than the budget -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("budget", [0, 3000])
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize(("budget", "devices"), [(0, 1), (3000, 2), slow(3000, 1), slow(0, 2)])
 def test_streamed_arrays_train_bit_by_bit_as_resident_ones(xy, budget, devices):
     def run(data_budget):
         model = make_convoy(models.with_dropout, 3, devices=devices, data_budget=data_budget)
@@ -252,7 +257,7 @@ def test_streamed_arrays_train_bit_by_bit_as_resident_ones(xy, budget, devices):
         assert_same(run(budget), run(None), exact=True)
 
 
-@pytest.mark.parametrize("shuffle", [True, "batch", False])
+@pytest.mark.parametrize("shuffle", [True, "batch"])
 def test_streamed_arrays_are_shuffled_as_resident_ones(xy, shuffle):
     def run(data_budget):
         model = make_convoy(models.classifier, 4, data_budget=data_budget)

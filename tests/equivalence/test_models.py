@@ -165,17 +165,28 @@ ON_TABLE = [models.classifier, subclassed, nested, add_loss, regularised, frozen
 ON_IMAGES = [convolutional, batch_norm_and_dropout]
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("make", ON_TABLE)
-def test_a_model_of_dense_layers(make, way, table):
+def test_a_model_of_dense_layers(make, table):
     x, _, y = table
-    assert_equivalent(make, learn(x, y, TABLE_BATCH), way=way)
+    assert_equivalent(make, learn(x, y, TABLE_BATCH))
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("make", ON_IMAGES)
-def test_a_model_of_convolutions(make, way, images):
-    assert_equivalent(make, learn(*images, IMAGES_BATCH), way=way)
+def test_a_model_of_convolutions(make, images):
+    assert_equivalent(make, learn(*images, IMAGES_BATCH))
+
+
+@pytest.mark.parametrize("make", [models.classifier, subclassed, nested])
+def test_a_model_that_is_prepared(make, table):
+    x, _, y = table
+    assert_equivalent(make, learn(x, y, TABLE_BATCH), way="prepare")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [add_loss, regularised, frozen])
+def test_another_model_that_is_prepared(make, table):
+    x, _, y = table
+    assert_equivalent(make, learn(x, y, TABLE_BATCH), way="prepare")
 
 
 @pytest.mark.parametrize("steps", [1, 3, 7, 1000, "auto"])
@@ -359,7 +370,9 @@ def test_another_optimizer(name, table):
     train_with(MORE_OPTIMIZERS[name], table)
 
 
-@pytest.mark.parametrize("policy", HALF_TOLERANCE)
+@pytest.mark.parametrize(
+    "policy", ["mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.slow)]
+)
 def test_half_precision(policy, table):
     x, _, y = table
 
