@@ -74,7 +74,8 @@ def test_a_saved_model_goes_on_in_stock_keras_without_convoy(xy, tmp_path):
     assert_same(outcome["predicted"], predicted)
     keras.utils.set_random_seed(SEED)
     assert_same(train(model, xy, shuffle=False), json.loads(str(outcome["history"])))
-    assert_same(state(keras.models.load_model(tmp_path / "continued.keras")), state(model))
+    continued = keras.models.load_model(tmp_path / "continued.keras")
+    assert_same(list(state(continued).values()), list(state(model).values()))
 
 
 def test_a_stock_model_that_is_loaded_in_a_scope_goes_on_on_the_engine(xy, tmp_path):
