@@ -11,11 +11,14 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import jax
 import keras
 from keras import Model
+from keras.src.backend.jax import nn as jax_nn
+from keras.src.backend.jax import numpy as jax_numpy
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 from keras.src.trainers.data_adapters.array_data_adapter import (
     ArrayDataAdapter,
@@ -69,6 +72,28 @@ def watch_new_models(adopt: Callable[[Model], None]) -> Iterator[None]:
 def overridden(model: Model, names: tuple[str, ...]) -> list[str]:
     """Return those of the trainer's methods that the model's class defines anew."""
     return [name for name in names if getattr(type(model), name) is not getattr(Model, name)]
+
+
+# Operations ---------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def replaced_operations(replacements: Any) -> Iterator[None]:
+    """Have layers that are traced in the block use other operations.
+
+    Args:
+        replacements: an object with methods `moments`, `batch_normalization`, `add` and `relu`,
+            each of which takes Keras's own function before that function's arguments.
+    """
+    places = {"moments": jax_nn, "batch_normalization": jax_nn, "relu": jax_nn, "add": jax_numpy}
+    originals = {name: getattr(module, name) for name, module in places.items()}
+    for name, module in places.items():
+        setattr(module, name, partial(getattr(replacements, name), originals[name]))
+    try:
+        yield
+    finally:
+        for name, module in places.items():
+            setattr(module, name, originals[name])
 
 
 # Variables ----------------------------------------------------------------------------------
@@ -137,6 +162,23 @@ def compiled_losses(model: Model) -> list[tuple[tuple, Any]]:
     return [(loss.path, loss.loss) for loss in model._compile_loss._flat_losses]
 
 
+def output_structure(model: Model) -> Any:
+    """Return the symbolic outputs in the structure that the model returns, if it is known."""
+    return getattr(getattr(model, "_functional", None) or model, "_outputs_struct", None)
+
+
+def unheard_metrics(model: Model) -> list[tuple[str, str]]:
+    """Return the names of layers and metrics that only the layer's `call` can update."""
+    if overridden(model, ("compute_metrics", "compute_loss")):
+        return []
+    return [
+        (layer.name, metric.name)
+        for layer in model._flatten_layers(include_self=False)
+        if not isinstance(layer, Model)
+        for metric in layer._metrics
+    ]
+
+
 def compilation(model: Model) -> object | None:
     """Return an object that is another one after each `model.compile`."""
     return model._loss_tracker
@@ -149,10 +191,6 @@ def initial_epoch(model: Model, default: int) -> int:
 
 def should_validate(model: Model, epoch: int, frequency: int | list[int]) -> bool:
     return model._should_eval(epoch, frequency)
-
-
-def warn_if_trainable_changed(model: Model) -> None:
-    model._warn_if_trainable_state_changed()
 
 
 # Data ---------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from convoy.engine import check
 from convoy.engine.feed import Budget, Feed, Placement
 from convoy.engine.input import check_batch, open_input
 from convoy.engine.pace import Pace
-from convoy.engine.program import Mode
 from convoy.engine.run import Runner
+from convoy.engine.state import Mode
 
 
 class EngineMethods:
@@ -70,7 +70,6 @@ class EngineMethods:
     ) -> keras.callbacks.History:
         """Train the model, as `keras.Model.fit` does; `batch_size` is that of one replica."""
         check.check_model(self.model, "fit")
-        keras_bridge.warn_if_trainable_changed(self.model)
         epochs = keras_bridge.limit_epochs(epochs)
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = keras_bridge.train_validation_split(

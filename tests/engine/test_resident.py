@@ -8,7 +8,7 @@ from convoy.keras_bridge import Batches
 def make(samples=10, batch=3, **options):
     x = np.arange(samples, dtype="float32")
     batches = Batches(x, x * 10, None, batch, **options)
-    return Resident(batches.arrays, batches, Placement(None), complete=True)
+    return Resident(batches.arrays, batches, Placement(None), training=True)
 
 
 def read(chunk: Chunk):

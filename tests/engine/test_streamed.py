@@ -17,10 +17,10 @@ def batches_of(*sizes):
         yield x, x * 10
 
 
-def make(*sizes, limit=4, budget=LARGE, replicas=1, complete=True, steps=None):
+def make(*sizes, limit=4, budget=LARGE, replicas=1, training=False, steps=None):
     mesh = jax.sharding.Mesh(jax.devices()[:replicas], (AXIS,)) if replicas > 1 else None
     batches = Batches(batches_of(*sizes), None, None, None, steps)
-    return Streamed(batches, Placement(mesh), budget, limit, complete=complete)
+    return Streamed(batches, Placement(mesh), budget, limit, training=training)
 
 
 def chunks(feed, limit=100, prefetch=False):
@@ -67,7 +67,7 @@ def test_a_batch_larger_than_the_budget_still_runs():
 
 def test_reads_no_further_than_the_epoch():
     source = batches_of(*[2] * 10)
-    feed = Streamed(Batches(source, None, None, None, 4), Placement(None), LARGE, 3, complete=True)
+    feed = Streamed(Batches(source, None, None, None, 4), Placement(None), LARGE, 3, training=True)
     first = steps(feed, prefetch=True)
     assert first == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert steps(feed, prefetch=True)[0] == [8, 9]
@@ -86,7 +86,7 @@ def test_what_does_not_fill_all_replicas_is_kept_for_every_one_of_them():
 
 
 def test_what_does_not_fill_all_replicas_is_left_out_of_training_and_counted_once():
-    feed = make(2, 2, 2, 1, replicas=2, complete=False)
+    feed = make(2, 2, 2, 1, replicas=2, training=True)
     with pytest.warns(UserWarning, match="3 samples at the end of the epoch do not fill"):
         found = [(c.batch, c.count) for c in chunks(feed)]
     assert found == [(4, 1)]
@@ -96,7 +96,7 @@ def test_looks_at_the_first_batch_before_it_moves():
     seen = []
     batches = Batches(batches_of(2, 2, 2), None, None, None)
     feed = Streamed(
-        batches, Placement(None), LARGE, 4, complete=True, inspect=lambda b: seen.append(b[0])
+        batches, Placement(None), LARGE, 4, training=False, inspect=lambda b: seen.append(b[0])
     )
     steps(feed)
     assert [s.tolist() for s in seen] == [[0, 1]]

@@ -8,6 +8,7 @@ import jax
 import keras
 import numpy as np
 from convoy import keras_bridge
+from jax.experimental.sparse import JAXSparse
 
 # Values that a check looks at in one go: bounds the memory that it takes.
 WINDOW = 1 << 22
@@ -48,6 +49,12 @@ def check_model(model: keras.Model, method: str) -> None:
             "jit_compile=False was passed to compile(), or a layer cannot be compiled, but Convoy "
             "runs compiled programs only. Leave it out, or make the model outside of the scope."
         )
+    for layer, metric in keras_bridge.unheard_metrics(model):
+        raise ValueError(
+            f"Layer {layer!r} keeps metric {metric!r}, but what a layer's call() tells a metric is "
+            "lost on JAX. Pass the metric to compile(), or update it in the model's "
+            "compute_metrics()."
+        )
 
 
 def check_steps_per_execution(value: Any) -> int | str:
@@ -72,21 +79,18 @@ def count_samples(x: Any) -> int:
 
 def check_inputs(model: keras.Model, x: Any) -> None:
     """Refuse inputs whose shapes are not those of the model, and inputs that hold NaN."""
+    if any(isinstance(leaf, JAXSparse) for leaf in jax.tree.leaves(x, is_leaf=_is_sparse)):
+        raise ValueError("The input is sparse, which Convoy does not take. Make it dense first.")
+    leaves = jax.tree.leaves(x)
     expected = getattr(model, "inputs", None)
-    leaves = [leaf for leaf in jax.tree.leaves(x) if leaf is not None]
-    if expected and not isinstance(x, dict) and len(expected) == len(leaves):
-        for tensor, leaf in zip(expected, leaves, strict=True):
+    if expected:
+        for tensor, leaf in zip(expected, _in_order(model, expected, x), strict=True):
             if not _shape_fits(tensor.shape[1:], leaf.shape[1:]):
                 raise ValueError(
                     f"Input {tensor.name!r} received samples of shape {tuple(leaf.shape[1:])}, but "
                     f"{model.name!r} expects {tuple(tensor.shape[1:])}. Reshape the data, or make "
                     "the model with another keras.Input."
                 )
-    elif expected and len(expected) != len(leaves):
-        raise ValueError(
-            f"{model.name!r} has {len(expected)} inputs "
-            f"({', '.join(tensor.name for tensor in expected)}), but received {len(leaves)} arrays."
-        )
     for position, leaf in enumerate(leaves):
         where = _first_bad(leaf, np.isnan) if _is_floating(leaf) else None
         if where is not None:
@@ -96,19 +100,50 @@ def check_inputs(model: keras.Model, x: Any) -> None:
             )
 
 
+def _in_order(model: keras.Model, expected: list[Any], x: Any) -> list[Any]:
+    """Return the arrays of the input in the order of the model's inputs."""
+    names = [tensor.name for tensor in expected]
+    if isinstance(x, dict):
+        missing = [name for name in names if name not in x]
+        if missing:
+            raise ValueError(
+                f"{model.name!r} has inputs {', '.join(names)}, but received a dict without "
+                f"{', '.join(missing)}: its keys are {', '.join(map(str, x))}."
+            )
+        return [x[name] for name in names]
+    leaves = jax.tree.leaves(x)
+    if len(leaves) != len(expected):
+        raise ValueError(
+            f"{model.name!r} has {len(expected)} inputs ({', '.join(names)}), but received "
+            f"{len(leaves)} arrays."
+        )
+    return leaves
+
+
+def check_reduction(model: keras.Model, replicas: int) -> None:
+    """Refuse losses whose value for a batch is not the mean of those for its shares."""
+    for _, loss in keras_bridge.compiled_losses(model):
+        reduction = getattr(loss, "reduction", "sum_over_batch_size")
+        if replicas > 1 and reduction not in ("sum_over_batch_size", "mean", "auto"):
+            raise ValueError(
+                f"The loss {loss.name!r} has reduction={reduction!r}, so its value for a batch is "
+                f"not the mean of those of {replicas} replicas. Use 'sum_over_batch_size', or one "
+                "device."
+            )
+
+
 def check_targets(model: keras.Model, y: Any) -> None:
     """Refuse labels that the loss of an output has no meaning for."""
     if y is None:
         return
-    outputs = getattr(model, "outputs", None)
-    losses = keras_bridge.compiled_losses(model)
-    for position, (path, loss) in enumerate(losses):
-        target = _at(y, path)
+    outputs = keras_bridge.output_structure(model)
+    for path, loss in keras_bridge.compiled_losses(model):
+        target, output = _at(y, path), _at(outputs, path)
         if target is None or not hasattr(target, "shape"):
             continue
         name = getattr(loss, "name", "") or getattr(loss, "__name__", "")
-        if name == "sparse_categorical_crossentropy" and outputs and len(outputs) == len(losses):
-            _check_classes(target, outputs[position].shape[-1], getattr(loss, "ignore_class", None))
+        if name == "sparse_categorical_crossentropy" and hasattr(output, "shape"):
+            _check_classes(target, output.shape[-1], getattr(loss, "ignore_class", None))
         elif name in ("categorical_crossentropy", "binary_crossentropy"):
             _check_probabilities(target, name)
 
@@ -164,6 +199,10 @@ def _first_bad(array: Any, is_bad: Any) -> int | None:
         if bad.any():
             return start + int(np.argmax(bad.reshape(len(part), -1).any(axis=1)))
     return None
+
+
+def _is_sparse(leaf: Any) -> bool:
+    return isinstance(leaf, JAXSparse)
 
 
 def _is_floating(leaf: Any) -> bool:

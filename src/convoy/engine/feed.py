@@ -66,6 +66,11 @@ class Placement:
         self.mesh = mesh
         self.replicas = mesh.size if mesh else 1
 
+    @property
+    def platform(self) -> str:
+        device = self.mesh.devices.flat[0] if self.mesh else jax.devices()[0]
+        return device.platform
+
     def everywhere(self, tree: Any) -> Any:
         return self._put(tree, jax.sharding.PartitionSpec())
 

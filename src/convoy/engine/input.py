@@ -9,8 +9,8 @@ import keras
 from convoy import keras_bridge
 from convoy.engine import check
 from convoy.engine.feed import Budget, Feed, Placement, size
-from convoy.engine.program import Mode
 from convoy.engine.resident import Resident
+from convoy.engine.state import Mode
 from convoy.engine.streamed import Streamed
 from convoy.keras_bridge import Batches
 
@@ -67,15 +67,17 @@ def open_input(
     else:
         batches.build(model, prediction=mode == "predict")
 
-    complete = mode != "train"
+    training = mode == "train"
+    if mode != "predict":
+        check.check_reduction(model, placement.replicas)
     if arrays is not None and budget.reserve(size(arrays)):
-        return Resident(arrays, batches, placement, complete=complete)
+        return Resident(arrays, batches, placement, training=training)
     return Streamed(
         batches,
         placement,
         budget.left,
         block_steps,
-        complete=complete,
+        training=training,
         inspect=(lambda batch: check_batch(model, batch)) if arrays is None else None,
     )
 

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, Literal
+from functools import partial, wraps
+from typing import Any
 
 import jax
 import keras
 import numpy as np
-from convoy import keras_bridge
+from convoy import cpu, keras_bridge
 from convoy.engine.feed import Chunk, Placement, fetcher, size
 from convoy.engine.loop import collect, loop
-from convoy.engine.replicate import AXIS, Roles, over_replicas, replicate, replicate_gradients
-from convoy.engine.state import State, Variables
+from convoy.engine.replicate import (
+    AXIS,
+    Roles,
+    over_replicas,
+    replicate,
+    replicate_forward,
+    replicate_gradients,
+)
+from convoy.engine.state import Mode, State, Variables
 from convoy.engine.step import (
+    Forward,
     Logs,
     Step,
     evaluation_step,
@@ -24,8 +32,6 @@ from convoy.engine.step import (
 )
 from convoy.engine.update import update
 
-Mode = Literal["train", "evaluate", "predict"]
-
 
 class Programs:
     """Runs chunks of data through a model; compiles a program when a chunk needs another one."""
@@ -34,8 +40,8 @@ class Programs:
         self.model = model
         self.placement = placement
         self.mode = mode
-        self.variables = Variables(model, training=mode == "train")
-        self.roles = Roles.of(model)
+        self.variables = Variables(model, mode)
+        self.roles = Roles.of(model, self.variables)
         self.compilation = keras_bridge.compilation(model)
         self.capacity = 1
         """Steps whose outputs one device call can hold; prediction only."""
@@ -87,7 +93,7 @@ class Programs:
         fetch = fetcher(chunk, self.placement.replicas if spread else 1)
         run: Callable[..., tuple[State, Any]]
         if self.mode == "predict":
-            run = collect(prediction_step(self.model), fetch, self.capacity)
+            run = collect(self._forward(spread), fetch, self.capacity)
         else:
             run = self._with_results(loop(self._step(spread), fetch))
         if mesh is not None:
@@ -95,8 +101,14 @@ class Programs:
             source = divided if spread and chunk.layout == "block" else everywhere
             result = divided if spread and self.mode == "predict" else everywhere
             run = over_replicas(run, mesh, source, result)
-        program = partial(_run_whole, run, self.mode)
+        program: Callable[..., Any] = partial(_run_whole, run, self.mode)
+        if self.mode == "train" and cpu.fuses(self.placement.platform):
+            program = _fused(program)
         return jax.jit(program, donate_argnums=1)
+
+    def _forward(self, spread: bool) -> Forward:
+        step = prediction_step(self.model)
+        return replicate_forward(step, self.roles) if spread else step
 
     def _step(self, spread: bool) -> Step:
         if self.mode == "evaluate":
@@ -118,7 +130,7 @@ class Programs:
 
     def still_fits(self) -> bool:
         """Return whether the model has the variables that the programs were made for."""
-        now = Variables(self.model, training=self.mode == "train").parts
+        now = Variables(self.model, self.mode).parts
         return self.compilation is keras_bridge.compilation(self.model) and all(
             len(then) == len(part) and all(a is b for a, b in zip(then, part, strict=True))
             for then, part in zip(self.variables.parts, now, strict=True)
@@ -139,6 +151,17 @@ class ProgramCache:
             programs = self._made[mode] = Programs(self.model, self.placement, mode)
         programs.place()
         return programs
+
+
+def _fused(program: Callable[..., Any]) -> Callable[..., Any]:
+    """Trace a program with the CPU's own batch normalisation."""
+
+    @wraps(_run_whole)
+    def traced(*args: Any) -> Any:
+        with keras_bridge.replaced_operations(cpu.Fusion()):
+            return program(*args)
+
+    return traced
 
 
 def _rows(outputs: Any, chunk: Chunk) -> Any:

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import keras
 from convoy import keras_bridge
-from convoy.engine.state import Arrays, State
-from convoy.engine.step import Batch, GradientStep, Logs, Step
+from convoy.engine.state import Arrays, State, Variables
+from convoy.engine.step import Batch, Forward, GradientStep, Logs, Step
 
 AXIS = "replica"
 
@@ -27,12 +27,11 @@ class Roles:
     aggregations: tuple[str, ...]
 
     @classmethod
-    def of(cls, model: keras.Model) -> Roles:
+    def of(cls, model: keras.Model, variables: Variables) -> Roles:
         seeds = keras_bridge.seed_variables(model)
-        metrics = model.metrics_variables if model.compiled else []
         return cls(
-            seeds=tuple(id(variable) in seeds for variable in model.non_trainable_variables),
-            aggregations=tuple(variable.aggregation for variable in metrics),
+            seeds=tuple(id(variable) in seeds for variable in variables.parts.non_trainable),
+            aggregations=tuple(variable.aggregation for variable in variables.parts.metrics),
         )
 
 
@@ -52,6 +51,16 @@ def replicate(step: Step, roles: Roles) -> Step:
     def replicated(state: State, batch: Batch) -> tuple[State, Logs]:
         new, logs = step(_diverge(state, roles), batch)
         return _agree(state, new, roles), _mean(logs)
+
+    return replicated
+
+
+def replicate_forward(step: Forward, roles: Roles) -> Forward:
+    """Run a forward pass on every replica; each keeps the outputs for its own share."""
+
+    def replicated(state: State, batch: Batch) -> tuple[State, Any]:
+        new, outputs = step(_diverge(state, roles), batch)
+        return _agree(state, new, roles), outputs
 
     return replicated
 

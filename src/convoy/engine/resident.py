@@ -15,16 +15,17 @@ class Resident:
     """Feeds from whole arrays on the devices, shuffled there by an order drawn once per epoch."""
 
     def __init__(
-        self, arrays: Any, batches: Batches, placement: Placement, *, complete: bool
+        self, arrays: Any, batches: Batches, placement: Placement, *, training: bool
     ) -> None:
         self.samples = len(jax.tree.leaves(arrays)[0])
         self.batch = batches.batch_size
         self.shuffle = batches.shuffle
         self.whole_steps, self.tail = divmod(self.samples, self.batch)
-        if not complete and placement.replicas > 1:
+        if training and placement.replicas > 1:
             self.tail = 0
         self.total = self.whole_steps + bool(self.tail)
         self.steps_per_epoch = batches.steps_per_epoch
+        self.goes_on = training and self.steps_per_epoch is not None
         self.steps: int | None = self.steps_per_epoch or self.total
         self.placement = placement
         self.arrays = placement.everywhere(arrays)
@@ -32,8 +33,8 @@ class Resident:
         self.position = self.end = 0
 
     def begin_epoch(self) -> None:
-        # With `steps_per_epoch`, an epoch goes on where the last one stopped.
-        if self.steps_per_epoch is None or self.position == self.total:
+        # With `steps_per_epoch`, training goes on where the last epoch stopped.
+        if not self.goes_on or self.position == self.total:
             self.position = 0
         if self.position == 0:
             self.order = self._draw_order()

@@ -13,7 +13,8 @@ import numpy as np
 from convoy import keras_bridge
 from convoy.engine.feed import Budget, Chunk, Feed, Placement
 from convoy.engine.pace import Pace, make_pace
-from convoy.engine.program import Mode, ProgramCache, Programs
+from convoy.engine.program import ProgramCache, Programs
+from convoy.engine.state import Mode
 
 # Of the memory for data, what the outputs of one prediction call may take.
 OUTPUT_SHARE = 4
@@ -136,7 +137,8 @@ class Runner:
         if example is None:
             raise ValueError("The input yielded no batch to predict. Pass at least one.")
         share = budget.left // OUTPUT_SHARE
-        most = programs.limit_outputs(example, share, pace.block_steps)
+        steps = min(pace.block_steps, feed.steps or pace.block_steps)
+        most = programs.limit_outputs(example, share, steps)
 
         def end(step: int, outcomes: list[Any]) -> None:
             outputs = _join(outcomes)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import keras
 from convoy import keras_bridge
 
 Arrays = list[jax.Array]
+Mode = Literal["train", "evaluate", "predict"]
 
 
 class State(NamedTuple):
@@ -27,16 +28,25 @@ class Variables:
     writes is what the next device call starts from.
     """
 
-    def __init__(self, model: keras.Model, *, training: bool) -> None:
-        self.parts = State(
+    def __init__(self, model: keras.Model, mode: Mode) -> None:
+        self.parts: Any = State(
             trainable=model.trainable_variables,
             non_trainable=model.non_trainable_variables,
-            optimizer=model.optimizer.variables if training else [],
-            metrics=model.metrics_variables if model.compiled else [],
+            optimizer=model.optimizer.variables if mode == "train" else [],
+            metrics=model.metrics_variables if mode != "predict" else [],
         )
 
     def read(self) -> State:
-        return State(*(keras_bridge.values(part) for part in self.parts))
+        # Two variables may share an array, but a buffer can be donated only once.
+        seen: set[int] = set()
+
+        def once(value: jax.Array) -> jax.Array:
+            if id(value) in seen:
+                return value.copy()
+            seen.add(id(value))
+            return value
+
+        return State(*([once(v) for v in keras_bridge.values(part)] for part in self.parts))
 
     def write(self, state: State) -> None:
         for part, values in zip(self.parts, state, strict=True):

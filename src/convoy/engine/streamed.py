@@ -34,8 +34,8 @@ class Streamed:
         placement: where data goes.
         budget: bytes that all blocks in flight may take on a device.
         limit: the most steps that one device call will run.
-        complete: whether samples that do not fill a step of all replicas are kept; they are then
-            computed on every replica.
+        training: whether samples that do not fill a step of all replicas are left out; else they
+            are computed on every replica.
         inspect: called with the first batch, before anything is compiled for it.
     """
 
@@ -46,14 +46,14 @@ class Streamed:
         budget: int,
         limit: int,
         *,
-        complete: bool,
+        training: bool,
         inspect: Callable[[Any], None] | None = None,
     ) -> None:
         self.batches = batches
         self.placement = placement
         self.budget = budget
         self.limit = limit
-        self.complete = complete
+        self.training = training
         # A batch of arrays is cut for all replicas; any other input yields a replica's batches.
         self.per_step = 1 if batches.batch_size_is_ours else placement.replicas
         known = batches.num_batches
@@ -66,6 +66,8 @@ class Streamed:
         self._ready: Chunk | None = None
 
     def begin_epoch(self) -> None:
+        if not self.training:
+            self.batches.reset()  # an evaluation starts anew, training may go on
         self._steps = self._read()
         self._held = self._ready = None
         self._left_out = 0
@@ -116,7 +118,7 @@ class Streamed:
 
     def _remainder(self, group: list[Any]) -> Iterator[Step]:
         for batch in group:
-            if self.complete:
+            if not self.training:
                 yield Step(batch, _samples(batch), spread=False)
             else:
                 self._left_out += _samples(batch)
@@ -128,7 +130,7 @@ class Streamed:
         if first is None:
             return None
         fitting = max(1, self.budget // (BLOCKS_IN_FLIGHT * max(1, size(first.batch))))
-        capacity = min(self.limit, fitting)
+        capacity = min(self.limit, fitting, self.steps or self.limit)
         steps = [first]
         while len(steps) < min(limit, capacity) and (step := next(self._steps, None)):
             if not step.alike(first):
