@@ -120,7 +120,8 @@ CONVOY_VECTORISED void AddPassedProducts(const float* __restrict dy, const float
                                          const float* __restrict rectified, float* __restrict sum,
                                          float* __restrict product, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
-    const float passed = rectified[i] > 0.0f ? dy[i] : 0.0f;
+    const float gradient = dy[i];  // read in any case: a load under a condition is not vectorised
+    const float passed = rectified[i] > 0.0f ? gradient : 0.0f;
     sum[i] += passed;
     product[i] += passed * (x[i] - mean[i]);
   }
@@ -137,7 +138,8 @@ CONVOY_VECTORISED void CombinePassed(const float* __restrict dy, const float* __
                                      const float* __restrict c, const float* __restrict rectified,
                                      float* __restrict dx, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
-    const float passed = rectified[i] > 0.0f ? dy[i] : 0.0f;
+    const float gradient = dy[i];  // read in any case: a load under a condition is not vectorised
+    const float passed = rectified[i] > 0.0f ? gradient : 0.0f;
     dx[i] = passed * a[i] + x[i] * b[i] + c[i];
   }
 }
@@ -148,7 +150,8 @@ CONVOY_VECTORISED void CombineKeepPassed(const float* __restrict dy, const float
                                          const float* __restrict rectified, float* __restrict dx,
                                          float* __restrict kept, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
-    const float passed = rectified[i] > 0.0f ? dy[i] : 0.0f;
+    const float gradient = dy[i];  // read in any case: a load under a condition is not vectorised
+    const float passed = rectified[i] > 0.0f ? gradient : 0.0f;
     kept[i] = passed;
     dx[i] = passed * a[i] + x[i] * b[i] + c[i];
   }
