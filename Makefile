@@ -11,7 +11,7 @@ help: ## Show this list
 
 setup: $(VENV)/.installed ## Make the environment in .venv
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml CMakeLists.txt $(wildcard src/convoy/cpu/native/*)
 	@echo "Setting up $(VENV) (once; a few minutes) ..."
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Convoy needs Python 3.11 or later; set PYTHON=/path/to/python3" >&2; exit 1; }
