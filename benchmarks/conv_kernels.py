@@ -1,7 +1,8 @@
 """Operations on a CPU: JAX alone against Convoy's kernels, in a device loop and out of it.
 
-Run:    python benchmarks/conv_kernels.py            (about ten minutes, most of them JAX alone in a loop)
-Expect: ratios above 1 in every row; weight gradients in a loop and max pooling's gradient above 10.
+Run:    python benchmarks/conv_kernels.py     (ten minutes or more: JAX alone in a loop is slow)
+Expect: ratios of 1 or more in every row; above 10 for weight gradients in a
+        loop and for max pooling's gradient.
 
 Both sides are compiled first and then measured in turn, so that whatever else the machine does
 hits both alike. A row shows the median over the rounds of (JAX alone / Convoy), and the lowest and
@@ -82,7 +83,11 @@ def cases():
         yield f"{convolution.name}: forward", convolution, (x, w)
         yield f"{convolution.name}: input gradient", _pull_back(convolution, 0), (x, w, g)
         yield f"{convolution.name}: weight gradient", _pull_back(convolution, 1), (x, w, g)
-        yield f"{convolution.name}: weight gradient in a loop", _training_loop(convolution), (x, w, g)
+        yield (
+            f"{convolution.name}: weight gradient in a loop",
+            _training_loop(convolution),
+            (x, w, g),
+        )
     for pool in (max_pool, average_pool):
         x = _normal((8, 112, 112, 64))
         g = _normal(jax.eval_shape(pool, x).shape)
