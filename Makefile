@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+INTEROP := .venv-interop
+BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard src/convoy/cpu/native/*)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup train test test-all lint clean
@@ -11,7 +13,7 @@ help: ## Show this list
 
 setup: $(VENV)/.installed ## Make the environment in .venv
 
-$(VENV)/.installed: pyproject.toml CMakeLists.txt $(wildcard src/convoy/cpu/native/*)
+$(VENV)/.installed: $(BUILT_FROM)
 	@echo "Setting up $(VENV) (once; a few minutes) ..."
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Convoy needs Python 3.11 or later; set PYTHON=/path/to/python3" >&2; exit 1; }
@@ -25,8 +27,14 @@ train: setup ## Train a small CNN on handwritten digits, on two devices
 test: setup lint ## Everything that must pass: style, types, fast tests
 	@$(BIN)/python -m pytest -m 'not slow'
 
-test-all: setup lint ## The same with the slow tests
+test-all: setup lint $(INTEROP)/.installed ## The same with the slow tests, and inputs of other libraries
 	@$(BIN)/python -m pytest
+	@$(INTEROP)/bin/python -m pytest -m interop
+
+$(INTEROP)/.installed: $(BUILT_FROM)
+	@test -x $(INTEROP)/bin/python || $(PYTHON) -m venv $(INTEROP)
+	@$(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,interop]'
+	@touch $@
 
 lint: setup
 	@$(BIN)/ruff check
@@ -34,4 +42,4 @@ lint: setup
 	@$(BIN)/mypy
 
 clean: ## Remove the environment and what was built
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(INTEROP) build dist .mypy_cache .pytest_cache .ruff_cache

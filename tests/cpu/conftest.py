@@ -1,6 +1,5 @@
 import jax
 import pytest
-
 from convoy import cpu
 from convoy.cpu import library, threads
 

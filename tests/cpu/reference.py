@@ -4,9 +4,8 @@ from contextlib import contextmanager
 
 import jax
 import numpy as np
-from jax import lax
-
 from convoy.cpu import rules, switch
+from jax import lax
 
 # Sums are taken in another order, and each is of up to some thousand float32 products of order 1.
 RTOL = 1e-4

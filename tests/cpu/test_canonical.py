@@ -3,10 +3,9 @@
 import jax
 import numpy as np
 import pytest
-from jax import lax
-
 from convoy.cpu import canonical
 from convoy.cpu.convolution import ConvolutionParameters
+from jax import lax
 
 LAYOUTS = [("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW"), ("CHWN", "IHWO", "HWNC")]
 

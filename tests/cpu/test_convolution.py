@@ -3,13 +3,12 @@
 import jax
 import numpy as np
 import pytest
+from convoy import cpu
+from convoy.cpu import tally
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 from reference import assert_close, compare, jax_alone, normal, value_and_gradients
-
-from convoy import cpu
-from convoy.cpu import tally
 
 LAYOUTS = {
     1: [("NWC", "WIO", "NWC"), ("NCW", "OIW", "NCW")],

@@ -8,13 +8,12 @@ import sys
 
 import jax
 import pytest
-from jax import lax
-from reference import assert_close, normal
-
 from convoy import cpu
 from convoy.cpu import library
 from convoy.cpu.convolution import ConvolutionParameters, recognise
 from convoy.cpu.convolution_rule import describe
+from jax import lax
+from reference import assert_close, normal
 
 X, W = normal((2, 8, 8, 4)), normal((3, 3, 4, 8), 1)
 

@@ -7,13 +7,12 @@ import threading
 import jax
 import jax.numpy as jnp
 import numpy as np
+from convoy import cpu
+from convoy.cpu import tally
 from jax import export, lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from reference import assert_close, compare, jax_alone, normal, value_and_gradients
-
-from convoy import cpu
-from convoy.cpu import tally
 
 
 def network(x, weights):

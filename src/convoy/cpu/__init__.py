@@ -1,6 +1,7 @@
 """CPU kernels for every JAX program in the process."""
 
+from convoy.cpu.fusion import Fusion
 from convoy.cpu.status import Status
-from convoy.cpu.switch import disable, enable, status
+from convoy.cpu.switch import disable, enable, fuses, status
 
-__all__ = ["Status", "disable", "enable", "status"]
+__all__ = ["Fusion", "Status", "disable", "enable", "fuses", "status"]

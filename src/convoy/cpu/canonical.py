@@ -9,9 +9,8 @@ they are put into it.
 from dataclasses import fields, replace
 
 import jax.numpy as jnp
-from jax import Array, lax
-
 from convoy.cpu.convolution import ConvolutionParameters
+from jax import Array, lax
 
 
 def is_canonical(parameters: ConvolutionParameters) -> bool:

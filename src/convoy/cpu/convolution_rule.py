@@ -6,13 +6,12 @@ from typing import Any
 
 import jax
 import numpy as np
+from convoy.cpu import canonical, library, placement, rules, tally, threads
+from convoy.cpu.convolution import ConvolutionParameters, OneDnnConvolution, recognise
 from jax import Array, lax
 from jax.core import ShapedArray
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
-
-from convoy.cpu import canonical, library, placement, rules, tally, threads
-from convoy.cpu.convolution import ConvolutionParameters, OneDnnConvolution, recognise
 
 # oneDNN's numbers for the types.
 _TYPES = {"float16": 1, "bfloat16": 2, "float32": 3}

@@ -38,6 +38,10 @@ _TARGETS = (
     "convoy_max_pool",
     "convoy_sum_pool",
     "convoy_max_pool_gradient",
+    "convoy_moments",
+    "convoy_affine",
+    "convoy_gradient_sums",
+    "convoy_input_gradient",
 )
 
 

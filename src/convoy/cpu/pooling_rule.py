@@ -11,12 +11,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from convoy.cpu import library, placement, rules, tally, threads
+from convoy.cpu.pooling import Pooling, Window, recognise
 from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
-
-from convoy.cpu import library, placement, rules, tally, threads
-from convoy.cpu.pooling import Pooling, Window, recognise
 
 # With fewer channels next to each other there is nothing to gain over XLA's own loops.
 _FEWEST_CHANNELS = 4

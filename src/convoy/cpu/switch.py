@@ -3,11 +3,10 @@
 import os
 
 import jax
+from convoy.cpu import convolution_rule, library, pooling_rule, rules
+from convoy.cpu.status import Status, read
 from jax import lax
 from jax.extend.core import Primitive
-
-from convoy.cpu import convolution_rule, pooling_rule, rules
-from convoy.cpu.status import Status, read
 
 VARIABLE = "CONVOY_CPU_KERNELS"
 
@@ -47,6 +46,11 @@ def disable() -> None:
     rules.remove_all()
     jax.clear_caches()
     _active = False
+
+
+def fuses(platform: str) -> bool:
+    """Say whether models that run on a platform are to be traced with a `Fusion`."""
+    return _active and platform == "cpu" and library.find() is not None
 
 
 def status() -> Status:

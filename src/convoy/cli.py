@@ -1,0 +1,58 @@
+"""The command line: one function a verb."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+
+
+def doctor() -> int:
+    """Say what is installed, which devices there are, and which kernels run."""
+    import convoy
+    import jax
+    from convoy import compilation_cache, cpu
+
+    rows = [("convoy", convoy.__version__), ("python", platform.python_version())]
+    rows += [(name, metadata.version(name)) for name in ("keras", "jax", "jaxlib", "numpy")]
+    found = jax.devices()
+    rows += [
+        ("devices", f"{len(found)} x {found[0].device_kind or found[0].platform}"),
+        ("cpu kernels", str(cpu.status())),
+        ("program cache", str(compilation_cache.active() or "off")),
+    ]
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        first, *more = value.splitlines() or [""]
+        print(f"{name:<{width}}  {first}")
+        for line in more:
+            print(f"{'':<{width}}  {line}")
+    return 0
+
+
+VERBS = {"doctor": doctor}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="convoy", description="Train and serve plain Keras models as compiled device programs."
+    )
+    parser.add_argument("--version", action="store_true", help="show the version and exit")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
+    for name, function in VERBS.items():
+        summary = (function.__doc__ or "").splitlines()[0]
+        verbs.add_parser(name, help=summary, description=summary)
+    options = parser.parse_args(arguments)
+    if options.version:
+        print(f"convoy {metadata.version('keras-convoy')}")
+        return 0
+    if options.verb is None:
+        parser.print_help()
+        return 2
+    return VERBS[options.verb]()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

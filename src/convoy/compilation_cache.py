@@ -1,0 +1,45 @@
+"""Compiled programs are kept on disk, so that a second run starts at once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from pathlib import Path
+
+import jax
+
+VARIABLE = "CONVOY_COMPILATION_CACHE"
+
+
+def enable() -> None:
+    """Turn JAX's persistent cache on, unless the user has chosen a folder or turned it off."""
+    chosen = os.environ.get(VARIABLE, "")
+    if chosen in ("0", "off") or active():
+        return
+    jax.config.update("jax_compilation_cache_dir", str(Path(chosen) if chosen else folder()))
+
+
+def folder() -> Path:
+    """Return the user's cache folder for programs of this machine's kind of CPU.
+
+    A compiled program holds the CPU's own instructions, so a home folder that machines share
+    must not hand one machine's programs to another.
+    """
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return home / "convoy" / "programs" / _cpu_identity()
+
+
+def _cpu_identity() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    kind = [line for line in lines if line.startswith(("model name", "flags", "Features"))][:2]
+    text = "\n".join([platform.machine(), platform.processor(), *kind])
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def active() -> str | None:
+    """Return the folder in which JAX keeps programs, or `None`."""
+    return jax.config.jax_compilation_cache_dir or None  # type: ignore[attr-defined]

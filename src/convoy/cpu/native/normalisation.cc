@@ -1,0 +1,377 @@
+#include "normalisation.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "parallel.h"
+
+// Compiled for several instruction sets; the one that runs here is chosen when the library loads.
+#if defined(__GNUC__) && !defined(__clang__)
+#define CONVOY_VECTORISED __attribute__((target_clones("arch=skylake-avx512", "arch=haswell", "default")))
+#else
+#define CONVOY_VECTORISED
+#endif
+
+namespace convoy {
+namespace {
+
+// Few channels would make short loops. So values by channel are written down again and again, until
+// a tile of them is long enough, and rows are worked on a tile at a time.
+constexpr int64_t kTile = 256;
+// What is read a second time should still be in the cache.
+constexpr int64_t kCached = 8192;
+constexpr int64_t kFewestRowsCached = 16;
+// A thread is worth waking for so many elements.
+constexpr int64_t kElementsPerThread = 16384;
+
+using Values = std::vector<float>;
+
+int64_t TileOf(const Rows& shape) {
+  return shape.channels * std::max<int64_t>(1, kTile / shape.channels);
+}
+
+Values Repeat(const float* by_channel, int64_t channels, int64_t tile) {
+  Values repeated(tile);
+  for (int64_t i = 0; i < tile; i += channels) std::copy_n(by_channel, channels, &repeated[i]);
+  return repeated;
+}
+
+// Adds a tile's sums to those of its channels.
+template <typename Sum>
+void Fold(const Values& tile, int64_t channels, Sum* sums) {
+  for (size_t i = 0; i < tile.size(); i += channels) {
+    for (int64_t c = 0; c < channels; ++c) sums[c] += tile[i + c];
+  }
+}
+
+// Calls `work(first, count, part)` for runs of whole rows, as positions in the array.
+template <typename Work>
+int64_t ForParts(const Rows& shape, xla::ffi::ThreadPool& pool, const Work& work) {
+  const int64_t all = shape.rows * shape.channels;
+  const int64_t parts = std::clamp<int64_t>(all / kElementsPerThread, 1, shape.threads);
+  ParallelFor(pool, parts, [&](int64_t part) {
+    const int64_t first = shape.rows * part / parts, last = shape.rows * (part + 1) / parts;
+    work(first * shape.channels, (last - first) * shape.channels, part);
+  });
+  return parts;
+}
+
+// Calls `work(first, count)` for pieces of at most `size` elements.
+template <typename Work>
+void ForPieces(int64_t first, int64_t count, int64_t size, const Work& work) {
+  for (int64_t at = 0; at < count; at += size) work(first + at, std::min(size, count - at));
+}
+
+CONVOY_VECTORISED void AddTo(float* __restrict sum, const float* __restrict x, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) sum[i] += x[i];
+}
+
+CONVOY_VECTORISED void AddSquares(float* __restrict sum, const float* __restrict x,
+                                  const float* __restrict mean, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float deviation = x[i] - mean[i];
+    sum[i] += deviation * deviation;
+  }
+}
+
+CONVOY_VECTORISED void Scale(const float* __restrict x, const float* __restrict scale,
+                             const float* __restrict shift, float* __restrict y, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) y[i] = x[i] * scale[i] + shift[i];
+}
+
+CONVOY_VECTORISED void ScaleRectify(const float* __restrict x, const float* __restrict scale,
+                                    const float* __restrict shift, float* __restrict y,
+                                    int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float value = x[i] * scale[i] + shift[i];
+    y[i] = value < 0.0f ? 0.0f : value;  // what is not a number stays so
+  }
+}
+
+CONVOY_VECTORISED void ScaleAdd(const float* __restrict x, const float* __restrict scale,
+                                const float* __restrict shift, const float* __restrict addend,
+                                float* __restrict y, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) y[i] = x[i] * scale[i] + shift[i] + addend[i];
+}
+
+CONVOY_VECTORISED void ScaleAddRectify(const float* __restrict x, const float* __restrict scale,
+                                       const float* __restrict shift,
+                                       const float* __restrict addend, float* __restrict y,
+                                       int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float value = x[i] * scale[i] + shift[i] + addend[i];
+    y[i] = value < 0.0f ? 0.0f : value;
+  }
+}
+
+CONVOY_VECTORISED void AddProducts(const float* __restrict dy, const float* __restrict x,
+                                   const float* __restrict mean, float* __restrict sum,
+                                   float* __restrict product, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    sum[i] += dy[i];
+    product[i] += dy[i] * (x[i] - mean[i]);
+  }
+}
+
+CONVOY_VECTORISED void AddPassedProducts(const float* __restrict dy, const float* __restrict x,
+                                         const float* __restrict mean,
+                                         const float* __restrict rectified, float* __restrict sum,
+                                         float* __restrict product, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float passed = rectified[i] > 0.0f ? dy[i] : 0.0f;
+    sum[i] += passed;
+    product[i] += passed * (x[i] - mean[i]);
+  }
+}
+
+CONVOY_VECTORISED void Combine(const float* __restrict dy, const float* __restrict x,
+                               const float* __restrict a, const float* __restrict b,
+                               const float* __restrict c, float* __restrict dx, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) dx[i] = dy[i] * a[i] + x[i] * b[i] + c[i];
+}
+
+CONVOY_VECTORISED void CombinePassed(const float* __restrict dy, const float* __restrict x,
+                                     const float* __restrict a, const float* __restrict b,
+                                     const float* __restrict c, const float* __restrict rectified,
+                                     float* __restrict dx, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float passed = rectified[i] > 0.0f ? dy[i] : 0.0f;
+    dx[i] = passed * a[i] + x[i] * b[i] + c[i];
+  }
+}
+
+CONVOY_VECTORISED void CombineKeepPassed(const float* __restrict dy, const float* __restrict x,
+                                         const float* __restrict a, const float* __restrict b,
+                                         const float* __restrict c,
+                                         const float* __restrict rectified, float* __restrict dx,
+                                         float* __restrict kept, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float passed = rectified[i] > 0.0f ? dy[i] : 0.0f;
+    kept[i] = passed;
+    dx[i] = passed * a[i] + x[i] * b[i] + c[i];
+  }
+}
+
+// Mean and sum of squared deviations of some rows; two of them join into one (Chan, Golub and
+// LeVeque), so that every row is read from memory once and nothing large is ever subtracted.
+struct Spread {
+  double count = 0;
+  std::vector<double> mean, squares;
+
+  explicit Spread(int64_t channels) : mean(channels), squares(channels) {}
+
+  void Join(double other_count, const double* other_mean, const double* other_squares) {
+    const double together = count + other_count;
+    for (size_t c = 0; c < mean.size(); ++c) {
+      const double difference = other_mean[c] - mean[c];
+      mean[c] += difference * (other_count / together);
+      squares[c] += other_squares[c] + difference * difference * (count * other_count / together);
+    }
+    count = together;
+  }
+};
+
+void JoinRows(const Rows& shape, const float* x, int64_t count, Spread& spread) {
+  const int64_t channels = shape.channels, tile = TileOf(shape), rows = count / channels;
+  std::vector<double> mean(channels), squares(channels);
+  Values sums(tile);
+  ForPieces(0, count, tile, [&](int64_t at, int64_t n) { AddTo(sums.data(), x + at, n); });
+  Fold(sums, channels, mean.data());
+  Values rounded(channels);
+  for (int64_t c = 0; c < channels; ++c) {
+    rounded[c] = static_cast<float>(mean[c] / rows);
+    mean[c] = rounded[c];
+  }
+  const Values means = Repeat(rounded.data(), channels, tile);
+  std::fill(sums.begin(), sums.end(), 0.0f);
+  ForPieces(0, count, tile,
+            [&](int64_t at, int64_t n) { AddSquares(sums.data(), x + at, means.data(), n); });
+  Fold(sums, channels, squares.data());
+  spread.Join(rows, mean.data(), squares.data());
+}
+
+}  // namespace
+
+void Moments(const Rows& shape, const float* x, float* mean, float* variance,
+             xla::ffi::ThreadPool& pool) {
+  const int64_t channels = shape.channels;
+  const int64_t cached = channels * std::max(kFewestRowsCached, kCached / channels);
+  std::vector<Spread> parts(shape.threads, Spread(channels));
+  const int64_t used = ForParts(shape, pool, [&](int64_t first, int64_t count, int64_t part) {
+    ForPieces(first, count, cached,
+              [&](int64_t at, int64_t n) { JoinRows(shape, x + at, n, parts[part]); });
+  });
+  Spread& all = parts[0];
+  for (int64_t i = 1; i < used; ++i) {
+    if (parts[i].count > 0) all.Join(parts[i].count, parts[i].mean.data(), parts[i].squares.data());
+  }
+  for (int64_t c = 0; c < channels; ++c) {
+    mean[c] = static_cast<float>(all.mean[c]);
+    variance[c] = static_cast<float>(all.squares[c] / all.count);
+  }
+}
+
+void Affine(const Rows& shape, const float* x, const float* scale, const float* shift,
+            const float* addend, bool rectify, float* y, xla::ffi::ThreadPool& pool) {
+  const int64_t tile = TileOf(shape);
+  const Values scales = Repeat(scale, shape.channels, tile);
+  const Values shifts = Repeat(shift, shape.channels, tile);
+  const float *s = scales.data(), *t = shifts.data();
+  ForParts(shape, pool, [&](int64_t first, int64_t count, int64_t) {
+    ForPieces(first, count, tile, [&](int64_t at, int64_t n) {
+      if (addend && rectify) return ScaleAddRectify(x + at, s, t, addend + at, y + at, n);
+      if (addend) return ScaleAdd(x + at, s, t, addend + at, y + at, n);
+      if (rectify) return ScaleRectify(x + at, s, t, y + at, n);
+      Scale(x + at, s, t, y + at, n);
+    });
+  });
+}
+
+void GradientSums(const Rows& shape, const float* dy, const float* x, const float* mean,
+                  const float* rectified, float* sum, float* product,
+                  xla::ffi::ThreadPool& pool) {
+  const int64_t channels = shape.channels, tile = TileOf(shape);
+  const int64_t cached = channels * std::max(kFewestRowsCached, kCached / channels);
+  const Values means = Repeat(mean, channels, tile);
+  std::vector<std::vector<double>> sums(shape.threads, std::vector<double>(channels));
+  auto products = sums;
+  const int64_t used = ForParts(shape, pool, [&](int64_t first, int64_t count, int64_t part) {
+    // Sums over many rows are kept in double precision, those over a few in single.
+    ForPieces(first, count, cached, [&](int64_t piece, int64_t piece_count) {
+      Values some(tile), some_products(tile);
+      ForPieces(piece, piece_count, tile, [&](int64_t at, int64_t n) {
+        if (rectified) {
+          AddPassedProducts(dy + at, x + at, means.data(), rectified + at, some.data(),
+                            some_products.data(), n);
+        } else {
+          AddProducts(dy + at, x + at, means.data(), some.data(), some_products.data(), n);
+        }
+      });
+      Fold(some, channels, sums[part].data());
+      Fold(some_products, channels, products[part].data());
+    });
+  });
+  for (int64_t c = 0; c < channels; ++c) {
+    double total = 0, total_product = 0;
+    for (int64_t i = 0; i < used; ++i) {
+      total += sums[i][c];
+      total_product += products[i][c];
+    }
+    sum[c] = static_cast<float>(total);
+    product[c] = static_cast<float>(total_product);
+  }
+}
+
+void InputGradient(const Rows& shape, const float* dy, const float* x, const float* a,
+                   const float* b, const float* c, const float* rectified, float* dx,
+                   float* passed, xla::ffi::ThreadPool& pool) {
+  const int64_t tile = TileOf(shape);
+  const Values as = Repeat(a, shape.channels, tile);
+  const Values bs = Repeat(b, shape.channels, tile);
+  const Values cs = Repeat(c, shape.channels, tile);
+  ForParts(shape, pool, [&](int64_t first, int64_t count, int64_t) {
+    ForPieces(first, count, tile, [&](int64_t at, int64_t n) {
+      const float *g = dy + at, *v = x + at, *r = rectified + at;
+      if (!rectified) return Combine(g, v, as.data(), bs.data(), cs.data(), dx + at, n);
+      if (!passed) return CombinePassed(g, v, as.data(), bs.data(), cs.data(), r, dx + at, n);
+      CombineKeepPassed(g, v, as.data(), bs.data(), cs.data(), r, dx + at, passed + at, n);
+    });
+  });
+}
+
+namespace {
+
+namespace ffi = xla::ffi;
+using Array = ffi::Buffer<ffi::F32>;
+using Result = ffi::ResultBuffer<ffi::F32>;
+
+Rows ShapeOf(const Array& x, int64_t threads) {
+  const auto sizes = x.dimensions();
+  if (sizes.size() != 2 || sizes[0] < 1 || sizes[1] < 1 || threads < 1) {
+    throw std::invalid_argument("not an array of rows and channels");
+  }
+  return {sizes[0], sizes[1], threads};
+}
+
+// An array without elements stands for one that is not there.
+const float* Optional(const Array& array) {
+  return array.element_count() ? array.typed_data() : nullptr;
+}
+
+template <typename Work>
+ffi::Error Guarded(const Work& work) {
+  try {
+    work();
+    return ffi::Error::Success();
+  } catch (const std::exception& error) {
+    return ffi::Error::Internal(std::string("normalisation: ") + error.what());
+  }
+}
+
+ffi::Error CallMoments(ffi::ThreadPool pool, Array x, Result mean, Result variance,
+                       int64_t threads) {
+  return Guarded([&] {
+    Moments(ShapeOf(x, threads), x.typed_data(), mean->typed_data(), variance->typed_data(), pool);
+  });
+}
+
+ffi::Error CallAffine(ffi::ThreadPool pool, Array x, Array scale, Array shift, Array addend,
+                      Result y, bool rectify, int64_t threads) {
+  return Guarded([&] {
+    Affine(ShapeOf(x, threads), x.typed_data(), scale.typed_data(), shift.typed_data(),
+           Optional(addend), rectify, y->typed_data(), pool);
+  });
+}
+
+ffi::Error CallGradientSums(ffi::ThreadPool pool, Array dy, Array x, Array mean, Array rectified,
+                            Result sum, Result product, int64_t threads) {
+  return Guarded([&] {
+    GradientSums(ShapeOf(x, threads), dy.typed_data(), x.typed_data(), mean.typed_data(),
+                 Optional(rectified), sum->typed_data(), product->typed_data(), pool);
+  });
+}
+
+ffi::Error CallInputGradient(ffi::ThreadPool pool, Array dy, Array x, Array a, Array b, Array c,
+                             Array rectified, Result dx, Result passed, int64_t threads) {
+  return Guarded([&] {
+    InputGradient(ShapeOf(x, threads), dy.typed_data(), x.typed_data(), a.typed_data(),
+                  b.typed_data(), c.typed_data(), Optional(rectified), dx->typed_data(),
+                  passed->element_count() ? passed->typed_data() : nullptr, pool);
+  });
+}
+
+}  // namespace
+}  // namespace convoy
+
+#define CONVOY_ARRAY Arg<convoy::Array>()
+#define CONVOY_RESULT Ret<ffi::Buffer<ffi::F32>>()
+
+namespace ffi = xla::ffi;
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(convoy_moments, convoy::CallMoments,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .CONVOY_ARRAY.CONVOY_RESULT.CONVOY_RESULT
+                                  .Attr<int64_t>("threads"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(convoy_affine, convoy::CallAffine,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .CONVOY_ARRAY.CONVOY_ARRAY.CONVOY_ARRAY.CONVOY_ARRAY
+                                  .CONVOY_RESULT.Attr<bool>("rectify")
+                                  .Attr<int64_t>("threads"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(convoy_gradient_sums, convoy::CallGradientSums,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .CONVOY_ARRAY.CONVOY_ARRAY.CONVOY_ARRAY.CONVOY_ARRAY
+                                  .CONVOY_RESULT.CONVOY_RESULT.Attr<int64_t>("threads"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(convoy_input_gradient, convoy::CallInputGradient,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .CONVOY_ARRAY.CONVOY_ARRAY.CONVOY_ARRAY.CONVOY_ARRAY
+                                  .CONVOY_ARRAY.CONVOY_ARRAY.CONVOY_RESULT.CONVOY_RESULT
+                                  .Attr<int64_t>("threads"));

@@ -1,0 +1,1 @@
+"""One pure step and the wrappers around it: data flows from feed to loop to metrics."""

@@ -1,0 +1,141 @@
+"""From the user's data to chunks of batches on the devices.
+
+Data that fits into the budget is moved once and indexed on the device (`resident.py`); the rest
+is streamed in blocks, the next one moving while this one computes (`streamed.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import jax
+from convoy.engine.replicate import AXIS
+
+Layout = Literal["ordered", "contiguous", "block"]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some steps' worth of data on the devices.
+
+    Attributes:
+        layout: where a step's batch is found: `"ordered"`, by an array of indices into whole
+            arrays; `"contiguous"`, one batch after the other in whole arrays; `"block"`, in
+            arrays whose first axis is the step.
+        source: `(arrays, order, offset)`, or the block.
+        batch: samples in a step, over all replicas.
+        count: steps.
+        spread: whether each batch is divided over the replicas; else each of them sees all of it.
+    """
+
+    layout: Layout
+    source: Any
+    batch: int
+    count: int
+    spread: bool
+
+
+class Feed(Protocol):
+    """Hands out an epoch's data, a chunk at a time."""
+
+    steps: int | None
+    """Steps in an epoch, if that is known."""
+
+    def begin_epoch(self) -> None: ...
+
+    def example(self) -> Any:
+        """Return the shapes and types of the batch that the epoch begins with, if there is one."""
+        ...
+
+    def next(self, limit: int) -> Chunk | None:
+        """Return the next chunk, of at most `limit` steps; `None` when the epoch is over."""
+        ...
+
+    def prefetch(self, limit: int) -> None:
+        """Start moving what the next call of `next` will return."""
+        ...
+
+
+class Placement:
+    """Where data goes: one device, or a mesh whose replicas divide each batch."""
+
+    def __init__(self, mesh: jax.sharding.Mesh | None) -> None:
+        self.mesh = mesh
+        self.replicas = mesh.size if mesh else 1
+
+    @property
+    def platform(self) -> str:
+        device = self.mesh.devices.flat[0] if self.mesh else jax.devices()[0]
+        return device.platform
+
+    def everywhere(self, tree: Any) -> Any:
+        return self._put(tree, jax.sharding.PartitionSpec())
+
+    def divided(self, block: Any) -> Any:
+        return self._put(block, jax.sharding.PartitionSpec(None, AXIS))
+
+    def _put(self, tree: Any, spec: jax.sharding.PartitionSpec) -> Any:
+        return jax.device_put(tree, self.mesh and jax.sharding.NamedSharding(self.mesh, spec))
+
+
+class Budget:
+    """Memory that data may take on each device."""
+
+    def __init__(self, limit: int) -> None:
+        self.left = limit
+
+    def reserve(self, size: int) -> bool:
+        if size > self.left:
+            return False
+        self.left -= size
+        return True
+
+    @staticmethod
+    def default(devices: tuple[jax.Device, ...]) -> int:
+        """Return a quarter of a device's memory; virtual devices share the host's."""
+        stats = devices[0].memory_stats() if devices[0].platform != "cpu" else None
+        if stats and "bytes_limit" in stats:
+            return stats["bytes_limit"] // 4
+        host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return host // (4 * len(devices))
+
+
+def size(tree: Any) -> int:
+    """Return the bytes that a structure of arrays takes on a device."""
+    return sum(
+        leaf.size * jax.dtypes.canonicalize_dtype(leaf.dtype).itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def shapes(batch: Any) -> Any:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
+
+
+def fetcher(chunk: Chunk, replicas: int) -> Callable[[Any, jax.Array], Any]:
+    """Return the function that finds a step's batch (a replica's share of it) in a source."""
+    share = chunk.batch // replicas
+
+    def share_offset() -> jax.Array | int:
+        return jax.lax.axis_index(AXIS) * share if replicas > 1 else 0
+
+    def ordered(source: Any, step: jax.Array) -> Any:
+        arrays, order, offset = source
+        start = offset + step * chunk.batch + share_offset()
+        indices = jax.lax.dynamic_slice_in_dim(order, start, share)
+        return jax.tree.map(lambda leaf: leaf.at[indices].get(mode="promise_in_bounds"), arrays)
+
+    def contiguous(source: Any, step: jax.Array) -> Any:
+        arrays, _, offset = source
+        start = offset + step * chunk.batch + share_offset()
+        return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, share), arrays)
+
+    def block(source: Any, step: jax.Array) -> Any:
+        return jax.tree.map(
+            lambda leaf: jax.lax.dynamic_index_in_dim(leaf, step, keepdims=False), source
+        )
+
+    return {"ordered": ordered, "contiguous": contiguous, "block": block}[chunk.layout]

@@ -1,0 +1,87 @@
+"""Arrays that are moved to the devices once, and indexed there."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import jax
+import numpy as np
+from convoy.engine.feed import Chunk, Layout, Placement
+from convoy.keras_bridge import Batches
+
+
+class Resident:
+    """Feeds from whole arrays on the devices, shuffled there by an order drawn once per epoch."""
+
+    def __init__(
+        self, arrays: Any, batches: Batches, placement: Placement, *, training: bool
+    ) -> None:
+        self.samples = len(jax.tree.leaves(arrays)[0])
+        self.batch = batches.batch_size
+        self.shuffle = batches.shuffle
+        self.whole_steps, self.tail = divmod(self.samples, self.batch)
+        if training and placement.replicas > 1:
+            self.tail = 0
+        self.total = self.whole_steps + bool(self.tail)
+        self.steps_per_epoch = batches.steps_per_epoch
+        self.goes_on = training and self.steps_per_epoch is not None
+        self.steps: int | None = self.steps_per_epoch or self.total
+        self.placement = placement
+        self.arrays = placement.everywhere(arrays)
+        self.order: jax.Array | None = None
+        self.position = self.end = 0
+
+    def begin_epoch(self) -> None:
+        # With `steps_per_epoch`, training goes on where the last epoch stopped.
+        if not self.goes_on or self.position == self.total:
+            self.position = 0
+        if self.position == 0:
+            self.order = self._draw_order()
+        wanted = self.position + (self.steps_per_epoch or self.total)
+        self.end = min(wanted, self.total)
+        if self.end < wanted:
+            warnings.warn(
+                f"The data ends after {self.end - self.position} of the {self.steps_per_epoch} "
+                "steps of this epoch. Pass fewer steps, or more data.",
+                stacklevel=5,
+            )
+
+    def example(self) -> Any:
+        rows = min(self.batch, self.samples)
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), self.arrays
+        )
+
+    def next(self, limit: int) -> Chunk | None:
+        if self.position == self.end:
+            return None
+        if self.position < self.whole_steps:
+            batch = self.batch
+            count = min(limit, min(self.end, self.whole_steps) - self.position)
+        else:
+            batch, count = self.tail, 1
+        layout: Layout = "contiguous" if self.order is None else "ordered"
+        source = (self.arrays, self.order, np.int32(self.position * self.batch))
+        self.position += count
+        return Chunk(layout, source, batch, count, spread=batch == self.batch)
+
+    def prefetch(self, limit: int) -> None:
+        del limit  # all of it is there
+
+    def _draw_order(self) -> jax.Array | None:
+        """Draw an epoch's order from NumPy's generator exactly as stock Keras does."""
+        if not self.shuffle:
+            return None
+        if self.shuffle == "batch":
+            starts = range(0, self.samples, self.batch)
+            sizes = [min(self.batch, self.samples - start) for start in starts]
+            order = np.concatenate(
+                [
+                    np.random.permutation(size) + start
+                    for start, size in zip(starts, sizes, strict=True)
+                ]
+            )
+        else:
+            order = np.random.permutation(self.samples)
+        return self.placement.everywhere(order.astype(np.int32))

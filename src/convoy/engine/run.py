@@ -1,0 +1,214 @@
+"""Fit, evaluate and predict: the host's side of the device loop."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+from convoy import keras_bridge
+from convoy.engine.feed import Budget, Chunk, Feed, Placement
+from convoy.engine.pace import Pace, make_pace
+from convoy.engine.program import ProgramCache, Programs
+from convoy.engine.state import Mode
+
+# Of the memory for data, what the outputs of one prediction call may take.
+OUTPUT_SHARE = 4
+
+
+class Runner:
+    """Runs one model on one placement."""
+
+    def __init__(self, model: keras.Model, placement: Placement) -> None:
+        self.model = model
+        self.placement = placement
+        self.automatic = False
+        """Whether `compile` was told `steps_per_execution="auto"`."""
+        self._programs = ProgramCache(model, placement)
+
+    def pace(self) -> Pace:
+        return make_pace("auto" if self.automatic else self.model.steps_per_execution)
+
+    def train(
+        self,
+        feed: Feed,
+        validation: Feed | None,
+        pace: Pace,
+        callbacks: keras.callbacks.CallbackList,
+        epochs: range,
+        validation_freq: int | list[int],
+    ) -> None:
+        """Run the epochs of `fit`, from `on_train_begin` to `on_train_end`."""
+        model = self.model
+        model.stop_training = False
+        callbacks.on_train_begin()
+        logs: dict[str, Any] = {}
+        try:
+            for epoch in range(keras_bridge.initial_epoch(model, epochs.start), epochs.stop):
+                model.reset_metrics()
+                callbacks.on_epoch_begin(epoch)
+                logs = self._train_epoch(feed, pace, callbacks, epoch)
+                if validation is not None and keras_bridge.should_validate(
+                    model, epoch, validation_freq
+                ):
+                    values = self.evaluate(validation, self.pace(), callbacks)
+                    logs |= {f"val_{name}": value for name, value in values.items()}
+                callbacks.on_epoch_end(epoch, logs)
+                if model.stop_training:
+                    break
+        finally:
+            if epochs.stop > 0:
+                model.optimizer.finalize_variable_values(model.trainable_weights)
+        callbacks.on_train_end(logs)
+
+    def _train_epoch(
+        self, feed: Feed, pace: Pace, callbacks: keras.callbacks.CallbackList, epoch: int
+    ) -> dict[str, Any]:
+        logs: dict[str, Any] = {}
+
+        def end(step: int, outcomes: list[dict[str, Any]]) -> None:
+            nonlocal logs
+            logs = outcomes[-1]
+            callbacks.on_train_batch_end(step, logs)
+
+        feed.begin_epoch()
+        steps = walk(
+            feed,
+            pace,
+            self._programs.get("train"),
+            callbacks.on_train_batch_begin,
+            end,
+            lambda: self.model.stop_training,
+        )
+        if not steps and epoch == 0:
+            raise ValueError("The input yielded no batch to train on. Pass at least one.")
+        if not steps:
+            warnings.warn(
+                f"The input has no data left for epoch {epoch + 1}; training stops. Pass an input "
+                "that can be iterated over again, or `steps_per_epoch`.",
+                stacklevel=4,
+            )
+            self.model.stop_training = True
+        return dict(logs)
+
+    def evaluate(
+        self, feed: Feed, pace: Pace, callbacks: keras.callbacks.CallbackList
+    ) -> dict[str, float]:
+        """Run one pass of `evaluate`, from `on_test_begin` to `on_test_end`."""
+        model = self.model
+        model.stop_evaluating = False
+        callbacks.on_test_begin()
+        model.reset_metrics()
+        logs: dict[str, Any] = {}
+
+        def end(step: int, outcomes: list[dict[str, Any]]) -> None:
+            nonlocal logs
+            logs = outcomes[-1]
+            callbacks.on_test_batch_end(step, logs)
+
+        feed.begin_epoch()
+        walk(
+            feed,
+            pace,
+            self._programs.get("evaluate"),
+            callbacks.on_test_batch_begin,
+            end,
+            lambda: model.stop_evaluating,
+        )
+        values = keras_bridge.python_logs(logs)
+        callbacks.on_test_end(values)
+        return values
+
+    def predict(
+        self, feed: Feed, pace: Pace, budget: Budget, callbacks: keras.callbacks.CallbackList
+    ) -> Any:
+        """Run one pass of `predict`, from `on_predict_begin` to `on_predict_end`."""
+        model = self.model
+        model.stop_predicting = False
+        callbacks.on_predict_begin()
+        programs = self._programs.get("predict")
+        parts: list[Any] = []
+        feed.begin_epoch()
+        example = feed.example()
+        if example is None:
+            raise ValueError("The input yielded no batch to predict. Pass at least one.")
+        share = budget.left // OUTPUT_SHARE
+        steps = min(pace.block_steps, feed.steps or pace.block_steps)
+        most = programs.limit_outputs(example, share, steps)
+
+        def end(step: int, outcomes: list[Any]) -> None:
+            outputs = _join(outcomes)
+            parts.append(outputs)
+            callbacks.on_predict_batch_end(step, {"outputs": outputs})
+
+        walk(
+            feed,
+            pace,
+            programs,
+            callbacks.on_predict_batch_begin,
+            end,
+            lambda: model.stop_predicting,
+            most,
+        )
+        callbacks.on_predict_end()
+        return _join(parts)
+
+    def run_once(self, mode: Mode, batch: tuple) -> Any:
+        """Run one step on one batch, as `train_on_batch` and its sisters do."""
+        programs = self._programs.get(mode)
+        block = jax.tree.map(lambda leaf: np.asarray(leaf)[None], batch)
+        samples = jax.tree.leaves(block)[0].shape[1]
+        spread = samples % self.placement.replicas == 0
+        place = self.placement.divided if spread else self.placement.everywhere
+        return programs.run(Chunk("block", place(block), samples, 1, spread))
+
+
+def walk(
+    feed: Feed,
+    pace: Pace,
+    programs: Programs,
+    begin: Callable[[int], None],
+    end: Callable[[int, list[Any]], None],
+    stopped: Callable[[], bool],
+    most: int | None = None,
+) -> int:
+    """Run what is left of a feed's epoch, with callbacks around every `pace.steps` steps.
+
+    Args:
+        feed: where the data comes from.
+        pace: how many steps are between callbacks.
+        programs: what runs a chunk of data.
+        begin: called with the number of the first step.
+        end: called with the number of the last step and the outcome of every device call.
+        stopped: whether a callback has asked to stop.
+        most: steps that one device call can run, if that is fewer than `pace.steps`.
+
+    Returns:
+        The number of steps that were run.
+    """
+    done = 0
+    while (chunk := feed.next(min(pace.steps, most or pace.steps))) is not None:
+        start = time.perf_counter()
+        begin(done)
+        left = pace.steps
+        outcomes = []
+        while chunk is not None:
+            outcomes.append(programs.run(chunk))
+            left -= chunk.count
+            following = left or pace.steps
+            feed.prefetch(min(following, most or following))
+            chunk = feed.next(min(left, most or left)) if left else None
+        done += pace.steps - left
+        pace.observe(pace.steps - left, outcomes, start)
+        end(done - 1, outcomes)
+        if stopped():
+            break
+    return done
+
+
+def _join(parts: list[Any]) -> Any:
+    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *p: np.concatenate(p), *parts)

@@ -1,0 +1,53 @@
+"""What a run carries from step to step."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import keras
+from convoy import keras_bridge
+
+Arrays = list[jax.Array]
+Mode = Literal["train", "evaluate", "predict"]
+
+
+class State(NamedTuple):
+    """The values of a model's variables, in Keras's own order."""
+
+    trainable: Arrays
+    non_trainable: Arrays
+    optimizer: Arrays
+    metrics: Arrays
+
+
+class Variables:
+    """The variables of a model as they were when its programs were made.
+
+    Between device calls the values live in the Keras variables, so whatever a callback reads or
+    writes is what the next device call starts from.
+    """
+
+    def __init__(self, model: keras.Model, mode: Mode) -> None:
+        self.parts: Any = State(
+            trainable=model.trainable_variables,
+            non_trainable=model.non_trainable_variables,
+            optimizer=model.optimizer.variables if mode == "train" else [],
+            metrics=model.metrics_variables if mode != "predict" else [],
+        )
+
+    def read(self) -> State:
+        # Two variables may share an array, but a buffer can be donated only once.
+        seen: set[int] = set()
+
+        def once(value: jax.Array) -> jax.Array:
+            if id(value) in seen:
+                return value.copy()
+            seen.add(id(value))
+            return value
+
+        return State(*([once(v) for v in keras_bridge.values(part)] for part in self.parts))
+
+    def write(self, state: State) -> None:
+        for part, values in zip(self.parts, state, strict=True):
+            keras_bridge.assign(part, values)

@@ -1,0 +1,85 @@
+"""One micro-batch: forward, loss, gradients, metrics, as a pure function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import keras
+from convoy import keras_bridge
+from convoy.engine.state import Arrays, State
+
+Batch = Any
+Logs = dict[str, Any]
+GradientStep = Callable[[State, Batch], tuple[State, Arrays, Logs]]
+Step = Callable[[State, Batch], tuple[State, Logs]]
+Forward = Callable[[State, Batch], tuple[State, Any]]
+
+
+def gradient_step(model: keras.Model) -> GradientStep:
+    """Return the training step of a model without its weight update.
+
+    The state that it returns has new statistics, random states and metrics. Logs are what an
+    overridden `compute_metrics` returned, else empty: see `results`.
+    """
+    forward = jax.value_and_grad(keras_bridge.loss_and_updates(model), has_aux=True)
+
+    def step(state: State, batch: Batch) -> tuple[State, Arrays, Logs]:
+        x, y, weight = keras_bridge.unpack(batch)
+        (_, (loss, y_pred, non_trainable, metrics)), gradients = forward(
+            state.trainable,
+            state.non_trainable,
+            state.metrics,
+            x,
+            y,
+            weight,
+            training=True,
+            optimizer_variables=state.optimizer,
+        )
+        logs, metrics = keras_bridge.update_metrics(model, metrics, loss, x, y, y_pred, weight)
+        state = state._replace(non_trainable=non_trainable, metrics=metrics)
+        return state, gradients, _own_logs(model, logs)
+
+    return step
+
+
+def evaluation_step(model: keras.Model) -> Step:
+    """Return the step that `evaluate` repeats: forward, loss and metrics."""
+    forward = keras_bridge.loss_and_updates(model)
+
+    def step(state: State, batch: Batch) -> tuple[State, Logs]:
+        x, y, weight = keras_bridge.unpack(batch)
+        _, (loss, y_pred, non_trainable, metrics) = forward(
+            state.trainable, state.non_trainable, state.metrics, x, y, weight, training=False
+        )
+        logs, metrics = keras_bridge.update_metrics(model, metrics, loss, x, y, y_pred, weight)
+        state = state._replace(non_trainable=non_trainable, metrics=metrics)
+        return state, _own_logs(model, logs)
+
+    return step
+
+
+def prediction_step(model: keras.Model) -> Forward:
+    """Return the step that `predict` repeats: the forward pass."""
+    arguments = keras_bridge.call_training_argument(model, training=False)
+
+    def step(state: State, batch: Batch) -> tuple[State, Any]:
+        x, _, _ = keras_bridge.unpack(batch)
+        outputs, non_trainable = model.stateless_call(
+            state.trainable, state.non_trainable, x, **arguments
+        )
+        return state._replace(non_trainable=non_trainable), outputs
+
+    return step
+
+
+def results(model: keras.Model, state: State, logs: Logs) -> Logs:
+    """Return what is reported after some steps: the metrics' values, or the model's own logs."""
+    return logs or keras_bridge.metric_results(model, state.metrics)
+
+
+def _own_logs(model: keras.Model, logs: Logs) -> Logs:
+    # Without an override the metrics' values follow from their state, and are computed once per
+    # device call instead of in every step.
+    return logs if keras_bridge.overridden(model, ("compute_metrics",)) else {}

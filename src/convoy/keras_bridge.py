@@ -1,0 +1,328 @@
+"""The only file that reaches past Keras's public API.
+
+Every private name of Keras that Convoy depends on is used here and nowhere else, and
+`tests/test_keras_bridge.py` fails loudly when a Keras release changes one of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import jax
+import keras
+from keras import Model
+from keras.src.backend.jax import nn as jax_nn
+from keras.src.backend.jax import numpy as jax_numpy
+from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
+from keras.src.trainers.data_adapters.array_data_adapter import (
+    ArrayDataAdapter,
+    can_convert_arrays,
+)
+from keras.src.trainers.epoch_iterator import EpochIterator
+from keras.src.utils import python_utils
+
+Variables = list[keras.Variable]
+
+unpack = data_adapter_utils.unpack_x_y_sample_weight
+train_validation_split = array_slicing.train_validation_split
+is_array_data = can_convert_arrays
+class_weight_to_sample_weights = data_adapter_utils.class_weight_to_sample_weights
+
+
+# Making models ------------------------------------------------------------------------------
+
+
+_scopes: list[Callable[[Model], None]] = []
+_scopes_change = threading.Lock()
+_plain_new = Model.__dict__["__new__"]
+
+
+@contextlib.contextmanager
+def watch_new_models(adopt: Callable[[Model], None]) -> Iterator[None]:
+    """Call `adopt` on every `keras.Model` made in the block, before its `__init__` runs.
+
+    `Model.__new__` is replaced while any thread is in such a block, and put back after the last.
+    """
+
+    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+        model = _plain_new.__func__(cls, *args, **kwargs)
+        # `keras.Model(inputs, outputs)` comes through here twice: as Model, then as Functional.
+        if type(model) is cls:
+            adopt(model)
+        return model
+
+    with _scopes_change:
+        _scopes.append(adopt)
+        Model.__new__ = staticmethod(new)
+    try:
+        yield
+    finally:
+        with _scopes_change:
+            _scopes.remove(adopt)
+            if not _scopes:
+                Model.__new__ = _plain_new
+
+
+def overridden(model: Model, names: tuple[str, ...]) -> list[str]:
+    """Return those of the trainer's methods that the model's class defines anew."""
+    return [name for name in names if getattr(type(model), name) is not getattr(Model, name)]
+
+
+# Operations ---------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def replaced_operations(replacements: Any) -> Iterator[None]:
+    """Have layers that are traced in the block use other operations.
+
+    Args:
+        replacements: an object with methods `moments`, `batch_normalization`, `add` and `relu`,
+            each of which takes Keras's own function before that function's arguments.
+    """
+    places = {"moments": jax_nn, "batch_normalization": jax_nn, "relu": jax_nn, "add": jax_numpy}
+    originals = {name: getattr(module, name) for name, module in places.items()}
+    for name, module in places.items():
+        setattr(module, name, partial(getattr(replacements, name), originals[name]))
+    try:
+        yield
+    finally:
+        for name, module in places.items():
+            setattr(module, name, originals[name])
+
+
+# Variables ----------------------------------------------------------------------------------
+
+
+def values(variables: Variables) -> list[jax.Array]:
+    return [variable._value for variable in variables]
+
+
+def assign(variables: Variables, new_values: list[jax.Array]) -> None:
+    """Set variables without the conversion and the checks that `Variable.assign` makes."""
+    for variable, value in zip(variables, new_values, strict=True):
+        variable._value = value
+
+
+def seed_variables(model: Model) -> set[int]:
+    """Return the ids of the variables that are the state of a random number generator."""
+    return {
+        id(generator.state)
+        for layer in model._flatten_layers()
+        for generator in layer._seed_generators
+    }
+
+
+# The step -----------------------------------------------------------------------------------
+
+
+def loss_and_updates(model: Model) -> Callable[..., tuple[jax.Array, tuple]]:
+    """Return the stateless forward pass and loss, to be differentiated by its first argument."""
+    return model.compute_loss_and_updates
+
+
+def update_metrics(
+    model: Model,
+    metrics: list[jax.Array],
+    loss: jax.Array,
+    x: Any,
+    y: Any,
+    y_pred: Any,
+    weight: Any,
+) -> tuple[dict[str, Any], list[jax.Array]]:
+    """Update the state of all metrics by one batch; return the model's logs and the new state."""
+    return model._update_metrics_variables(metrics, loss, x, y, y_pred, weight)
+
+
+def metric_results(model: Model, metrics: list[jax.Array]) -> dict[str, Any]:
+    """Compute the value of every metric from its state."""
+    mapping = list(zip(model.metrics_variables, metrics, strict=True))
+    with keras.StatelessScope(state_mapping=mapping):
+        return model.get_metrics_result()
+
+
+def call_training_argument(model: Model, training: bool) -> dict[str, bool]:
+    return {"training": training} if model._call_has_training_arg else {}
+
+
+def flat_metrics(model: Model, logs: dict[str, float]) -> Any:
+    """Return logs as the list (or the one number) that `evaluate` gives by default."""
+    return model._flatten_metrics_in_order(logs)
+
+
+def compiled_losses(model: Model) -> list[tuple[tuple, Any]]:
+    """Return a path into the targets and a loss for every output that has a loss."""
+    if model._compile_loss is None or not model._compile_loss.built:
+        return []
+    return [(loss.path, loss.loss) for loss in model._compile_loss._flat_losses]
+
+
+def output_structure(model: Model) -> Any:
+    """Return the symbolic outputs in the structure that the model returns, if it is known."""
+    return getattr(getattr(model, "_functional", None) or model, "_outputs_struct", None)
+
+
+def unheard_metrics(model: Model) -> list[tuple[str, str]]:
+    """Return the names of layers and metrics that only the layer's `call` can update."""
+    if overridden(model, ("compute_metrics", "compute_loss")):
+        return []
+    return [
+        (layer.name, metric.name)
+        for layer in model._flatten_layers(include_self=False)
+        if not isinstance(layer, Model)
+        for metric in layer._metrics
+    ]
+
+
+def compilation(model: Model) -> object | None:
+    """Return an object that is another one after each `model.compile`."""
+    return model._loss_tracker
+
+
+def initial_epoch(model: Model, default: int) -> int:
+    """Return the epoch to start from: a callback such as `BackupAndRestore` may have set it."""
+    return model._initial_epoch or default
+
+
+def should_validate(model: Model, epoch: int, frequency: int | list[int]) -> bool:
+    return model._should_eval(epoch, frequency)
+
+
+# Data ---------------------------------------------------------------------------------------
+
+
+class Batches(EpochIterator):
+    """Keras's own walk over any kind of input, one batch of host arrays at a time.
+
+    The order of batches, the draws from NumPy's generator, workers, and where an epoch ends are
+    Keras's own, so they are the same as under stock Keras.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._length_known = self.num_batches is not None
+
+    def _get_iterator(self) -> Iterator[Any]:
+        return self.data_adapter.get_jax_iterator()
+
+    def _interrupted_warning(self) -> None:
+        # An input of unknown length that ends for the first time has done nothing wrong.
+        if self.steps_per_epoch or self._length_known:
+            super()._interrupted_warning()
+        self._length_known = True
+
+    def __next__(self) -> Any:
+        _, _, (batch,) = super().__next__()
+        return batch
+
+    def build(self, model: Model, *, prediction: bool) -> None:
+        """Create those variables of model, metrics, loss and optimizer that do not exist yet."""
+        if prediction:
+            if not all(layer.built for layer in model._flatten_layers()):
+                x, _, _ = unpack(next(iter(self)))
+                build_for_prediction(model, x)
+                self.reset()
+        elif self._something_is_unbuilt(model):
+            model._symbolic_build(data_batch=next(iter(self)))
+            self.reset()
+        else:
+            model._symbolic_build()
+
+    @staticmethod
+    def _something_is_unbuilt(model: Model) -> bool:
+        parts = [*model._flatten_layers(), model._compile_metrics, model._compile_loss]
+        return not all(part is None or part.built for part in parts)
+
+    @property
+    def arrays(self) -> Any | None:
+        """The whole input as a structure of host arrays, or `None` if it is not of that kind."""
+        if not isinstance(self.data_adapter, ArrayDataAdapter):
+            return None
+        sliceable = array_slicing.convert_to_sliceable(self.data_adapter._inputs, "jax")
+        leaves = keras.tree.flatten(sliceable)
+        if any(
+            type(leaf) is not array_slicing.NumpySliceable for leaf in leaves if leaf is not None
+        ):
+            return None  # sparse and ragged ones, data frames: sliced batch by batch on the host
+        return keras.tree.map_structure(lambda leaf: leaf and leaf.array, sliceable)
+
+    @property
+    def batch_size_is_ours(self) -> bool:
+        """Whether `batch_size` cuts the batches; other inputs come in batches of their own."""
+        return isinstance(self.data_adapter, ArrayDataAdapter)
+
+    @property
+    def shuffle(self) -> bool | str:
+        return self.data_adapter._shuffle
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in a batch; only where it is ours."""
+        return int(self.data_adapter.batch_size)
+
+
+def build_for_prediction(model: Model, x: Any) -> None:
+    """Create the variables of a model that has not been called yet."""
+    if not all(layer.built for layer in model._flatten_layers()):
+        with keras.StatelessScope():
+            model(x)
+
+
+class Callbacks(keras.callbacks.CallbackList):
+    """Keras's list of callbacks, which leaves waiting for the device to another thread.
+
+    Keras starts as many threads as it likes, and a progress bar may then run backwards. One is
+    enough, and keeps the order; and none is woken up where nobody listens.
+    """
+
+    _executor: ThreadPoolExecutor | None
+
+    def _on_begin(self) -> None:
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(max_workers=1)
+        super()._on_begin()
+        self._train_heard = self._heard("on_train_batch_end", "on_batch_end")
+        self._test_heard = self._heard("on_test_batch_end")
+        self._predict_heard = self._heard("on_predict_batch_end")
+
+    def _heard(self, *names: str) -> bool:
+        return any(
+            not python_utils.is_default(getattr(callback, name))
+            for callback in self.callbacks
+            for name in names
+        )
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._train_heard:
+            super().on_train_batch_end(batch, logs)
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._test_heard:
+            super().on_test_batch_end(batch, logs)
+
+    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._predict_heard:
+            super().on_predict_batch_end(batch, logs)
+
+
+def python_logs(logs: dict[str, Any]) -> dict[str, float]:
+    """Turn logs into plain numbers, which waits for the device."""
+    return python_utils.pythonify_logs(logs)
+
+
+def build_for_batch(model: Model, batch: Any) -> None:
+    model._symbolic_build(data_batch=batch)
+
+
+def limit_epochs(epochs: int) -> int:
+    """Apply `keras.config.set_max_epochs`."""
+    limit = keras.config.max_epochs()
+    if limit and limit < epochs:
+        warnings.warn(f"Limiting epochs to {limit}", stacklevel=3)
+        return limit
+    return epochs

@@ -1,0 +1,207 @@
+"""What a Keras model gains when a strategy takes it in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from convoy import keras_bridge
+from convoy.engine import check
+from convoy.engine.feed import Budget, Feed, Placement
+from convoy.engine.input import check_batch, open_input
+from convoy.engine.pace import Pace
+from convoy.engine.run import Runner
+from convoy.engine.state import Mode
+
+
+class EngineMethods:
+    """The methods of `keras.Model` that run on the engine, with Keras's own signatures.
+
+    They are set on the instance: its class stays what it was, so it saves, clones and prints as
+    under stock Keras.
+    """
+
+    replaced = (
+        "compile",
+        "fit",
+        "evaluate",
+        "predict",
+        "train_on_batch",
+        "test_on_batch",
+        "predict_on_batch",
+    )
+
+    def __init__(self, model: keras.Model, placement: Placement, data_budget: int) -> None:
+        self.model = model
+        self.runner = Runner(model, placement)
+        self.data_budget = data_budget
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Configure the model for training, as `keras.Model.compile` does.
+
+        `steps_per_execution` is the number of steps in one device call; `"auto"` chooses one that
+        keeps callbacks at least once a second.
+        """
+        asked = check.check_steps_per_execution(kwargs.get("steps_per_execution", 1))
+        self.runner.automatic = asked == "auto"
+        if self.runner.automatic:
+            # Not a word that stock Keras knows, so it does not go into a saved model.
+            kwargs["steps_per_execution"] = 1
+        type(self.model).compile(self.model, *args, **kwargs)
+
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: str | int = "auto",
+        callbacks: Any = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: bool | str = True,
+        class_weight: dict[int, float] | None = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: int | list[int] = 1,
+    ) -> keras.callbacks.History:
+        """Train the model, as `keras.Model.fit` does; `batch_size` is that of one replica."""
+        check.check_model(self.model, "fit")
+        epochs = keras_bridge.limit_epochs(epochs)
+        if validation_split and validation_data is None:
+            (x, y, sample_weight), validation_data = keras_bridge.train_validation_split(
+                (x, y, sample_weight), validation_split=validation_split
+            )
+        budget, pace = Budget(self.data_budget), self.runner.pace()
+        feed = self._open(
+            "train",
+            (x, y, sample_weight),
+            budget,
+            pace,
+            batch_size=batch_size,
+            steps=steps_per_epoch,
+            shuffle=shuffle,
+            class_weight=class_weight,
+        )
+        validation = None
+        if validation_data is not None:
+            validation = self._open(
+                "evaluate",
+                keras_bridge.unpack(validation_data),
+                budget,
+                pace,
+                batch_size=validation_batch_size or batch_size,
+                steps=validation_steps,
+            )
+        watchers = self._callbacks(callbacks, verbose, feed, epochs=epochs, add_history=True)
+        self.runner.train(
+            feed, validation, pace, watchers, range(initial_epoch, epochs), validation_freq
+        )
+        return self.model.history
+
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: str | int = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: Any = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """Compute loss and metrics, as `keras.Model.evaluate` does; no sample is left out."""
+        check.check_model(self.model, "evaluate")
+        feed, pace, _ = self._open_once("evaluate", (x, y, sample_weight), batch_size, steps)
+        watchers = self._callbacks(callbacks, verbose, feed)
+        logs = self.runner.evaluate(feed, pace, watchers)
+        return logs if return_dict else keras_bridge.flat_metrics(self.model, logs)
+
+    def predict(
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        verbose: str | int = "auto",
+        steps: int | None = None,
+        callbacks: Any = None,
+    ) -> Any:
+        """Return the model's outputs as host arrays, as `keras.Model.predict` does."""
+        check.check_model(self.model, "predict")
+        feed, pace, budget = self._open_once("predict", (x, None, None), batch_size, steps)
+        return self.runner.predict(feed, pace, budget, self._callbacks(callbacks, verbose, feed))
+
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: dict[int, float] | None = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """Run one weight update on one batch of all replicas."""
+        check.check_model(self.model, "train_on_batch")
+        if class_weight is not None:
+            if sample_weight is not None:
+                raise ValueError(
+                    "Both `sample_weight` and `class_weight` were passed. Pass one of them."
+                )
+            sample_weight = keras_bridge.class_weight_to_sample_weights(y, class_weight)
+        return self._on_batch("train", (x, y, sample_weight), return_dict)
+
+    def test_on_batch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
+    ) -> Any:
+        """Compute loss and metrics of one batch."""
+        check.check_model(self.model, "test_on_batch")
+        return self._on_batch("evaluate", (x, y, sample_weight), return_dict)
+
+    def predict_on_batch(self, x: Any) -> Any:
+        """Return the outputs for one batch."""
+        check.check_model(self.model, "predict_on_batch")
+        keras_bridge.build_for_prediction(self.model, x)
+        return self.runner.run_once("predict", (x,))
+
+    def _on_batch(self, mode: Mode, batch: tuple[Any, Any, Any], return_dict: bool) -> Any:
+        keras_bridge.build_for_batch(self.model, batch)
+        check_batch(self.model, batch)
+        self.model.reset_metrics()
+        logs = keras_bridge.python_logs(self.runner.run_once(mode, batch))
+        return logs if return_dict else keras_bridge.flat_metrics(self.model, logs)
+
+    def _open_once(
+        self, mode: Mode, data: tuple[Any, Any, Any], batch_size: int | None, steps: int | None
+    ) -> tuple[Feed, Pace, Budget]:
+        budget, pace = Budget(self.data_budget), self.runner.pace()
+        feed = self._open(mode, data, budget, pace, batch_size=batch_size, steps=steps)
+        return feed, pace, budget
+
+    def _open(
+        self, mode: Mode, data: tuple[Any, Any, Any], budget: Budget, pace: Pace, **settings: Any
+    ) -> Feed:
+        placement = self.runner.placement
+        return open_input(self.model, mode, data, placement, budget, pace.block_steps, **settings)
+
+    def _callbacks(
+        self, callbacks: Any, verbose: str | int, feed: Feed, **settings: Any
+    ) -> keras.callbacks.CallbackList:
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            return callbacks
+        return keras_bridge.Callbacks(
+            callbacks,
+            add_progbar=verbose != 0,
+            verbose=verbose,
+            steps=feed.steps,
+            model=self.model,
+            **({"epochs": 1} | settings),
+        )
+
+
+def attach(model: keras.Model, placement: Placement, data_budget: int) -> None:
+    """Have a model run on the engine. Its class, weights and compilation stay as they are."""
+    methods = EngineMethods(model, placement, data_budget)
+    # Not through `setattr`: Keras would take it for a change of the model's state.
+    for name in EngineMethods.replaced:
+        vars(model)[name] = getattr(methods, name)

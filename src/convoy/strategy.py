@@ -1,0 +1,110 @@
+"""Strategy: on which devices, and how, a model runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+
+import jax
+import keras
+import numpy as np
+from convoy import devices as device_choice
+from convoy import keras_bridge, model
+from convoy.engine.feed import Budget, Placement
+from convoy.engine.replicate import AXIS
+
+_current: ContextVar[Strategy | None] = ContextVar("convoy_strategy", default=None)
+
+
+class Strategy:
+    """Says on which devices, and how, models are trained, evaluated and served.
+
+    A `keras.Model` that is made inside `scope()` runs on Convoy's engine from then on; models
+    made elsewhere are untouched.
+
+    Args:
+        devices: how many devices, or which ones; each holds a replica of the model. On a CPU
+            that many virtual ones are made, provided that JAX has not started yet. By default
+            the number in the variable `CONVOY_DEVICES`, else one.
+        data_budget: bytes of each device's memory that data may take. Data sets that fit are
+            moved there once; others are streamed in blocks. By default a quarter of the memory.
+
+    Raises:
+        ValueError: if there are too few devices.
+
+    Example:
+    ```python
+    strategy = convoy.Strategy(devices=2)
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Conv2D(32, 3), ...])
+        model.compile("adam", "sparse_categorical_crossentropy", steps_per_execution=100)
+    model.fit(x, y, batch_size=32, epochs=3)
+    ```
+    """
+
+    def __init__(
+        self,
+        devices: int | Sequence[jax.Device] | None = None,
+        *,
+        data_budget: int | None = None,
+    ) -> None:
+        self.devices = device_choice.select(devices)
+        if data_budget is None:
+            data_budget = Budget.default(self.devices)
+        elif data_budget < 0:
+            raise ValueError(f"data_budget={data_budget} is not a number of bytes. Pass 0 or more.")
+        self.data_budget = data_budget
+        self.placement = Placement(self._mesh())
+
+    @property
+    def replicas(self) -> int:
+        """The number of copies of the model that train side by side."""
+        return self.placement.replicas
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[Strategy]:
+        """Take in every `keras.Model` that this thread makes in the block."""
+        token = _current.set(self)
+        try:
+            with keras_bridge.watch_new_models(_adopt):
+                yield self
+        finally:
+            _current.reset(token)
+
+    def _mesh(self) -> jax.sharding.Mesh | None:
+        # One device that is JAX's default needs no placement, so arrays stay free to move.
+        if len(self.devices) == 1 and self.devices[0] == jax.devices()[0]:
+            return None
+        return jax.sharding.Mesh(np.array(self.devices), (AXIS,))
+
+    def __repr__(self) -> str:
+        return f"Strategy({len(self.devices)} x {self.devices[0].platform})"
+
+
+def current() -> Strategy | None:
+    """Return the strategy whose scope this thread is in."""
+    return _current.get()
+
+
+def prepare(existing: keras.Model, strategy: Strategy | None = None) -> keras.Model:
+    """Take in a model that exists already, say one from `keras.applications`.
+
+    Args:
+        existing: the model; it is changed in place and keeps its weights and its compilation.
+        strategy: by default that of the scope around the call, else a new `Strategy()`.
+
+    Returns:
+        The same model.
+    """
+    if not isinstance(existing, keras.Model):
+        raise TypeError(f"prepare() takes a keras.Model, but received {type(existing).__name__}.")
+    strategy = strategy or current() or Strategy()
+    model.attach(existing, strategy.placement, strategy.data_budget)
+    return existing
+
+
+def _adopt(new: keras.Model) -> None:
+    strategy = current()
+    if strategy is not None:
+        prepare(new, strategy)

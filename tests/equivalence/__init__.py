@@ -1,0 +1,1 @@
+"""The promise of equal results: stock Keras and Convoy side by side."""

@@ -1,0 +1,124 @@
+"""Runs the same thing under stock Keras and under Convoy, and compares what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import convoy
+import keras
+import numpy as np
+
+SEED = 7
+
+# Both sides compute in float32, whose unit roundoff is 6e-8, but XLA may sum in another order
+# inside a loop than outside of one. Ten to thirty updates of a well-conditioned model let that
+# grow to a few 1e-6 at most. This is the one tolerance of these tests; it is not loosened.
+RTOL = 1e-5
+ATOL = 1e-6
+
+# Half precision rounds at 2^-11 (float16) or 2^-8 (bfloat16), and rounds differently where XLA
+# fuses differently. A value may then end up one unit away, and an update carries that on.
+HALF_TOLERANCE = {"mixed_float16": 2.0**-10, "mixed_bfloat16": 2.0**-7}
+
+Make = Callable[[Any], keras.Model]
+Run = Callable[[keras.Model], Any]
+
+WAYS = ("scope", "prepare")
+
+
+def begin(seed: int = SEED) -> None:
+    """Put names and random numbers back to the start, so that two runs see the same."""
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(seed)
+
+
+def make_stock(make: Make, seed: int = SEED) -> keras.Model:
+    begin(seed)
+    return make(1)
+
+
+def make_convoy(
+    make: Make, steps: Any = 3, *, way: str = "scope", seed: int = SEED, **strategy: Any
+) -> keras.Model:
+    """Make the same model on the engine. One device unless told: `CONVOY_DEVICES` is four here."""
+    chosen = convoy.Strategy(**({"devices": 1} | strategy))
+    begin(seed)
+    if way == "prepare":
+        return convoy.prepare(make(steps), chosen)
+    with chosen.scope():
+        return make(steps)
+
+
+def state(model: keras.Model) -> dict[str, np.ndarray]:
+    """Return every variable of model and optimizer: weights, statistics, seeds, moments."""
+    variables = list(model.variables)
+    if model.compiled and model.optimizer is not None:
+        variables += list(model.optimizer.variables)
+    return {f"{n} {v.path}": np.asarray(v.value) for n, v in enumerate(variables)}
+
+
+def assert_same(
+    actual: Any, expected: Any, *, exact: bool = False, tolerance: float | None = None
+) -> None:
+    """Compare two structures of numbers: the same keys, shapes and types, and close values."""
+    _compare(actual, expected, exact, tolerance, "")
+
+
+def _compare(actual: Any, expected: Any, exact: bool, tolerance: float | None, at: str) -> None:
+    if isinstance(expected, dict):
+        assert list(actual) == list(expected), f"keys {at}"
+        for key in expected:
+            _compare(actual[key], expected[key], exact, tolerance, f"{at}[{key!r}]")
+    elif isinstance(expected, (list, tuple)):
+        assert type(actual) is type(expected), at
+        assert len(actual) == len(expected), at
+        for position, (a, e) in enumerate(zip(actual, expected, strict=True)):
+            _compare(a, e, exact, tolerance, f"{at}[{position}]")
+    elif isinstance(expected, str) or expected is None:
+        assert actual == expected, at
+    else:
+        _compare_numbers(actual, expected, exact, tolerance, at)
+
+
+def _compare_numbers(
+    actual: Any, expected: Any, exact: bool, tolerance: float | None, at: str
+) -> None:
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    assert actual.dtype == expected.dtype, at
+    assert actual.shape == expected.shape, at
+    if exact or not np.issubdtype(expected.dtype, np.inexact):
+        np.testing.assert_array_equal(actual, expected, err_msg=at)
+    else:
+        rtol, atol = (tolerance, tolerance) if tolerance else (RTOL, ATOL)
+        np.testing.assert_allclose(actual, expected, rtol=rtol, atol=atol, err_msg=at)
+
+
+def assert_equivalent(
+    make: Make,
+    run: Run,
+    steps: Any = 3,
+    *,
+    way: str = "scope",
+    exact: bool = False,
+    tolerance: float | None = None,
+    **strategy: Any,
+) -> None:
+    """Run the same under stock Keras and under Convoy; outcome and state must be the same.
+
+    Args:
+        make: makes and compiles a model, given `steps_per_execution`. Stock Keras gets 1: with
+            more, it runs past the end of an epoch that is not a multiple.
+        run: what to do with it; returns what is to be compared beside the model's state.
+        steps: `steps_per_execution` under Convoy.
+        way: how the engine gets the model: made in a scope, or prepared.
+        exact: ask for equality bit by bit.
+        tolerance: that of half precision, where the model computes in it.
+        **strategy: arguments of `Strategy`.
+    """
+    stock = make_stock(make)
+    expected = run(stock), state(stock)
+    model = make_convoy(make, steps, way=way, **strategy)
+    actual = run(model), state(model)
+    assert_same(actual[0], expected[0], exact=exact, tolerance=tolerance)
+    assert_same(actual[1], expected[1], exact=exact, tolerance=tolerance)

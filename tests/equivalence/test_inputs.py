@@ -1,0 +1,269 @@
+"""Every kind of input feeds the same batches as under stock Keras."""
+
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+
+from . import models
+from .side_by_side import assert_equivalent, assert_same, make_convoy, make_stock, state
+
+
+def use(x, y=None, **settings):
+    """Train, evaluate and predict on an input of any kind."""
+
+    def run(model):
+        data = (x() if callable(x) else x), *([y] if y is not None else [])
+        history = model.fit(*data, epochs=3, verbose=0, **settings).history
+        data = (x() if callable(x) else x), *([y] if y is not None else [])
+        batch = {k: v for k, v in settings.items() if k == "batch_size"}
+        evaluated = model.evaluate(*data, verbose=0, **batch)
+        data = x() if callable(x) else x
+        return history, evaluated, model.predict(data, verbose=0, **batch)
+
+    return run
+
+
+@pytest.fixture
+def xy(table):
+    return table[0], table[2]
+
+
+# Arrays ---------------------------------------------------------------------------------------
+
+
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float64", "uint8", "bool", slow("int64"), slow("float16"), slow("int8")]
+)
+def test_numpy_arrays_of_any_type(xy, dtype):
+    x, y = xy
+    x = x > 0 if dtype == "bool" else np.abs(x * 3).astype(dtype)
+    assert_equivalent(models.classifier, use(x, y.astype("int64"), batch_size=30))
+
+
+def test_jax_arrays(xy):
+    x, y = xy
+    assert_equivalent(models.classifier, use(jnp.asarray(x), jnp.asarray(y), batch_size=30))
+
+
+def test_jax_arrays_are_left_alone(xy):
+    x, y = (jnp.asarray(part) for part in xy)
+    make_convoy(models.classifier).fit(x, y, batch_size=30, verbose=0)
+    assert_same([np.asarray(x), np.asarray(y)], [np.asarray(part) for part in xy], exact=True)
+
+
+def test_views_that_are_not_contiguous(xy):
+    x, y = xy
+    assert_equivalent(models.classifier, use(np.asfortranarray(x)[::-1], y[::-1], batch_size=30))
+
+
+def test_targets_of_shape_n_and_n_by_1(xy):
+    x, y = xy
+    assert_equivalent(models.classifier, use(x, y[:, None], batch_size=30))
+
+
+def test_dict_inputs_in_another_order(table):
+    x, y = models.two_by_two_data(table)
+    x = {"right": x["right"], "left": x["left"]}
+    y = {"amount": y["amount"], "kind": y["kind"]}
+    assert_equivalent(models.two_by_two, use(x, y, batch_size=30))
+
+
+# Stock Keras says that the structure is not the expected one, and takes what it needs.
+@pytest.mark.filterwarnings("ignore:The structure of `inputs` doesn't match:UserWarning")
+def test_dict_inputs_with_more_keys_than_the_model_needs(xy):
+    x, y = xy
+
+    def make(steps):
+        inputs = {"left": keras.Input((6,), name="left")}
+        model = keras.Model(inputs, keras.layers.Dense(3, "softmax")(inputs["left"]))
+        loss = "sparse_categorical_crossentropy"
+        model.compile(models.momentum(), loss, steps_per_execution=steps)
+        return model
+
+    assert_equivalent(make, use({"left": x, "unused": x[:, :1]}, y, batch_size=30))
+
+
+def test_pandas(xy):
+    pandas = pytest.importorskip("pandas")
+    x, y = xy
+    frame = pandas.DataFrame(x, columns=list("abcdef"))
+    assert_equivalent(models.classifier, use(frame, pandas.Series(y), batch_size=40))
+
+
+# Data sets and generators ---------------------------------------------------------------------
+
+
+class Sliced(keras.utils.PyDataset):
+    """Batches of 40 of 150, the last one smaller, in another order from epoch to epoch."""
+
+    def __init__(self, x, y, **settings):
+        super().__init__(**settings)
+        self.x, self.y = x, y
+        self.epoch = 0
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        part = slice(40 * index, 40 * index + 40)
+        return self.x[part], self.y[part]
+
+    def on_epoch_end(self):
+        self.epoch += 1
+        self.x, self.y = np.roll(self.x, 7, axis=0), np.roll(self.y, 7, axis=0)
+
+
+@pytest.mark.parametrize("settings", [{}, {"workers": 2, "max_queue_size": 3}])
+def test_py_dataset(xy, settings):
+    assert_equivalent(models.classifier, use(lambda: Sliced(*xy, **settings), shuffle=False))
+
+
+def test_py_dataset_that_is_shuffled(xy):
+    assert_equivalent(models.classifier, use(lambda: Sliced(*xy), shuffle=True))
+
+
+def test_py_dataset_with_class_weight(xy):
+    run = use(lambda: Sliced(*xy), class_weight={0: 3.0, 1: 0.5, 2: 1.0}, shuffle=False)
+    assert_equivalent(models.classifier, run)
+
+
+def test_generator_of_finite_length(xy):
+    x, y = xy
+
+    def batches():
+        for start in range(0, 150, 40):
+            yield x[start : start + 40], y[start : start + 40]
+
+    stock = make_stock(models.classifier)
+    with pytest.warns(UserWarning, match="ran out of data"):  # which the engine need not say
+        expected = stock.fit(batches(), epochs=1, shuffle=False, verbose=0).history
+    model = make_convoy(models.classifier)
+    assert_same(model.fit(batches(), epochs=1, shuffle=False, verbose=0).history, expected)
+    assert_same(state(model), state(stock))
+
+
+def test_generator_whose_batches_change_in_size(xy):
+    x, y = xy
+
+    def batches():
+        while True:
+            for start, stop in [(0, 30), (30, 60), (60, 75), (75, 105), (105, 150)]:
+                yield x[start:stop], y[start:stop]
+
+    def run(model):
+        return model.fit(batches(), steps_per_epoch=5, epochs=3, shuffle=False, verbose=0).history
+
+    assert_equivalent(models.classifier, run, 3)
+
+
+def test_generator_with_sample_weights_and_jax_arrays(xy):
+    x, y = xy
+
+    def batches():
+        while True:
+            for start in range(0, 150, 30):
+                part = slice(start, start + 30)
+                weight = np.linspace(0, 1, 30).astype("float32")
+                yield jnp.asarray(x[part]), jnp.asarray(y[part]), jnp.asarray(weight)
+
+    def run(model):
+        return model.fit(batches(), steps_per_epoch=5, epochs=3, shuffle=False, verbose=0).history
+
+    assert_equivalent(models.classifier, run)
+
+
+def test_a_generator_is_not_read_further_than_training_needs(xy):
+    """What is left in it belongs to its owner."""
+    x, y = xy
+    read = []
+
+    def batches():
+        for number in range(100):
+            read.append(number)
+            yield x[:30], y[:30]
+
+    def count(model):
+        read.clear()
+        model.fit(batches(), steps_per_epoch=4, epochs=2, shuffle=False, verbose=0)
+        return len(read)
+
+    assert count(make_convoy(models.classifier, 3)) <= count(make_stock(models.classifier))
+
+
+def test_tf_data(xy):
+    tensorflow = pytest.importorskip("tensorflow")
+    assert_equivalent(
+        models.classifier,
+        use(lambda: tensorflow.data.Dataset.from_tensor_slices(xy).batch(40), shuffle=False),
+    )
+
+
+def test_torch_data_loader(xy):
+    torch = pytest.importorskip("torch")
+
+    def loader():
+        torch.manual_seed(0)
+        tensors = [torch.tensor(part) for part in xy]
+        return torch.utils.data.DataLoader(
+            torch.utils.data.TensorDataset(*tensors), batch_size=40, shuffle=True
+        )
+
+    assert_equivalent(models.classifier, use(loader, shuffle=False))
+
+
+# Its length is not known to Keras, so stock Keras warns when it ends.
+@pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
+@pytest.mark.parametrize("kind", ["map", "iter", "loader"])
+def test_grain(xy, kind):
+    grain = pytest.importorskip("grain")
+    x, y = xy
+
+    def dataset():
+        source = [(row, label) for row, label in zip(x, y, strict=True)]
+        mapped = grain.MapDataset.source(source).shuffle(seed=3).batch(30)
+        if kind == "map":
+            return mapped
+        if kind == "iter":
+            return mapped.to_iter_dataset()
+        sampler = grain.samplers.IndexSampler(150, shuffle=True, seed=3, num_epochs=1)
+        return grain.DataLoader(
+            data_source=source, sampler=sampler, operations=[grain.transforms.Batch(30)]
+        )
+
+    assert_equivalent(models.classifier, use(dataset, shuffle=False))
+
+
+# Larger than the budget -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("budget", "devices"), [(0, 1), (3000, 2), slow(3000, 1), slow(0, 2)])
+def test_streamed_arrays_train_bit_by_bit_as_resident_ones(xy, budget, devices):
+    def run(data_budget):
+        model = make_convoy(models.with_dropout, 3, devices=devices, data_budget=data_budget)
+        settings = {"batch_size": 40 // devices, "verbose": 0}
+        history = model.fit(*xy, epochs=3, validation_data=xy, **settings).history
+        evaluated = model.evaluate(*xy, **settings)
+        return history, evaluated, model.predict(xy[0], **settings), state(model)
+
+    if devices > 1:
+        with pytest.warns(UserWarning, match="left out"):
+            assert_same(run(budget), run(None), exact=True)
+    else:
+        assert_same(run(budget), run(None), exact=True)
+
+
+@pytest.mark.parametrize("shuffle", [True, "batch"])
+def test_streamed_arrays_are_shuffled_as_resident_ones(xy, shuffle):
+    def run(data_budget):
+        model = make_convoy(models.classifier, 4, data_budget=data_budget)
+        history = model.fit(
+            *xy, batch_size=40, epochs=3, steps_per_epoch=2, shuffle=shuffle, verbose=0
+        )
+        return history.history, state(model)
+
+    assert_same(run(0), run(None), exact=True)

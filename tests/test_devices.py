@@ -1,0 +1,58 @@
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+from convoy import devices
+
+
+def test_takes_as_many_devices_as_asked_for():
+    assert devices.select(3) == tuple(jax.devices()[:3])
+
+
+def test_takes_the_very_devices_it_is_given():
+    last = jax.devices()[-1]
+    assert devices.select([last]) == (last,)
+
+
+def test_takes_the_number_from_the_environment(monkeypatch):
+    monkeypatch.setenv(devices.VARIABLE, "2")
+    assert len(devices.select(None)) == 2
+
+
+def test_takes_one_device_by_default(monkeypatch):
+    monkeypatch.delenv(devices.VARIABLE, raising=False)
+    assert len(devices.select(None)) == 1
+
+
+@pytest.mark.parametrize("text", ["two", "0", "-1", "1.5"])
+def test_refuses_a_number_of_devices_that_is_none(monkeypatch, text):
+    monkeypatch.setenv(devices.VARIABLE, text)
+    with pytest.raises(ValueError, match=rf"CONVOY_DEVICES='{text}' is not a number"):
+        devices.select(None)
+
+
+@pytest.mark.parametrize("count", [0, -2, True])
+def test_refuses_a_count_that_is_none(count):
+    with pytest.raises(ValueError, match="Pass 1 or more"):
+        devices.select(count)
+
+
+def test_refuses_an_empty_list():
+    with pytest.raises(ValueError, match="names no device"):
+        devices.select([])
+
+
+def test_says_what_to_do_when_there_are_too_few():
+    with pytest.raises(ValueError, match=r"9 devices .* JAX has 4 \(cpu\).*CONVOY_DEVICES=9"):
+        devices.select(9)
+
+
+def test_makes_virtual_devices_where_jax_has_not_started():
+    program = "import convoy; print(len(convoy.Strategy(devices=3).devices))"
+    environment = {key: value for key, value in os.environ.items() if key != devices.VARIABLE}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "3"

@@ -1,0 +1,116 @@
+import threading
+
+import convoy
+import jax
+import keras
+import numpy as np
+import pytest
+
+
+def small_model():
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+
+
+def on_engine(model):
+    return "fit" in vars(model)
+
+
+def test_takes_in_models_made_in_its_scope():
+    inputs = keras.Input((3,))
+    outputs = keras.layers.Dense(2)(inputs)
+
+    class Subclassed(keras.Model):
+        def call(self, x):
+            return x
+
+    class SubclassedFunctional(keras.Model):
+        pass
+
+    with convoy.Strategy().scope():
+        models = [
+            keras.Model(inputs, outputs),
+            small_model(),
+            Subclassed(),
+            SubclassedFunctional(inputs, outputs),
+            keras.models.clone_model(small_model()),
+        ]
+    assert all(on_engine(model) for model in models)
+
+
+def test_leaves_models_made_elsewhere_alone():
+    before = small_model()
+    with convoy.Strategy().scope():
+        pass
+    assert not on_engine(before)
+    assert not on_engine(small_model())
+
+
+def test_leaves_no_trace_in_keras():
+    methods = dict(vars(keras.Model))
+    with convoy.Strategy().scope():
+        small_model()
+    assert dict(vars(keras.Model)) == methods
+
+
+def test_leaves_no_trace_after_an_error():
+    plain = keras.Model.__dict__["__new__"]
+    with pytest.raises(ZeroDivisionError), convoy.Strategy().scope():
+        _ = 1 / 0
+    assert keras.Model.__dict__["__new__"] is plain
+
+
+def test_the_innermost_scope_counts():
+    outer, inner = convoy.Strategy(), convoy.Strategy(devices=2)
+    with outer.scope():
+        with inner.scope():
+            first = small_model()
+        second = small_model()
+    assert first.fit.__self__.runner.placement is inner.placement
+    assert second.fit.__self__.runner.placement is outer.placement
+
+
+def test_a_scope_holds_for_its_own_thread():
+    made = []
+    with convoy.Strategy().scope():
+        thread = threading.Thread(target=lambda: made.append(small_model()))
+        thread.start()
+        thread.join()
+    assert not on_engine(made[0])
+
+
+def test_prepare_takes_in_a_model_that_exists():
+    model = small_model()
+    weights = model.get_weights()
+    assert convoy.prepare(model) is model
+    assert on_engine(model)
+    np.testing.assert_equal(model.get_weights(), weights)
+
+
+def test_prepare_uses_the_scope_around_it():
+    model = small_model()
+    with convoy.Strategy(devices=2).scope() as strategy:
+        convoy.prepare(model)
+    assert model.fit.__self__.runner.placement is strategy.placement
+
+
+def test_prepare_refuses_what_is_not_a_model():
+    with pytest.raises(TypeError, match=r"takes a keras\.Model, but received Dense"):
+        convoy.prepare(keras.layers.Dense(1))
+
+
+def test_every_device_holds_a_replica():
+    assert convoy.Strategy(devices=3).replicas == 3
+
+
+def test_runs_on_the_device_that_it_is_given():
+    last = jax.devices()[-1]
+    with convoy.Strategy([last]).scope():
+        model = small_model()
+    model.compile("sgd", "mse")
+    model.fit(np.ones((8, 3)), np.ones((8, 2)), verbose=0)
+    assert {v.value.devices() == {last} for v in model.trainable_variables} == {True}
+
+
+def test_refuses_a_budget_below_nothing():
+    with pytest.raises(ValueError, match="data_budget=-1 is not a number of bytes"):
+        convoy.Strategy(data_budget=-1)
