@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-all lint clean
+.PHONY: help setup train test test-all lint bench-peers clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -33,5 +33,8 @@ lint: setup
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 
+bench-peers: setup ## Convoy beside its peers: 25 minutes, a page in benchmarks/results
+	@$(BIN)/python -m benchmarks.peers.run $(ARGS)
+
 clean: ## Remove the environment and what was built
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-peers build dist .mypy_cache .pytest_cache .ruff_cache

@@ -9,8 +9,10 @@ A runner that cannot answers `failed <why>`. It ends when its input does.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -112,8 +114,18 @@ def serve(make_runner: Callable[[str], Runner], variant: str) -> None:
 
     Standard output is kept for answers; what a framework prints goes to standard error.
     """
+    _end_with_parent()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     runner = make_runner(variant)
     for line in sys.stdin:
         print(reply(runner, line), file=answers, flush=True)
+
+
+def _end_with_parent() -> None:
+    """Have the kernel end this process with the coordinator, however that ends.
+
+    A process that is stopped between its turns would not see that its input has ended.
+    """
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)

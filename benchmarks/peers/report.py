@@ -147,7 +147,8 @@ _CORES_NOTE = (
     "batch over `Strategy(devices=<cores>)`: there, batch normalisation uses the statistics of "
     "each device's share, so networks with it do not compute quite the same. *Convolutions alone* "
     "is no peer: it is every convolution of the network by itself, with both gradients, by oneDNN "
-    "as PyTorch calls it, and nothing else; Convoy's part of that speed is what the column shows."
+    "as PyTorch calls it, and nothing else; Convoy's part of that speed is what the column shows. "
+    "In the smallest networks it is mostly the cost of PyTorch's calls, and no limit."
 )
 
 
@@ -171,7 +172,7 @@ def _quietness(result: dict[str, Any]) -> str:
 
 def _participants(result: dict[str, Any]) -> str:
     rows = []
-    for name, entry in result["peers"].items():
+    for name, entry in sorted(result["peers"].items(), key=lambda item: list(PEERS).index(item[0])):
         versions = ", ".join(f"{package} {v}" for package, v in entry["versions"].items())
         rows.append([PEERS[name].title, versions, entry["note"]])
     return table(["peer", "versions", "said"], rows)

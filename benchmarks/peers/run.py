@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -35,14 +37,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument("--rounds", type=int, default=5, help="turns of each peer (default: 5)")
-    parser.add_argument("--seconds-per-turn", type=float, default=3.0, help="default: 3")
+    parser.add_argument("--seconds-per-turn", type=float, default=2.5, help="default: 2.5")
     parser.add_argument("--output", type=Path, help=f"default: {RESULTS.relative_to(Path.cwd())}")
     parser.add_argument(
-        "--quick", action="store_true", help="two rounds of half a second, into runs/peers-quick"
+        "--quick", action="store_true", help="one round of half a second, into runs/peers-quick"
     )
     options = parser.parse_args()
     if options.quick:
-        options.rounds, options.seconds_per_turn = 2, 0.5
+        options.rounds, options.seconds_per_turn = 1, 0.5
     options.output = options.output or (QUICK_RESULTS if options.quick else RESULTS)
     return options
 
@@ -73,10 +75,8 @@ class Progress:
 
 def build_environments(peers: list[Peer]) -> dict[str, str]:
     """Build what the peers need. Return the peers that must be dropped, and why."""
-    names = {peer.environment for peer in peers}
-    needs_export = "onnxruntime" in names
-    problems = {name: environments.build(name) for name in names | ({"torch"} & names)}
-    if needs_export and not problems["onnxruntime"]:
+    problems = {name: environments.build(name) for name in {peer.environment for peer in peers}}
+    if problems.get("onnxruntime") == "":
         problems["onnxruntime"] = export_onnx()
     return {peer.name: problems[peer.environment] for peer in peers if problems[peer.environment]}
 
@@ -111,6 +111,8 @@ def measure(
 
 def main() -> None:
     options = parse()
+    # Ended from outside, it ends its runners, as it does after an interrupt.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
     workloads = [WORKLOADS[name] for name in options.workloads]
     chosen = [peer for peer in PEERS.values() if peer.name in {HEADLINE, *options.peers}]
     LOGS.mkdir(parents=True, exist_ok=True)

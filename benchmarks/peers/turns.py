@@ -69,18 +69,25 @@ class Table:
             RunnerProcess(peer, logs / f"{self.workload.name}-{peer.name}.log") for peer in peers
         ]
         with ThreadPoolExecutor(PREPARED_AT_ONCE) as pool:
-            list(pool.map(self._prepare, list(self.seated)))
+            try:
+                list(pool.map(self._prepare, list(self.seated)))
+            except BaseException:  # an interrupt: do not wait for what compiles
+                pool.shutdown(wait=False, cancel_futures=True)
+                for runner in self.seated:
+                    runner.process.kill()
+                raise
 
     def calibrate(self) -> None:
-        """Find out how many steps fill each peer's turn."""
+        """Find out how many steps fill each peer's turn, which warms it up once more.
+
+        A call of a few steps is mostly the call, so a short one is followed by a longer one.
+        """
         for runner in list(self.seated):
-            steps = self.workload.loop_steps
-            for goal in (self.seconds / 3, self.seconds):
-                turn = self._take_turn(runner, steps)
-                if turn is None:
-                    break
-                steps = self.workload.whole_steps(goal, turn.seconds / turn.steps)
-            self.steps[runner.peer.name] = steps
+            turn = self._take_turn(runner, self.workload.loop_steps)
+            if turn is not None and turn.seconds < self.seconds / 3:
+                turn = self._take_turn(runner, self._steps_in(self.seconds / 3, turn))
+            if turn is not None:
+                self.steps[runner.peer.name] = self._steps_in(self.seconds, turn)
 
     def play_round(self, number: int) -> None:
         """Let every peer take a turn; who begins changes from round to round."""
@@ -115,6 +122,9 @@ class Table:
         available = (time.perf_counter() - start) * os.cpu_count()
         others = _busy_seconds() - busy - (runner.processor_seconds() - own)
         return Turn(steps, seconds, max(0.0, others / available))
+
+    def _steps_in(self, seconds: float, turn: Turn) -> int:
+        return self.workload.whole_steps(seconds, turn.seconds / turn.steps)
 
     def _drop(self, runner: RunnerProcess, error: Exception) -> None:
         self.say(f"  {runner.peer.title} dropped: {error}")
