@@ -93,10 +93,12 @@ def _against(whom: str, ratio: Spread, aim: float) -> str:
 def page(result: dict[str, Any]) -> str:
     """Return the page as Markdown."""
     settings = result["settings"]
+    seconds = settings["seconds_per_turn"]
+    length = f"about {seconds:g} s" if seconds else "a few steps, **only to see that it works**"
     parts = [
         f"# Convoy beside its peers, {result['date']}",
-        f"Commit {result['commit']}; {settings['rounds']} rounds of turns of about "
-        f"{settings['seconds_per_turn']:g} s; float32. Made by `make bench-peers`.",
+        f"Commit {result['commit']}; rounds: {settings['rounds']}, with turns of {length}; "
+        "float32. Made by `make bench-peers`.",
         table(["", ""], result["machine"].items()),
         _quietness(result),
         f"![Images per second]({result['date']}-peers.png)",

@@ -40,11 +40,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds-per-turn", type=float, default=2.5, help="default: 2.5")
     parser.add_argument("--output", type=Path, help=f"default: {RESULTS.relative_to(Path.cwd())}")
     parser.add_argument(
-        "--quick", action="store_true", help="one round of half a second, into runs/peers-quick"
+        "--quick", action="store_true", help="one turn of a few steps each, into runs/peers-quick"
     )
     options = parser.parse_args()
     if options.quick:
-        options.rounds, options.seconds_per_turn = 1, 0.5
+        options.rounds, options.seconds_per_turn = 1, 0.0
     options.output = options.output or (QUICK_RESULTS if options.quick else RESULTS)
     return options
 

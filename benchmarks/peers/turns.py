@@ -80,8 +80,12 @@ class Table:
     def calibrate(self) -> None:
         """Find out how many steps fill each peer's turn, which warms it up once more.
 
-        A call of a few steps is mostly the call, so a short one is followed by a longer one.
+        A call of a few steps is mostly the call, so a short one is followed by a longer one. With
+        no time for turns, a turn is a single loop.
         """
+        if not self.seconds:
+            self.steps = {runner.peer.name: self.workload.loop_steps for runner in self.seated}
+            return
         for runner in list(self.seated):
             turn = self._take_turn(runner, self.workload.loop_steps)
             if turn is not None and turn.seconds < self.seconds / 3:
