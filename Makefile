@@ -6,7 +6,7 @@ INTEROP := .venv-interop
 BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard src/convoy/cpu/native/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-all lint clean
+.PHONY: help setup train test test-all lint bench-peers clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -41,5 +41,8 @@ lint: setup
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 
+bench-peers: setup ## Convoy beside its peers: 25 minutes, a page in benchmarks/results
+	@$(BIN)/python -m benchmarks.peers.run $(ARGS)
+
 clean: ## Remove the environment and what was built
-	rm -rf $(VENV) $(INTEROP) build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-peers $(INTEROP) build dist .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,80 @@
+"""A runner's process, as the coordinator holds it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers import environments, protocol
+from benchmarks.peers.peers import Peer
+
+
+class RunnerProcess:
+    """Runs only while it is asked something.
+
+    Between its turns the whole process is stopped by a signal: whatever its thread pools do while
+    they wait, they take nothing from the peer whose turn it is.
+    """
+
+    def __init__(self, peer: Peer, log: Path) -> None:
+        self.peer = peer
+        variables = {**os.environ, **peer.variables}
+        variables.pop("KERAS_BACKEND", None)
+        module = f"benchmarks.peers.{peer.runner}"
+        with log.open("w") as errors:
+            self.process: subprocess.Popen[Any] = subprocess.Popen(
+                [str(environments.python(peer.environment)), "-m", module, peer.variant],
+                cwd=environments.ROOT,
+                env=variables,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+            )
+
+    def prepare(self, workload: str, timeout: float) -> protocol.Ready:
+        return protocol.parse_ready(self._ask(f"prepare {workload}", timeout))
+
+    def run(self, steps: int, timeout: float) -> float:
+        """Run some steps and return their seconds, as the runner measured them."""
+        return protocol.parse_seconds(self._ask(f"run {steps}", timeout))
+
+    def processor_seconds(self) -> float:
+        """Return the time that all its threads have had a core so far."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def end(self) -> None:
+        """Close its input, upon which it ends; if it does not, kill it."""
+        self._signal(signal.SIGCONT)
+        self.process.stdin.close()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+    def _ask(self, line: str, timeout: float) -> str:
+        self._signal(signal.SIGCONT)
+        try:
+            self.process.stdin.write(f"{line}\n".encode())
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise protocol.RunnerError(f"its process ended ({self.process.wait()})") from None
+        ready, _, _ = select.select([self.process.stdout], [], [], timeout)
+        if not ready:
+            raise protocol.RunnerError(f"no answer to {line!r} in {timeout:.0f} seconds")
+        answer = self.process.stdout.readline().decode()
+        if not answer:
+            raise protocol.RunnerError(f"its process ended ({self.process.wait()})")
+        self._signal(signal.SIGSTOP)
+        return answer
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.process.poll() is None:
+            os.kill(self.process.pid, number)

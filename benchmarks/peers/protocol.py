@@ -1,0 +1,131 @@
+"""What the coordinator and a runner say to each other: one line there, one line back.
+
+    prepare <workload>     ready {"parameters": ..., "versions": {...}}
+    run <steps>            seconds <seconds>
+
+A runner that cannot answers `failed <why>`. It ends when its input does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Protocol
+
+from benchmarks.peers.workloads import WORKLOADS, Workload
+
+PACKAGES = (
+    "keras-convoy",
+    "keras",
+    "jax",
+    "jaxlib",
+    "tensorflow-cpu",
+    "torch",
+    "onnxruntime",
+    "numpy",
+)
+
+
+class RunnerError(Exception):
+    """A runner said that it failed, or said nothing that can be understood."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What a runner tells about itself when it is prepared."""
+
+    parameters: int
+    versions: dict[str, str] = field(default_factory=dict)
+    note: str = ""
+
+
+class Runner(Protocol):
+    """A framework with a workload's network in it."""
+
+    def prepare(self, workload: Workload) -> Ready:
+        """Build the network and its data, compile, and warm up."""
+
+    def run(self, steps: int) -> None:
+        """Run so many steps and wait for their end."""
+
+
+def parse_ready(line: str) -> Ready:
+    return Ready(**json.loads(_answer(line, "ready")))
+
+
+def parse_seconds(line: str) -> float:
+    return float(_answer(line, "seconds"))
+
+
+def _answer(line: str, expected: str) -> str:
+    word, _, rest = line.strip().partition(" ")
+    if word == expected:
+        return rest
+    raise RunnerError(rest if word == "failed" else f"ended or answered {line.strip()!r}")
+
+
+def reply(runner: Runner, line: str) -> str:
+    """Do what a line asks, and return the line to answer."""
+    word, _, argument = line.strip().partition(" ")
+    try:
+        if word == "prepare":
+            return "ready " + json.dumps(vars(runner.prepare(WORKLOADS[argument])))
+        if word == "run":
+            steps = int(argument)
+            start = time.perf_counter()
+            runner.run(steps)
+            return f"seconds {time.perf_counter() - start:.6f}"
+    except Exception as error:  # whatever a framework raises, the others go on
+        traceback.print_exc()
+        first = (str(error).strip() or "no message").splitlines()[0]
+        return f"failed {type(error).__name__}: {first}"
+    return f"failed {word!r} is not a word of the protocol"
+
+
+def check_parameters(workload: Workload, found: int) -> int:
+    if found != workload.parameters:
+        raise ValueError(
+            f"{workload.name} has {workload.parameters} trainable parameters, but this network "
+            f"has {found}: it is another one"
+        )
+    return found
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the packages of this environment that matter to speed."""
+    found = {}
+    for package in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
+
+
+def serve(make_runner: Callable[[str], Runner], variant: str) -> None:
+    """Answer lines until there are no more.
+
+    Standard output is kept for answers; what a framework prints goes to standard error.
+    """
+    _end_with_parent()
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    runner = make_runner(variant)
+    for line in sys.stdin:
+        print(reply(runner, line), file=answers, flush=True)
+
+
+def _end_with_parent() -> None:
+    """Have the kernel end this process with the coordinator, however that ends.
+
+    A process that is stopped between its turns would not see that its input has ended.
+    """
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
