@@ -1,0 +1,113 @@
+"""What is found in a model while it is traced, and that it changes nothing but the kernels."""
+
+import convoy
+import jax
+import keras
+import numpy as np
+import pytest
+from convoy import cpu, keras_bridge
+from convoy.cpu import library
+
+try:
+    library.load()
+except library.Unavailable as reason:
+    pytest.skip(f"no native library: {reason}", allow_module_level=True)
+
+layers = keras.layers
+
+
+def calls(model, x):
+    """Return how often each kernel of normalisation is called in a model's training pass."""
+
+    def forward(trainable, non_trainable, x):
+        with keras_bridge.replaced_operations(cpu.Fusion()):
+            y, _ = model.stateless_call(trainable, non_trainable, x, training=True)
+        return y.sum()
+
+    parts = (model.trainable_variables, model.non_trainable_variables)
+    state = [[v.value for v in part] for part in parts]
+    text = jax.jit(forward).lower(*state, x).compile().as_text()
+    names = ("convoy_moments", "convoy_affine")
+    return {name: text.count(f'custom_call_target="{name}"') for name in names} | {
+        "maximum": text.count(" maximum(")
+    }
+
+
+def block(*, add=False, activation="relu", **options):
+    inputs = keras.Input((6, 6, 4))
+    x = layers.BatchNormalization(**options)(layers.Conv2D(4, 1)(inputs))
+    if add:
+        x = layers.Add()([inputs, x])
+    return keras.Model(inputs, layers.Activation(activation)(x))
+
+
+X = np.random.default_rng(0).normal(size=(2, 6, 6, 4)).astype("float32")
+
+
+def test_normalisation_and_rectifier_are_one():
+    assert calls(block(), X) == {"convoy_moments": 1, "convoy_affine": 1, "maximum": 0}
+
+
+def test_normalisation_addition_and_rectifier_are_one():
+    assert calls(block(add=True), X) == {"convoy_moments": 1, "convoy_affine": 1, "maximum": 0}
+
+
+def test_another_activation_follows_the_kernel():
+    found = calls(block(activation="tanh"), X)
+    assert (found["convoy_moments"], found["convoy_affine"]) == (1, 1)
+
+
+@pytest.mark.parametrize("options", [{"axis": 1}, {"axis": 2}])
+def test_other_normalisations_are_left_to_xla(options):
+    assert calls(block(**options), X)["convoy_affine"] == 0
+
+
+def test_half_precision_is_computed_in_single():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        found = calls(block(activation="tanh"), X)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert found["convoy_moments"] == 1
+
+
+def test_keras_has_its_own_operations_back_afterwards():
+    from keras.src.backend.jax import nn, numpy
+
+    before = (nn.moments, nn.batch_normalization, nn.relu, numpy.add)
+    with pytest.raises(ZeroDivisionError), keras_bridge.replaced_operations(cpu.Fusion()):
+        _ = 1 / 0
+    assert (nn.moments, nn.batch_normalization, nn.relu, numpy.add) == before
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_training_is_the_same_with_and_without(devices):
+    def train():
+        keras.utils.set_random_seed(3)
+        with convoy.Strategy(devices=devices).scope():
+            inputs = keras.Input((6, 6, 4))
+            x = inputs
+            for filters in (4, 4):
+                y = layers.Conv2D(filters, 3, padding="same", use_bias=False)(x)
+                y = layers.BatchNormalization()(y)
+                y = layers.ReLU()(y)
+                y = layers.Conv2D(filters, 3, padding="same", use_bias=False)(y)
+                y = layers.BatchNormalization()(y)
+                x = layers.ReLU()(layers.Add()([y, x]))
+            x = layers.Dense(3)(layers.GlobalAveragePooling2D()(x))
+            model = keras.Model(inputs, x)
+            model.compile("sgd", "mse", steps_per_execution=4)
+        rng = np.random.default_rng(1)
+        x, y = rng.normal(size=(32, 6, 6, 4)), rng.normal(size=(32, 3))
+        history = model.fit(x, y, batch_size=4, epochs=2, verbose=0)
+        return history.history["loss"], model.get_weights()
+
+    with_kernels = train()
+    cpu.disable()
+    try:
+        without = train()
+    finally:
+        cpu.enable()
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), with_kernels, without
+    )

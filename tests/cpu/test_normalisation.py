@@ -1,0 +1,109 @@
+"""The kernels of batch normalisation against the same written in JAX's own operations."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from convoy.cpu import library
+from convoy.cpu.normalisation import moments, normalise
+
+try:
+    library.load()
+except library.Unavailable as reason:
+    pytest.skip(f"no native library: {reason}", allow_module_level=True)
+
+EPSILON = 1e-3
+# Sums over thousands of float32 numbers, taken in another order than XLA takes them.
+TOLERANCE = {"rtol": 2e-5, "atol": 2e-5}
+
+SHAPES = [
+    (1, 1, 1, 1),  # a single number
+    (5, 3),  # after a dense layer
+    (4, 5, 6, 3),  # fewer channels than a vector register holds
+    (2, 7, 7, 64),
+    (3, 9, 9, 257),  # a row longer than a tile, and odd
+    (2, 3, 4, 5, 6),  # volumes
+    (9, 33, 31, 16),  # more rows than fit the cache, not a multiple of anything
+    (2, 5, 5, 2100),
+]
+
+
+def reference(x, scale, offset, addend, rectify):
+    axes = tuple(range(x.ndim - 1))
+    y = (x - x.mean(axes)) * jax.lax.rsqrt(x.var(axes) + EPSILON) * scale + offset
+    y = y if addend is None else y + addend
+    return jnp.where(y > 0, y, 0) if rectify else y
+
+
+def kernel(x, scale, offset, addend, rectify):
+    mean, variance = jax.lax.stop_gradient(moments(x))
+    return normalise(x, mean, variance, scale, offset, addend, EPSILON, rectify)
+
+
+@pytest.fixture
+def draw(rng):
+    return lambda *shape: jnp.asarray(rng.normal(size=shape), "float32")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_moments(draw, shape):
+    x = 3 * draw(*shape) + 2
+    axes = tuple(range(x.ndim - 1))
+    mean, variance = jax.jit(moments)(x)
+    np.testing.assert_allclose(mean, x.mean(axes), **TOLERANCE)
+    np.testing.assert_allclose(variance, x.var(axes), **TOLERANCE)
+
+
+def test_moments_of_a_narrow_spread_around_a_large_mean(draw):
+    x = 1000 + 0.01 * draw(64, 32, 32, 8)
+    expected = np.asarray(x, "float64").var((0, 1, 2))
+    np.testing.assert_allclose(jax.jit(moments)(x)[1], expected, rtol=1e-4)
+
+
+def test_gradient_of_moments(draw):
+    x, weight = draw(3, 4, 5, 6), draw(2, 6)
+
+    def loss(function):
+        return jax.grad(lambda x: (jnp.stack(function(x)) * weight).sum())(x)
+
+    expected = loss(lambda x: (x.mean((0, 1, 2)), x.var((0, 1, 2))))
+    np.testing.assert_allclose(loss(moments), expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("rectify", [False, True])
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_value_and_gradients(draw, shape, adds, rectify):
+    channels = shape[-1]
+    operands = (draw(*shape), 1 + 0.5 * draw(channels), draw(channels))
+    addend = (draw(*shape),) if adds else ()
+    weight = draw(*shape)
+
+    def run(function):
+        def loss(*args):
+            x, scale, offset, *rest = args
+            y = function(x, scale, offset, rest[0] if rest else None, rectify)
+            return (y * weight).sum() / weight.size, y
+
+        arguments = tuple(range(3 + len(addend)))
+        gradient = jax.jit(jax.grad(loss, argnums=arguments, has_aux=True))
+        return gradient(*operands, *addend)
+
+    jax.tree.map(
+        lambda ours, theirs: np.testing.assert_allclose(ours, theirs, **TOLERANCE),
+        run(kernel),
+        run(reference),
+    )
+
+
+def test_runs_on_every_element_of_a_mapped_axis(draw):
+    x = draw(3, 4, 5, 6)
+    mean, _ = jax.vmap(moments)(x)
+    np.testing.assert_allclose(mean, x.mean((1, 2)), **TOLERANCE)
+
+
+def test_what_is_not_a_number_is_not_hidden(draw):
+    x = draw(4, 4, 4, 8).at[0, 0, 0, 3].set(jnp.nan)
+    y = jax.jit(lambda x: kernel(x, jnp.ones(8), jnp.zeros(8), None, True))(x)
+    assert np.isnan(y[..., 3]).all()
+    assert not np.isnan(y[..., :3]).any()
