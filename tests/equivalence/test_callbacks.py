@@ -379,3 +379,28 @@ def test_logs_that_a_callback_adds_reach_the_history(xy):
             logs["rate"] = float(self.model.optimizer.learning_rate)
 
     assert_equivalent(models.classifier, fit(xy, lambda: [Add()]))
+
+
+@pytest.mark.interop
+def test_tensorboard_writes_the_same_scalars(xy, tmp_path):
+    tensorflow = pytest.importorskip("tensorflow")
+
+    def scalars(folder):
+        found = {}
+        for file in sorted(folder.rglob("events*")):
+            for event in tensorflow.compat.v1.train.summary_iterator(str(file)):
+                for value in event.summary.value:
+                    if value.HasField("tensor") and value.tag.startswith("epoch_"):
+                        number = float(tensorflow.make_ndarray(value.tensor))
+                        found[f"{file.parent.name} {value.tag} {event.step}"] = number
+        return found
+
+    def run(model):
+        folder = tmp_path / ("convoy" if "fit" in vars(model) else "stock")
+        board = keras.callbacks.TensorBoard(folder, write_graph=False, histogram_freq=1)
+        model.fit(*xy, batch_size=30, epochs=2, verbose=0, callbacks=[board])
+        found = scalars(folder)
+        assert found
+        return found
+
+    assert_equivalent(models.classifier, run)

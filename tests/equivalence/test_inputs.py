@@ -88,6 +88,7 @@ def test_dict_inputs_with_more_keys_than_the_model_needs(xy):
     assert_equivalent(make, use({"left": x, "unused": x[:, :1]}, y, batch_size=30))
 
 
+@pytest.mark.interop
 def test_pandas(xy):
     pandas = pytest.importorskip("pandas")
     x, y = xy
@@ -195,6 +196,7 @@ def test_a_generator_is_not_read_further_than_training_needs(xy):
     assert count(make_convoy(models.classifier, 3)) <= count(make_stock(models.classifier))
 
 
+@pytest.mark.interop
 def test_tf_data(xy):
     tensorflow = pytest.importorskip("tensorflow")
     assert_equivalent(
@@ -203,6 +205,7 @@ def test_tf_data(xy):
     )
 
 
+@pytest.mark.interop
 def test_torch_data_loader(xy):
     torch = pytest.importorskip("torch")
 
