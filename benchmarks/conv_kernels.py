@@ -19,9 +19,8 @@ from statistics import median
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-
 from convoy import cpu
+from jax import lax
 
 LOOP_STEPS = 2
 
