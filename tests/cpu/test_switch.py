@@ -107,6 +107,12 @@ def test_a_library_that_is_not_installed_is_named(monkeypatch, distribution):
         library.load.__wrapped__()
 
 
+def test_a_library_from_before_an_update_is_not_used(native, monkeypatch):
+    monkeypatch.setattr(library, "_TARGETS", ("convoy_not_yet_there",))
+    with pytest.raises(library.Unavailable, match="install again"):
+        library.load.__wrapped__()
+
+
 def visit_shapes(native, count):
     parameters = ConvolutionParameters(
         window_strides=(1, 1),

@@ -119,6 +119,9 @@ def load() -> Library:
         return Library(ctypes.CDLL(str(kernels)))
     except OSError as error:
         raise Unavailable(f"the native library does not load: {error}") from error
+    except AttributeError as error:
+        # Sources were updated under an editable install, whose library stayed as it was.
+        raise Unavailable("the native library is older than the package: install again") from error
 
 
 def find() -> Library | None:
