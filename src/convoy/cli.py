@@ -20,7 +20,7 @@ def doctor() -> int:
     found = jax.devices()
     rows += [
         ("devices", f"{len(found)} x {found[0].device_kind or found[0].platform}"),
-        ("cpu kernels", str(cpu.status())),
+        ("cpu kernels", str(cpu.status()).removeprefix("CPU kernels: ")),
         ("program cache", str(compilation_cache.active() or "off")),
     ]
     width = max(len(name) for name, _ in rows)
