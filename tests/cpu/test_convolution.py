@@ -8,7 +8,8 @@ from convoy.cpu import tally
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
-from reference import assert_close, compare, jax_alone, normal, value_and_gradients
+
+from .reference import assert_close, compare, jax_alone, normal, value_and_gradients
 
 LAYOUTS = {
     1: [("NWC", "WIO", "NWC"), ("NCW", "OIW", "NCW")],
