@@ -44,7 +44,7 @@ def test_compile_makes_another_compilation(model):
 
 def test_builds_metrics_loss_and_optimizer(model):
     batches = keras_bridge.Batches(np.ones((6, 4)), np.ones((6, 2)), None, 2)
-    batches.build(model, prediction=False)
+    batches.build(model, "train")
     assert model.optimizer.built
     assert len(model.metrics_variables) == 4
     assert keras_bridge.compiled_losses(model)[0][0] == ()
@@ -52,7 +52,7 @@ def test_builds_metrics_loss_and_optimizer(model):
 
 def test_builds_a_model_that_was_never_called():
     model = keras.Sequential([keras.layers.Dense(2)])
-    keras_bridge.Batches(np.ones((6, 4)), None, None, 2).build(model, prediction=True)
+    keras_bridge.Batches(np.ones((6, 4)), None, None, 2).build(model, "predict")
     assert model.built
 
 

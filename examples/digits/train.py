@@ -2,8 +2,8 @@
 
     python examples/digits/train.py
 
-Expected: 98 % or better on the 389 held-out digits, in about 15 seconds on two CPU cores. The run's
-checkpoint, metrics and curves go to `runs/digits`.
+Expected: 98 % or better on the 389 held-out digits, in under half a minute on two CPU cores. The
+run's checkpoint, metrics and curves go to `runs/digits`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def plot_curves(metrics: Path, picture: Path) -> None:
     figure.savefig(picture, dpi=120)
 
 
-def main() -> None:
+def parse_options() -> tuple[argparse.Namespace, convoy.Strategy]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--devices", type=int, default=2, help="replicas (default: 2)")
     parser.add_argument("--epochs", type=int, default=20, help="default: 20")
@@ -63,8 +63,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
     parser.add_argument("--output", type=Path, default=Path("runs/digits"), help="where to write")
     options = parser.parse_args()
+    try:
+        return options, convoy.Strategy(devices=options.devices)
+    except ValueError as error:
+        parser.error(str(error))
 
-    strategy = convoy.Strategy(devices=options.devices)
+
+def main() -> None:
+    options, strategy = parse_options()
     keras.utils.set_random_seed(options.seed)
     (x_train, y_train), (x_test, y_test) = load_digits()
     print(
@@ -86,14 +92,20 @@ def main() -> None:
     metrics = options.output / "metrics.csv"
     curves = options.output / "curves.png"
     start = time.perf_counter()
-    model.fit(
-        x_train,
-        y_train,
-        batch_size=options.batch_size,
-        epochs=options.epochs,
-        validation_data=(x_test, y_test),
-        callbacks=[keras.callbacks.CSVLogger(metrics), keras.callbacks.ModelCheckpoint(checkpoint)],
-    )
+    try:
+        model.fit(
+            x_train,
+            y_train,
+            batch_size=options.batch_size,
+            epochs=options.epochs,
+            validation_data=(x_test, y_test),
+            callbacks=[
+                keras.callbacks.CSVLogger(metrics),
+                keras.callbacks.ModelCheckpoint(checkpoint),
+            ],
+        )
+    except KeyboardInterrupt:
+        raise SystemExit(f"\nInterrupted; whole epochs are in {checkpoint}") from None
     seconds = time.perf_counter() - start
     _, accuracy = model.evaluate(x_test, y_test, verbose=0)
     plot_curves(metrics, curves)

@@ -220,18 +220,21 @@ class Batches(EpochIterator):
         _, _, (batch,) = super().__next__()
         return batch
 
-    def build(self, model: Model, *, prediction: bool) -> None:
-        """Create those variables of model, metrics, loss and optimizer that do not exist yet."""
-        if prediction:
+    def build(self, model: Model, mode: str) -> None:
+        """Create those variables of model, metrics, loss and optimizer that do not exist yet.
+
+        The input is told of the end of an epoch where stock Keras tells it so.
+        """
+        if mode == "predict":
             if not all(layer.built for layer in model._flatten_layers()):
                 x, _, _ = unpack(next(iter(self)))
                 build_for_prediction(model, x)
                 self.reset()
-        elif self._something_is_unbuilt(model):
-            model._symbolic_build(data_batch=next(iter(self)))
+            return
+        batch = next(iter(self)) if self._something_is_unbuilt(model) else None
+        model._symbolic_build(data_batch=batch)
+        if mode == "train":
             self.reset()
-        else:
-            model._symbolic_build()
 
     @staticmethod
     def _something_is_unbuilt(model: Model) -> bool:

@@ -8,7 +8,8 @@ from convoy.cpu import tally
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
-from reference import (
+
+from .reference import (
     assert_close,
     compare,
     convolve_by_taps,

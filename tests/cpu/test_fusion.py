@@ -6,12 +6,8 @@ import keras
 import numpy as np
 import pytest
 from convoy import cpu, keras_bridge
-from convoy.cpu import library
 
-try:
-    library.load()
-except library.Unavailable as reason:
-    pytest.skip(f"no native library: {reason}", allow_module_level=True)
+pytestmark = pytest.mark.usefixtures("native")
 
 layers = keras.layers
 

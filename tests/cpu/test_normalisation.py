@@ -4,13 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from convoy.cpu import library
 from convoy.cpu.normalisation import moments, normalise
 
-try:
-    library.load()
-except library.Unavailable as reason:
-    pytest.skip(f"no native library: {reason}", allow_module_level=True)
+pytestmark = pytest.mark.usefixtures("native")
 
 EPSILON = 1e-3
 # Sums over thousands of float32 numbers, taken in another order than XLA takes them.

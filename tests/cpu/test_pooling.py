@@ -8,7 +8,8 @@ from convoy.cpu import tally
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
-from reference import compare, normal, value_and_gradients
+
+from .reference import compare, normal, value_and_gradients
 
 
 def max_pool(x, window, strides, padding):

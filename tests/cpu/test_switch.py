@@ -13,7 +13,8 @@ from convoy.cpu import library
 from convoy.cpu.convolution import ConvolutionParameters, recognise
 from convoy.cpu.convolution_rule import describe
 from jax import lax
-from reference import assert_close, normal
+
+from .reference import assert_close, normal
 
 X, W = normal((2, 8, 8, 4)), normal((3, 3, 4, 8), 1)
 

@@ -12,7 +12,8 @@ from convoy.cpu import tally
 from jax import export, lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from reference import assert_close, compare, jax_alone, normal, value_and_gradients
+
+from .reference import assert_close, compare, jax_alone, normal, value_and_gradients
 
 
 def network(x, weights):

@@ -62,10 +62,10 @@ def open_input(
     if arrays is not None:
         x, y, _ = keras_bridge.unpack(arrays)
         check.check_inputs(model, x)
-        batches.build(model, prediction=mode == "predict")
+        batches.build(model, mode)
         check.check_targets(model, y)
     else:
-        batches.build(model, prediction=mode == "predict")
+        batches.build(model, mode)
 
     training = mode == "train"
     if mode != "predict":
@@ -78,6 +78,7 @@ def open_input(
         budget.left,
         block_steps,
         training=training,
+        restarts=mode == "evaluate",
         inspect=(lambda batch: check_batch(model, batch)) if arrays is None else None,
     )
 

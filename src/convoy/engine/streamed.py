@@ -36,6 +36,8 @@ class Streamed:
         limit: the most steps that one device call will run.
         training: whether samples that do not fill a step of all replicas are left out; else they
             are computed on every replica.
+        restarts: whether every epoch begins anew, where the last one may have stopped before the
+            end.
         inspect: called with the first batch, before anything is compiled for it.
     """
 
@@ -47,6 +49,7 @@ class Streamed:
         limit: int,
         *,
         training: bool,
+        restarts: bool = False,
         inspect: Callable[[Any], None] | None = None,
     ) -> None:
         self.batches = batches
@@ -54,6 +57,7 @@ class Streamed:
         self.budget = budget
         self.limit = limit
         self.training = training
+        self.restarts = restarts
         # A batch of arrays is cut for all replicas; any other input yields a replica's batches.
         self.per_step = 1 if batches.batch_size_is_ours else placement.replicas
         known = batches.num_batches
@@ -66,8 +70,8 @@ class Streamed:
         self._ready: Chunk | None = None
 
     def begin_epoch(self) -> None:
-        if not self.training:
-            self.batches.reset()  # an evaluation starts anew, training may go on
+        if self.restarts:
+            self.batches.reset()
         self._steps = self._read()
         self._held = self._ready = None
         self._left_out = 0
