@@ -37,17 +37,23 @@ class Variables:
         )
 
     def read(self) -> State:
-        # Two variables may share an array, but a buffer can be donated only once.
-        seen: set[int] = set()
-
-        def once(value: jax.Array) -> jax.Array:
-            if id(value) in seen:
-                return value.copy()
-            seen.add(id(value))
-            return value
-
-        return State(*([once(v) for v in keras_bridge.values(part)] for part in self.parts))
+        state = State(*(keras_bridge.values(part) for part in self.parts))
+        distinct = {id(value) for values in state for value in values}
+        return state if len(distinct) == sum(map(len, state)) else _without_sharing(state)
 
     def write(self, state: State) -> None:
         for part, values in zip(self.parts, state, strict=True):
             keras_bridge.assign(part, values)
+
+
+def _without_sharing(state: State) -> State:
+    """Copy arrays that several variables share: a buffer can be donated only once."""
+    seen: set[int] = set()
+
+    def once(value: jax.Array) -> jax.Array:
+        if id(value) in seen:
+            return value.copy()
+        seen.add(id(value))
+        return value
+
+    return State(*([once(value) for value in values] for values in state))
