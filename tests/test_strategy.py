@@ -65,8 +65,8 @@ def test_the_innermost_scope_counts():
         with inner.scope():
             first = small_model()
         second = small_model()
-    assert first.fit.__self__.runner.placement is inner.placement
-    assert second.fit.__self__.runner.placement is outer.placement
+    assert first.fit.__self__.runner.plan is inner.plan
+    assert second.fit.__self__.runner.plan is outer.plan
 
 
 def test_a_scope_holds_for_its_own_thread():
@@ -90,7 +90,7 @@ def test_prepare_uses_the_scope_around_it():
     model = small_model()
     with convoy.Strategy(devices=2).scope() as strategy:
         convoy.prepare(model)
-    assert model.fit.__self__.runner.placement is strategy.placement
+    assert model.fit.__self__.runner.plan is strategy.plan
 
 
 def test_prepare_refuses_what_is_not_a_model():

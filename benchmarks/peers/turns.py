@@ -80,7 +80,8 @@ class Table:
     def calibrate(self) -> None:
         """Find out how many steps fill each peer's turn, which warms it up once more.
 
-        A call of a few steps is mostly the call, so a short one is followed by a longer one. With
+        A call of a few steps is mostly the call, so a short one is followed by a longer one; and
+        the last is as long as a turn, since some compile anew for another number of samples. With
         no time for turns, a turn is a single loop.
         """
         if not self.seconds:
@@ -91,7 +92,9 @@ class Table:
             if turn is not None and turn.seconds < self.seconds / 3:
                 turn = self._take_turn(runner, self._steps_in(self.seconds / 3, turn))
             if turn is not None:
-                self.steps[runner.peer.name] = self._steps_in(self.seconds, turn)
+                self.steps[runner.peer.name] = steps = self._steps_in(self.seconds, turn)
+                if steps != turn.steps:
+                    self._take_turn(runner, steps)
 
     def play_round(self, number: int) -> None:
         """Let every peer take a turn; who begins changes from round to round."""

@@ -4,8 +4,9 @@ from convoy import _start, cpu
 
 _start.start()
 
+from convoy import cross_replica  # noqa: E402
 from convoy.strategy import Strategy, prepare  # noqa: E402
 
 __version__ = "0.1.0"
 
-__all__ = ["Strategy", "__version__", "cpu", "prepare"]
+__all__ = ["Strategy", "__version__", "cpu", "cross_replica", "prepare"]

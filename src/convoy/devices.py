@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Sequence
 
 import jax
@@ -60,6 +61,39 @@ def select(devices: int | Sequence[jax.Device] | None) -> tuple[jax.Device, ...]
     if len(present) < devices:
         raise ValueError(_too_few(int(devices), present))
     return tuple(present[:devices])
+
+
+def memory(devices: tuple[jax.Device, ...]) -> int:
+    """Return the bytes of memory that one of some devices has; virtual ones share the host's."""
+    stats = devices[0].memory_stats() if devices[0].platform != "cpu" else None
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"]
+    host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return host // len(devices)
+
+
+def for_replicas(devices: tuple[jax.Device, ...], replicas: int | None) -> tuple[jax.Device, ...]:
+    """Return the devices that hold a replica; name those that are left over.
+
+    Raises:
+        ValueError: if there are fewer devices than replicas.
+    """
+    if replicas is None or replicas == len(devices):
+        return devices
+    if isinstance(replicas, bool) or replicas < 1:
+        raise ValueError(f"replicas={replicas!r} is not a number of replicas. Pass 1 or more.")
+    if replicas > len(devices):
+        raise ValueError(
+            f"{replicas} replicas do not fit on {len(devices)} devices. Pass at most "
+            f"replicas={len(devices)}, or devices={replicas}."
+        )
+    left = ", ".join(map(str, devices[replicas:]))
+    warnings.warn(
+        f"{replicas} replicas leave {len(devices) - replicas} of {len(devices)} devices unused: "
+        f"{left}. Pass devices={replicas}, or more replicas.",
+        stacklevel=3,
+    )
+    return devices[:replicas]
 
 
 def _too_few(count: int, present: Sequence[jax.Device]) -> str:

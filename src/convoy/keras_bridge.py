@@ -17,8 +17,10 @@ from typing import Any
 import jax
 import keras
 from keras import Model
+from keras.src.backend.common import masking
 from keras.src.backend.jax import nn as jax_nn
 from keras.src.backend.jax import numpy as jax_numpy
+from keras.src.losses import loss as loss_module
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 from keras.src.trainers.data_adapters.array_data_adapter import (
     ArrayDataAdapter,
@@ -33,6 +35,8 @@ unpack = data_adapter_utils.unpack_x_y_sample_weight
 train_validation_split = array_slicing.train_validation_split
 is_array_data = can_convert_arrays
 class_weight_to_sample_weights = data_adapter_utils.class_weight_to_sample_weights
+get_keras_mask = masking.get_keras_mask
+set_keras_mask = masking.set_keras_mask
 
 
 # Making models ------------------------------------------------------------------------------
@@ -82,10 +86,17 @@ def replaced_operations(replacements: Any) -> Iterator[None]:
     """Have layers that are traced in the block use other operations.
 
     Args:
-        replacements: an object with methods `moments`, `batch_normalization`, `add` and `relu`,
-            each of which takes Keras's own function before that function's arguments.
+        replacements: an object with methods of the names below, as many as it likes, each of
+            which takes Keras's own function before that function's arguments.
     """
-    places = {"moments": jax_nn, "batch_normalization": jax_nn, "relu": jax_nn, "add": jax_numpy}
+    places = {
+        "moments": jax_nn,
+        "batch_normalization": jax_nn,
+        "relu": jax_nn,
+        "add": jax_numpy,
+        "reduce_values": loss_module,
+    }
+    places = {name: module for name, module in places.items() if hasattr(replacements, name)}
     originals = {name: getattr(module, name) for name, module in places.items()}
     for name, module in places.items():
         setattr(module, name, partial(getattr(replacements, name), originals[name]))
@@ -94,6 +105,76 @@ def replaced_operations(replacements: Any) -> Iterator[None]:
     finally:
         for name, module in places.items():
             setattr(module, name, originals[name])
+
+
+# Graphs -------------------------------------------------------------------------------------
+
+
+class GraphCall:
+    """One call of an operation in the graph of a functional model."""
+
+    def __init__(self, node: Any) -> None:
+        self._node = node
+        self.operation: keras.Operation = node.operation
+        self.name: str = node.operation.name
+        self.inputs = tuple(id(tensor) for tensor in node.input_tensors)
+        self.outputs = tuple(id(tensor) for tensor in node.outputs)
+        self.output_shapes = tuple((tuple(t.shape), str(t.dtype)) for t in node.outputs)
+
+    @property
+    def variables(self) -> Variables:
+        operation = self.operation
+        return list(operation.variables) if isinstance(operation, keras.layers.Layer) else []
+
+    def run(self, tensors: dict[int, Any], wrap: Callable[[Any], Callable[..., Any]]) -> None:
+        """Compute the outputs from the inputs among `tensors`, and add them."""
+        args, kwargs = self._node.arguments.fill_in(tensors)
+        outputs = keras.tree.flatten(wrap(self.operation)(*args, **kwargs))
+        tensors.update(zip(self.outputs, outputs, strict=True))
+
+
+def graph_calls(model: Model) -> list[GraphCall] | None:
+    """Return the calls of a functional or sequential model in their order, or `None`."""
+    graph = _graph(model)
+    if graph is None:
+        return None
+    depths = sorted(graph._nodes_by_depth, reverse=True)
+    nodes = [node for depth in depths for node in graph._nodes_by_depth[depth]]
+    return [GraphCall(node) for node in nodes if node.operation and not node.is_input]
+
+
+def graph_outputs(model: Model) -> list[int]:
+    return [id(tensor) for tensor in _graph(model).outputs]
+
+
+@contextlib.contextmanager
+def replaced_graph_run(model: Model, run: Callable[..., None]) -> Iterator[None]:
+    """Have a functional model run its calls by `run(tensors, wrap)` in the block.
+
+    `tensors` holds the inputs by identity, and must hold the outputs afterwards; `wrap` is to be
+    handed to `GraphCall.run`.
+    """
+    graph = _graph(model)
+
+    def run_through_graph(inputs: Any, operation_fn: Any, call_fn: Any = None) -> Any:
+        del call_fn
+        flat = keras.tree.flatten(inputs)
+        tensors = {id(x): y for x, y in zip(graph.inputs, flat, strict=True)}
+        run(tensors, operation_fn)
+        outputs = [tensors[id(x)] for x in graph.outputs]
+        return keras.tree.pack_sequence_as(graph._outputs_struct, outputs)
+
+    # Not through `setattr`: Keras would take it for a change of the model's state.
+    vars(graph)["_run_through_graph"] = run_through_graph
+    try:
+        yield
+    finally:
+        del vars(graph)["_run_through_graph"]
+
+
+def _graph(model: Model) -> Any:
+    graph = getattr(model, "_functional", None) or model
+    return graph if hasattr(graph, "_nodes_by_depth") else None
 
 
 # Variables ----------------------------------------------------------------------------------
@@ -258,6 +339,14 @@ class Batches(EpochIterator):
     def batch_size_is_ours(self) -> bool:
         """Whether `batch_size` cuts the batches; other inputs come in batches of their own."""
         return isinstance(self.data_adapter, ArrayDataAdapter)
+
+    @property
+    def whole_batches(self) -> int | None:
+        """Batches of an epoch that are as large as all others, if that is known."""
+        known = self.num_batches
+        if known is None or self.steps_per_epoch or not self.data_adapter.has_partial_batch:
+            return known
+        return known - 1
 
     @property
     def shuffle(self) -> bool | str:

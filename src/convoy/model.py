@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import keras
 from convoy import keras_bridge
 from convoy.engine import check
-from convoy.engine.feed import Budget, Feed, Placement
+from convoy.engine.feed import Budget, Feed
 from convoy.engine.input import check_batch, open_input
 from convoy.engine.pace import Pace
+from convoy.engine.plan import Accumulation, Plan, Reduction
 from convoy.engine.run import Runner
 from convoy.engine.state import Mode
 
@@ -29,11 +31,12 @@ class EngineMethods:
         "train_on_batch",
         "test_on_batch",
         "predict_on_batch",
+        "set_gradient_accumulation",
     )
 
-    def __init__(self, model: keras.Model, placement: Placement, data_budget: int) -> None:
+    def __init__(self, model: keras.Model, plan: Plan, data_budget: int) -> None:
         self.model = model
-        self.runner = Runner(model, placement)
+        self.runner = Runner(model, plan)
         self.data_budget = data_budget
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
@@ -48,6 +51,20 @@ class EngineMethods:
             # Not a word that stock Keras knows, so it does not go into a saved model.
             kwargs["steps_per_execution"] = 1
         type(self.model).compile(self.model, *args, **kwargs)
+
+    def set_gradient_accumulation(
+        self, count: int, *, reduction: Reduction | None = None, dtype: str | None = None
+    ) -> None:
+        """Choose for this model how many micro-batches make a weight update.
+
+        Args:
+            count: micro-batches per weight update and replica.
+            reduction: `"mean"` or `"sum"` over these micro-batches; by default the strategy's.
+            dtype: the type in which gradients are added up; by default their own.
+        """
+        plan = self.runner.plan
+        accumulation = Accumulation(count, reduction or plan.reduction, dtype)
+        self.runner.use(replace(plan, accumulation=accumulation))
 
     def fit(
         self,
@@ -68,14 +85,17 @@ class EngineMethods:
         validation_batch_size: int | None = None,
         validation_freq: int | list[int] = 1,
     ) -> keras.callbacks.History:
-        """Train the model, as `keras.Model.fit` does; `batch_size` is that of one replica."""
+        """Train the model, as `keras.Model.fit` does.
+
+        `batch_size` is the micro-batch of one replica, unless the strategy says otherwise.
+        """
         check.check_model(self.model, "fit")
         epochs = keras_bridge.limit_epochs(epochs)
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = keras_bridge.train_validation_split(
                 (x, y, sample_weight), validation_split=validation_split
             )
-        budget, pace = Budget(self.data_budget), self.runner.pace()
+        budget, pace = Budget(self.data_budget), self.runner.pace("train")
         feed = self._open(
             "train",
             (x, y, sample_weight),
@@ -141,7 +161,7 @@ class EngineMethods:
         class_weight: dict[int, float] | None = None,
         return_dict: bool = False,
     ) -> Any:
-        """Run one weight update on one batch of all replicas."""
+        """Run one weight update on one batch of all replicas and micro-batches."""
         check.check_model(self.model, "train_on_batch")
         if class_weight is not None:
             if sample_weight is not None:
@@ -174,15 +194,15 @@ class EngineMethods:
     def _open_once(
         self, mode: Mode, data: tuple[Any, Any, Any], batch_size: int | None, steps: int | None
     ) -> tuple[Feed, Pace, Budget]:
-        budget, pace = Budget(self.data_budget), self.runner.pace()
+        budget, pace = Budget(self.data_budget), self.runner.pace(mode)
         feed = self._open(mode, data, budget, pace, batch_size=batch_size, steps=steps)
         return feed, pace, budget
 
     def _open(
         self, mode: Mode, data: tuple[Any, Any, Any], budget: Budget, pace: Pace, **settings: Any
     ) -> Feed:
-        placement = self.runner.placement
-        return open_input(self.model, mode, data, placement, budget, pace.block_steps, **settings)
+        plan = self.runner.plan
+        return open_input(self.model, mode, data, plan, budget, pace.block_steps, **settings)
 
     def _callbacks(
         self, callbacks: Any, verbose: str | int, feed: Feed, **settings: Any
@@ -199,9 +219,9 @@ class EngineMethods:
         )
 
 
-def attach(model: keras.Model, placement: Placement, data_budget: int) -> None:
+def attach(model: keras.Model, plan: Plan, data_budget: int) -> None:
     """Have a model run on the engine. Its class, weights and compilation stay as they are."""
-    methods = EngineMethods(model, placement, data_budget)
+    methods = EngineMethods(model, plan, data_budget)
     # Not through `setattr`: Keras would take it for a change of the model's state.
     for name in EngineMethods.replaced:
         vars(model)[name] = getattr(methods, name)

@@ -11,8 +11,12 @@ import keras
 import numpy as np
 from convoy import devices as device_choice
 from convoy import keras_bridge, model
-from convoy.engine.feed import Budget, Placement
+from convoy.engine.feed import Placement
+from convoy.engine.plan import Accumulation, BatchMeaning, Plan, Reduction
 from convoy.engine.replicate import AXIS
+
+# Large enough that the exchange costs more than its start, small enough to join in the cache.
+REDUCTION_BUCKET = 4 << 20
 
 _current: ContextVar[Strategy | None] = ContextVar("convoy_strategy", default=None)
 
@@ -27,11 +31,31 @@ class Strategy:
         devices: how many devices, or which ones; each holds a replica of the model. On a CPU
             that many virtual ones are made, provided that JAX has not started yet. By default
             the number in the variable `CONVOY_DEVICES`, else one.
+        replicas: how many replicas, if not one on every device. Devices left over are named in a
+            warning.
+        batch: what `batch_size` in `fit` counts: `"replica"`, the micro-batch of one replica; or
+            `"global"`, all samples of a weight update, which are divided over replicas and
+            accumulated micro-batches.
+        gradient_accumulation: micro-batches per weight update and replica. Schedules and
+            `optimizer.iterations` count weight updates.
+        accumulation_dtype: the type in which gradients are added up; by default their own.
+        reduction: of the gradients, over micro-batches and replicas: `"mean"` gives the update of
+            one big batch, `"sum"` that much more.
+        reduction_bucket: bytes of gradients that are exchanged between replicas at a time; 0
+            exchanges one variable's after the other.
+        batch_norm_group: replicas that share the statistics of batch normalisation; it must
+            divide their number.
+        shard_optimizer_state: whether each replica keeps a share of the optimizer's state, instead
+            of all of it.
+        remat: names of layers (`"conv2_*"` fits many) whose activations are computed again in the
+            backward pass instead of being kept. A number is the bytes that activations may take
+            on a device, and `"auto"` is half of its memory: as many layers are then chosen as it
+            takes. For functional and sequential models.
         data_budget: bytes of each device's memory that data may take. Data sets that fit are
             moved there once; others are streamed in blocks. By default a quarter of the memory.
 
     Raises:
-        ValueError: if there are too few devices.
+        ValueError: if there are too few devices, or the numbers do not fit together.
 
     Example:
     ```python
@@ -47,20 +71,38 @@ class Strategy:
         self,
         devices: int | Sequence[jax.Device] | None = None,
         *,
+        replicas: int | None = None,
+        batch: BatchMeaning = "replica",
+        gradient_accumulation: int = 1,
+        accumulation_dtype: str | None = None,
+        reduction: Reduction = "mean",
+        reduction_bucket: int = REDUCTION_BUCKET,
+        batch_norm_group: int = 1,
+        shard_optimizer_state: bool = False,
+        remat: int | str | Sequence[str] | None = None,
         data_budget: int | None = None,
     ) -> None:
-        self.devices = device_choice.select(devices)
+        self.devices = device_choice.for_replicas(device_choice.select(devices), replicas)
         if data_budget is None:
-            data_budget = Budget.default(self.devices)
+            data_budget = device_choice.memory(self.devices) // 4
         elif data_budget < 0:
             raise ValueError(f"data_budget={data_budget} is not a number of bytes. Pass 0 or more.")
         self.data_budget = data_budget
-        self.placement = Placement(self._mesh())
+        self.plan = Plan(
+            Placement(self._mesh()),
+            Accumulation(gradient_accumulation, reduction, accumulation_dtype),
+            reduction,
+            batch,
+            reduction_bucket,
+            batch_norm_group,
+            shard_optimizer_state,
+            self._remat(remat),
+        )
 
     @property
     def replicas(self) -> int:
         """The number of copies of the model that train side by side."""
-        return self.placement.replicas
+        return self.plan.replicas
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Strategy]:
@@ -77,6 +119,17 @@ class Strategy:
         if len(self.devices) == 1 and self.devices[0] == jax.devices()[0]:
             return None
         return jax.sharding.Mesh(np.array(self.devices), (AXIS,))
+
+    def _remat(self, asked: int | str | Sequence[str] | None) -> int | tuple[str, ...] | None:
+        if asked is None:
+            return None
+        if isinstance(asked, int):
+            if isinstance(asked, bool) or asked < 0:
+                raise ValueError(f"remat={asked} is not a number of bytes. Pass 0 or more.")
+            return asked
+        if asked == "auto":
+            return device_choice.memory(self.devices) // 2
+        return (asked,) if isinstance(asked, str) else tuple(asked)
 
     def __repr__(self) -> str:
         return f"Strategy({len(self.devices)} x {self.devices[0].platform})"
@@ -100,7 +153,7 @@ def prepare(existing: keras.Model, strategy: Strategy | None = None) -> keras.Mo
     if not isinstance(existing, keras.Model):
         raise TypeError(f"prepare() takes a keras.Model, but received {type(existing).__name__}.")
     strategy = strategy or current() or Strategy()
-    model.attach(existing, strategy.placement, strategy.data_budget)
+    model.attach(existing, strategy.plan, strategy.data_budget)
     return existing
 
 

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from convoy.engine.feed import Chunk, Placement, fetcher
+from convoy.engine.feed import Chunk, Cut, Placement, fetcher
 from convoy.engine.resident import Resident
 from convoy.keras_bridge import Batches
 
@@ -8,20 +8,20 @@ from convoy.keras_bridge import Batches
 def make(samples=10, batch=3, **options):
     x = np.arange(samples, dtype="float32")
     batches = Batches(x, x * 10, None, batch, **options)
-    return Resident(batches.arrays, batches, Placement(None), training=True)
+    return Resident(batches.arrays, batches, Placement(None), Cut(1), training=True)
 
 
 def read(chunk: Chunk):
     """Return the inputs of every step of a chunk."""
     fetch = fetcher(chunk, replicas=1)
-    return [fetch(chunk.source, step)[0].tolist() for step in range(chunk.count)]
+    return [fetch(chunk.source, step)[0].tolist() for step in range(chunk.steps)]
 
 
 def epoch(feed, limit=100):
     feed.begin_epoch()
     steps = []
     while chunk := feed.next(limit):
-        assert chunk.count <= limit
+        assert chunk.steps <= limit
         steps += read(chunk)
     return steps
 

@@ -22,7 +22,7 @@ def calls(monkeypatch):
     original = Programs.run
 
     def run(self, chunk):
-        counts.append(chunk.count)
+        counts.append(chunk.steps)
         return original(self, chunk)
 
     monkeypatch.setattr(Programs, "run", run)

@@ -1,7 +1,7 @@
 import jax
 import numpy as np
 import pytest
-from convoy.engine.feed import Placement, fetcher
+from convoy.engine.feed import Cut, Placement, fetcher
 from convoy.engine.replicate import AXIS
 from convoy.engine.streamed import BLOCKS_IN_FLIGHT, Streamed
 from convoy.keras_bridge import Batches
@@ -20,7 +20,8 @@ def batches_of(*sizes):
 def make(*sizes, limit=4, budget=LARGE, replicas=1, training=False, steps=None):
     mesh = jax.sharding.Mesh(jax.devices()[:replicas], (AXIS,)) if replicas > 1 else None
     batches = Batches(batches_of(*sizes), None, None, None, steps)
-    return Streamed(batches, Placement(mesh), budget, limit, training=training)
+    cut = Cut(replicas, keeps_rest=not training)
+    return Streamed(batches, Placement(mesh), cut, budget, limit, batches_per_step=replicas)
 
 
 def chunks(feed, limit=100, prefetch=False):
@@ -35,7 +36,7 @@ def steps(feed, limit=100, prefetch=False):
     found = []
     for chunk in chunks(feed, limit, prefetch):
         fetch = fetcher(chunk, replicas=1)
-        found += [fetch(chunk.source, step)[0].tolist() for step in range(chunk.count)]
+        found += [fetch(chunk.source, step)[0].tolist() for step in range(chunk.steps)]
     return found
 
 
@@ -47,7 +48,7 @@ def test_hands_out_all_batches_in_order(limit, prefetch):
 
 
 def test_a_block_holds_batches_of_one_shape():
-    assert [(c.batch, c.count) for c in chunks(make(2, 2, 3, 3, 2))] == [(2, 2), (3, 2), (2, 1)]
+    assert [(c.batch, c.steps) for c in chunks(make(2, 2, 3, 3, 2))] == [(2, 2), (3, 2), (2, 1)]
 
 
 def test_a_short_block_has_the_shape_of_a_full_one():
@@ -58,16 +59,16 @@ def test_a_short_block_has_the_shape_of_a_full_one():
 def test_blocks_stay_within_the_budget():
     one_step = 2 * 2 * 4
     feed = make(*[2] * 9, limit=1000, budget=3 * BLOCKS_IN_FLIGHT * one_step)
-    assert [chunk.count for chunk in chunks(feed)] == [3, 3, 3]
+    assert [chunk.steps for chunk in chunks(feed)] == [3, 3, 3]
 
 
 def test_a_batch_larger_than_the_budget_still_runs():
-    assert [chunk.count for chunk in chunks(make(2, 2, budget=1))] == [1, 1]
+    assert [chunk.steps for chunk in chunks(make(2, 2, budget=1))] == [1, 1]
 
 
 def test_reads_no_further_than_the_epoch():
     source = batches_of(*[2] * 10)
-    feed = Streamed(Batches(source, None, None, None, 4), Placement(None), LARGE, 3, training=True)
+    feed = Streamed(Batches(source, None, None, None, 4), Placement(None), Cut(1), LARGE, 3)
     first = steps(feed, prefetch=True)
     assert first == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert steps(feed, prefetch=True)[0] == [8, 9]
@@ -75,28 +76,26 @@ def test_reads_no_further_than_the_epoch():
 
 def test_replicas_take_batches_in_turn():
     (chunk,) = chunks(make(2, 2, 2, 2, replicas=2))
-    assert (chunk.batch, chunk.count, chunk.spread) == (4, 2, True)
+    assert (chunk.batch, chunk.steps, chunk.spread) == (4, 2, True)
     np.testing.assert_array_equal(chunk.source[0][:2], [[0, 1, 2, 3], [4, 5, 6, 7]])
     assert chunk.source[0].sharding.spec == jax.sharding.PartitionSpec(None, AXIS)
 
 
 def test_what_does_not_fill_all_replicas_is_kept_for_every_one_of_them():
-    found = [(c.batch, c.count, c.spread) for c in chunks(make(2, 2, 2, 1, replicas=2))]
+    found = [(c.batch, c.steps, c.spread) for c in chunks(make(2, 2, 2, 1, replicas=2))]
     assert found == [(4, 1, True), (2, 1, False), (1, 1, False)]
 
 
 def test_what_does_not_fill_all_replicas_is_left_out_of_training_and_counted_once():
     feed = make(2, 2, 2, 1, replicas=2, training=True)
-    with pytest.warns(UserWarning, match="3 samples at the end of the epoch do not fill"):
-        found = [(c.batch, c.count) for c in chunks(feed)]
+    with pytest.warns(UserWarning, match="3 samples of the epoch do not fill"):
+        found = [(c.batch, c.steps) for c in chunks(feed)]
     assert found == [(4, 1)]
 
 
 def test_looks_at_the_first_batch_before_it_moves():
     seen = []
     batches = Batches(batches_of(2, 2, 2), None, None, None)
-    feed = Streamed(
-        batches, Placement(None), LARGE, 4, training=False, inspect=lambda b: seen.append(b[0])
-    )
+    feed = Streamed(batches, Placement(None), Cut(1), LARGE, 4, inspect=lambda b: seen.append(b[0]))
     steps(feed)
     assert [s.tolist() for s in seen] == [[0, 1]]

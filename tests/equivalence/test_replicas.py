@@ -86,14 +86,6 @@ def test_class_weight(xy):
     compare(models.classifier, learn(xy, class_weight={0: 3.0, 1: 0.5, 2: 1.0}), 2)
 
 
-@pytest.mark.parametrize("reduction", ["sum", "mean_with_sample_weight"])
-def test_a_loss_that_is_not_a_mean_over_samples_is_refused(xy, reduction):
-    loss = keras.losses.SparseCategoricalCrossentropy(reduction=reduction)
-    model = make_convoy(lambda steps: models.classifier(steps, loss=loss), devices=2)
-    with pytest.raises(ValueError, match=f"reduction='{reduction}'"):
-        model.fit(*xy, batch_size=8, verbose=0)
-
-
 def test_metrics(xy):
     x, y = xy[0], keras.utils.to_categorical(xy[1], 3)
 

@@ -120,15 +120,14 @@ def _in_order(model: keras.Model, expected: list[Any], x: Any) -> list[Any]:
     return leaves
 
 
-def check_reduction(model: keras.Model, replicas: int) -> None:
-    """Refuse losses whose value for a batch is not the mean of those for its shares."""
+def check_losses(model: keras.Model, accumulated: int) -> None:
+    """Refuse losses that cannot be put together from those of micro-batches."""
     for _, loss in keras_bridge.compiled_losses(model):
-        reduction = getattr(loss, "reduction", "sum_over_batch_size")
-        if replicas > 1 and reduction not in ("sum_over_batch_size", "mean", "auto"):
+        if accumulated > 1 and getattr(loss, "reduction", "") == "mean_with_sample_weight":
             raise ValueError(
-                f"The loss {loss.name!r} has reduction={reduction!r}, so its value for a batch is "
-                f"not the mean of those of {replicas} replicas. Use 'sum_over_batch_size', or one "
-                "device."
+                f"The loss {loss.name!r} has reduction='mean_with_sample_weight': it divides by "
+                f"the weights of the whole batch, which {accumulated} accumulated micro-batches do "
+                "not know. Use 'sum_over_batch_size', or gradient_accumulation=1."
             )
 
 

@@ -6,7 +6,6 @@ is streamed in blocks, the next one moving while this one computes (`streamed.py
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -22,20 +21,49 @@ class Chunk:
     """Some steps' worth of data on the devices.
 
     Attributes:
-        layout: where a step's batch is found: `"ordered"`, by an array of indices into whole
-            arrays; `"contiguous"`, one batch after the other in whole arrays; `"block"`, in
-            arrays whose first axis is the step.
+        layout: where a micro-batch is found: `"ordered"`, by an array of indices into whole
+            arrays; `"contiguous"`, one after the other in whole arrays; `"block"`, in arrays
+            whose first axis is the micro-batch.
         source: `(arrays, order, offset)`, or the block.
-        batch: samples in a step, over all replicas.
-        count: steps.
-        spread: whether each batch is divided over the replicas; else each of them sees all of it.
+        batch: samples in a micro-batch, over all replicas.
+        steps: steps, as the user counts them.
+        parts: micro-batches in a step.
+        spread: whether a micro-batch is divided over the replicas, and several of them make a
+            weight update; else it is run whole on every replica, and makes an update by itself.
     """
 
     layout: Layout
     source: Any
     batch: int
-    count: int
-    spread: bool
+    steps: int
+    parts: int = 1
+    spread: bool = True
+
+    @property
+    def micro_batches(self) -> int:
+        return self.steps * self.parts
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How data is cut into steps.
+
+    Attributes:
+        replicas: how many divide each step.
+        group: steps that come together or not at all: those of a weight update.
+        parts: micro-batches that a step is divided into.
+        keeps_rest: whether samples that do not fill a group are run, whole on every replica; else
+            they are left out.
+    """
+
+    replicas: int
+    group: int = 1
+    parts: int = 1
+    keeps_rest: bool = True
+
+    def spreads(self, samples: int) -> bool:
+        """Say whether a step of so many samples divides over replicas and micro-batches."""
+        return samples % (self.replicas * self.parts) == 0
 
 
 class Feed(Protocol):
@@ -60,7 +88,7 @@ class Feed(Protocol):
 
 
 class Placement:
-    """Where data goes: one device, or a mesh whose replicas divide each batch."""
+    """Where data goes: one device, or a mesh whose replicas divide each micro-batch."""
 
     def __init__(self, mesh: jax.sharding.Mesh | None) -> None:
         self.mesh = mesh
@@ -93,15 +121,6 @@ class Budget:
         self.left -= size
         return True
 
-    @staticmethod
-    def default(devices: tuple[jax.Device, ...]) -> int:
-        """Return a quarter of a device's memory; virtual devices share the host's."""
-        stats = devices[0].memory_stats() if devices[0].platform != "cpu" else None
-        if stats and "bytes_limit" in stats:
-            return stats["bytes_limit"] // 4
-        host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return host // (4 * len(devices))
-
 
 def size(tree: Any) -> int:
     """Return the bytes that a structure of arrays takes on a device."""
@@ -116,26 +135,26 @@ def shapes(batch: Any) -> Any:
 
 
 def fetcher(chunk: Chunk, replicas: int) -> Callable[[Any, jax.Array], Any]:
-    """Return the function that finds a step's batch (a replica's share of it) in a source."""
+    """Return the function that finds a micro-batch (a replica's share of it) in a source."""
     share = chunk.batch // replicas
 
     def share_offset() -> jax.Array | int:
         return jax.lax.axis_index(AXIS) * share if replicas > 1 else 0
 
-    def ordered(source: Any, step: jax.Array) -> Any:
+    def ordered(source: Any, index: jax.Array) -> Any:
         arrays, order, offset = source
-        start = offset + step * chunk.batch + share_offset()
+        start = offset + index * chunk.batch + share_offset()
         indices = jax.lax.dynamic_slice_in_dim(order, start, share)
         return jax.tree.map(lambda leaf: leaf.at[indices].get(mode="promise_in_bounds"), arrays)
 
-    def contiguous(source: Any, step: jax.Array) -> Any:
+    def contiguous(source: Any, index: jax.Array) -> Any:
         arrays, _, offset = source
-        start = offset + step * chunk.batch + share_offset()
+        start = offset + index * chunk.batch + share_offset()
         return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, share), arrays)
 
-    def block(source: Any, step: jax.Array) -> Any:
+    def block(source: Any, index: jax.Array) -> Any:
         return jax.tree.map(
-            lambda leaf: jax.lax.dynamic_index_in_dim(leaf, step, keepdims=False), source
+            lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, keepdims=False), source
         )
 
     return {"ordered": ordered, "contiguous": contiguous, "block": block}[chunk.layout]

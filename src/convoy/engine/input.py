@@ -8,7 +8,8 @@ from typing import Any
 import keras
 from convoy import keras_bridge
 from convoy.engine import check
-from convoy.engine.feed import Budget, Feed, Placement, size
+from convoy.engine.feed import Budget, Cut, Feed, size
+from convoy.engine.plan import Plan
 from convoy.engine.resident import Resident
 from convoy.engine.state import Mode
 from convoy.engine.streamed import Streamed
@@ -21,7 +22,7 @@ def open_input(
     model: keras.Model,
     mode: Mode,
     data: tuple[Any, Any, Any],
-    placement: Placement,
+    plan: Plan,
     budget: Budget,
     block_steps: int,
     *,
@@ -34,12 +35,13 @@ def open_input(
 
     Args:
         model: the model that will run.
-        mode: what it will do. Training leaves out samples that do not fill a step of all replicas.
+        mode: what it will do. Training leaves out samples that do not fill a weight update.
         data: inputs, targets and sample weights; or a data set, `None` and `None`.
-        placement: where data goes.
+        plan: how the work is divided.
         budget: memory for data; what the feed keeps there is taken from it.
         block_steps: the most steps that one device call will run.
-        batch_size: samples of one replica in a step, if the data is arrays.
+        batch_size: samples in a step, of one replica or of all by `plan.batch`, if the data is
+            arrays.
         steps: steps in an epoch, if not all of the data.
         shuffle: as in `keras.Model.fit`.
         class_weight: as in `keras.Model.fit`.
@@ -47,13 +49,18 @@ def open_input(
     Raises:
         ValueError: if the data does not fit the model.
     """
-    is_array = keras_bridge.is_array_data(data)
-    if is_array:
-        batch_size = _global_batch(data[0], batch_size, steps, placement.replicas)
+    cut = plan.cut(mode)
+    if mode == "train":
+        _check_steps(steps, cut)
+    batches_per_step = 1
+    if keras_bridge.is_array_data(data):
+        batch_size = _step_samples(data[0], batch_size, steps, plan)
         if mode == "train":
-            _check_last_batch(data[0], batch_size, placement.replicas)
-    else:
-        steps = steps and steps * placement.replicas
+            _check_batch(data[0], batch_size, cut, plan)
+    elif plan.batch == "replica":
+        # Each batch that such an input yields is one replica's.
+        batches_per_step = plan.replicas
+        steps = steps and steps * plan.replicas
     batches = Batches(*data, batch_size, steps, shuffle, class_weight)
     if batches.num_batches == 0:
         raise ValueError(f"{type(data[0]).__name__} has no batch: its length is 0. Pass more data.")
@@ -67,17 +74,17 @@ def open_input(
     else:
         batches.build(model, mode)
 
-    training = mode == "train"
     if mode != "predict":
-        check.check_reduction(model, placement.replicas)
+        check.check_losses(model, cut.group * cut.parts)
     if arrays is not None and budget.reserve(size(arrays)):
-        return Resident(arrays, batches, placement, training=training)
+        return Resident(arrays, batches, plan.placement, cut, training=mode == "train")
     return Streamed(
         batches,
-        placement,
+        plan.placement,
+        cut,
         budget.left,
         block_steps,
-        training=training,
+        batches_per_step=batches_per_step,
         restarts=mode == "evaluate",
         inspect=(lambda batch: check_batch(model, batch)) if arrays is None else None,
     )
@@ -89,29 +96,52 @@ def check_batch(model: keras.Model, batch: Any) -> None:
     check.check_targets(model, y)
 
 
-def _global_batch(x: Any, batch_size: int | None, steps: int | None, replicas: int) -> int:
+def _step_samples(x: Any, batch_size: int | None, steps: int | None, plan: Plan) -> int:
     """Return the samples in a step over all replicas."""
     samples = check.count_samples(x)
+    copies = plan.replicas if plan.batch == "replica" else 1
     if batch_size is None:
-        batch_size = -(-samples // (steps * replicas)) if steps else DEFAULT_BATCH
+        batch_size = -(-samples // (steps * copies)) if steps else DEFAULT_BATCH
     elif batch_size < 1:
         raise ValueError(f"batch_size={batch_size} is not a number of samples. Pass 1 or more.")
-    return batch_size * replicas
+    return batch_size * copies
 
 
-def _check_last_batch(x: Any, batch: int, replicas: int) -> None:
-    """Say what an epoch over several replicas leaves out; refuse if that is everything."""
+def _check_steps(steps: int | None, cut: Cut) -> None:
+    if steps and steps % cut.group:
+        near = max(1, round(steps / cut.group)) * cut.group
+        raise ValueError(
+            f"steps_per_epoch={steps} is not a multiple of gradient_accumulation={cut.group}, so "
+            f"an epoch would end inside of a weight update. Pass {near}."
+        )
+
+
+def _check_batch(x: Any, batch: int, cut: Cut, plan: Plan) -> None:
+    """Refuse a batch that does not divide, or more than there is; say what is left out."""
     samples = check.count_samples(x)
-    if replicas == 1 or samples % batch == 0:
+    if not cut.spreads(batch):
+        unit = plan.micro_batches
+        raise ValueError(
+            f"batch_size={batch} does not divide over {_division(plan)} = {unit} micro-batches. "
+            f"Pass a multiple of {unit}, for example {-(-batch // unit) * unit}."
+        )
+    update = batch * cut.group
+    if cut.keeps_rest or samples % update == 0:
         return
-    if samples < batch:
+    if samples < update:
         raise ValueError(
             f"The data has {samples} samples, fewer than one weight update takes: batch_size "
-            f"{batch // replicas} x {replicas} replicas = {batch}. Pass a smaller batch_size, "
-            "more data, or fewer devices."
+            f"{batch // plan.replicas} x {_division(plan)} = {update}. Pass a smaller batch_size, "
+            "more data, or fewer devices or micro-batches."
         )
     warnings.warn(
-        f"{samples % batch} of {samples} samples do not fill a weight update of {batch} and are "
+        f"{samples % update} of {samples} samples do not fill a weight update of {update} and are "
         "left out of each epoch. Choose a batch_size that divides the data, or trim it.",
         stacklevel=4,
     )
+
+
+def _division(plan: Plan) -> str:
+    replicas = f"{plan.replicas} replicas"
+    count = plan.accumulation.count
+    return f"{replicas} x {count} accumulated" if count > 1 else replicas

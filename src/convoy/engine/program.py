@@ -10,19 +10,27 @@ import jax
 import keras
 import numpy as np
 from convoy import cpu, keras_bridge
-from convoy.engine.feed import Chunk, Placement, fetcher, size
+from convoy.engine.accumulate import accumulate
+from convoy.engine.feed import Chunk, fetcher, size
 from convoy.engine.loop import collect, loop
+from convoy.engine.plan import Plan
+from convoy.engine.reduce import reducer
+from convoy.engine.remat import rematerialise, runs_of
 from convoy.engine.replicate import (
-    AXIS,
+    DIVIDED,
+    EVERYWHERE,
     Roles,
     over_replicas,
     replicate,
     replicate_forward,
     replicate_gradients,
 )
+from convoy.engine.shard import Shards
 from convoy.engine.state import Mode, State, Variables
 from convoy.engine.step import (
+    Fetch,
     Forward,
+    GradientStep,
     Logs,
     Step,
     evaluation_step,
@@ -31,17 +39,20 @@ from convoy.engine.step import (
     results,
 )
 from convoy.engine.update import update
+from convoy.engine.whole_batch import WholeBatch
 
 
 class Programs:
     """Runs chunks of data through a model; compiles a program when a chunk needs another one."""
 
-    def __init__(self, model: keras.Model, placement: Placement, mode: Mode) -> None:
+    def __init__(self, model: keras.Model, plan: Plan, mode: Mode) -> None:
         self.model = model
-        self.placement = placement
+        self.plan = plan
+        self.placement = plan.placement
         self.mode = mode
         self.variables = Variables(model, mode)
         self.roles = Roles.of(model, self.variables)
+        self.shards = Shards.of(plan, self.variables) if mode == "train" else None
         self.compilation = keras_bridge.compilation(model)
         self.capacity = 1
         """Steps whose outputs one device call can hold; prediction only."""
@@ -59,20 +70,36 @@ class Programs:
         # Weights that do not change are not donated: others may hold them.
         kept = state.trainable if self.mode != "train" else []
         changing = state if self.mode == "train" else state._replace(trainable=[])
-        new, outcome = self._program(chunk)(kept, changing, chunk.source, np.int32(chunk.count))
+        count = np.int32(chunk.micro_batches // self._accumulated(chunk))
+        new, outcome = self._program(chunk)(kept, changing, chunk.source, count)
         self.variables.write(new if self.mode == "train" else new._replace(trainable=kept))
         self._running.append(outcome)
         return outcome if self.mode != "predict" else _rows(outcome, chunk)
 
     def place(self) -> None:
         """Move the variables to where the programs run."""
-        if self.placement.mesh is not None:
-            self.variables.write(State(*self.placement.everywhere(tuple(self.variables.read()))))
+        if self.placement.mesh is None:
+            return
+        state = self.variables.read()
+        placed = State(*self.placement.everywhere(tuple(state._replace(optimizer=[]))))
+        if self.shards is not None:
+            optimizer = self.shards.place(state.optimizer)
+        else:
+            optimizer = self.placement.everywhere(state.optimizer)
+        self.variables.write(placed._replace(optimizer=optimizer))
+
+    def memory(self, chunk: Chunk) -> Any:
+        """Return XLA's own analysis of the memory that a chunk's program takes on a device."""
+        state = self.variables.read()
+        kept = state.trainable if self.mode != "train" else []
+        changing = state if self.mode == "train" else state._replace(trainable=[])
+        program: Any = self._program(chunk)
+        return program.lower(kept, changing, chunk.source, np.int32(1)).compile().memory_analysis()
 
     def limit_outputs(self, example: Any, budget: int, most: int) -> int:
         """Choose how many steps' outputs a prediction keeps on the device, and return it."""
-        step = prediction_step(self.model)
-        _, outputs = jax.eval_shape(step, self.variables.read(), example)
+        step = prediction_step(self.model, lambda source, _: source)
+        _, outputs = jax.eval_shape(step, self.variables.read(), (example, 0))
         self.capacity = max(1, min(most, budget // max(1, size(outputs))))
         return self.capacity
 
@@ -81,6 +108,10 @@ class Programs:
         while len(self._running) > 1:
             jax.block_until_ready(self._running.pop(0))
 
+    def _accumulated(self, chunk: Chunk) -> int:
+        """Return how many of a chunk's micro-batches make a weight update, or a step of others."""
+        return self.plan.accumulation.count if self.mode == "train" and chunk.spread else 1
+
     def _program(self, chunk: Chunk) -> Callable[..., tuple[State, Any]]:
         key = (chunk.layout, chunk.batch, chunk.spread, self.capacity)
         if key not in self._compiled:
@@ -88,36 +119,89 @@ class Programs:
         return self._compiled[key]
 
     def _build(self, chunk: Chunk) -> Callable[..., tuple[State, Any]]:
-        mesh = self.placement.mesh
-        spread = mesh is not None and chunk.spread
+        spread = self.placement.mesh is not None and chunk.spread
         fetch = fetcher(chunk, self.placement.replicas if spread else 1)
+        if self.mode == "train" and self.shards is not None:
+            run = self._run_with_shards(fetch, chunk, spread, self.shards)
+        else:
+            run = self._run_on_replicas(fetch, chunk, spread)
+        program: Callable[..., Any] = partial(_run_whole, run, self.mode)
+        whole_batch = WholeBatch(self._shares(spread, chunk), self.plan.norm_group)
+        program = _with_operations(program, lambda: whole_batch)
+        if self.mode == "train" and cpu.fuses(self.placement.platform):
+            program = _with_operations(program, cpu.Fusion)
+        return jax.jit(program, donate_argnums=1, compiler_options=self._compiler_options())
+
+    def _compiler_options(self) -> dict[str, Any]:
+        if self.plan.remat is None or self.placement.platform != "cpu":
+            return {}
+        # XLA's default order for CPUs runs early what could run later, and so would hold what was
+        # to be forgotten: it runs all that is to be computed again before the backward pass.
+        return {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+
+    def _run_on_replicas(
+        self, fetch: Fetch, chunk: Chunk, spread: bool
+    ) -> Callable[..., tuple[State, Any]]:
+        """Put the device loop together, all of it on each replica."""
         run: Callable[..., tuple[State, Any]]
         if self.mode == "predict":
-            run = collect(self._forward(spread), fetch, self.capacity)
+            run = collect(self._forward(fetch, spread), self.capacity)
+        elif self.mode == "evaluate":
+            run = self._with_results(loop(self._evaluation(fetch, spread)))
         else:
-            run = self._with_results(loop(self._step(spread), fetch))
-        if mesh is not None:
-            divided, everywhere = _specs()
-            source = divided if spread and chunk.layout == "block" else everywhere
-            result = divided if spread and self.mode == "predict" else everywhere
-            run = over_replicas(run, mesh, source, result)
-        program: Callable[..., Any] = partial(_run_whole, run, self.mode)
-        if self.mode == "train" and cpu.fuses(self.placement.platform):
-            program = _fused(program)
-        return jax.jit(program, donate_argnums=1)
+            gradients = self._gradients(fetch, chunk, spread)
+            run = self._with_results(loop(update(gradients, self.model.optimizer)))
+        if self.placement.mesh is None:
+            return run
+        result = DIVIDED if spread and self.mode == "predict" else EVERYWHERE
+        return over_replicas(
+            run,
+            self.placement.mesh,
+            (EVERYWHERE, _source_spec(chunk, spread), EVERYWHERE),
+            (EVERYWHERE, result),
+        )
 
-    def _forward(self, spread: bool) -> Forward:
-        step = prediction_step(self.model)
+    def _run_with_shards(
+        self, fetch: Fetch, chunk: Chunk, spread: bool, shards: Shards
+    ) -> Callable[..., tuple[State, Any]]:
+        """Put the device loop together, with only the gradients on each replica.
+
+        XLA then divides the weight update by the shards, whatever the optimizer computes.
+        """
+        gradients = over_replicas(
+            self._gradients(fetch, chunk, spread),
+            shards.mesh,
+            (EVERYWHERE, (_source_spec(chunk, spread), EVERYWHERE)),
+            (EVERYWHERE, EVERYWHERE, EVERYWHERE),
+        )
+        step = shards.keep(update(gradients, self.model.optimizer))
+        return self._with_results(loop(step))
+
+    def _shares(self, spread: bool, chunk: Chunk) -> int:
+        """Return how many micro-batches' losses a mean will be taken over."""
+        plan = self.plan
+        replicas = plan.replicas if spread and plan.reduction == "mean" else 1
+        averages = plan.accumulation.reduction == "mean"
+        return replicas * (self._accumulated(chunk) if averages else 1)
+
+    def _forward(self, fetch: Fetch, spread: bool) -> Forward:
+        step = prediction_step(self.model, fetch)
         return replicate_forward(step, self.roles) if spread else step
 
-    def _step(self, spread: bool) -> Step:
-        if self.mode == "evaluate":
-            step = evaluation_step(self.model)
-            return replicate(step, self.roles) if spread else step
-        gradients = gradient_step(self.model)
+    def _evaluation(self, fetch: Fetch, spread: bool) -> Step:
+        step = evaluation_step(self.model, fetch)
+        return replicate(step, self.roles) if spread else step
+
+    def _gradients(self, fetch: Fetch, chunk: Chunk, spread: bool) -> GradientStep:
+        samples = chunk.batch // (self.placement.replicas if spread else 1)
+        runs = runs_of(self.model, self.plan.remat, samples)
+        step = rematerialise(gradient_step(self.model, fetch), self.model, runs)
+        if chunk.spread:
+            step = accumulate(step, self.plan.accumulation)
         if spread:
-            gradients = replicate_gradients(gradients, self.roles)
-        return update(gradients, self.model.optimizer)
+            reduce = reducer(self.plan.reduction, self.plan.bucket_bytes)
+            step = replicate_gradients(step, self.roles, reduce)
+        return step
 
     def _with_results(
         self, run: Callable[..., tuple[State, Logs]]
@@ -140,25 +224,27 @@ class Programs:
 class ProgramCache:
     """A model's programs, kept until it is compiled anew."""
 
-    def __init__(self, model: keras.Model, placement: Placement) -> None:
+    def __init__(self, model: keras.Model, plan: Plan) -> None:
         self.model = model
-        self.placement = placement
+        self.plan = plan
         self._made: dict[Mode, Programs] = {}
 
     def get(self, mode: Mode) -> Programs:
         programs = self._made.get(mode)
         if programs is None or not programs.still_fits():
-            programs = self._made[mode] = Programs(self.model, self.placement, mode)
+            programs = self._made[mode] = Programs(self.model, self.plan, mode)
         programs.place()
         return programs
 
 
-def _fused(program: Callable[..., Any]) -> Callable[..., Any]:
-    """Trace a program with the CPU's own batch normalisation."""
+def _with_operations(
+    program: Callable[..., Any], replacements: Callable[[], Any]
+) -> Callable[..., Any]:
+    """Trace a program with other operations than Keras's own, made anew for each trace."""
 
     @wraps(_run_whole)
     def traced(*args: Any) -> Any:
-        with keras_bridge.replaced_operations(cpu.Fusion()):
+        with keras_bridge.replaced_operations(replacements()):
             return program(*args)
 
     return traced
@@ -168,7 +254,7 @@ def _rows(outputs: Any, chunk: Chunk) -> Any:
     """Turn outputs by step into outputs by sample."""
 
     def rows(leaf: jax.Array) -> np.ndarray:
-        steps = np.asarray(leaf)[: chunk.count]
+        steps = np.asarray(leaf)[: chunk.micro_batches]
         return steps.reshape(-1, *steps.shape[2:])
 
     return jax.tree.map(rows, outputs)
@@ -188,5 +274,5 @@ def _run_whole(
     return (state if mode == "train" else state._replace(trainable=[])), outcome
 
 
-def _specs() -> tuple[jax.sharding.PartitionSpec, jax.sharding.PartitionSpec]:
-    return jax.sharding.PartitionSpec(None, AXIS), jax.sharding.PartitionSpec()
+def _source_spec(chunk: Chunk, spread: bool) -> jax.sharding.PartitionSpec:
+    return DIVIDED if spread and chunk.layout == "block" else EVERYWHERE

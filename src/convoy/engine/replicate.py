@@ -1,8 +1,10 @@
-"""The same step on several devices, each with its own share of the batch."""
+"""The same step on several devices, each with its own share of the data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +13,34 @@ import jax.numpy as jnp
 import keras
 from convoy import keras_bridge
 from convoy.engine.state import Arrays, State, Variables
-from convoy.engine.step import Batch, Forward, GradientStep, Logs, Step
+from convoy.engine.step import Forward, GradientStep, Logs, Position, Step
+
+Reduce = Callable[[Arrays], Arrays]
 
 AXIS = "replica"
 
+EVERYWHERE = jax.sharding.PartitionSpec()
+DIVIDED = jax.sharding.PartitionSpec(None, AXIS)
+"""By its second axis: the first is the micro-batch, the second the sample."""
+
 # Odd and large, so that the streams of neighbouring replicas do not meet.
 SEED_STRIDE = 0x9E3779B1
+
+_replicas_in_trace: ContextVar[int] = ContextVar("convoy_replicas", default=1)
+
+
+def replicas_in_trace() -> int:
+    """Return how many replicas run what is being traced."""
+    return _replicas_in_trace.get()
+
+
+@contextlib.contextmanager
+def _over_all_replicas() -> Iterator[None]:
+    token = _replicas_in_trace.set(jax.lax.axis_size(AXIS))
+    try:
+        yield
+    finally:
+        _replicas_in_trace.reset(token)
 
 
 @dataclass(frozen=True)
@@ -35,12 +59,13 @@ class Roles:
         )
 
 
-def replicate_gradients(step: GradientStep, roles: Roles) -> GradientStep:
-    """Take the mean of the gradients over all replicas: those of one big batch."""
+def replicate_gradients(step: GradientStep, roles: Roles, reduce: Reduce) -> GradientStep:
+    """Reduce the gradients over all replicas: their mean is that of one big batch."""
 
-    def replicated(state: State, batch: Batch) -> tuple[State, Arrays, Logs]:
-        new, gradients, logs = step(_diverge(state, roles), batch)
-        return _agree(state, new, roles), jax.lax.pmean(gradients, AXIS), _mean(logs)
+    def replicated(state: State, position: Position) -> tuple[State, Arrays, Logs]:
+        with _over_all_replicas():
+            new, gradients, logs = step(_diverge(state, roles), position)
+        return _agree(state, new, roles), reduce(gradients), _mean(logs)
 
     return replicated
 
@@ -48,8 +73,9 @@ def replicate_gradients(step: GradientStep, roles: Roles) -> GradientStep:
 def replicate(step: Step, roles: Roles) -> Step:
     """Run a step without gradients on every replica."""
 
-    def replicated(state: State, batch: Batch) -> tuple[State, Logs]:
-        new, logs = step(_diverge(state, roles), batch)
+    def replicated(state: State, position: Position) -> tuple[State, Logs]:
+        with _over_all_replicas():
+            new, logs = step(_diverge(state, roles), position)
         return _agree(state, new, roles), _mean(logs)
 
     return replicated
@@ -58,24 +84,27 @@ def replicate(step: Step, roles: Roles) -> Step:
 def replicate_forward(step: Forward, roles: Roles) -> Forward:
     """Run a forward pass on every replica; each keeps the outputs for its own share."""
 
-    def replicated(state: State, batch: Batch) -> tuple[State, Any]:
-        new, outputs = step(_diverge(state, roles), batch)
+    def replicated(state: State, position: Position) -> tuple[State, Any]:
+        with _over_all_replicas():
+            new, outputs = step(_diverge(state, roles), position)
         return _agree(state, new, roles), outputs
 
     return replicated
 
 
 def over_replicas(
-    run: Callable[..., tuple[State, Any]], mesh: jax.sharding.Mesh, source: Any, result: Any
-) -> Callable[..., tuple[State, Any]]:
-    """Run a device loop on each device of a mesh; `source` and `result` say what is divided."""
-    everywhere = jax.sharding.PartitionSpec()
+    function: Callable[..., Any], mesh: jax.sharding.Mesh, arguments: tuple, results: tuple
+) -> Callable[..., Any]:
+    """Run a function on each device of a mesh.
+
+    Args:
+        function: what each device runs.
+        mesh: the devices.
+        arguments: which of its arguments are `DIVIDED`, and which are there `EVERYWHERE`.
+        results: the same of its results.
+    """
     return jax.shard_map(
-        run,
-        mesh=mesh,
-        in_specs=(everywhere, source, everywhere),
-        out_specs=(everywhere, result),
-        check_vma=False,
+        function, mesh=mesh, in_specs=arguments, out_specs=results, check_vma=False
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from convoy.engine.feed import Chunk, Layout, Placement
+from convoy.engine.feed import Chunk, Cut, Layout, Placement
 from convoy.keras_bridge import Batches
 
 
@@ -15,14 +15,14 @@ class Resident:
     """Feeds from whole arrays on the devices, shuffled there by an order drawn once per epoch."""
 
     def __init__(
-        self, arrays: Any, batches: Batches, placement: Placement, *, training: bool
+        self, arrays: Any, batches: Batches, placement: Placement, cut: Cut, *, training: bool
     ) -> None:
         self.samples = len(jax.tree.leaves(arrays)[0])
         self.batch = batches.batch_size
         self.shuffle = batches.shuffle
-        self.whole_steps, self.tail = divmod(self.samples, self.batch)
-        if training and placement.replicas > 1:
-            self.tail = 0
+        self.cut = cut
+        self.whole_steps = self.samples // (self.batch * cut.group) * cut.group
+        self.tail = self.samples - self.whole_steps * self.batch if cut.keeps_rest else 0
         self.total = self.whole_steps + bool(self.tail)
         self.steps_per_epoch = batches.steps_per_epoch
         self.goes_on = training and self.steps_per_epoch is not None
@@ -56,15 +56,15 @@ class Resident:
     def next(self, limit: int) -> Chunk | None:
         if self.position == self.end:
             return None
-        if self.position < self.whole_steps:
-            batch = self.batch
-            count = min(limit, min(self.end, self.whole_steps) - self.position)
-        else:
-            batch, count = self.tail, 1
         layout: Layout = "contiguous" if self.order is None else "ordered"
         source = (self.arrays, self.order, np.int32(self.position * self.batch))
-        self.position += count
-        return Chunk(layout, source, batch, count, spread=batch == self.batch)
+        whole = self.position < self.whole_steps
+        steps = min(limit, min(self.end, self.whole_steps) - self.position) if whole else 1
+        self.position += steps
+        if whole and self.cut.spreads(self.batch):
+            parts = self.cut.parts
+            return Chunk(layout, source, self.batch // parts, steps, parts)
+        return Chunk(layout, source, self.batch if whole else self.tail, steps, spread=False)
 
     def prefetch(self, limit: int) -> None:
         del limit  # all of it is there

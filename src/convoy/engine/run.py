@@ -5,33 +5,41 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
 import keras
 import numpy as np
 from convoy import keras_bridge
-from convoy.engine.feed import Budget, Chunk, Feed, Placement
+from convoy.engine.feed import Budget, Feed
 from convoy.engine.pace import Pace, make_pace
+from convoy.engine.plan import Plan
 from convoy.engine.program import ProgramCache, Programs
 from convoy.engine.state import Mode
+from convoy.engine.streamed import block_chunk
 
 # Of the memory for data, what the outputs of one prediction call may take.
 OUTPUT_SHARE = 4
 
 
 class Runner:
-    """Runs one model on one placement."""
+    """Runs one model by one plan."""
 
-    def __init__(self, model: keras.Model, placement: Placement) -> None:
+    def __init__(self, model: keras.Model, plan: Plan) -> None:
         self.model = model
-        self.placement = placement
         self.automatic = False
         """Whether `compile` was told `steps_per_execution="auto"`."""
-        self._programs = ProgramCache(model, placement)
+        self.use(plan)
 
-    def pace(self) -> Pace:
-        return make_pace("auto" if self.automatic else self.model.steps_per_execution)
+    def use(self, plan: Plan) -> None:
+        """Run by another plan from now on."""
+        self.plan = plan
+        self._programs = ProgramCache(self.model, plan)
+
+    def pace(self, mode: Mode) -> Pace:
+        asked = "auto" if self.automatic else self.model.steps_per_execution
+        return make_pace(asked, self.plan.cut(mode).group)
 
     def train(
         self,
@@ -55,7 +63,7 @@ class Runner:
                 if validation is not None and keras_bridge.should_validate(
                     model, epoch, validation_freq
                 ):
-                    values = self.evaluate(validation, self.pace(), callbacks)
+                    values = self.evaluate(validation, self.pace("evaluate"), callbacks)
                     logs |= {f"val_{name}": value for name, value in values.items()}
                 callbacks.on_epoch_end(epoch, logs)
                 if model.stop_training:
@@ -158,13 +166,15 @@ class Runner:
         return _join(parts)
 
     def run_once(self, mode: Mode, batch: tuple) -> Any:
-        """Run one step on one batch, as `train_on_batch` and its sisters do."""
+        """Run one step on one batch, as `train_on_batch` and its sisters do.
+
+        The batch is that of a whole weight update, over all replicas and micro-batches.
+        """
         programs = self._programs.get(mode)
         block = jax.tree.map(lambda leaf: np.asarray(leaf)[None], batch)
-        samples = jax.tree.leaves(block)[0].shape[1]
-        spread = samples % self.placement.replicas == 0
-        place = self.placement.divided if spread else self.placement.everywhere
-        return programs.run(Chunk("block", place(block), samples, 1, spread))
+        cut = replace(self.plan, batch="global").cut(mode)
+        spread = cut.spreads(jax.tree.leaves(block)[0].shape[1])
+        return programs.run(block_chunk(block, 1, self.plan.placement, cut, spread=spread))
 
 
 def walk(
@@ -198,7 +208,7 @@ def walk(
         outcomes = []
         while chunk is not None:
             outcomes.append(programs.run(chunk))
-            left -= chunk.count
+            left -= chunk.steps
             following = left or pace.steps
             feed.prefetch(min(following, most or following))
             chunk = feed.next(min(left, most or left)) if left else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import keras
 from convoy import keras_bridge
 
@@ -44,6 +45,14 @@ class Variables:
     def write(self, state: State) -> None:
         for part, values in zip(self.parts, state, strict=True):
             keras_bridge.assign(part, values)
+
+
+def like(new: State, old: State) -> State:
+    """Give a state the types of another, as the carry of a loop must have.
+
+    A layer may have computed an update in a wider one.
+    """
+    return jax.tree.map(lambda n, o: jnp.asarray(n, o.dtype), new, old)
 
 
 def _without_sharing(state: State) -> State:

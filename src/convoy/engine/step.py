@@ -11,22 +11,27 @@ from convoy import keras_bridge
 from convoy.engine.state import Arrays, State
 
 Batch = Any
+Source = Any
+Position = tuple[Source, jax.Array]
+"""Where data is, and the number of a micro-batch in it."""
+Fetch = Callable[[Source, jax.Array], Batch]
 Logs = dict[str, Any]
-GradientStep = Callable[[State, Batch], tuple[State, Arrays, Logs]]
-Step = Callable[[State, Batch], tuple[State, Logs]]
-Forward = Callable[[State, Batch], tuple[State, Any]]
+GradientStep = Callable[[State, Position], tuple[State, Arrays, Logs]]
+Step = Callable[[State, Position], tuple[State, Logs]]
+Forward = Callable[[State, Position], tuple[State, Any]]
 
 
-def gradient_step(model: keras.Model) -> GradientStep:
+def gradient_step(model: keras.Model, fetch: Fetch) -> GradientStep:
     """Return the training step of a model without its weight update.
 
-    The state that it returns has new statistics, random states and metrics. Logs are what an
-    overridden `compute_metrics` returned, else empty: see `results`.
+    It runs on the micro-batch that `fetch` finds at a position. The state that it returns has new
+    statistics, random states and metrics. Logs are what an overridden `compute_metrics` returned,
+    else empty: see `results`.
     """
     forward = jax.value_and_grad(keras_bridge.loss_and_updates(model), has_aux=True)
 
-    def step(state: State, batch: Batch) -> tuple[State, Arrays, Logs]:
-        x, y, weight = keras_bridge.unpack(batch)
+    def step(state: State, position: Position) -> tuple[State, Arrays, Logs]:
+        x, y, weight = keras_bridge.unpack(fetch(*position))
         (_, (loss, y_pred, non_trainable, metrics)), gradients = forward(
             state.trainable,
             state.non_trainable,
@@ -44,12 +49,12 @@ def gradient_step(model: keras.Model) -> GradientStep:
     return step
 
 
-def evaluation_step(model: keras.Model) -> Step:
+def evaluation_step(model: keras.Model, fetch: Fetch) -> Step:
     """Return the step that `evaluate` repeats: forward, loss and metrics."""
     forward = keras_bridge.loss_and_updates(model)
 
-    def step(state: State, batch: Batch) -> tuple[State, Logs]:
-        x, y, weight = keras_bridge.unpack(batch)
+    def step(state: State, position: Position) -> tuple[State, Logs]:
+        x, y, weight = keras_bridge.unpack(fetch(*position))
         _, (loss, y_pred, non_trainable, metrics) = forward(
             state.trainable, state.non_trainable, state.metrics, x, y, weight, training=False
         )
@@ -60,12 +65,12 @@ def evaluation_step(model: keras.Model) -> Step:
     return step
 
 
-def prediction_step(model: keras.Model) -> Forward:
+def prediction_step(model: keras.Model, fetch: Fetch) -> Forward:
     """Return the step that `predict` repeats: the forward pass."""
     arguments = keras_bridge.call_training_argument(model, training=False)
 
-    def step(state: State, batch: Batch) -> tuple[State, Any]:
-        x, _, _ = keras_bridge.unpack(batch)
+    def step(state: State, position: Position) -> tuple[State, Any]:
+        x, _, _ = keras_bridge.unpack(fetch(*position))
         outputs, non_trainable = model.stateless_call(
             state.trainable, state.non_trainable, x, **arguments
         )

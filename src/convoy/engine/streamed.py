@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from convoy.engine.feed import Chunk, Placement, shapes, size
+from convoy.engine.feed import Chunk, Cut, Placement, shapes, size
 from convoy.keras_bridge import Batches
 
 # One computing, one waiting for it, one being put together, and its copy on the way.
@@ -32,10 +32,9 @@ class Streamed:
     Args:
         batches: Keras's walk over the input.
         placement: where data goes.
+        cut: how it is cut into steps.
         budget: bytes that all blocks in flight may take on a device.
         limit: the most steps that one device call will run.
-        training: whether samples that do not fill a step of all replicas are left out; else they
-            are computed on every replica.
         restarts: whether every epoch begins anew, where the last one may have stopped before the
             end.
         inspect: called with the first batch, before anything is compiled for it.
@@ -45,29 +44,36 @@ class Streamed:
         self,
         batches: Batches,
         placement: Placement,
+        cut: Cut,
         budget: int,
         limit: int,
         *,
-        training: bool,
+        batches_per_step: int = 1,
         restarts: bool = False,
         inspect: Callable[[Any], None] | None = None,
     ) -> None:
         self.batches = batches
         self.placement = placement
+        self.cut = cut
         self.budget = budget
         self.limit = limit
-        self.training = training
         self.restarts = restarts
-        # A batch of arrays is cut for all replicas; any other input yields a replica's batches.
-        self.per_step = 1 if batches.batch_size_is_ours else placement.replicas
-        known = batches.num_batches
-        self.steps = known if known is None else -(-known // self.per_step)
+        self.per_step = batches_per_step
+        self.steps = self._count_steps()
         self._left_out = 0
-        self._warned = False
+        # Of arrays it was said when they were opened.
+        self._warned = batches.batch_size_is_ours
         self._inspect = inspect
         self._steps: Iterator[Step] = iter(())
         self._held: Step | None = None
         self._ready: Chunk | None = None
+
+    def _count_steps(self) -> int | None:
+        if self.cut.keeps_rest:
+            known = self.batches.num_batches
+            return known if known is None else -(-known // self.per_step)
+        whole, group = self.batches.whole_batches, self.cut.group
+        return whole if whole is None else whole // (self.per_step * group) * group
 
     def begin_epoch(self) -> None:
         if self.restarts:
@@ -98,31 +104,34 @@ class Streamed:
                 yield from self._remainder(group)
                 group = []
             group.append(batch)
-            if len(group) == self.per_step:
+            if len(group) == self.per_step * self.cut.group:
                 yield from self._whole(group)
                 group = []
         yield from self._remainder(group)
         if self._left_out and not self._warned:
             self._warned = True
             warnings.warn(
-                f"{self._left_out} samples at the end of the epoch do not fill a weight update of "
-                f"{self.placement.replicas} replicas and are left out. Have the input yield a "
-                "multiple of that number of batches, all of one size.",
+                f"{self._left_out} samples of the epoch do not fill a weight update of "
+                f"{self.cut.replicas} replicas x {self.cut.group} micro-batches and are left out. "
+                f"Have the input yield a multiple of {self.cut.replicas * self.cut.group} batches, "
+                "all of one size.",
                 stacklevel=2,
             )
 
     def _whole(self, group: list[Any]) -> Iterator[Step]:
-        samples = _samples(group[0]) * len(group)
-        expected = self.batches.batch_size if self.batches.batch_size_is_ours else samples
-        if self.placement.replicas > 1 and samples != expected:
+        samples = _samples(group[0]) * self.per_step
+        is_tail = self.batches.batch_size_is_ours and samples != self.batches.batch_size
+        if is_tail or not self.cut.spreads(samples):
             yield from self._remainder(group)
-        else:
-            batch = jax.tree.map(_concatenate, *group) if len(group) > 1 else group[0]
+            return
+        for start in range(0, len(group), self.per_step):
+            parts = group[start : start + self.per_step]
+            batch = jax.tree.map(_concatenate, *parts) if len(parts) > 1 else parts[0]
             yield Step(batch, samples, spread=True)
 
     def _remainder(self, group: list[Any]) -> Iterator[Step]:
         for batch in group:
-            if not self.training:
+            if self.cut.keeps_rest:
                 yield Step(batch, _samples(batch), spread=False)
             else:
                 self._left_out += _samples(batch)
@@ -133,7 +142,9 @@ class Streamed:
         self._held = None
         if first is None:
             return None
-        fitting = max(1, self.budget // (BLOCKS_IN_FLIGHT * max(1, size(first.batch))))
+        group = self.cut.group
+        fitting = self.budget // (BLOCKS_IN_FLIGHT * max(1, size(first.batch)))
+        fitting = max(1, fitting // group) * group
         capacity = min(self.limit, fitting, self.steps or self.limit)
         steps = [first]
         while len(steps) < min(limit, capacity) and (step := next(self._steps, None)):
@@ -142,8 +153,17 @@ class Streamed:
                 break
             steps.append(step)
         block = jax.tree.map(lambda *rows: _stack(rows, capacity), *(s.batch for s in steps))
-        place = self.placement.divided if first.spread else self.placement.everywhere
-        return Chunk("block", place(block), first.samples, len(steps), first.spread)
+        return block_chunk(block, len(steps), self.placement, self.cut, spread=first.spread)
+
+
+def block_chunk(block: Any, steps: int, placement: Placement, cut: Cut, *, spread: bool) -> Chunk:
+    """Move a block of whole steps to the devices, cut into micro-batches."""
+    samples = jax.tree.leaves(block)[0].shape[1]
+    if not spread:
+        return Chunk("block", placement.everywhere(block), samples, steps, spread=False)
+    batch = samples // cut.parts
+    block = jax.tree.map(lambda leaf: leaf.reshape(-1, batch, *leaf.shape[2:]), block)
+    return Chunk("block", placement.divided(block), batch, steps, cut.parts)
 
 
 def _stack(rows: tuple[Any, ...], capacity: int) -> np.ndarray:

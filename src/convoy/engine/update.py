@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import keras
 from convoy.engine.state import State
-from convoy.engine.step import Batch, GradientStep, Logs, Step
+from convoy.engine.step import GradientStep, Logs, Position, Step
 
 
 def update(step: GradientStep, optimizer: keras.optimizers.Optimizer) -> Step:
     """Follow `step` by one update of the weights."""
 
-    def updated(state: State, batch: Batch) -> tuple[State, Logs]:
-        state, gradients, logs = step(state, batch)
+    def updated(state: State, position: Position) -> tuple[State, Logs]:
+        state, gradients, logs = step(state, position)
         trainable, optimizer_state = optimizer.stateless_apply(
             state.optimizer, gradients, state.trainable
         )

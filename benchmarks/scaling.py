@@ -1,0 +1,155 @@
+"""What replicas gain and what accumulation costs, side by side.
+
+    .venv/bin/python benchmarks/scaling.py
+
+Each variant is a process of its own that trains the same network; they take turns, round by round,
+and sleep in between, so that a noisy machine hits all alike. With one thread per device, as many
+replicas as there are cores are compared with one replica on one core, each with the same batch; and
+a weight update of 8 accumulated micro-batches with one big batch of the same samples, both on all
+cores. Expected in 5 minutes on two cores: 2 replicas train at least 1.8 times as many samples per
+second as 1, and accumulation costs less than 5 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+CORES = sorted(os.sched_getaffinity(0))
+ACCUMULATION = 8
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A network, its samples, and how many of them one replica takes at a time."""
+
+    network: str
+    shape: tuple[int, ...]
+    outputs: int
+    batch: int
+    loss: str
+
+    def samples(self, count: int) -> tuple[Any, Any]:
+        import numpy as np
+
+        rng = np.random.default_rng(0)
+        x = rng.normal(size=(count, *self.shape)).astype("float32")
+        if self.loss == "mse":
+            return x, rng.normal(size=(count, self.outputs)).astype("float32")
+        return x, rng.integers(0, self.outputs, count).astype("int32")
+
+
+WORKLOADS = {
+    "resnet8": Workload("resnet8", (32, 32, 3), 10, 32, "sparse_categorical_crossentropy"),
+    "cosmoflow": Workload("cosmoflow", (64, 64, 64, 4), 4, 2, "mse"),
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How the network is trained."""
+
+    title: str
+    cores: tuple[int, ...]
+    replicas: int = 1
+    accumulation: int = 1
+    batches: int = 1  # of the workload's size, in the batch of one replica
+
+
+VARIANTS = {
+    "one": Variant("1 replica, 1 core", (CORES[0],)),
+    "all": Variant(f"{len(CORES)} replicas, {len(CORES)} cores", tuple(CORES), len(CORES)),
+    "big": Variant("one big batch", tuple(CORES), batches=ACCUMULATION),
+    "accumulated": Variant("accumulated", tuple(CORES), accumulation=ACCUMULATION),
+}
+
+
+def serve(connection: Connection, workload: Workload, variant: Variant, updates: int) -> None:
+    """Train whenever told to, and answer with the samples per second."""
+    os.sched_setaffinity(0, variant.cores)
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    import convoy
+    import keras
+    from benchmarks.peers import keras_models
+
+    strategy = convoy.Strategy(devices=variant.replicas, gradient_accumulation=variant.accumulation)
+    with strategy.scope():
+        model = getattr(keras_models, workload.network)()
+        optimizer = keras.optimizers.SGD(0.001, momentum=0.9)
+        steps = updates * variant.accumulation
+        model.compile(optimizer, workload.loss, steps_per_execution=steps)
+    batch = workload.batch * variant.batches
+    count = updates * batch * variant.accumulation * variant.replicas
+    x, y = workload.samples(count)
+
+    def train() -> float:
+        start = time.perf_counter()
+        model.fit(x, y, batch_size=batch, verbose=0)
+        return count / (time.perf_counter() - start)
+
+    train()
+    connection.send("ready")
+    while connection.recv():
+        connection.send(train())
+
+
+def measure(workload: Workload, names: list[str], rounds: int, updates: int) -> dict[str, list]:
+    """Have the variants take turns; return the samples per second of every round."""
+    context = multiprocessing.get_context("spawn")
+    seats = {}
+    try:
+        for name in names:
+            ours, theirs = context.Pipe()
+            # A single core's work is done `ACCUMULATION` times as often, to last about as long.
+            times = updates * (ACCUMULATION if name in ("one", "all") else 1)
+            process = context.Process(
+                target=serve, args=(theirs, workload, VARIANTS[name], times), daemon=True
+            )
+            process.start()
+            ours.recv()
+            seats[name] = process, ours
+        rates: dict[str, list] = {name: [] for name in names}
+        for _ in range(rounds):
+            for name, (_, connection) in seats.items():
+                connection.send(True)
+                rates[name].append(connection.recv())
+        return rates
+    finally:
+        for process, connection in seats.values():
+            connection.send(False)
+            process.join()
+
+
+def ratio(rates: dict[str, list], over: str, under: str) -> str:
+    values = [a / b for a, b in zip(rates[over], rates[under], strict=True)]
+    return f"{statistics.median(values):.2f} [{min(values):.2f} to {max(values):.2f}]"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--updates", type=int, default=2, help="big weight updates in a turn")
+    options = parser.parse_args()
+    for name in options.workloads:
+        workload = WORKLOADS[name]
+        print(f"{name}, batch {workload.batch}, {options.rounds} rounds", flush=True)
+        for pair, meaning in (
+            (["all", "one"], "times the samples per second"),
+            (["accumulated", "big"], f"times the samples per second, {ACCUMULATION} micro-batches"),
+        ):
+            rates = measure(workload, pair, options.rounds, options.updates)
+            first, second = (VARIANTS[side].title for side in pair)
+            print(f"  {first} / {second}: {ratio(rates, *pair)} {meaning}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

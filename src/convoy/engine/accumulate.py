@@ -1,0 +1,46 @@
+"""One weight update from several micro-batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from convoy.engine.plan import Accumulation
+from convoy.engine.state import Arrays, State, like
+from convoy.engine.step import GradientStep, Logs, Position
+
+
+def accumulate(step: GradientStep, accumulation: Accumulation) -> GradientStep:
+    """Repeat `step` over the micro-batches of a weight update and add up their gradients.
+
+    Statistics, random states and metrics go on from micro-batch to micro-batch. Only the sum is
+    kept, so the memory does not grow with the count.
+    """
+    count = accumulation.count
+    if count == 1:
+        return step
+
+    def accumulated(state: State, position: Position) -> tuple[State, Arrays, Logs]:
+        source, index = position
+
+        def at(number: Any) -> Position:
+            return source, index * count + number
+
+        def body(number: jax.Array, carry: tuple[State, Arrays, Logs]) -> Any:
+            state, total, _ = carry
+            new, gradients, logs = step(state, at(number))
+            return like(new, state), jax.tree.map(add, total, gradients), logs
+
+        # Scaled before it is added: a sum of halves overflows where their mean does not.
+        scale = 1 / count if accumulation.reduction == "mean" else 1
+
+        def add(total: jax.Array, gradient: jax.Array) -> jax.Array:
+            return total + gradient.astype(total.dtype) * scale
+
+        _, gradients, logs = jax.eval_shape(lambda: step(state, at(0)))
+        nothing = [jnp.zeros(g.shape, accumulation.dtype or g.dtype) for g in gradients]
+        empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), logs)
+        return jax.lax.fori_loop(0, count, body, (state, nothing, empty))
+
+    return accumulated

@@ -1,0 +1,112 @@
+"""How a model's work is divided over devices, and gathered into weight updates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import jax.numpy as jnp
+from convoy.engine.feed import Cut, Placement
+from convoy.engine.state import Mode
+
+BatchMeaning = Literal["replica", "global"]
+Reduction = Literal["mean", "sum"]
+
+
+@dataclass(frozen=True)
+class Accumulation:
+    """How gradients of several micro-batches become those of one weight update.
+
+    Args:
+        count: micro-batches per weight update and replica.
+        reduction: `"mean"` or `"sum"` over these micro-batches.
+        dtype: the type they are added up in; by default that of each variable.
+    """
+
+    count: int = 1
+    reduction: Reduction = "mean"
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 1:
+            raise ValueError(
+                f"gradient_accumulation={self.count!r} is not a number of micro-batches. "
+                "Pass 1 or more."
+            )
+        check_reduction(self.reduction)
+        if self.dtype is not None and not jnp.issubdtype(jnp.dtype(self.dtype), jnp.floating):
+            raise ValueError(
+                f"accumulation_dtype={self.dtype!r} cannot hold gradients. Pass a floating-point "
+                "type, for example 'float32'."
+            )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything about a run that is not the model's, nor the data's.
+
+    Attributes:
+        placement: the devices.
+        accumulation: how micro-batches become weight updates.
+        reduction: of gradients over replicas.
+        batch: what `batch_size` in `fit` counts: a replica's micro-batch, or all samples of a
+            weight update.
+        bucket_bytes: gradients are reduced over replicas in buckets of about this size; one by
+            one if 0.
+        norm_group: replicas that share batch-normalisation statistics.
+        shard_optimizer_state: whether each replica keeps a share of the optimizer's state.
+        remat: which activations are not kept, see `convoy.engine.remat`.
+    """
+
+    placement: Placement
+    accumulation: Accumulation = field(default_factory=Accumulation)
+    reduction: Reduction = "mean"
+    batch: BatchMeaning = "replica"
+    bucket_bytes: int = 0
+    norm_group: int = 1
+    shard_optimizer_state: bool = False
+    remat: int | tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        check_reduction(self.reduction)
+        if self.batch not in get_args(BatchMeaning):
+            raise ValueError(
+                f"batch={self.batch!r} is unknown. Pass 'replica' (batch_size is the micro-batch "
+                "of one replica) or 'global' (it is all samples of a weight update)."
+            )
+        if self.bucket_bytes < 0:
+            raise ValueError(
+                f"reduction_bucket={self.bucket_bytes} is not a number of bytes. Pass 0 or more."
+            )
+        if self.norm_group < 1 or self.replicas % self.norm_group:
+            raise ValueError(
+                f"batch_norm_group={self.norm_group} does not divide {self.replicas} replicas. "
+                f"Pass one of {', '.join(map(str, _divisors(self.replicas)))}."
+            )
+
+    @property
+    def replicas(self) -> int:
+        return self.placement.replicas
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a weight update, over all replicas."""
+        return self.replicas * self.accumulation.count
+
+    def cut(self, mode: Mode) -> Cut:
+        """Return how data is cut into steps."""
+        if mode != "train":
+            return Cut(self.replicas)
+        count = self.accumulation.count
+        if self.batch == "global":
+            return Cut(self.replicas, parts=count)
+        return Cut(self.replicas, group=count, keeps_rest=self.micro_batches == 1)
+
+
+def check_reduction(reduction: str) -> None:
+    if reduction not in get_args(Reduction):
+        raise ValueError(f"reduction={reduction!r} is unknown. Pass 'mean' or 'sum'.")
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]

@@ -1,0 +1,64 @@
+"""Operations that a share of a batch cannot do by itself.
+
+A replica sees its share of a batch, a micro-batch is a share of a weight update. The mean of the
+losses of all shares is the loss of the batch, but for losses that are sums, or divided by the
+weights of the batch; and statistics that replicas share are not those of one replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from convoy.engine.replicate import AXIS, replicas_in_trace
+
+Operation = Callable[..., Any]
+
+
+class WholeBatch:
+    """Keras's operations, as they are on one share of a batch.
+
+    Args:
+        shares: how many shares the mean is later taken over.
+        norm_group: replicas that share batch-normalisation statistics.
+    """
+
+    def __init__(self, shares: int, norm_group: int) -> None:
+        self.shares = shares
+        self.norm_group = norm_group
+
+    def reduce_values(
+        self,
+        original: Operation,
+        values: Any,
+        sample_weight: Any = None,
+        reduction: str = "sum_over_batch_size",
+    ) -> Any:
+        """Reduce the losses of samples."""
+        loss = original(values, sample_weight, reduction)
+        if reduction == "sum":
+            return loss * self.shares
+        if reduction == "mean_with_sample_weight" and sample_weight is not None:
+            own = jnp.sum(sample_weight)
+            mean = jax.lax.pmean(own, AXIS) if replicas_in_trace() > 1 else own
+            return loss * jnp.where(mean == 0, 0, own / jnp.where(mean == 0, 1, mean))
+        return loss
+
+    def moments(self, original: Operation, *args: Any, **kwargs: Any) -> Any:
+        """Return mean and variance of batch normalisation."""
+        mean, variance = original(*args, **kwargs)
+        replicas = replicas_in_trace()
+        size = min(self.norm_group, replicas)
+        if size == 1:
+            return mean, variance
+        groups = [list(range(first, first + size)) for first in range(0, replicas, size)]
+
+        def over_group(value: jax.Array) -> jax.Array:
+            return jax.lax.pmean(value, AXIS, axis_index_groups=groups)
+
+        own, dtype = mean.astype(jnp.float32), mean.dtype
+        whole = over_group(own)
+        spread = over_group(variance.astype(jnp.float32) + (own - whole) ** 2)
+        return whole.astype(dtype), spread.astype(dtype)
