@@ -4,8 +4,10 @@ from convoy import _start, cpu
 
 _start.start()
 
+from convoy import optimizers  # noqa: E402
+from convoy.engine.loss_scale import AutomaticLossScale  # noqa: E402
 from convoy.strategy import Strategy, prepare  # noqa: E402
 
 __version__ = "0.1.0"
 
-__all__ = ["Strategy", "__version__", "cpu", "prepare"]
+__all__ = ["AutomaticLossScale", "Strategy", "__version__", "cpu", "optimizers", "prepare"]

@@ -10,6 +10,7 @@ import jax
 import keras
 import numpy as np
 from convoy import cpu, keras_bridge
+from convoy.engine import numerics
 from convoy.engine.feed import Chunk, Placement, fetcher, size
 from convoy.engine.loop import collect, loop
 from convoy.engine.replicate import (
@@ -117,14 +118,15 @@ class Programs:
         gradients = gradient_step(self.model)
         if spread:
             gradients = replicate_gradients(gradients, self.roles)
-        return update(gradients, self.model.optimizer)
+        return update(gradients, self.model.optimizer, numerics.of(self.model).settings)
 
     def _with_results(
         self, run: Callable[..., tuple[State, Logs]]
     ) -> Callable[..., tuple[State, Logs]]:
         def with_results(state: State, source: Any, count: jax.Array) -> tuple[State, Logs]:
             state, logs = run(state, source, count)
-            return state, results(self.model, state, logs)
+            reported = results(self.model, state, logs)
+            return state, reported | numerics.of(self.model).logs(state.numerics)
 
         return with_results
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import keras
 from convoy import keras_bridge
+from convoy.engine import numerics
 
 Arrays = list[jax.Array]
 Mode = Literal["train", "evaluate", "predict"]
@@ -19,6 +20,8 @@ class State(NamedTuple):
     non_trainable: Arrays
     optimizer: Arrays
     metrics: Arrays
+    numerics: Arrays
+    """Loss scale and random key of the weight update; see `numerics.py`."""
 
 
 class Variables:
@@ -34,6 +37,7 @@ class Variables:
             non_trainable=model.non_trainable_variables,
             optimizer=model.optimizer.variables if mode == "train" else [],
             metrics=model.metrics_variables if mode != "predict" else [],
+            numerics=numerics.of(model).variables if mode == "train" else [],
         )
 
     def read(self) -> State:
