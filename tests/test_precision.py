@@ -85,6 +85,14 @@ def test_prepare_refuses_a_model_of_another_precision():
         convoy.prepare(small_model(), convoy.Strategy(precision="16.32"))
 
 
+def test_a_clone_that_keeps_another_precision_is_refused():
+    original = small_model()
+    with convoy.Strategy(precision="16.32").scope():
+        clone = keras.models.clone_model(original)
+    with pytest.raises(ValueError, match="a model that is loaded or cloned keeps its own"):
+        clone.predict(np.ones((1, 3)), verbose=0)
+
+
 def test_prepare_takes_a_model_of_the_same_precision_with_a_layer_of_its_own():
     layers = [keras.layers.Dense(2, dtype="mixed_float16"), keras.layers.Softmax(dtype="float32")]
     model = keras.Sequential([keras.Input((3,)), *layers])

@@ -78,7 +78,9 @@ class Strategy:
             raise ValueError(f"data_budget={data_budget} is not a number of bytes. Pass 0 or more.")
         self.data_budget = data_budget
         self.precision = None if precision is None else precisions.find(precision)
-        self.numerics = numerics.Settings(loss_scales.find(loss_scale), stochastic_rounding)
+        self.numerics = numerics.Settings(
+            self.precision, loss_scales.find(loss_scale), stochastic_rounding
+        )
         if half_partials:
             precisions.warn_of_half_partials()
         self.placement = Placement(self._mesh())

@@ -33,6 +33,9 @@ def check_model(model: keras.Model, method: str) -> None:
             "would bypass. Override `call`, `compute_loss` or `compute_metrics` instead, or make "
             "the model outside of the strategy's scope to train it with stock Keras."
         )
+    precision = numerics.of(model).settings.precision
+    if precision is not None:
+        precision.check(model)
     if method.startswith("predict"):
         return
     if not model.compiled:

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 from convoy import keras_bridge
 from convoy.engine.loss_scale import LossScale, Scaling
+from convoy.precision import Precision
 
 Arrays = list[jax.Array]
 StochasticRounding = Literal["off", "on", "replica_identical"]
@@ -28,10 +29,12 @@ class Settings:
     """What a strategy says about numbers.
 
     Attributes:
+        precision: in what its models compute and are updated; `None` leaves that to Keras.
         loss_scale: how the loss is scaled; `None` leaves that to Keras.
         stochastic_rounding: whether the update of 16-bit weights is rounded by chance.
     """
 
+    precision: Precision | None = None
     loss_scale: LossScale | None = None
     stochastic_rounding: StochasticRounding = "off"
 
