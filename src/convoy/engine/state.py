@@ -20,7 +20,7 @@ class State(NamedTuple):
     non_trainable: Arrays
     optimizer: Arrays
     metrics: Arrays
-    numerics: Arrays
+    numerics: Arrays = []  # noqa: RUF012 - a tuple's, which nobody changes
     """Loss scale and random key of the weight update; see `numerics.py`."""
 
 
