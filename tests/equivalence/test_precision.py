@@ -17,6 +17,7 @@ from keras import layers
 from . import models
 from .side_by_side import HALF_TOLERANCE, assert_same, make_convoy, make_stock, state
 
+slow = pytest.mark.slow
 WORDS = ("32.32", "16.32", "16.16", "bf16.32", "bf16.16")
 
 
@@ -60,7 +61,7 @@ def learn(model, xy, batch_size, epochs=2):
 
 
 @pytest.mark.parametrize("word", WORDS)
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=slow)])
 def test_a_word_is_the_policy_of_stock_keras(xy, word, replicas):
     def run(model, batch_size):
         history = learn(model, xy, batch_size)
@@ -78,7 +79,7 @@ def test_a_word_is_the_policy_of_stock_keras(xy, word, replicas):
     assert_same(actual, expected, tolerance=HALF_TOLERANCE.get(precision.find(word).policy))
 
 
-@pytest.mark.parametrize("word", ["16.32", pytest.param("bf16.32", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("word", ["16.32", pytest.param("bf16.32", marks=slow)])
 def test_a_word_for_images(images, word):
     stock = make_stock(with_policy(word, cnn))
     expected = learn(stock, images, 20), state(stock)
@@ -105,7 +106,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("replicas", [1, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("replicas", [1, pytest.param(4, marks=slow)])
 def test_any_optimizer_with_a_schedule_with_and_without_loss_scaling(xy, name, replicas):
     def make(steps):
         return models.classifier(steps, optimizer=OPTIMIZERS[name]())
@@ -221,7 +222,7 @@ def hand_written(model, xy, batch, replicas, rule):
 @pytest.mark.parametrize(
     ("word", "edge"), [("32.32", 500.0), ("16.32", 65504.0), ("16.16", 65504.0), ("16.32", 500.0)]
 )
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=slow)])
 def test_automatic_scaling_is_that_of_a_plain_loop(table, word, edge, replicas):
     x, target = table[0][:144], table[1][:144].copy()
     target[96:104] *= 100  # overflows once the factor has grown
@@ -246,8 +247,17 @@ def test_automatic_scaling_is_that_of_a_plain_loop(table, word, edge, replicas):
     assert_same([np.asarray(v) for v in model.trainable_variables], weights, tolerance=tolerance)
 
 
-@pytest.mark.parametrize("loss_scale", [None, 1024])
-@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("replicas", "loss_scale"),
+    [
+        (1, None),
+        (2, 1024),
+        (4, None),
+        pytest.param(1, 1024, marks=slow),
+        pytest.param(2, None, marks=slow),
+        pytest.param(4, 1024, marks=slow),
+    ],
+)
 @pytest.mark.parametrize("clipping", ["clipvalue", "clipnorm", "global_clipnorm"])
 def test_clipping_sees_the_whole_unscaled_gradient(xy, clipping, replicas, loss_scale):
     limit = {"clipvalue": 0.01, "clipnorm": 0.05, "global_clipnorm": 0.1}[clipping]
@@ -265,6 +275,7 @@ def test_clipping_sees_the_whole_unscaled_gradient(xy, clipping, replicas, loss_
     assert (unclipped.get_weights()[0] != stock.get_weights()[0]).any()
 
 
+@slow
 def test_rounding_of_16_bit_weights_is_near_to_training_in_32_bits(xy):
     """Rounded to nearest, steps of 1e-4 are lost; rounded by chance, they are not."""
 
