@@ -98,14 +98,14 @@ def find(word: str) -> Precision:
 
 @functools.cache
 def warn_of_half_partials() -> None:
-    """Say once that sums stay in float32.
+    """Say once that the type of sums is XLA's choice.
 
-    XLA offers no other: its CPU compiler widens 16-bit products and convolutions to float32 before
-    it sums, and JAX can ask for 16-bit sums of products on some GPUs, but of convolutions nowhere.
+    On a CPU it sums products and convolutions of 16-bit numbers in float32, also where JAX is asked
+    for sums in 16 bits; for convolutions JAX has no way to ask.
     """
     warnings.warn(
-        "half_partials=True has no effect: XLA sums products of 16-bit numbers in float32, which "
-        "is at least as accurate. Leave it out.",
+        "half_partials=True has no effect: XLA chooses in what it sums products of 16-bit numbers, "
+        "on a CPU float32, which is more accurate. Leave it out.",
         stacklevel=3,
     )
 

@@ -45,8 +45,8 @@ class Strategy:
             in float32 and rounds up or down by chance, so that small steps are not lost; `"off"`
             rounds to nearest, as Keras does. The replicas of a model share their weights, so they
             round alike in either case.
-        half_partials: whether products of 16-bit numbers are summed in 16 bits. XLA sums them in
-            float32; `True` only says so in a warning.
+        half_partials: whether products of 16-bit numbers are summed in 16 bits. On a CPU XLA sums
+            them in float32 whatever it is told, so `True` only says so in a warning.
 
     Raises:
         ValueError: if there are too few devices, or a word is unknown.

@@ -167,6 +167,16 @@ def test_replicas_add_up_their_statistics():
     assert (counted[1].counted, counted[1].updates) == (24, 2)
 
 
+def test_a_model_without_weights_to_train(rng):
+    with convoy.Strategy(loss_scale="auto").scope():
+        model = dense()
+        model.trainable = False
+        model.compile("sgd", "mse")
+    before = model.get_weights()
+    model.train_on_batch(*CALM)
+    np.testing.assert_equal(model.get_weights(), before)
+
+
 def test_history_has_the_factor_and_the_skipped_updates():
     with convoy.Strategy(loss_scale=AutomaticLossScale(period=2)).scope():
         model = dense(steps_per_execution=3)

@@ -171,7 +171,10 @@ def unscale(gradients: Arrays, factor: jax.Array) -> Arrays:
 
 
 def all_finite(gradients: Arrays) -> jax.Array:
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(gradient)) for gradient in gradients]))
+    finite = jnp.bool_(True)
+    for gradient in gradients:
+        finite &= jnp.all(jnp.isfinite(gradient))
+    return finite
 
 
 def _begin(factor: float) -> Scaling:
