@@ -4,9 +4,18 @@ from convoy import _start, cpu
 
 _start.start()
 
-from convoy import cross_replica  # noqa: E402
+from convoy import cross_replica, optimizers  # noqa: E402
+from convoy.engine.loss_scale import AutomaticLossScale  # noqa: E402
 from convoy.strategy import Strategy, prepare  # noqa: E402
 
 __version__ = "0.1.0"
 
-__all__ = ["Strategy", "__version__", "cpu", "cross_replica", "prepare"]
+__all__ = [
+    "AutomaticLossScale",
+    "Strategy",
+    "__version__",
+    "cpu",
+    "cross_replica",
+    "optimizers",
+    "prepare",
+]

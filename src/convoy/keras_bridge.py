@@ -27,7 +27,7 @@ from keras.src.trainers.data_adapters.array_data_adapter import (
     can_convert_arrays,
 )
 from keras.src.trainers.epoch_iterator import EpochIterator
-from keras.src.utils import python_utils
+from keras.src.utils import python_utils, rng_utils
 
 Variables = list[keras.Variable]
 
@@ -197,6 +197,46 @@ def seed_variables(model: Model) -> set[int]:
         for layer in model._flatten_layers()
         for generator in layer._seed_generators
     }
+
+
+@contextlib.contextmanager
+def held_in(dtype: str, variables: Variables) -> Iterator[None]:
+    """Have what is traced in the block see variables of another type.
+
+    An optimizer casts to the type of the variable that it updates, and a variable casts what is
+    assigned to it. So this is how its update is computed in that type.
+    """
+    before = [variable._dtype for variable in variables]
+    for variable in variables:
+        variable._dtype = dtype
+    try:
+        yield
+    finally:
+        for variable, own in zip(variables, before, strict=True):
+            variable._dtype = own
+
+
+def updated_variables(optimizer: keras.optimizers.Optimizer) -> Variables:
+    """Return the weights that an optimizer was built for, and those of the one that it wraps."""
+    return list(optimizer._trainable_variables)
+
+
+def random_seed() -> int | None:
+    """Return the seed that `keras.utils.set_random_seed` was told last, without drawing from it."""
+    return rng_utils.get_random_seed()
+
+
+# Precision ----------------------------------------------------------------------------------
+
+
+def policies(model: Model) -> set[str]:
+    """Return the names of the dtype policies of a model's layers."""
+    layers = [
+        layer
+        for layer in model._flatten_layers(include_self=False)
+        if not isinstance(layer, (Model, keras.layers.InputLayer))
+    ]
+    return {layer.dtype_policy.name for layer in layers or [model]}
 
 
 # The step -----------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 from convoy import keras_bridge
-from convoy.engine import check
+from convoy.engine import check, numerics
 from convoy.engine.feed import Budget, Feed
 from convoy.engine.input import check_batch, open_input
 from convoy.engine.pace import Pace
@@ -50,7 +50,12 @@ class EngineMethods:
         if self.runner.automatic:
             # Not a word that stock Keras knows, so it does not go into a saved model.
             kwargs["steps_per_execution"] = 1
+        settings = numerics.of(self.model).settings
+        if settings.loss_scale is not None:
+            # The strategy's own takes the place of the one that Keras adds for mixed_float16.
+            kwargs["auto_scale_loss"] = False
         type(self.model).compile(self.model, *args, **kwargs)
+        numerics.attach(self.model, settings)
 
     def set_gradient_accumulation(
         self, count: int, *, reduction: Reduction | None = None, dtype: str | None = None
@@ -189,7 +194,10 @@ class EngineMethods:
         check_batch(self.model, batch)
         self.model.reset_metrics()
         logs = keras_bridge.python_logs(self.runner.run_once(mode, batch))
-        return logs if return_dict else keras_bridge.flat_metrics(self.model, logs)
+        if return_dict:
+            return logs
+        values = {name: value for name, value in logs.items() if name not in numerics.REPORTED}
+        return keras_bridge.flat_metrics(self.model, values)
 
     def _open_once(
         self, mode: Mode, data: tuple[Any, Any, Any], batch_size: int | None, steps: int | None

@@ -11,7 +11,12 @@ import keras
 import numpy as np
 from convoy import devices as device_choice
 from convoy import keras_bridge, model
+from convoy import precision as precisions
+from convoy.engine import loss_scale as loss_scales
+from convoy.engine import numerics
 from convoy.engine.feed import Placement
+from convoy.engine.loss_scale import LossScale
+from convoy.engine.numerics import StochasticRounding
 from convoy.engine.plan import Accumulation, BatchMeaning, Plan, Reduction
 from convoy.engine.replicate import AXIS
 
@@ -53,9 +58,22 @@ class Strategy:
             takes. For functional and sequential models.
         data_budget: bytes of each device's memory that data may take. Data sets that fit are
             moved there once; others are streamed in blocks. By default a quarter of the memory.
+        precision: in what models made in the scope compute, a dot, and in what their weights are
+            kept and updated: `"32.32"`, `"16.32"`, `"16.16"`, `"bf16.32"` or `"bf16.16"`. By
+            default what Keras's dtype policy says.
+        loss_scale: what the loss is multiplied by and the gradients are divided by, so that small
+            ones survive 16 bits: a number, `"auto"`, or an `AutomaticLossScale`. Updates whose
+            gradients overflow are left out. By default Keras's way: none, but for the
+            `LossScaleOptimizer` that it puts around the optimizer of a model in `"16.32"`.
+        stochastic_rounding: `"on"` or `"replica_identical"` computes the update of 16-bit weights
+            in float32 and rounds up or down by chance, so that small steps are not lost; `"off"`
+            rounds to nearest, as Keras does. The replicas of a model share their weights, so they
+            round alike in either case.
+        half_partials: whether products of 16-bit numbers are summed in 16 bits. On a CPU XLA sums
+            them in float32 whatever it is told, so `True` only says so in a warning.
 
     Raises:
-        ValueError: if there are too few devices, or the numbers do not fit together.
+        ValueError: if there are too few devices, numbers do not fit together, or a word is unknown.
 
     Example:
     ```python
@@ -81,6 +99,10 @@ class Strategy:
         shard_optimizer_state: bool = False,
         remat: int | str | Sequence[str] | None = None,
         data_budget: int | None = None,
+        precision: str | None = None,
+        loss_scale: float | str | LossScale | None = None,
+        stochastic_rounding: StochasticRounding = "off",
+        half_partials: bool = False,
     ) -> None:
         self.devices = device_choice.for_replicas(device_choice.select(devices), replicas)
         if data_budget is None:
@@ -98,6 +120,12 @@ class Strategy:
             shard_optimizer_state,
             self._remat(remat),
         )
+        self.precision = None if precision is None else precisions.find(precision)
+        self.numerics = numerics.Settings(
+            self.precision, loss_scales.find(loss_scale), stochastic_rounding
+        )
+        if half_partials:
+            precisions.warn_of_half_partials()
 
     @property
     def replicas(self) -> int:
@@ -109,7 +137,10 @@ class Strategy:
         """Take in every `keras.Model` that this thread makes in the block."""
         token = _current.set(self)
         try:
-            with keras_bridge.watch_new_models(_adopt):
+            with (
+                self.precision.scope() if self.precision else contextlib.nullcontext(),
+                keras_bridge.watch_new_models(_adopt),
+            ):
                 yield self
         finally:
             _current.reset(token)
@@ -149,15 +180,25 @@ def prepare(existing: keras.Model, strategy: Strategy | None = None) -> keras.Mo
 
     Returns:
         The same model.
+
+    Raises:
+        ValueError: if the strategy has a precision that the model was not made with.
     """
     if not isinstance(existing, keras.Model):
         raise TypeError(f"prepare() takes a keras.Model, but received {type(existing).__name__}.")
     strategy = strategy or current() or Strategy()
-    model.attach(existing, strategy.plan, strategy.data_budget)
+    if strategy.precision is not None:
+        strategy.precision.check(existing)
+    _attach(existing, strategy)
     return existing
 
 
 def _adopt(new: keras.Model) -> None:
     strategy = current()
     if strategy is not None:
-        prepare(new, strategy)
+        _attach(new, strategy)
+
+
+def _attach(new: keras.Model, strategy: Strategy) -> None:
+    numerics.attach(new, strategy.numerics)
+    model.attach(new, strategy.plan, strategy.data_budget)

@@ -7,6 +7,7 @@ from typing import Any
 
 import convoy
 import keras
+import ml_dtypes
 import numpy as np
 
 SEED = 7
@@ -19,7 +20,12 @@ ATOL = 1e-6
 
 # Half precision rounds at 2^-11 (float16) or 2^-8 (bfloat16), and rounds differently where XLA
 # fuses differently. A value may then end up one unit away, and an update carries that on.
-HALF_TOLERANCE = {"mixed_float16": 2.0**-10, "mixed_bfloat16": 2.0**-7}
+HALF_TOLERANCE = {
+    "mixed_float16": 2.0**-10,
+    "mixed_bfloat16": 2.0**-7,
+    "float16": 2.0**-10,
+    "bfloat16": 2.0**-7,
+}
 
 Make = Callable[[Any], keras.Model]
 Run = Callable[[keras.Model], Any]
@@ -87,6 +93,9 @@ def _compare_numbers(
     actual, expected = np.asarray(actual), np.asarray(expected)
     assert actual.dtype == expected.dtype, at
     assert actual.shape == expected.shape, at
+    if expected.dtype == ml_dtypes.bfloat16:
+        # NumPy does not take it for a kind of number.
+        actual, expected = actual.astype("float32"), expected.astype("float32")
     if exact or not np.issubdtype(expected.dtype, np.inexact):
         np.testing.assert_array_equal(actual, expected, err_msg=at)
     else:

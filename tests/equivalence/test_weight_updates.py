@@ -6,6 +6,7 @@ same micro-batches, and with the big batch where replicas share their statistics
 
 import itertools
 
+import convoy
 import jax
 import keras
 import numpy as np
@@ -21,6 +22,7 @@ OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.1),
     "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
     "adam": lambda: keras.optimizers.Adam(0.01),
+    "lars": lambda: convoy.optimizers.LARS(0.5, momentum=0.9, eeta=0.1),
 }
 REPLICAS, ACCUMULATION = (1, 2, 4), (1, 2, 8)
 
@@ -98,6 +100,9 @@ CASES = list(itertools.product(REPLICAS, ACCUMULATION, MODELS, OPTIMIZERS))
 # Every pair of values occurs in one of these; the rest of the matrix is slow.
 FAST = {
     (1, 2, "plain", "sgd"),
+    (1, 1, "plain", "lars"),
+    (2, 2, "plain", "lars"),
+    (4, 8, "dropout off", "lars"),
     (1, 8, "multi-output", "momentum"),
     (2, 1, "dropout off", "adam"),
     (2, 2, "multi-output", "adam"),
@@ -341,3 +346,32 @@ def test_gradients_add_up_in_the_type_that_is_asked_for(samples):
         learn(models[-1], samples, 8)
     pairs = zip(*(model.get_weights() for model in models), strict=True)
     assert 1e-6 < max(np.abs(a - b).max() for a, b in pairs) < 1e-3
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_loss_scaling_goes_through_accumulation(samples, shard):
+    """A power of two changes no bit of a float32 gradient, so nothing else may change either."""
+    strategy = {"loss_scale": 1024.0, "shard_optimizer_state": shard}
+    stock = make_stock(maker(plain, OPTIMIZERS["momentum"]))
+    expected = learn(stock, samples, UPDATE), state(stock)
+    model = make_convoy(
+        maker(plain, OPTIMIZERS["momentum"]), 4, devices=2, gradient_accumulation=4, **strategy
+    )
+    history = learn(model, samples, 4)
+    assert history.pop("loss_scaling_factor") == [1024.0, 1024.0]
+    assert history.pop("skipped_updates") == [0, 0]
+    assert_same((history, state(model)), expected)
+
+
+def test_an_overflow_in_one_micro_batch_leaves_out_the_whole_update(samples):
+    x = samples[0].copy()
+    x[5] = np.inf
+    model = make_convoy(
+        maker(plain, OPTIMIZERS["sgd"]), 4, devices=2, gradient_accumulation=4, loss_scale=2.0
+    )
+    before = model.get_weights()
+    with np.errstate(all="ignore"):
+        history = learn(model, (x[:UPDATE], samples[1][:UPDATE]), 4, epochs=1)
+    assert history["skipped_updates"] == [1]
+    assert_same(model.get_weights(), before, exact=True)
+    assert int(model.optimizer.iterations.value) == 0

@@ -8,6 +8,7 @@ import jax
 import keras
 import numpy as np
 from convoy import keras_bridge
+from convoy.engine import numerics
 from jax.experimental.sparse import JAXSparse
 
 # Values that a check looks at in one go: bounds the memory that it takes.
@@ -32,6 +33,9 @@ def check_model(model: keras.Model, method: str) -> None:
             "would bypass. Override `call`, `compute_loss` or `compute_metrics` instead, or make "
             "the model outside of the strategy's scope to train it with stock Keras."
         )
+    precision = numerics.of(model).settings.precision
+    if precision is not None:
+        precision.check(model)
     if method.startswith("predict"):
         return
     if not model.compiled:
@@ -49,12 +53,32 @@ def check_model(model: keras.Model, method: str) -> None:
             "jit_compile=False was passed to compile(), or a layer cannot be compiled, but Convoy "
             "runs compiled programs only. Leave it out, or make the model outside of the scope."
         )
+    if method in ("fit", "train_on_batch"):
+        check_loss_scale(model)
     for layer, metric in keras_bridge.unheard_metrics(model):
         raise ValueError(
             f"Layer {layer!r} keeps metric {metric!r}, but what a layer's call() tells a metric is "
             "lost on JAX. Pass the metric to compile(), or update it in the model's "
             "compute_metrics()."
         )
+
+
+def check_loss_scale(model: keras.Model) -> None:
+    """Refuse to scale a loss twice."""
+    if numerics.of(model).settings.loss_scale is None:
+        return
+    optimizer = model.optimizer
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        own = "is a LossScaleOptimizer, which stock Keras puts around it under mixed_float16"
+    elif optimizer.loss_scale_factor is not None:
+        own = f"has loss_scale_factor={optimizer.loss_scale_factor}"
+    else:
+        return
+    raise ValueError(
+        f"The strategy has a loss_scale, but the optimizer of {model.name!r} {own}, so the loss "
+        "would be scaled twice. Leave out one of them; a model that was compiled before it came "
+        "into the strategy can be compiled again."
+    )
 
 
 def check_steps_per_execution(value: Any) -> int | str:

@@ -10,6 +10,7 @@ import jax
 import keras
 import numpy as np
 from convoy import cpu, keras_bridge
+from convoy.engine import numerics
 from convoy.engine.accumulate import accumulate
 from convoy.engine.feed import Chunk, fetcher, size
 from convoy.engine.loop import collect, loop
@@ -150,7 +151,7 @@ class Programs:
             run = self._with_results(loop(self._evaluation(fetch, spread)))
         else:
             gradients = self._gradients(fetch, chunk, spread)
-            run = self._with_results(loop(update(gradients, self.model.optimizer)))
+            run = self._with_results(loop(self._updates(gradients)))
         if self.placement.mesh is None:
             return run
         result = DIVIDED if spread and self.mode == "predict" else EVERYWHERE
@@ -174,8 +175,7 @@ class Programs:
             (EVERYWHERE, (_source_spec(chunk, spread), EVERYWHERE)),
             (EVERYWHERE, EVERYWHERE, EVERYWHERE),
         )
-        step = shards.keep(update(gradients, self.model.optimizer))
-        return self._with_results(loop(step))
+        return self._with_results(loop(shards.keep(self._updates(gradients))))
 
     def _shares(self, spread: bool, chunk: Chunk) -> int:
         """Return how many micro-batches' losses a mean will be taken over."""
@@ -203,12 +203,16 @@ class Programs:
             step = replicate_gradients(step, self.roles, reduce)
         return step
 
+    def _updates(self, gradients: GradientStep) -> Step:
+        return update(gradients, self.model.optimizer, numerics.of(self.model).settings)
+
     def _with_results(
         self, run: Callable[..., tuple[State, Logs]]
     ) -> Callable[..., tuple[State, Logs]]:
         def with_results(state: State, source: Any, count: jax.Array) -> tuple[State, Logs]:
             state, logs = run(state, source, count)
-            return state, results(self.model, state, logs)
+            reported = results(self.model, state, logs)
+            return state, reported | numerics.of(self.model).logs(state.numerics)
 
         return with_results
 

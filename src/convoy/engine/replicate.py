@@ -135,7 +135,14 @@ def _agree(old: State, new: State, roles: Roles) -> State:
             old.metrics, new.metrics, roles.aggregations, strict=True
         )
     ]
-    return new._replace(non_trainable=non_trainable, metrics=metrics)
+    return new._replace(
+        non_trainable=non_trainable, metrics=metrics, numerics=_add_up(old.numerics, new.numerics)
+    )
+
+
+def _add_up(before: Arrays, after: Arrays) -> Arrays:
+    """Add what each replica has counted to what all of them had."""
+    return [old + jax.lax.psum(new - old, AXIS) for old, new in zip(before, after, strict=True)]
 
 
 def _mean(tree: Any) -> Any:

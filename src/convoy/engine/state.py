@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import keras
 from convoy import keras_bridge
+from convoy.engine import numerics
 
 Arrays = list[jax.Array]
 Mode = Literal["train", "evaluate", "predict"]
@@ -20,6 +21,8 @@ class State(NamedTuple):
     non_trainable: Arrays
     optimizer: Arrays
     metrics: Arrays
+    numerics: Arrays = []  # noqa: RUF012 - a tuple's, which nobody changes
+    """Loss scale and random key of the weight update; see `numerics.py`."""
 
 
 class Variables:
@@ -35,6 +38,7 @@ class Variables:
             non_trainable=model.non_trainable_variables,
             optimizer=model.optimizer.variables if mode == "train" else [],
             metrics=model.metrics_variables if mode != "predict" else [],
+            numerics=numerics.of(model).variables if mode == "train" else [],
         )
 
     def read(self) -> State:

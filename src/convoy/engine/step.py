@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import keras
 from convoy import keras_bridge
+from convoy.engine import numerics
+from convoy.engine.loss_scale import scale_loss
 from convoy.engine.state import Arrays, State
 
 Batch = Any
@@ -28,10 +30,13 @@ def gradient_step(model: keras.Model, fetch: Fetch) -> GradientStep:
     statistics, random states and metrics. Logs are what an overridden `compute_metrics` returned,
     else empty: see `results`.
     """
-    forward = jax.value_and_grad(keras_bridge.loss_and_updates(model), has_aux=True)
+    compute = keras_bridge.loss_and_updates(model)
+    numbers = numerics.of(model)
 
     def step(state: State, position: Position) -> tuple[State, Arrays, Logs]:
         x, y, weight = keras_bridge.unpack(fetch(*position))
+        scaled = scale_loss(compute, numbers.factor(state.numerics))
+        forward = jax.value_and_grad(scaled, has_aux=True)
         (_, (loss, y_pred, non_trainable, metrics)), gradients = forward(
             state.trainable,
             state.non_trainable,
@@ -43,7 +48,11 @@ def gradient_step(model: keras.Model, fetch: Fetch) -> GradientStep:
             optimizer_variables=state.optimizer,
         )
         logs, metrics = keras_bridge.update_metrics(model, metrics, loss, x, y, y_pred, weight)
-        state = state._replace(non_trainable=non_trainable, metrics=metrics)
+        state = state._replace(
+            non_trainable=non_trainable,
+            metrics=metrics,
+            numerics=numbers.count(state.numerics, gradients),
+        )
         return state, gradients, _own_logs(model, logs)
 
     return step

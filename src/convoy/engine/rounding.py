@@ -1,0 +1,56 @@
+"""Stochastic rounding: up or down by chance, so that the mean is the value itself."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+HALF_TYPES = (jnp.float16, jnp.bfloat16)
+
+# float16's smallest normal number; below it numbers are multiples of its smallest one.
+_SMALLEST_NORMAL = 2.0**-14
+_SMALLEST = 2.0**-24
+
+
+def is_half(value: jax.Array) -> bool:
+    return value.dtype in HALF_TYPES
+
+
+def round_stochastically(value: jax.Array, dtype: jnp.dtype, key: jax.Array) -> jax.Array:
+    """Round float32 numbers to one of their two neighbours in a 16-bit type.
+
+    The nearer a neighbour, the likelier it is: the mean over many roundings is the number. One
+    that the type can hold stays what it is, and so do infinity and NaN. What rounding to nearest
+    makes infinite is infinite here too; nothing else is.
+
+    Args:
+        value: numbers in float32.
+        dtype: `float16` or `bfloat16`.
+        key: a random key of JAX. The same key rounds the same way, on every replica.
+    """
+    bits = jax.lax.bitcast_convert_type(value, jnp.uint32)
+    random = jax.random.bits(key, value.shape, jnp.uint32)
+    # The bits that the type has no room for: adding a random number carries into those that it
+    # has as often as their share of one unit says. A sign in front changes nothing about that.
+    spare = 16 if dtype == jnp.bfloat16 else 13
+    kept = (bits + (random >> (32 - spare))) >> spare << spare
+    if dtype == jnp.bfloat16:
+        rounded = jax.lax.bitcast_convert_type((kept >> 16).astype(jnp.uint16), jnp.bfloat16)
+    else:
+        rounded = jax.lax.bitcast_convert_type(kept, jnp.float32)
+        small = jnp.abs(value) < _SMALLEST_NORMAL
+        rounded = jnp.where(small, _round_small(value, random), rounded).astype(jnp.float16)
+    nearest = value.astype(dtype)
+    largest = jnp.copysign(jnp.finfo(dtype).max.astype(dtype), nearest)
+    return jnp.where(
+        jnp.isfinite(nearest), jnp.where(jnp.isfinite(rounded), rounded, largest), nearest
+    )
+
+
+def _round_small(value: jax.Array, random: jax.Array) -> jax.Array:
+    """Round to a multiple of float16's smallest number, which is an exact scaling away."""
+    scaled = value / _SMALLEST
+    below = jnp.floor(scaled)
+    # 24 random bits are a number that float32 holds exactly.
+    up = (random >> 8).astype(jnp.float32) * 2.0**-24 < scaled - below
+    return (below + up) * _SMALLEST

@@ -1,0 +1,137 @@
+"""L2 regularisation and weight decay for every optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+
+@keras.saving.register_keras_serializable(package="convoy")
+class Regularized(keras.optimizers.Optimizer):
+    """Puts L2 regularisation or weight decay around any optimizer.
+
+    With `O` the optimizer, `s` its state and `lr` its learning rate at this update:
+
+    - `l2`: `W = W - lr * O(dL/dW + l2 * W, s)`: goes through the optimizer's state;
+    - `weight_decay`: `W = W - lr * (O(dL/dW, s) + weight_decay * W)`: goes past it, and follows the
+      schedule of the learning rate.
+
+    Both hold for all weights, biases and normalisation included, and do not show in the loss that
+    is reported. (A layer's `kernel_regularizer="l2"` is part of the loss, and `l2=r` here is
+    `regularizers.L2(r / 2)` there.) Keras's own `SGD(weight_decay=...)` and so on are this
+    `weight_decay`, up to rounding; `exclude_from_weight_decay` works here too.
+
+    Args:
+        optimizer: any Keras optimizer. It clips gradients after `l2` has been added.
+        l2: the coefficient of L2 regularisation.
+        weight_decay: the coefficient of weight decay.
+        name: of the optimizer.
+
+    Example:
+    ```python
+    optimizer = convoy.optimizers.Regularized(keras.optimizers.SGD(0.1, momentum=0.9), l2=1e-4)
+    ```
+    """
+
+    def __init__(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        l2: float = 0.0,
+        weight_decay: float = 0.0,
+        name: str = "regularized",
+    ) -> None:
+        for argument, value in {"l2": l2, "weight_decay": weight_decay}.items():
+            if value < 0:
+                raise ValueError(f"Regularized({argument}={value}): pass 0 or more.")
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            raise ValueError(
+                "Regularized() received a LossScaleOptimizer, whose gradients are still scaled. "
+                "Put Regularized inside: LossScaleOptimizer(Regularized(optimizer))."
+            )
+        if optimizer.loss_scale_factor is not None:
+            raise ValueError(
+                f"Regularized() received an optimizer with loss_scale_factor="
+                f"{optimizer.loss_scale_factor}, which divides gradients only after l2 has been "
+                "added to them. Leave it out, and pass loss_scale to convoy.Strategy."
+            )
+        if weight_decay and optimizer.gradient_accumulation_steps:
+            raise ValueError(
+                f"Regularized(weight_decay={weight_decay}) would decay the weights in each of the "
+                f"{optimizer.gradient_accumulation_steps} steps that the optimizer accumulates. "
+                "Pass weight_decay to the optimizer itself."
+            )
+        super().__init__(learning_rate=0.0, name=name)
+        self.optimizer = optimizer
+        self.l2 = l2
+        self.decay = weight_decay
+
+    def build(self, variables: list[keras.Variable]) -> None:
+        if self.built:
+            return
+        self.optimizer.build(variables)
+        super().build(variables)
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """Those of the optimizer inside: there is no state but its own."""
+        return self.optimizer.variables
+
+    def apply(
+        self, grads: list[Any], trainable_variables: list[keras.Variable] | None = None
+    ) -> None:
+        """Regularise, then have the optimizer inside update the weights."""
+        if not self.built:
+            self.build(list(trainable_variables or []))
+        variables = list(trainable_variables or self._trainable_variables)
+        pairs = zip(grads, variables, strict=True)
+        grads = [self._with_l2(gradient, variable) for gradient, variable in pairs]
+        if self.decay:
+            for variable in variables:
+                self._shrink(variable)
+        self.optimizer.apply(grads, variables)
+
+    def _with_l2(self, gradient: Any, variable: keras.Variable) -> Any:
+        if not self.l2 or gradient is None:
+            return gradient
+        # In float32: the sum of a gradient and of a small part of a weight is lost in 16 bits.
+        return ops.cast(gradient, "float32") + self.l2 * ops.cast(variable, "float32")
+
+    def _shrink(self, variable: keras.Variable) -> None:
+        if self._use_weight_decay(variable):
+            wide = ops.cast(variable, "float32")
+            share = ops.cast(self.learning_rate, "float32") * self.decay
+            self.assign(variable, ops.cast(wide - wide * share, variable.dtype))
+
+    @property
+    def learning_rate(self) -> Any:
+        return self.optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, learning_rate: Any) -> None:
+        self.optimizer.learning_rate = learning_rate
+
+    @property
+    def iterations(self) -> Any:
+        return self.optimizer.iterations
+
+    def finalize_variable_values(self, var_list: list[keras.Variable]) -> None:
+        self.optimizer.finalize_variable_values(var_list)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            "optimizer": keras.saving.serialize_keras_object(self.optimizer),
+            "l2": self.l2,
+            "weight_decay": self.decay,
+            "name": self.name,
+        }
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
+    ) -> Regularized:
+        optimizer = keras.saving.deserialize_keras_object(
+            config["optimizer"], custom_objects=custom_objects
+        )
+        return cls(**(config | {"optimizer": optimizer}))
