@@ -196,7 +196,7 @@ class _Search:
         return isinstance(atom, Literal) and atom.aval.shape == () and atom.val == 0
 
     def _padding(self, convolution: JaxprEqn) -> JaxprEqn | None:
-        """Return the equation that surrounds a convolution's operand with zeros, if there is one."""
+        """Return the equation that puts zeros around a convolution's operand, if there is one."""
         source = convolution.invars[0]
         pad = self._writer.get(source)
         if pad is None or pad.primitive is not lax.pad_p or self._reads[source] > 1:

@@ -96,9 +96,7 @@ class Library:
 
     def packed_bytes(self, description: np.ndarray, threads: int) -> int:
         """Return the size of a convolution's weights in the layout that it is run with."""
-        return self._handle.convoy_packed_bytes(
-            description.ctypes.data, description.size, threads
-        )
+        return self._handle.convoy_packed_bytes(description.ctypes.data, description.size, threads)
 
 
 class Unavailable(Exception):  # noqa: N818 - a state that is reported, not an error

@@ -191,9 +191,7 @@ class ProgramCache:
             self._prepared.clear()  # the weights are about to change
         programs = self._made.get(mode)
         if programs is None or not programs.still_fits():
-            programs = self._made[mode] = Programs(
-                self.model, self.placement, mode, self._prepared
-            )
+            programs = self._made[mode] = Programs(self.model, self.placement, mode, self._prepared)
         programs.place()
         return programs
 
