@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include "plan.h"
 #include "workspace.h"
@@ -13,8 +12,7 @@ namespace convoy {
 
 // Where the batch is large enough it is cut into one part for each thread, which is run by one of
 // XLA's threads with a primitive made for one thread: no barriers within, no second set of threads
-// beside XLA's. Inference cuts the images of smaller batches into bands; all else is left to oneDNN
-// and OpenMP.
+// beside XLA's. Smaller batches are left to oneDNN and OpenMP.
 class Execution {
  public:
   // Throws dnnl::error where oneDNN cannot do it.
@@ -24,30 +22,30 @@ class Execution {
 
   // Inference takes its weights as this writes them.
   void Pack(char* weights, char* packed) const;
-  size_t packed_bytes() const { return Weights().weights_bytes(); }
+  size_t packed_bytes() const { return plan_->weights_bytes(); }
 
-  const char* implementation() const { return Weights().implementation(); }
+  const char* implementation() const { return plan_->implementation(); }
 
  private:
   struct Part {
-    std::shared_ptr<const Plan> plan;
-    size_t source, destination;  // bytes from the start of the array to that of the part
+    const Plan* plan;
+    int64_t first;
   };
 
-  void CutBatch(const Convolution& convolution, int64_t parts);
-  void CutImages(const Convolution& convolution, int64_t bands);
-  bool PartsShareWeights() const;
-  // The plan whose layout of weights is that of all parts.
-  const Plan& Weights() const { return *parts_.front().plan; }
+  Part PartAt(int64_t index) const;
+  void Cut(const Convolution& convolution, int64_t parts);
   void RunPart(const Part& part, Arrays arrays, Workspaces& workspaces) const;
   void SumOverParts(const Arrays& arrays, Workspaces& workspaces,
                     xla::ffi::ThreadPool& pool) const;
 
-  const bool sums_over_batch_, takes_packed_weights_;
-  const int64_t threads_;
-  const size_t element_bytes_;
+  bool sums_over_batch_, takes_packed_weights_;
+  int64_t threads_;
   int omp_threads_;
-  std::vector<Part> parts_;
+  int64_t parts_, part_batch_;
+  size_t source_step_, destination_step_;  // bytes from one image to the next
+  size_t element_bytes_;
+  std::unique_ptr<const Plan> plan_;       // of all parts but perhaps the last
+  std::unique_ptr<const Plan> last_plan_;  // null where the parts are alike
 };
 
 }  // namespace convoy
