@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-Atom = Var | Literal
+Atom = Any  # a `Var` or a `Literal`; JAX does not say that their abstract values are arrays
 Values = dict[Var, Any]
 
 # Where the equations of a nested function are. What these add is for gradients and for the

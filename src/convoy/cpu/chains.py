@@ -159,7 +159,7 @@ class _Search:
         longer = replace(chain, equations=(*chain.equations, equation))
         operation = equation.primitive.name
         tail_first = equation.invars[0] is tail
-        other = equation.invars[1 if tail_first else 0] if len(equation.invars) == 2 else tail
+        other: Any = equation.invars[1 if tail_first else 0] if len(equation.invars) == 2 else tail
         if operation == "max" and self._is_zero(other):
             return replace(longer, rectifies=True)
         value = self._value_by_channel(other, chain)
@@ -184,7 +184,8 @@ class _Search:
         writer = self._writer.get(atom)
         if writer is None or writer.primitive is not lax.broadcast_in_dim_p:
             return None
-        small, axes = writer.invars[0], writer.params["broadcast_dimensions"]
+        small: Any = writer.invars[0]
+        axes = writer.params["broadcast_dimensions"]
         if isinstance(small, Var) and small not in self.constant:
             return None
         return small if _lies_along(small.aval.shape, axes, channels) else None
@@ -193,11 +194,11 @@ class _Search:
         writer = self._writer.get(atom) if isinstance(atom, Var) else None
         if writer is not None and writer.primitive is lax.broadcast_in_dim_p:
             atom = writer.invars[0]
-        return isinstance(atom, Literal) and atom.aval.shape == () and atom.val == 0
+        return isinstance(atom, Literal) and np.shape(atom.val) == () and atom.val == 0
 
     def _padding(self, convolution: JaxprEqn) -> JaxprEqn | None:
         """Return the equation that puts zeros around a convolution's operand, if there is one."""
-        source = convolution.invars[0]
+        source: Any = convolution.invars[0]
         pad = self._writer.get(source)
         if pad is None or pad.primitive is not lax.pad_p or self._reads[source] > 1:
             return None
@@ -224,7 +225,7 @@ def _lies_along(shape: Sequence[int], axes: Sequence[int], channels: int) -> boo
     return all(size == 1 or axis == channels for size, axis in zip(shape, axes, strict=True))
 
 
-def _alike(atom: Atom, other: Var) -> bool:
+def _alike(atom: Atom, other: Any) -> bool:
     is_array = isinstance(atom, Var)
     same = atom.aval.shape == other.aval.shape and atom.aval.dtype == other.aval.dtype
     return is_array and atom is not other and same

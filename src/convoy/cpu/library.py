@@ -52,7 +52,7 @@ class Library:
 
     def __init__(self, handle: ctypes.CDLL) -> None:
         self._handle = handle
-        asks_about_one = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+        asks_about_one: Any = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
         handle.convoy_convolution_implementation.restype = ctypes.c_char_p
         handle.convoy_convolution_implementation.argtypes = asks_about_one
         handle.convoy_packed_bytes.restype = ctypes.c_int64

@@ -1,6 +1,7 @@
 #include "plan.h"
 
 #include <cstring>
+#include <limits>
 #include <unordered_map>
 
 namespace convoy {
@@ -43,11 +44,17 @@ dnnl::primitive_attr Attributes() {
   return attributes;
 }
 
+// At least zero. oneDNN's own rectifier makes zeros of what is not a number, and a network that
+// has gone wrong would look well. `x * clip(x * largest, 0, 1)` does not, and costs as much.
+void AppendRectifier(dnnl::post_ops& after) {
+  after.append_eltwise(dnnl::algorithm::eltwise_hardswish, std::numeric_limits<float>::max(), 0.0f);
+}
+
 // What inference does with the sums before they are written.
 dnnl::primitive_attr AttributesOf(const Convolution& it, const memory::desc& dst) {
   dnnl::post_ops after;
   if (it.adds) after.append_binary(dnnl::algorithm::binary_add, dst);
-  if (it.rectifies) after.append_eltwise(dnnl::algorithm::eltwise_relu, 0.0f, 0.0f);
+  if (it.rectifies) AppendRectifier(after);
   dnnl::primitive_attr attributes = Attributes();
   attributes.set_post_ops(after);
   return attributes;
