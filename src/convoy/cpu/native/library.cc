@@ -92,6 +92,9 @@ ffi::Error ConvolveFused(ffi::ThreadPool pool, ffi::AnyBuffer source, ffi::AnyBu
                          int64_t threads) {
   try {
     const auto execution = Find(description.begin(), description.size(), threads);
+    if (packed.size_bytes() < execution->packed_bytes()) {
+      return ffi::Error::InvalidArgument("weights are not packed for this convolution");
+    }
     const auto data = [](ffi::AnyBuffer& buffer) {
       return static_cast<char*>(buffer.untyped_data());
     };
