@@ -95,17 +95,7 @@ def make_predict(model: Any, variant: str, example: Any) -> Any:
     if variant == "tensorflow":
         frozen = freeze(model, example)
         return lambda batch: frozen(batch)[0].numpy()
-    if variant in CONVOY:
-        model = fold(model)
     return lambda batch: np.asarray(model.predict_on_batch(batch))
-
-
-def fold(model: Any) -> Any:
-    """Fold batch normalisation into the convolutions, as soon as Convoy offers it."""
-    import convoy
-
-    offered = getattr(convoy, "fold_batch_norm", None)
-    return offered(model) if offered else model
 
 
 def freeze(model: Any, example: Any) -> Any:

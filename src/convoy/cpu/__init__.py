@@ -1,7 +1,8 @@
 """CPU kernels for every JAX program in the process."""
 
+from convoy.cpu.chains import fuse
 from convoy.cpu.fusion import Fusion
 from convoy.cpu.status import Status
 from convoy.cpu.switch import disable, enable, fuses, status
 
-__all__ = ["Fusion", "Status", "disable", "enable", "fuses", "status"]
+__all__ = ["Fusion", "Status", "disable", "enable", "fuse", "fuses", "status"]

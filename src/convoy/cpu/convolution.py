@@ -47,6 +47,7 @@ class Kind(IntEnum):
     FORWARD = 0
     BACKWARD_DATA = 1
     BACKWARD_WEIGHTS = 2
+    INFERENCE = 3  # forward, with what follows; see `inference.py`
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,8 @@ _FLOAT16_BIT = 0x100
 
 _TARGETS = (
     "convoy_convolution",
+    "convoy_pack_weights",
+    "convoy_fused_convolution",
     "convoy_max_pool",
     "convoy_sum_pool",
     "convoy_max_pool_gradient",
@@ -50,12 +52,11 @@ class Library:
 
     def __init__(self, handle: ctypes.CDLL) -> None:
         self._handle = handle
+        asks_about_one: Any = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
         handle.convoy_convolution_implementation.restype = ctypes.c_char_p
-        handle.convoy_convolution_implementation.argtypes = [
-            ctypes.c_void_p,
-            ctypes.c_int64,
-            ctypes.c_int64,
-        ]
+        handle.convoy_convolution_implementation.argtypes = asks_about_one
+        handle.convoy_packed_bytes.restype = ctypes.c_int64
+        handle.convoy_packed_bytes.argtypes = asks_about_one
         handle.convoy_cached.restype = ctypes.c_int64
         handle.convoy_initialise()
         for target in _TARGETS:
@@ -92,6 +93,10 @@ class Library:
             description.ctypes.data, description.size, threads
         )
         return name.decode() if name else None
+
+    def packed_bytes(self, description: np.ndarray, threads: int) -> int:
+        """Return the size of a convolution's weights in the layout that it is run with."""
+        return self._handle.convoy_packed_bytes(description.ctypes.data, description.size, threads)
 
 
 class Unavailable(Exception):  # noqa: N818 - a state that is reported, not an error

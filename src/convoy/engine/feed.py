@@ -134,6 +134,15 @@ def shapes(batch: Any) -> Any:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
 
 
+def share_shapes(chunk: Chunk, replicas: int) -> Any:
+    """Return the shapes and types of what `fetcher`'s function finds."""
+    share, is_block = chunk.batch // replicas, chunk.layout == "block"
+    arrays = chunk.source if is_block else chunk.source[0]
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((share, *leaf.shape[1 + is_block :]), leaf.dtype), arrays
+    )
+
+
 def fetcher(chunk: Chunk, replicas: int) -> Callable[[Any, jax.Array], Any]:
     """Return the function that finds a micro-batch (a replica's share of it) in a source."""
     share = chunk.batch // replicas

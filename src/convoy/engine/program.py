@@ -12,7 +12,8 @@ import numpy as np
 from convoy import cpu, keras_bridge
 from convoy.engine import numerics
 from convoy.engine.accumulate import accumulate
-from convoy.engine.feed import Chunk, fetcher, size
+from convoy.engine.feed import Chunk, fetcher, shapes, share_shapes, size
+from convoy.engine.hoist import Hoisted, Prepared
 from convoy.engine.loop import collect, loop
 from convoy.engine.plan import Plan
 from convoy.engine.reduce import reducer
@@ -46,18 +47,21 @@ from convoy.engine.whole_batch import WholeBatch
 class Programs:
     """Runs chunks of data through a model; compiles a program when a chunk needs another one."""
 
-    def __init__(self, model: keras.Model, plan: Plan, mode: Mode) -> None:
+    def __init__(self, model: keras.Model, plan: Plan, mode: Mode, prepared: Prepared) -> None:
         self.model = model
         self.plan = plan
         self.placement = plan.placement
         self.mode = mode
+        self.prepared = prepared
         self.variables = Variables(model, mode)
         self.roles = Roles.of(model, self.variables)
         self.shards = Shards.of(plan, self.variables) if mode == "train" else None
         self.compilation = keras_bridge.compilation(model)
         self.capacity = 1
         """Steps whose outputs one device call can hold; prediction only."""
-        self._compiled: dict[tuple, Callable[..., tuple[State, Any]]] = {}
+        self._compiled: dict[tuple, tuple[Callable[..., tuple[State, Any]], Hoisted | None]] = {}
+        self._hoisted: dict[tuple, Hoisted | None] = {}
+        self._output_bytes: dict[tuple, int] = {}
         self._running: list[Any] = []
 
     def run(self, chunk: Chunk) -> Any:
@@ -68,14 +72,27 @@ class Programs:
         """
         self._wait_for_all_but_one()
         state = self.variables.read()
-        # Weights that do not change are not donated: others may hold them.
-        kept = state.trainable if self.mode != "train" else []
-        changing = state if self.mode == "train" else state._replace(trainable=[])
+        program, hoisted = self._program(chunk)
+        kept, changing = self._divide(state, hoisted)
         count = np.int32(chunk.micro_batches // self._accumulated(chunk))
-        new, outcome = self._program(chunk)(kept, changing, chunk.source, count)
-        self.variables.write(new if self.mode == "train" else new._replace(trainable=kept))
+        new, outcome = program(kept, changing, chunk.source, count)
+        if hoisted is not None:
+            new = hoisted.join(state, new)
+        elif self.mode != "train":
+            new = new._replace(trainable=kept)
+        self.variables.write(new)
         self._running.append(outcome)
         return outcome if self.mode != "predict" else _rows(outcome, chunk)
+
+    def _divide(self, state: State, hoisted: Hoisted | None) -> tuple[Any, State]:
+        """Return what a program only reads, and what it is given to change."""
+        if self.mode == "train":
+            return [], state
+        if hoisted is None:
+            # Weights that do not change are not donated: others may hold them.
+            return state.trainable, state._replace(trainable=[])
+        constants, changing = hoisted.divide(state)
+        return self.prepared.get(hoisted, constants), changing
 
     def place(self) -> None:
         """Move the variables to where the programs run."""
@@ -91,17 +108,20 @@ class Programs:
 
     def memory(self, chunk: Chunk) -> Any:
         """Return XLA's own analysis of the memory that a chunk's program takes on a device."""
-        state = self.variables.read()
-        kept = state.trainable if self.mode != "train" else []
-        changing = state if self.mode == "train" else state._replace(trainable=[])
-        program: Any = self._program(chunk)
-        return program.lower(kept, changing, chunk.source, np.int32(1)).compile().memory_analysis()
+        program, hoisted = self._program(chunk)
+        kept, changing = self._divide(self.variables.read(), hoisted)
+        jitted: Any = program
+        return jitted.lower(kept, changing, chunk.source, np.int32(1)).compile().memory_analysis()
 
     def limit_outputs(self, example: Any, budget: int, most: int) -> int:
         """Choose how many steps' outputs a prediction keeps on the device, and return it."""
-        step = prediction_step(self.model, lambda source, _: source)
-        _, outputs = jax.eval_shape(step, self.variables.read(), (example, 0))
-        self.capacity = max(1, min(most, budget // max(1, size(outputs))))
+        leaves, structure = jax.tree.flatten(example)
+        key = (*leaves, structure)
+        if key not in self._output_bytes:
+            step = prediction_step(self.model, _given)
+            _, outputs = jax.eval_shape(step, self.variables.read(), (example, 0))
+            self._output_bytes[key] = size(outputs)
+        self.capacity = max(1, min(most, budget // max(1, self._output_bytes[key])))
         return self.capacity
 
     def _wait_for_all_but_one(self) -> None:
@@ -113,22 +133,44 @@ class Programs:
         """Return how many of a chunk's micro-batches make a weight update, or a step of others."""
         return self.plan.accumulation.count if self.mode == "train" and chunk.spread else 1
 
-    def _program(self, chunk: Chunk) -> Callable[..., tuple[State, Any]]:
-        key = (chunk.layout, chunk.batch, chunk.spread, self.capacity)
+    def _program(self, chunk: Chunk) -> tuple[Callable[..., tuple[State, Any]], Hoisted | None]:
+        fuses = cpu.fuses(self.placement.platform)
+        hoisted = self._hoist(chunk) if fuses and self.mode != "train" else None
+        key = (chunk.layout, chunk.batch, chunk.spread, self.capacity, fuses, hoisted)
         if key not in self._compiled:
-            self._compiled[key] = self._build(chunk)
+            self._compiled[key] = self._build(chunk, hoisted), hoisted
         return self._compiled[key]
 
-    def _build(self, chunk: Chunk) -> Callable[..., tuple[State, Any]]:
+    def _hoist(self, chunk: Chunk) -> Hoisted | None:
+        """Take out of the step what follows from weights alone; `None` if it must stay whole."""
+        spread = self.placement.mesh is not None and chunk.spread
+        replicas = self.placement.replicas if spread else 1
+        batch = share_shapes(chunk, replicas)
+        leaves, structure = jax.tree.flatten(batch)
+        key = (*leaves, structure, spread)
+        if key not in self._hoisted:
+            make: Any = prediction_step if self.mode == "predict" else evaluation_step
+            step = _with_operations(make(self.model, _given), lambda: self._whole_batch(chunk))
+            self._hoisted[key] = Hoisted.of(
+                lambda state, batch: step(state, (batch, 0)),
+                shapes(self.variables.read()),
+                batch,
+                self.roles,
+                cpu.fuse,
+                self.placement.mesh,
+                replicas,
+            )
+        return self._hoisted[key]
+
+    def _build(self, chunk: Chunk, hoisted: Hoisted | None) -> Callable[..., tuple[State, Any]]:
         spread = self.placement.mesh is not None and chunk.spread
         fetch = fetcher(chunk, self.placement.replicas if spread else 1)
         if self.mode == "train" and self.shards is not None:
             run = self._run_with_shards(fetch, chunk, spread, self.shards)
         else:
-            run = self._run_on_replicas(fetch, chunk, spread)
+            run = self._run_on_replicas(fetch, chunk, spread, hoisted)
         program: Callable[..., Any] = partial(_run_whole, run, self.mode)
-        whole_batch = WholeBatch(self._shares(spread, chunk), self.plan.norm_group)
-        program = _with_operations(program, lambda: whole_batch)
+        program = _with_operations(program, lambda: self._whole_batch(chunk))
         if self.mode == "train" and cpu.fuses(self.placement.platform):
             program = _with_operations(program, cpu.Fusion)
         return jax.jit(program, donate_argnums=1, compiler_options=self._compiler_options())
@@ -141,14 +183,14 @@ class Programs:
         return {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
     def _run_on_replicas(
-        self, fetch: Fetch, chunk: Chunk, spread: bool
+        self, fetch: Fetch, chunk: Chunk, spread: bool, hoisted: Hoisted | None
     ) -> Callable[..., tuple[State, Any]]:
         """Put the device loop together, all of it on each replica."""
         run: Callable[..., tuple[State, Any]]
         if self.mode == "predict":
-            run = collect(self._forward(fetch, spread), self.capacity)
+            run = collect(self._forward(fetch, spread, hoisted), self.capacity)
         elif self.mode == "evaluate":
-            run = self._with_results(loop(self._evaluation(fetch, spread)))
+            run = self._with_results(loop(self._evaluation(fetch, spread, hoisted)))
         else:
             gradients = self._gradients(fetch, chunk, spread)
             run = self._with_results(loop(self._updates(gradients)))
@@ -177,20 +219,24 @@ class Programs:
         )
         return self._with_results(loop(shards.keep(self._updates(gradients))))
 
-    def _shares(self, spread: bool, chunk: Chunk) -> int:
-        """Return how many micro-batches' losses a mean will be taken over."""
+    def _whole_batch(self, chunk: Chunk) -> WholeBatch:
+        """Return the operations for a chunk's shares, by how many a mean will be taken over."""
         plan = self.plan
+        spread = self.placement.mesh is not None and chunk.spread
         replicas = plan.replicas if spread and plan.reduction == "mean" else 1
         averages = plan.accumulation.reduction == "mean"
-        return replicas * (self._accumulated(chunk) if averages else 1)
+        shares = replicas * (self._accumulated(chunk) if averages else 1)
+        return WholeBatch(shares, plan.norm_group)
 
-    def _forward(self, fetch: Fetch, spread: bool) -> Forward:
-        step = prediction_step(self.model, fetch)
-        return replicate_forward(step, self.roles) if spread else step
+    def _forward(self, fetch: Fetch, spread: bool, hoisted: Hoisted | None) -> Forward:
+        step = hoisted.at(fetch) if hoisted else prediction_step(self.model, fetch)
+        roles = hoisted.roles if hoisted else self.roles
+        return replicate_forward(step, roles) if spread else step
 
-    def _evaluation(self, fetch: Fetch, spread: bool) -> Step:
-        step = evaluation_step(self.model, fetch)
-        return replicate(step, self.roles) if spread else step
+    def _evaluation(self, fetch: Fetch, spread: bool, hoisted: Hoisted | None) -> Step:
+        step: Step = hoisted.at(fetch) if hoisted else evaluation_step(self.model, fetch)
+        roles = hoisted.roles if hoisted else self.roles
+        return replicate(step, roles) if spread else step
 
     def _gradients(self, fetch: Fetch, chunk: Chunk, spread: bool) -> GradientStep:
         samples = chunk.batch // (self.placement.replicas if spread else 1)
@@ -232,11 +278,14 @@ class ProgramCache:
         self.model = model
         self.plan = plan
         self._made: dict[Mode, Programs] = {}
+        self._prepared = Prepared()
 
     def get(self, mode: Mode) -> Programs:
+        if mode == "train":
+            self._prepared.clear()  # the weights are about to change
         programs = self._made.get(mode)
         if programs is None or not programs.still_fits():
-            programs = self._made[mode] = Programs(self.model, self.plan, mode)
+            programs = self._made[mode] = Programs(self.model, self.plan, mode, self._prepared)
         programs.place()
         return programs
 
@@ -276,6 +325,11 @@ def _run_whole(
         state = state._replace(trainable=kept)
     state, outcome = run(state, source, count)
     return (state if mode == "train" else state._replace(trainable=[])), outcome
+
+
+def _given(source: Any, _: Any) -> Any:
+    """Fetch nothing: the source is the batch."""
+    return source
 
 
 def _source_spec(chunk: Chunk, spread: bool) -> jax.sharding.PartitionSpec:

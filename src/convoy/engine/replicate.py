@@ -35,8 +35,9 @@ def replicas_in_trace() -> int:
 
 
 @contextlib.contextmanager
-def _over_all_replicas() -> Iterator[None]:
-    token = _replicas_in_trace.set(jax.lax.axis_size(AXIS))
+def as_if_replicated(replicas: int) -> Iterator[None]:
+    """Trace what is in the block for so many replicas."""
+    token = _replicas_in_trace.set(replicas)
     try:
         yield
     finally:
@@ -63,7 +64,7 @@ def replicate_gradients(step: GradientStep, roles: Roles, reduce: Reduce) -> Gra
     """Reduce the gradients over all replicas: their mean is that of one big batch."""
 
     def replicated(state: State, position: Position) -> tuple[State, Arrays, Logs]:
-        with _over_all_replicas():
+        with as_if_replicated(jax.lax.axis_size(AXIS)):
             new, gradients, logs = step(_diverge(state, roles), position)
         return _agree(state, new, roles), reduce(gradients), _mean(logs)
 
@@ -74,7 +75,7 @@ def replicate(step: Step, roles: Roles) -> Step:
     """Run a step without gradients on every replica."""
 
     def replicated(state: State, position: Position) -> tuple[State, Logs]:
-        with _over_all_replicas():
+        with as_if_replicated(jax.lax.axis_size(AXIS)):
             new, logs = step(_diverge(state, roles), position)
         return _agree(state, new, roles), _mean(logs)
 
@@ -85,7 +86,7 @@ def replicate_forward(step: Forward, roles: Roles) -> Forward:
     """Run a forward pass on every replica; each keeps the outputs for its own share."""
 
     def replicated(state: State, position: Position) -> tuple[State, Any]:
-        with _over_all_replicas():
+        with as_if_replicated(jax.lax.axis_size(AXIS)):
             new, outputs = step(_diverge(state, roles), position)
         return _agree(state, new, roles), outputs
 

@@ -50,6 +50,10 @@ Convolution Convolution::Parse(const int64_t* description, size_t size) {
   it.dilations = read.Many(spatial);
   it.padding_low = read.Many(spatial);
   it.padding_high = read.Many(spatial);
+  if (it.kind == Kind::kInference) {
+    it.adds = read.One() != 0;
+    it.rectifies = read.One() != 0;
+  }
   read.ExpectEnd();
   return it;
 }

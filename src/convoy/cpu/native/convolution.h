@@ -8,11 +8,17 @@
 
 namespace convoy {
 
-enum class Kind : int64_t { kForward = 0, kBackwardData = 1, kBackwardWeights = 2 };
+enum class Kind : int64_t {
+  kForward = 0,
+  kBackwardData = 1,
+  kBackwardWeights = 2,
+  // Forward with a bias, with weights that are packed beforehand, and with what may follow.
+  kInference = 3,
+};
 
 // Sizes and strides (in elements) of the tensors, in oneDNN's order of axes: batch, channels,
 // spatial; for the weights group (only where there are several), out, in, spatial, with the
-// channels of one group. `description.py` writes it as one array of integers.
+// channels of one group. `convolution_rule.py` writes it as one array of integers.
 struct Convolution {
   Kind kind;
   dnnl::memory::data_type type;
@@ -21,6 +27,9 @@ struct Convolution {
   dnnl::memory::dims weights, weights_strides;
   dnnl::memory::dims dst, dst_strides;
   dnnl::memory::dims strides, dilations, padding_low, padding_high;
+  // Of inference only: whether an array like the result is added to it, and whether what is below
+  // zero then becomes zero.
+  bool adds = false, rectifies = false;
 
   // Throws std::invalid_argument where the array is not as long as it announces.
   static Convolution Parse(const int64_t* description, size_t size);

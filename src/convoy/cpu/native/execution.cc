@@ -1,7 +1,7 @@
 #include "execution.h"
 
 #include <algorithm>
-#include <vector>
+#include <cstring>
 
 #include "parallel.h"
 #include "threads.h"
@@ -36,21 +36,28 @@ void AddTo(float* __restrict sum, const float* __restrict addend, size_t count) 
 
 Execution::Execution(const Convolution& it, int64_t threads)
     : sums_over_batch_(it.kind == Kind::kBackwardWeights),
+      takes_packed_weights_(it.kind == Kind::kInference),
+      threads_(threads),
       element_bytes_(dnnl::memory::data_type_size(it.type)) {
-  const int64_t batch = it.src[0];
   // Halves could not be summed without losing what oneDNN keeps while it accumulates.
   const bool can_sum = !sums_over_batch_ || it.type == dnnl::memory::data_type::f32;
-  parts_ = can_sum && CanBeCut(it, threads) ? threads : 1;
-  part_batch_ = (batch + parts_ - 1) / parts_;
-  parts_ = (batch + part_batch_ - 1) / part_batch_;
-  omp_threads_ = parts_ > 1 ? 1 : static_cast<int>(threads);
   source_step_ = it.src_strides[0] * element_bytes_;
   destination_step_ = it.dst_strides[0] * element_bytes_;
+  Cut(it, can_sum && CanBeCut(it, threads) ? threads : 1);
+  // oneDNN may choose another kernel for the smaller last part, with another layout of weights.
+  if (last_plan_ && !last_plan_->SharesWeightsWith(*plan_)) Cut(it, 1);
+}
+
+void Execution::Cut(const Convolution& it, int64_t parts) {
+  const int64_t batch = it.src[0];
+  part_batch_ = (batch + parts - 1) / parts;
+  parts_ = (batch + part_batch_ - 1) / part_batch_;
+  omp_threads_ = parts_ > 1 ? 1 : static_cast<int>(threads_);
 
   const ThreadCount guard(omp_threads_);
   plan_ = std::make_unique<const Plan>(WithBatch(it, part_batch_));
   const int64_t rest = batch - (parts_ - 1) * part_batch_;
-  if (rest != part_batch_) last_plan_ = std::make_unique<const Plan>(WithBatch(it, rest));
+  last_plan_.reset(rest == part_batch_ ? nullptr : new Plan(WithBatch(it, rest)));
 }
 
 Execution::Part Execution::PartAt(int64_t index) const {
@@ -58,38 +65,50 @@ Execution::Part Execution::PartAt(int64_t index) const {
   return {is_last && last_plan_ ? last_plan_.get() : plan_.get(), index * part_batch_};
 }
 
-void Execution::RunPart(const Part& part, char* source, char* weights, char* destination,
-                        Workspaces& workspaces) const {
+void Execution::RunPart(const Part& part, Arrays arrays, Workspaces& workspaces) const {
   const ThreadCount guard(omp_threads_);
   const auto workspace = workspaces.Acquire(part.plan->workspace_bytes());
-  part.plan->Run(source + part.first * source_step_, weights,
-                 destination + part.first * destination_step_, workspace.data());
+  arrays.source += part.first * source_step_;
+  arrays.destination += part.first * destination_step_;
+  if (arrays.addend) arrays.addend += part.first * destination_step_;
+  part.plan->Run(arrays, workspace.data());
 }
 
-void Execution::Run(char* source, char* weights, char* destination, Workspaces& workspaces,
-                    xla::ffi::ThreadPool& pool) const {
-  if (sums_over_batch_) return SumOverParts(source, weights, destination, workspaces, pool);
-  const auto reordered = workspaces.Acquire(plan_->reorders_weights() ? plan_->weights_bytes() : 0);
-  if (plan_->reorders_weights()) {
-    const ThreadCount guard(omp_threads_);
-    plan_->ReorderWeights(weights, reordered.data());
-    weights = reordered.data();
+void Execution::Pack(char* weights, char* packed) const {
+  if (!plan_->reorders_weights()) {
+    std::memcpy(packed, weights, plan_->weights_bytes());
+    return;
   }
-  ParallelFor(pool, parts_, [&](int64_t i) {
-    RunPart(PartAt(i), source, weights, destination, workspaces);
-  });
+  const ThreadCount guard(omp_threads_);
+  plan_->ReorderWeights(weights, packed);
 }
 
-void Execution::SumOverParts(char* source, char* weights, char* destination,
-                             Workspaces& workspaces, xla::ffi::ThreadPool& pool) const {
+void Execution::Run(const Arrays& arrays, Workspaces& workspaces,
+                    xla::ffi::ThreadPool& pool) const {
+  if (sums_over_batch_) return SumOverParts(arrays, workspaces, pool);
+  const bool reorders = plan_->reorders_weights() && !takes_packed_weights_;
+  const auto reordered = workspaces.Acquire(reorders ? plan_->weights_bytes() : 0);
+  Arrays inside = arrays;
+  if (reorders) {
+    const ThreadCount guard(omp_threads_);
+    plan_->ReorderWeights(arrays.weights, reordered.data());
+    inside.weights = reordered.data();
+  }
+  ParallelFor(pool, parts_, [&](int64_t i) { RunPart(PartAt(i), inside, workspaces); });
+}
+
+void Execution::SumOverParts(const Arrays& arrays, Workspaces& workspaces,
+                             xla::ffi::ThreadPool& pool) const {
   const size_t bytes = plan_->weights_bytes();
   const bool reorders = plan_->reorders_weights();
   // The first part's sum is the result, in place unless it is still to be reordered.
   const auto partial = workspaces.Acquire((reorders ? parts_ : parts_ - 1) * bytes);
-  char* const first = reorders ? partial.data() : weights;
+  char* const first = reorders ? partial.data() : arrays.weights;
   char* const others = reorders ? partial.data() + bytes : partial.data();
   ParallelFor(pool, parts_, [&](int64_t i) {
-    RunPart(PartAt(i), source, i == 0 ? first : others + (i - 1) * bytes, destination, workspaces);
+    Arrays part = arrays;
+    part.weights = i == 0 ? first : others + (i - 1) * bytes;
+    RunPart(PartAt(i), part, workspaces);
   });
   for (int64_t i = 1; i < parts_; ++i) {
     AddTo(reinterpret_cast<float*>(first), reinterpret_cast<float*>(others + (i - 1) * bytes),
@@ -97,7 +116,7 @@ void Execution::SumOverParts(char* source, char* weights, char* destination,
   }
   if (reorders) {
     const ThreadCount guard(omp_threads_);
-    plan_->ReorderWeights(first, weights);
+    plan_->ReorderWeights(first, arrays.weights);
   }
 }
 

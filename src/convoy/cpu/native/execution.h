@@ -18,8 +18,11 @@ class Execution {
   // Throws dnnl::error where oneDNN cannot do it.
   Execution(const Convolution& convolution, int64_t threads);
 
-  void Run(char* source, char* weights, char* destination, Workspaces& workspaces,
-           xla::ffi::ThreadPool& pool) const;
+  void Run(const Arrays& arrays, Workspaces& workspaces, xla::ffi::ThreadPool& pool) const;
+
+  // Inference takes its weights as this writes them.
+  void Pack(char* weights, char* packed) const;
+  size_t packed_bytes() const { return plan_->weights_bytes(); }
 
   const char* implementation() const { return plan_->implementation(); }
 
@@ -30,12 +33,13 @@ class Execution {
   };
 
   Part PartAt(int64_t index) const;
-  void RunPart(const Part& part, char* source, char* weights, char* destination,
-               Workspaces& workspaces) const;
-  void SumOverParts(char* source, char* weights, char* destination, Workspaces& workspaces,
+  void Cut(const Convolution& convolution, int64_t parts);
+  void RunPart(const Part& part, Arrays arrays, Workspaces& workspaces) const;
+  void SumOverParts(const Arrays& arrays, Workspaces& workspaces,
                     xla::ffi::ThreadPool& pool) const;
 
-  bool sums_over_batch_;
+  bool sums_over_batch_, takes_packed_weights_;
+  int64_t threads_;
   int omp_threads_;
   int64_t parts_, part_batch_;
   size_t source_step_, destination_step_;  // bytes from one image to the next

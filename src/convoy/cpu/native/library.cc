@@ -53,18 +53,57 @@ ffi::Error Convolve(ffi::ThreadPool pool, ffi::AnyBuffer first, ffi::AnyBuffer s
     char* const c = static_cast<char*>(result->untyped_data());
     switch (static_cast<Kind>(description[0])) {
       case Kind::kForward:
-        execution->Run(a, b, c, SharedWorkspaces(), pool);
+        execution->Run({a, b, c}, SharedWorkspaces(), pool);
         break;
       case Kind::kBackwardData:
-        execution->Run(c, b, a, SharedWorkspaces(), pool);
+        execution->Run({c, b, a}, SharedWorkspaces(), pool);
         break;
       case Kind::kBackwardWeights:
-        execution->Run(a, c, b, SharedWorkspaces(), pool);
+        execution->Run({a, c, b}, SharedWorkspaces(), pool);
         break;
+      case Kind::kInference:
+        return ffi::Error::InvalidArgument("inference is another call");
     }
     return ffi::Error::Success();
   } catch (const std::exception& error) {
     return ffi::Error::Internal(std::string("oneDNN convolution: ") + error.what());
+  }
+}
+
+ffi::Error PackWeights(ffi::AnyBuffer weights, ffi::Result<ffi::AnyBuffer> packed,
+                       ffi::Span<const int64_t> description, int64_t threads) {
+  try {
+    const auto execution = Find(description.begin(), description.size(), threads);
+    if (packed->size_bytes() < execution->packed_bytes()) {
+      return ffi::Error::InvalidArgument("packed weights need more room");
+    }
+    execution->Pack(static_cast<char*>(weights.untyped_data()),
+                    static_cast<char*>(packed->untyped_data()));
+    return ffi::Error::Success();
+  } catch (const std::exception& error) {
+    return ffi::Error::Internal(std::string("oneDNN weights: ") + error.what());
+  }
+}
+
+// `addend` has no elements where the description says that nothing is added.
+ffi::Error ConvolveFused(ffi::ThreadPool pool, ffi::AnyBuffer source, ffi::AnyBuffer packed,
+                         ffi::AnyBuffer bias, ffi::AnyBuffer addend,
+                         ffi::Result<ffi::AnyBuffer> result, ffi::Span<const int64_t> description,
+                         int64_t threads) {
+  try {
+    const auto execution = Find(description.begin(), description.size(), threads);
+    if (packed.size_bytes() < execution->packed_bytes()) {
+      return ffi::Error::InvalidArgument("weights are not packed for this convolution");
+    }
+    const auto data = [](ffi::AnyBuffer& buffer) {
+      return static_cast<char*>(buffer.untyped_data());
+    };
+    execution->Run({data(source), data(packed), data(*result), data(bias),
+                    addend.element_count() > 0 ? data(addend) : nullptr},
+                   SharedWorkspaces(), pool);
+    return ffi::Error::Success();
+  } catch (const std::exception& error) {
+    return ffi::Error::Internal(std::string("oneDNN inference: ") + error.what());
   }
 }
 
@@ -131,6 +170,24 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(convoy_convolution, convoy::Convolve,
                                   .Attr<xla::ffi::Span<const int64_t>>("description")
                                   .Attr<int64_t>("threads"));
 
+XLA_FFI_DEFINE_HANDLER_SYMBOL(convoy_pack_weights, convoy::PackWeights,
+                              xla::ffi::Ffi::Bind()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Ret<xla::ffi::AnyBuffer>()
+                                  .Attr<xla::ffi::Span<const int64_t>>("description")
+                                  .Attr<int64_t>("threads"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(convoy_fused_convolution, convoy::ConvolveFused,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Ret<xla::ffi::AnyBuffer>()
+                                  .Attr<xla::ffi::Span<const int64_t>>("description")
+                                  .Attr<int64_t>("threads"));
+
 extern "C" {
 
 // Chooses what oneDNN may use. To be called once, before anything else.
@@ -155,6 +212,15 @@ const char* convoy_convolution_implementation(const int64_t* description, int64_
     return convoy::Find(description, size, threads)->implementation();
   } catch (const std::exception&) {
     return nullptr;
+  }
+}
+
+// Bytes of a convolution's weights in the layout of its primitive; -1 if oneDNN has none.
+int64_t convoy_packed_bytes(const int64_t* description, int64_t size, int64_t threads) {
+  try {
+    return static_cast<int64_t>(convoy::Find(description, size, threads)->packed_bytes());
+  } catch (const std::exception&) {
+    return -1;
   }
 }
 

@@ -1,6 +1,8 @@
 #include "plan.h"
 
 #include <cstring>
+#include <limits>
+#include <unordered_map>
 
 namespace convoy {
 namespace {
@@ -42,6 +44,22 @@ dnnl::primitive_attr Attributes() {
   return attributes;
 }
 
+// At least zero. oneDNN's own rectifier makes zeros of what is not a number, and a network that
+// has gone wrong would look well. `x * clip(x * largest, 0, 1)` does not, and costs as much.
+void AppendRectifier(dnnl::post_ops& after) {
+  after.append_eltwise(dnnl::algorithm::eltwise_hardswish, std::numeric_limits<float>::max(), 0.0f);
+}
+
+// What inference does with the sums before they are written.
+dnnl::primitive_attr AttributesOf(const Convolution& it, const memory::desc& dst) {
+  dnnl::post_ops after;
+  if (it.adds) after.append_binary(dnnl::algorithm::binary_add, dst);
+  if (it.rectifies) AppendRectifier(after);
+  dnnl::primitive_attr attributes = Attributes();
+  attributes.set_post_ops(after);
+  return attributes;
+}
+
 }  // namespace
 
 template <typename Desc>
@@ -62,6 +80,21 @@ Plan::Plan(const Convolution& it) {
   const bool blocked = PrefersBlockedActivations(it);
   const auto wanted_src = blocked ? Any(src) : src;
   const auto wanted_dst = blocked ? Any(dst) : dst;
+
+  if (it.kind == Kind::kInference) {
+    bias_ = memory::desc({it.dst[1]}, it.type, memory::format_tag::a);
+    adds_ = it.adds;
+    const dnnl::convolution_forward::primitive_desc inference(
+        Engine(), dnnl::prop_kind::forward_inference, algorithm, src, Any(weights), bias_, dst,
+        it.strides, it.dilations, it.padding_low, it.padding_high, AttributesOf(it, dst));
+    Adopt(inference);
+    primitive_ = dnnl::convolution_forward(inference);
+    source_ = {src, inference.src_desc(), DNNL_ARG_SRC, false, {}};
+    weights_ = {weights, inference.weights_desc(), DNNL_ARG_WEIGHTS, false, {}};
+    destination_ = {dst, inference.dst_desc(), DNNL_ARG_DST, true, {}};
+    Finish();
+    return;
+  }
 
   const dnnl::convolution_forward::primitive_desc forward(
       Engine(), dnnl::prop_kind::forward_training, algorithm, wanted_src, Any(weights), wanted_dst,
@@ -99,6 +132,10 @@ Plan::Plan(const Convolution& it) {
     default:
       throw dnnl::error(dnnl_invalid_arguments, "unknown kind of convolution");
   }
+  Finish();
+}
+
+void Plan::Finish() {
   Connect(weights_);
   workspace_bytes_ = (scratchpad_.get_size() + kAlignment - 1) / kAlignment * kAlignment;
   for (Operand* operand : {&source_, &destination_}) Place(*operand);
@@ -135,7 +172,9 @@ memory Plan::Inside(const Operand& operand, void* data, char* workspace) const {
                 operand.reorder ? workspace + operand.offset : static_cast<char*>(data));
 }
 
-void Plan::Run(void* source, void* weights, void* destination, char* workspace) const {
+void Plan::Run(const Arrays& arrays, char* workspace) const {
+  char* const source = arrays.source;
+  char* const destination = arrays.destination;
   const memory inside_source = Inside(source_, source, workspace);
   const memory inside_destination = Inside(destination_, destination, workspace);
   const auto reorder = [](const Operand& operand, const memory& inside, void* data) {
@@ -149,10 +188,17 @@ void Plan::Run(void* source, void* weights, void* destination, char* workspace) 
   };
   if (needs(source_, false)) reorder(source_, inside_source, source);
   if (needs(destination_, false)) reorder(destination_, inside_destination, destination);
-  primitive_.execute(Stream(), {{source_.name, inside_source},
-                                {weights_.name, memory(weights_.inside, Engine(), weights)},
-                                {destination_.name, inside_destination},
-                                {DNNL_ARG_SCRATCHPAD, memory(scratchpad_, Engine(), workspace)}});
+  std::unordered_map<int, memory> operands = {
+      {source_.name, inside_source},
+      {weights_.name, memory(weights_.inside, Engine(), arrays.weights)},
+      {destination_.name, inside_destination},
+      {DNNL_ARG_SCRATCHPAD, memory(scratchpad_, Engine(), workspace)}};
+  if (arrays.bias) operands.emplace(DNNL_ARG_BIAS, memory(bias_, Engine(), arrays.bias));
+  if (adds_) {
+    operands.emplace(DNNL_ARG_ATTR_MULTIPLE_POST_OP(0) | DNNL_ARG_SRC_1,
+                     memory(destination_.outside, Engine(), arrays.addend));
+  }
+  primitive_.execute(Stream(), operands);
   if (needs(source_, true)) reorder(source_, inside_source, source);
   if (needs(destination_, true)) reorder(destination_, inside_destination, destination);
 }

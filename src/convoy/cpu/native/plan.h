@@ -7,6 +7,16 @@
 
 namespace convoy {
 
+// Where the arrays of a call lie. Which of the first three is written depends on the kind of
+// convolution; the other two are there for inference only.
+struct Arrays {
+  char* source;
+  char* weights;
+  char* destination;
+  char* bias = nullptr;
+  char* addend = nullptr;
+};
+
 // Immutable after construction, so that any number of threads may run it at once.
 //
 // The weights (or their gradient) and the activations are apart, as a batch may be cut into parts
@@ -25,9 +35,13 @@ class Plan {
   void ReorderWeights(void* from, void* to) const;
 
   size_t workspace_bytes() const { return workspace_bytes_; }
-  // Source and destination are in XLA's layout, the weights in the primitive's. The one that the
-  // kind of convolution computes is written, the others are read.
-  void Run(void* source, void* weights, void* destination, char* workspace) const;
+  // All are in XLA's layout but the weights, which are in the primitive's.
+  void Run(const Arrays& arrays, char* workspace) const;
+
+  // Whether both take the same bytes for the same weights.
+  bool SharesWeightsWith(const Plan& other) const {
+    return weights_.inside == other.weights_.inside;
+  }
 
  private:
   struct Operand {
@@ -41,13 +55,15 @@ class Plan {
 
   template <typename Desc>
   void Adopt(const Desc& desc);
+  void Finish();
   static void Connect(Operand& operand);
   void Place(Operand& operand);
   dnnl::memory Inside(const Operand& operand, void* data, char* workspace) const;
 
   Operand source_, weights_, destination_;
   dnnl::primitive primitive_;
-  dnnl::memory::desc scratchpad_;
+  dnnl::memory::desc scratchpad_, bias_;
+  bool adds_ = false;
   size_t workspace_bytes_ = 0;
   const char* implementation_ = "";
 };
