@@ -94,3 +94,41 @@ def test_gradients_are_those_of_the_mean_whatever_the_split(elements, replicas, 
     data = np.ones((elements, 1), "float32")
     model.fit(data, data, batch_size=elements // (replicas * accumulation), verbose=0)
     np.testing.assert_array_equal(model.get_weights()[0], [[3.0]])
+
+
+def weight_after(replicas, over_replicas, accumulation, over_micro_batches):
+    """Return a weight after one update: learning rate 0.5, the gradient of each loss is 1.5."""
+    with convoy.Strategy(devices=replicas, reduction=over_replicas).scope():
+        model = keras.Sequential(
+            [keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")]
+        )
+        model.compile(keras.optimizers.SGD(0.5), lambda y, y_pred: y_pred + y)
+    model.set_gradient_accumulation(accumulation, reduction=over_micro_batches)
+    x = np.full((2 * replicas * accumulation, 1), 1.5, "float32")
+    model.fit(x, np.ones_like(x), batch_size=2, verbose=0)
+    return float(model.get_weights()[0][0, 0])
+
+
+@pytest.mark.parametrize(
+    ("over_replicas", "over_micro_batches", "times"),
+    [("sum", "sum", 2 * 4), ("sum", "mean", 2), ("mean", "sum", 4), ("mean", "mean", 1)],
+)
+def test_replicas_and_micro_batches_are_reduced_each_in_its_way(
+    over_replicas, over_micro_batches, times
+):
+    assert weight_after(2, over_replicas, 4, over_micro_batches) == -0.5 * 1.5 * times
+    assert weight_after(2, over_replicas, 1, over_micro_batches) == (
+        -0.5 * 1.5 * (2 if over_replicas == "sum" else 1)
+    )
+
+
+def test_metrics_are_the_mean_over_all_replicas():
+    """Replica 0 sees the targets 1 and 3, replica 1 sees 2 and 4."""
+    with convoy.Strategy(devices=2).scope():
+        model = keras.Sequential(
+            [keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")]
+        )
+        model.compile(keras.optimizers.SGD(0.0), "mae", metrics=["mae"], steps_per_execution=2)
+    x, y = np.zeros((4, 1), "float32"), np.array([[1], [2], [3], [4]], "float32")
+    history = model.fit(x, y, batch_size=1, shuffle=False, verbose=0).history
+    assert (history["loss"], history["mae"]) == ([2.5], [2.5])

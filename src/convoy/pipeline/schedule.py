@@ -1,0 +1,133 @@
+"""A pipeline's schedule as data: what every device does, in which order.
+
+A schedule says nothing about time. A device takes its actions one after the other, and waits where
+an action needs what another device has not sent yet.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """What is computed for one stage and one micro-batch."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    BACKWARD_INPUT = "I"
+    BACKWARD_WEIGHTS = "W"
+
+
+@dataclass(frozen=True)
+class Action:
+    """One thing to do; its text is, for example, `2F0`: stage 2, forward, micro-batch 0."""
+
+    stage: int
+    kind: Kind
+    micro_batch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.micro_batch}"
+
+    @classmethod
+    def parse(cls, text: str) -> Action:
+        found = re.fullmatch(r"\s*(\d+)([FBIW])(\d+)\s*", text)
+        if not found:
+            raise ValueError(
+                f"{text!r} is not an action. Write a stage, one of F, B, I and W, and a "
+                "micro-batch, for example 2F0."
+            )
+        stage, kind, micro_batch = found.groups()
+        return cls(int(stage), Kind(kind), int(micro_batch))
+
+    def needs(self, stages: int, *, splits_backward: bool) -> Iterator[Action]:
+        """Yield the actions whose results this one reads."""
+        stage, micro_batch = self.stage, self.micro_batch
+        if self.kind == Kind.FORWARD:
+            if stage > 0:
+                yield Action(stage - 1, Kind.FORWARD, micro_batch)
+        elif self.kind == Kind.BACKWARD_WEIGHTS:
+            yield Action(stage, Kind.BACKWARD_INPUT, micro_batch)
+        else:
+            yield Action(stage, Kind.FORWARD, micro_batch)
+            if stage < stages - 1:
+                before = Kind.BACKWARD_INPUT if splits_backward else Kind.BACKWARD
+                yield Action(stage + 1, before, micro_batch)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The actions of every device.
+
+    Attributes:
+        actions: of each device, in order.
+        mapping: the device of each stage.
+        micro_batches: that go through the pipeline before the weights are updated.
+    """
+
+    actions: tuple[tuple[Action, ...], ...]
+    mapping: tuple[int, ...]
+    micro_batches: int
+
+    @property
+    def stages(self) -> int:
+        return len(self.mapping)
+
+    @property
+    def devices(self) -> int:
+        return len(self.actions)
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether gradients of inputs and of weights are computed apart."""
+        return any(action.kind == Kind.BACKWARD_INPUT for action in self)
+
+    @property
+    def trains(self) -> bool:
+        return any(action.kind != Kind.FORWARD for action in self)
+
+    def __iter__(self) -> Iterator[Action]:
+        for row in self.actions:
+            yield from row
+
+    def needs(self, action: Action) -> Iterator[Action]:
+        return action.needs(self.stages, splits_backward=self.splits_backward)
+
+    def to_csv(self) -> str:
+        """Write a line for each device."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(map(str, row) for row in self.actions)
+        return text.getvalue()
+
+    @classmethod
+    def from_csv(cls, text: str) -> Schedule:
+        """Read what `to_csv` wrote, or a person: a line for each device, empty cells left out.
+
+        The device of a stage is that on whose line it is found; `validate` finds stages on two.
+        """
+        rows = [
+            tuple(Action.parse(cell) for cell in row if cell.strip())
+            for row in csv.reader(io.StringIO(text))
+        ]
+        return cls.of(rows)
+
+    @classmethod
+    def of(cls, rows: Iterable[Sequence[Action]]) -> Schedule:
+        actions = tuple(tuple(row) for row in rows)
+        found = {action.stage: device for device, row in enumerate(actions) for action in row}
+        if not found:
+            raise ValueError("The schedule has no action. Write a line of them for each device.")
+        stages = max(found) + 1
+        missing = [stage for stage in range(stages) if stage not in found]
+        if missing:
+            raise ValueError(
+                f"The schedule goes up to stage {stages - 1}, but has no action of stage "
+                f"{missing[0]}. Number the stages from 0 without a gap."
+            )
+        micro_batches = max(action.micro_batch for row in actions for action in row) + 1
+        return cls(actions, tuple(found[stage] for stage in range(stages)), micro_batches)

@@ -1,0 +1,129 @@
+"""Whether a schedule computes what it should: everything once, in an order that works."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from convoy.pipeline.schedule import Action, Kind, Schedule
+
+
+class ScheduleError(ValueError):
+    """A schedule that cannot be carried out, or not with the right result."""
+
+    def __init__(self, schedule: Schedule, problem: str, at: tuple[int, int] | None = None) -> None:
+        where = f" on device {at[0]}" if at else ""
+        super().__init__(f"{problem}{where}.\n{_drawn(schedule, at)}")
+        self.at = at
+        """Device and position of the action that is wrong, if it is a single one."""
+
+
+def validate(schedule: Schedule) -> Schedule:
+    """Return the schedule if it can be carried out.
+
+    Raises:
+        ScheduleError: if an action is missing, or there twice; on another device than the rest of
+            its stage; before one that it needs; or if devices wait for each other for ever.
+    """
+    _check_places(schedule)
+    _check_completeness(schedule)
+    _check_order(schedule)
+    return schedule
+
+
+def _positions(schedule: Schedule) -> Iterator[tuple[int, int, Action]]:
+    for device, row in enumerate(schedule.actions):
+        for position, action in enumerate(row):
+            yield device, position, action
+
+
+def _check_places(schedule: Schedule) -> None:
+    seen: dict[Action, tuple[int, int]] = {}
+    for device, position, action in _positions(schedule):
+        at = (device, position)
+        if not 0 <= action.stage < schedule.stages:
+            raise ScheduleError(schedule, f"{action} is of a stage that does not exist", at)
+        if not 0 <= action.micro_batch < schedule.micro_batches:
+            raise ScheduleError(schedule, f"{action} is of a micro-batch that does not exist", at)
+        if schedule.mapping[action.stage] != device:
+            home = schedule.mapping[action.stage]
+            raise ScheduleError(schedule, f"{action} belongs on device {home} but is", at)
+        if action in seen:
+            raise ScheduleError(schedule, f"{action} is there twice", at)
+        seen[action] = at
+
+
+def _check_completeness(schedule: Schedule) -> None:
+    present = set(schedule)
+    trains = schedule.trains
+    for stage in range(schedule.stages):
+        for micro_batch in range(schedule.micro_batches):
+            forward, backward, of_input, of_weights = (
+                Action(stage, kind, micro_batch) in present for kind in Kind
+            )
+            name = f"micro-batch {micro_batch} of stage {stage}"
+            if not forward:
+                raise ScheduleError(schedule, f"The forward pass of {name} is missing")
+            if backward and (of_input or of_weights):
+                raise ScheduleError(
+                    schedule, f"The backward pass of {name} is there whole and split"
+                )
+            if of_input != of_weights:
+                half = "weights" if of_input else "input"
+                raise ScheduleError(schedule, f"The gradient of the {half} of {name} is missing")
+            if trains and not (backward or of_input):
+                raise ScheduleError(schedule, f"The backward pass of {name} is missing")
+            if backward and schedule.splits_backward:
+                raise ScheduleError(
+                    schedule, f"The backward pass of {name} is whole, those of others are split"
+                )
+
+
+def _check_order(schedule: Schedule) -> None:
+    """Carry the schedule out on paper, and see whether it comes to an end."""
+    done: set[Action] = set()
+    next_position = [0] * schedule.devices
+    moved = True
+    while moved:
+        moved = False
+        for device, row in enumerate(schedule.actions):
+            while next_position[device] < len(row) and all(
+                need in done for need in schedule.needs(row[next_position[device]])
+            ):
+                done.add(row[next_position[device]])
+                next_position[device] += 1
+                moved = True
+    for device, row in enumerate(schedule.actions):
+        if next_position[device] < len(row):
+            raise _blocked(schedule, done, next_position, device)
+
+
+def _blocked(
+    schedule: Schedule, done: set[Action], next_position: list[int], device: int
+) -> ScheduleError:
+    """Say of the first device that waits for itself why; else that devices wait for each other."""
+    for waiting, row in enumerate(schedule.actions):
+        if next_position[waiting] == len(row):
+            continue
+        action = row[next_position[waiting]]
+        missing = next(need for need in schedule.needs(action) if need not in done)
+        if schedule.mapping[missing.stage] == waiting:
+            at = (waiting, next_position[waiting])
+            return ScheduleError(schedule, f"{action} comes before {missing}, which it needs,", at)
+    action = schedule.actions[device][next_position[device]]
+    missing = next(need for need in schedule.needs(action) if need not in done)
+    return ScheduleError(
+        schedule,
+        f"Devices wait for each other: {action} for {missing}",
+        (device, next_position[device]),
+    )
+
+
+def _drawn(schedule: Schedule, at: tuple[int, int] | None) -> str:
+    lines = []
+    for device, row in enumerate(schedule.actions):
+        cells = [
+            f">>{action}<<" if at == (device, position) else str(action)
+            for position, action in enumerate(row)
+        ]
+        lines.append(f"  device {device}: {' '.join(cells)}")
+    return "\n".join(lines)
