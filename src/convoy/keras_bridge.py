@@ -21,6 +21,7 @@ from keras.src.backend.common import masking
 from keras.src.backend.jax import nn as jax_nn
 from keras.src.backend.jax import numpy as jax_numpy
 from keras.src.losses import loss as loss_module
+from keras.src.models import functional
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 from keras.src.trainers.data_adapters.array_data_adapter import (
     ArrayDataAdapter,
@@ -143,8 +144,17 @@ def graph_calls(model: Model) -> list[GraphCall] | None:
     return [GraphCall(node) for node in nodes if node.operation and not node.is_input]
 
 
+def graph_inputs(model: Model) -> list[int]:
+    return [id(tensor) for tensor in _graph(model).inputs]
+
+
 def graph_outputs(model: Model) -> list[int]:
     return [id(tensor) for tensor in _graph(model).outputs]
+
+
+def with_training(training: bool) -> Callable[[Any], Callable[..., Any]]:
+    """Return what hands `training` to the operations that ask for it, for `GraphCall.run`."""
+    return partial(functional.operation_fn, training=training)
 
 
 @contextlib.contextmanager

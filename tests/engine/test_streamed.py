@@ -99,3 +99,13 @@ def test_looks_at_the_first_batch_before_it_moves():
     feed = Streamed(batches, Placement(None), Cut(1), LARGE, 4, inspect=lambda b: seen.append(b[0]))
     steps(feed)
     assert [s.tolist() for s in seen] == [[0, 1]]
+
+
+def test_a_batch_that_does_not_divide_is_run_whole_and_said_once():
+    mesh = jax.sharding.Mesh(jax.devices()[:2], (AXIS,))
+    batches = Batches(batches_of(3, 3, 3, 3), None, None, None, None)
+    feed = Streamed(batches, Placement(mesh), Cut(2), LARGE, 4)
+    with pytest.warns(UserWarning, match="3 samples does not divide over 2 replicas") as said:
+        found = [(c.batch, c.steps, c.spread) for c in chunks(feed)]
+    assert found == [(3, 4, False)]
+    assert len(said) == 1

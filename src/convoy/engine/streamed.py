@@ -61,6 +61,7 @@ class Streamed:
         self.per_step = batches_per_step
         self.steps = self._count_steps()
         self._left_out = 0
+        self._said_undivided = False
         # Of arrays it was said when they were opened.
         self._warned = batches.batch_size_is_ours
         self._inspect = inspect
@@ -122,12 +123,26 @@ class Streamed:
         samples = _samples(group[0]) * self.per_step
         is_tail = self.batches.batch_size_is_ours and samples != self.batches.batch_size
         if is_tail or not self.cut.spreads(samples):
+            if not is_tail:
+                self._say_undivided(samples)
             yield from self._remainder(group)
             return
         for start in range(0, len(group), self.per_step):
             parts = group[start : start + self.per_step]
             batch = jax.tree.map(_concatenate, *parts) if len(parts) > 1 else parts[0]
             yield Step(batch, samples, spread=True)
+
+    def _say_undivided(self, samples: int) -> None:
+        if self._said_undivided or self.cut.replicas == 1:
+            return
+        self._said_undivided = True
+        unit = self.cut.replicas * self.cut.parts
+        warnings.warn(
+            f"A batch of {samples} samples does not divide over {self.cut.replicas} replicas x "
+            f"{self.cut.parts} micro-batches, so every replica computes all of it. Have the input "
+            f"yield batches of a multiple of {unit}.",
+            stacklevel=2,
+        )
 
     def _remainder(self, group: list[Any]) -> Iterator[Step]:
         for batch in group:

@@ -1,0 +1,94 @@
+"""Which stage each call of a model's graph belongs to."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+import keras
+from convoy.keras_bridge import GraphCall, graph_calls
+
+
+def calls_of(model: keras.Model) -> list[GraphCall]:
+    """Return the calls of a model in their order.
+
+    Raises:
+        ValueError: if the model has no graph.
+    """
+    calls = graph_calls(model)
+    if calls is None:
+        raise ValueError(
+            f"{model.name!r} is a subclassed model, without a graph to cut into stages. Make it "
+            "functional or sequential."
+        )
+    return calls
+
+
+def split_by_name(model: keras.Model, names: Sequence[str]) -> list[int]:
+    """Return the stage of every call, where each of some layers begins another one.
+
+    Args:
+        model: a functional or sequential model.
+        names: of the layers, in the order of the stages.
+
+    Raises:
+        ValueError: if a layer does not exist, is named twice or out of order, or would leave a
+            stage empty.
+    """
+    calls = calls_of(model)
+    firsts: dict[str, int] = {}
+    for position, call in enumerate(calls):
+        firsts.setdefault(call.name, position)
+    cuts = []
+    for name in names:
+        if name not in firsts:
+            near = difflib.get_close_matches(name, firsts, 3) or list(firsts)[:3]
+            raise ValueError(
+                f"{name!r} is not a layer of {model.name!r}, so no stage can begin with it. Did "
+                f"you mean {' or '.join(near)}?"
+            )
+        cuts.append(firsts[name])
+    for before, after in zip([0, *cuts], cuts, strict=False):
+        if after <= before:
+            name = calls[after].name
+            problem = "is the first layer" if after == 0 else "does not come after the one before"
+            raise ValueError(
+                f"A stage cannot begin with {name!r}: it {problem}. Name layers in the order in "
+                "which they run, without the first."
+            )
+    return [sum(position >= cut for cut in cuts) for position in range(len(calls))]
+
+
+def check_assignment(calls: Sequence[GraphCall], stages: Sequence[int | None]) -> None:
+    """Refuse an assignment of calls to stages that cannot be run.
+
+    Raises:
+        ValueError: if a call has no stage, or a negative one; if it reads what a later stage
+            computes; or if a stage is empty.
+    """
+    if len(stages) != len(calls):
+        raise ValueError(
+            f"{len(stages)} stages were given for {len(calls)} layers. Pass one for each layer, in "
+            "the order in which they run."
+        )
+    home: dict[int, tuple[str, int]] = {}
+    for call, stage in zip(calls, stages, strict=True):
+        if stage is None:
+            raise ValueError(f"Layer {call.name!r} has no stage, but others have. Give it one.")
+        if stage < 0:
+            raise ValueError(f"Layer {call.name!r} has stage {stage}. Number stages from 0.")
+        for tensor in call.inputs:
+            source, earlier = home.get(tensor, ("", 0))
+            if earlier > stage:
+                raise ValueError(
+                    f"Layer {call.name!r} of stage {stage} reads what {source!r} of stage "
+                    f"{earlier} computes. A stage can only feed the same or a later one."
+                )
+        home |= dict.fromkeys(call.outputs, (call.name, stage))
+    present = {stage for stage in stages if stage is not None}
+    for stage in range(max(present) + 1):
+        if stage not in present:
+            raise ValueError(
+                f"Stage {stage} has no layer, but stage {max(present)} has. Number the stages from "
+                "0 without a gap."
+            )
