@@ -152,6 +152,21 @@ def graph_outputs(model: Model) -> list[int]:
     return [id(tensor) for tensor in _graph(model).outputs]
 
 
+def graph_input_tensors(model: Model, x: Any) -> dict[int, Any]:
+    """Return a batch of inputs by the identity of the tensors that they stand for."""
+    graph = _graph(model)
+    arrays = graph._standardize_inputs(x)
+    return {id(tensor): array for tensor, array in zip(graph.inputs, arrays, strict=True)}
+
+
+def pack_outputs(model: Model, tensors: dict[int, Any]) -> Any:
+    """Return a model's outputs, found by identity, in the structure that it returns."""
+    graph = _graph(model)
+    outputs = [tensors[id(tensor)] for tensor in graph.outputs]
+    packed = keras.tree.pack_sequence_as(graph._outputs_struct, outputs)
+    return functional.unpack_singleton(packed)
+
+
 def with_training(training: bool) -> Callable[[Any], Callable[..., Any]]:
     """Return what hands `training` to the operations that ask for it, for `GraphCall.run`."""
     return partial(functional.operation_fn, training=training)
@@ -268,6 +283,36 @@ def update_metrics(
 ) -> tuple[dict[str, Any], list[jax.Array]]:
     """Update the state of all metrics by one batch; return the model's logs and the new state."""
     return model._update_metrics_variables(metrics, loss, x, y, y_pred, weight)
+
+
+def compiled_loss(
+    model: Model, metrics: list[jax.Array], y: Any, y_pred: Any, weight: Any
+) -> tuple[jax.Array, list[jax.Array]]:
+    """Compute the loss that was compiled, without what layers add, and the metrics' new state."""
+    mapping = list(zip(model.metrics_variables, metrics, strict=True))
+    with keras.StatelessScope(mapping) as scope:
+        loss = model._compile_loss(y, y_pred, weight) if model._compile_loss is not None else None
+    return (
+        jax.numpy.float32(0) if loss is None else loss,
+        [scope.get_current_value(variable) for variable in model.metrics_variables],
+    )
+
+
+def optimizer_for(
+    optimizer: keras.optimizers.Optimizer, variables: Variables, **changes: Any
+) -> keras.optimizers.Optimizer:
+    """Return an optimizer of the same kind for some variables; its own hold no values."""
+    config = optimizer.get_config() | changes
+    config["learning_rate"] = optimizer._learning_rate
+    if isinstance(config["learning_rate"], keras.Variable):
+        config["learning_rate"] = 0.0  # its value is handed in with every update
+    else:
+        config["learning_rate"] = keras.optimizers.schedules.serialize(config["learning_rate"])
+    copy = type(optimizer).from_config(config)
+    copy.build(variables)
+    for variable in copy.variables:
+        variable._value = None
+    return copy
 
 
 def metric_results(model: Model, metrics: list[jax.Array]) -> dict[str, Any]:
