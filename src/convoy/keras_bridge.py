@@ -22,6 +22,7 @@ from keras.src.backend.jax import nn as jax_nn
 from keras.src.backend.jax import numpy as jax_numpy
 from keras.src.losses import loss as loss_module
 from keras.src.models import functional
+from keras.src.ops.node import Node
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 from keras.src.trainers.data_adapters.array_data_adapter import (
     ArrayDataAdapter,
@@ -111,6 +112,44 @@ def replaced_operations(replacements: Any) -> Iterator[None]:
 # Graphs -------------------------------------------------------------------------------------
 
 
+_MARK = "_convoy_stage"
+_plain_node = Node.__dict__["__init__"]
+_plain_operation = keras.Operation.__dict__["__new__"]
+_marking = threading.Lock()
+_marks: list[Callable[[], int | None]] = []
+
+
+@contextlib.contextmanager
+def marked_calls(mark: Callable[[], int | None]) -> Iterator[None]:
+    """Mark every operation that is made, and every call that is recorded, in the block.
+
+    Args:
+        mark: returns the mark of the thread that asks, if it has one.
+    """
+
+    def node(self: Any, *args: Any, **kwargs: Any) -> None:
+        _plain_node(self, *args, **kwargs)
+        vars(self)[_MARK] = mark()
+
+    def operation(cls: type, *args: Any, **kwargs: Any) -> Any:
+        made = _plain_operation.__func__(cls, *args, **kwargs)
+        vars(made)[_MARK] = mark()
+        return made
+
+    with _marking:
+        _marks.append(mark)
+        Node.__init__ = node
+        keras.Operation.__new__ = staticmethod(operation)
+    try:
+        yield
+    finally:
+        with _marking:
+            _marks.remove(mark)
+            if not _marks:
+                Node.__init__ = _plain_node
+                keras.Operation.__new__ = _plain_operation
+
+
 class GraphCall:
     """One call of an operation in the graph of a functional model."""
 
@@ -121,6 +160,12 @@ class GraphCall:
         self.inputs = tuple(id(tensor) for tensor in node.input_tensors)
         self.outputs = tuple(id(tensor) for tensor in node.outputs)
         self.output_shapes = tuple((tuple(t.shape), str(t.dtype)) for t in node.outputs)
+
+    @property
+    def mark(self) -> int | None:
+        """What `marked_calls` said of the call, else of the operation when it was made."""
+        own = vars(self._node).get(_MARK)
+        return own if own is not None else vars(self.operation).get(_MARK)
 
     @property
     def variables(self) -> Variables:

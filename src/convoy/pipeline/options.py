@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import keras
+from convoy.keras_bridge import graph_calls
 from convoy.pipeline.body import reads_data
 from convoy.pipeline.generate import check_mapping, generate
 from convoy.pipeline.placement import PipelinePlacement
@@ -123,10 +124,24 @@ def set_stages(model: keras.Model, stages: list[int]) -> None:
 
 
 def stages_of_model(model: keras.Model) -> list[int] | None:
-    """Return the stage of every call of a model, if it has more than one."""
+    """Return the stage of every call of a model, if it has more than one.
+
+    Raises:
+        ValueError: if some of its layers were made in a `PipelineStage`, but not in a way that
+            makes stages.
+    """
     stages = vars(model).get(_ATTRIBUTE)
-    return stages if stages and max(stages) > 0 else None
+    if stages is None:
+        calls = graph_calls(model) or []
+        marks = [call.mark for call in calls]
+        if all(mark is None for mark in marks):
+            return None
+        check_assignment(calls, marks)
+        set_stages(model, [mark for mark in marks if mark is not None])
+        stages = vars(model)[_ATTRIBUTE]
+    return stages if max(stages) > 0 else None
 
 
 def reset_stages(model: keras.Model) -> None:
-    vars(model).pop(_ATTRIBUTE, None)
+    """Have a model in one piece, whatever its layers say."""
+    vars(model)[_ATTRIBUTE] = [0] * len(calls_of(model))
