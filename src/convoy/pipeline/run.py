@@ -217,7 +217,7 @@ class Call:
             for r in self.replicas
         ]
         self.optimizer = [
-            [column.put(jnp.copy(variable._value)) for variable in update.variables]
+            [column.put(value) for value in keras_bridge.values(update.variables)]
             for column, update in zip(programs.columns, programs.updates, strict=True)
         ]
 
