@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 from convoy.cpu import library, tally, threads
 
-
 Average = Callable[[jax.Array], jax.Array]
 """The mean of a value over the devices that share statistics."""
 
@@ -69,6 +68,7 @@ def normalise(
         rectify: whether values below 0 become 0.
         average: if mean and variance are those of several devices' `x`, what averages over them.
     """
+    del average  # only the gradient asks for it
     by_channel = jax.lax.rsqrt(variance + epsilon) * scale
     shift = offset - mean * by_channel
     rows = _rows(x)
