@@ -6,16 +6,20 @@ _start.start()
 
 from convoy import cross_replica, optimizers  # noqa: E402
 from convoy.engine.loss_scale import AutomaticLossScale  # noqa: E402
+from convoy.pipeline.options import split  # noqa: E402
+from convoy.pipeline.scope import PipelineStage  # noqa: E402
 from convoy.strategy import Strategy, prepare  # noqa: E402
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AutomaticLossScale",
+    "PipelineStage",
     "Strategy",
     "__version__",
     "cpu",
     "cross_replica",
     "optimizers",
     "prepare",
+    "split",
 ]

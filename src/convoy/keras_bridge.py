@@ -22,6 +22,7 @@ from keras.src.backend.jax import nn as jax_nn
 from keras.src.backend.jax import numpy as jax_numpy
 from keras.src.losses import loss as loss_module
 from keras.src.models import functional
+from keras.src.ops.node import Node
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 from keras.src.trainers.data_adapters.array_data_adapter import (
     ArrayDataAdapter,
@@ -111,6 +112,44 @@ def replaced_operations(replacements: Any) -> Iterator[None]:
 # Graphs -------------------------------------------------------------------------------------
 
 
+_MARK = "_convoy_stage"
+_plain_node = Node.__dict__["__init__"]
+_plain_operation = keras.Operation.__dict__["__new__"]
+_marking = threading.Lock()
+_marks: list[Callable[[], int | None]] = []
+
+
+@contextlib.contextmanager
+def marked_calls(mark: Callable[[], int | None]) -> Iterator[None]:
+    """Mark every operation that is made, and every call that is recorded, in the block.
+
+    Args:
+        mark: returns the mark of the thread that asks, if it has one.
+    """
+
+    def node(self: Any, *args: Any, **kwargs: Any) -> None:
+        _plain_node(self, *args, **kwargs)
+        vars(self)[_MARK] = mark()
+
+    def operation(cls: type, *args: Any, **kwargs: Any) -> Any:
+        made = _plain_operation.__func__(cls, *args, **kwargs)
+        vars(made)[_MARK] = mark()
+        return made
+
+    with _marking:
+        _marks.append(mark)
+        Node.__init__ = node
+        keras.Operation.__new__ = staticmethod(operation)
+    try:
+        yield
+    finally:
+        with _marking:
+            _marks.remove(mark)
+            if not _marks:
+                Node.__init__ = _plain_node
+                keras.Operation.__new__ = _plain_operation
+
+
 class GraphCall:
     """One call of an operation in the graph of a functional model."""
 
@@ -121,6 +160,12 @@ class GraphCall:
         self.inputs = tuple(id(tensor) for tensor in node.input_tensors)
         self.outputs = tuple(id(tensor) for tensor in node.outputs)
         self.output_shapes = tuple((tuple(t.shape), str(t.dtype)) for t in node.outputs)
+
+    @property
+    def mark(self) -> int | None:
+        """What `marked_calls` said of the call, else of the operation when it was made."""
+        own = vars(self._node).get(_MARK)
+        return own if own is not None else vars(self.operation).get(_MARK)
 
     @property
     def variables(self) -> Variables:
@@ -150,6 +195,21 @@ def graph_inputs(model: Model) -> list[int]:
 
 def graph_outputs(model: Model) -> list[int]:
     return [id(tensor) for tensor in _graph(model).outputs]
+
+
+def graph_input_tensors(model: Model, x: Any) -> dict[int, Any]:
+    """Return a batch of inputs by the identity of the tensors that they stand for."""
+    graph = _graph(model)
+    arrays = graph._standardize_inputs(x)
+    return {id(tensor): array for tensor, array in zip(graph.inputs, arrays, strict=True)}
+
+
+def pack_outputs(model: Model, tensors: dict[int, Any]) -> Any:
+    """Return a model's outputs, found by identity, in the structure that it returns."""
+    graph = _graph(model)
+    outputs = [tensors[id(tensor)] for tensor in graph.outputs]
+    packed = keras.tree.pack_sequence_as(graph._outputs_struct, outputs)
+    return functional.unpack_singleton(packed)
 
 
 def with_training(training: bool) -> Callable[[Any], Callable[..., Any]]:
@@ -268,6 +328,36 @@ def update_metrics(
 ) -> tuple[dict[str, Any], list[jax.Array]]:
     """Update the state of all metrics by one batch; return the model's logs and the new state."""
     return model._update_metrics_variables(metrics, loss, x, y, y_pred, weight)
+
+
+def compiled_loss(
+    model: Model, metrics: list[jax.Array], y: Any, y_pred: Any, weight: Any
+) -> tuple[jax.Array, list[jax.Array]]:
+    """Compute the loss that was compiled, without what layers add, and the metrics' new state."""
+    mapping = list(zip(model.metrics_variables, metrics, strict=True))
+    with keras.StatelessScope(mapping) as scope:
+        loss = model._compile_loss(y, y_pred, weight) if model._compile_loss is not None else None
+    return (
+        jax.numpy.float32(0) if loss is None else loss,
+        [scope.get_current_value(variable) for variable in model.metrics_variables],
+    )
+
+
+def optimizer_for(
+    optimizer: keras.optimizers.Optimizer, variables: Variables, **changes: Any
+) -> keras.optimizers.Optimizer:
+    """Return an optimizer of the same kind for some variables; its own hold no values."""
+    config = optimizer.get_config() | changes
+    config["learning_rate"] = optimizer._learning_rate
+    if isinstance(config["learning_rate"], keras.Variable):
+        config["learning_rate"] = 0.0  # its value is handed in with every update
+    else:
+        config["learning_rate"] = keras.optimizers.schedules.serialize(config["learning_rate"])
+    copy = type(optimizer).from_config(config)
+    copy.build(variables)
+    for variable in copy.variables:
+        variable._value = None
+    return copy
 
 
 def metric_results(model: Model, metrics: list[jax.Array]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,16 @@ from convoy.engine.pace import Pace
 from convoy.engine.plan import Accumulation, Plan, Reduction
 from convoy.engine.run import Runner
 from convoy.engine.state import Mode
+from convoy.pipeline.options import (
+    Pipelining,
+    pipeline_placement,
+    reset_stages,
+    set_stages,
+    stages_of_model,
+)
+from convoy.pipeline.placement import PipelinePlacement
+from convoy.pipeline.schedule import Schedule
+from convoy.pipeline.split import calls_of
 
 
 class EngineMethods:
@@ -32,12 +43,18 @@ class EngineMethods:
         "test_on_batch",
         "predict_on_batch",
         "set_gradient_accumulation",
+        "set_pipelining_options",
+        "set_pipeline_stage_assignment",
+        "get_pipeline_stage_assignment",
+        "reset_pipeline_stage_assignment",
+        "print_pipeline_stage_assignment_summary",
     )
 
     def __init__(self, model: keras.Model, plan: Plan, data_budget: int) -> None:
         self.model = model
         self.runner = Runner(model, plan)
         self.data_budget = data_budget
+        self.pipelining = Pipelining()
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Configure the model for training, as `keras.Model.compile` does.
@@ -71,6 +88,62 @@ class EngineMethods:
         accumulation = Accumulation(count, reduction or plan.reduction, dtype)
         self.runner.use(replace(plan, accumulation=accumulation))
 
+    def set_pipelining_options(
+        self,
+        *,
+        gradient_accumulation_steps_per_replica: int | None = None,
+        schedule: str | Schedule = "interleaved",
+        device_mapping: Sequence[int] | None = None,
+        recompute: bool = False,
+    ) -> None:
+        """Choose how this model is trained if it has several stages.
+
+        Args:
+            gradient_accumulation_steps_per_replica: micro-batches per weight update and replica; by
+                default what the strategy says.
+            schedule: `"sequential"`, `"grouped"`, `"interleaved"`, `"zero-bubble"`, or a
+                `Schedule` of your own.
+            device_mapping: the device of each stage; by default one for each.
+            recompute: whether stages keep only their input for the backward pass.
+        """
+        if gradient_accumulation_steps_per_replica is not None:
+            self.set_gradient_accumulation(gradient_accumulation_steps_per_replica)
+        mapping = None if device_mapping is None else tuple(device_mapping)
+        self.pipelining = Pipelining(schedule, mapping, recompute)
+
+    def set_pipeline_stage_assignment(self, stages: list[int]) -> None:
+        """Give every layer its stage, in the order in which layers run."""
+        set_stages(self.model, stages)
+
+    def get_pipeline_stage_assignment(self) -> list[int] | None:
+        """Return the stage of every layer, or `None` if the model is in one piece."""
+        return stages_of_model(self.model)
+
+    def reset_pipeline_stage_assignment(self) -> None:
+        """Have the model in one piece again."""
+        reset_stages(self.model)
+
+    def print_pipeline_stage_assignment_summary(self) -> None:
+        """Print the stage of every layer."""
+        stages = stages_of_model(self.model)
+        calls = calls_of(self.model)
+        for call, stage in zip(calls, stages or [0] * len(calls), strict=True):
+            print(f"stage {stage}  {type(call.operation).__name__:24} {call.name}")
+
+    def _plan_training(self) -> None:
+        """Make a plan for stages if the model has them, or drop it."""
+        runner, pipelining = self.runner, self.pipelining
+        if stages_of_model(self.model) is None:
+            if runner.training is not runner.plan:
+                runner.use(runner.plan)
+            return
+        placement = pipeline_placement(self.model, pipelining, runner.plan)
+        planned = runner.training.placement
+        same = isinstance(planned, PipelinePlacement) and planned.rows == placement.rows
+        if not same or runner.training.pipeline != pipelining:
+            training = replace(runner.plan, placement=placement, pipeline=pipelining)
+            runner.use(runner.plan, training)
+
     def fit(
         self,
         x: Any = None,
@@ -95,6 +168,7 @@ class EngineMethods:
         `batch_size` is the micro-batch of one replica, unless the strategy says otherwise.
         """
         check.check_model(self.model, "fit")
+        self._plan_training()
         epochs = keras_bridge.limit_epochs(epochs)
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = keras_bridge.train_validation_split(
@@ -168,6 +242,7 @@ class EngineMethods:
     ) -> Any:
         """Run one weight update on one batch of all replicas and micro-batches."""
         check.check_model(self.model, "train_on_batch")
+        self._plan_training()
         if class_weight is not None:
             if sample_weight is not None:
                 raise ValueError(
@@ -209,7 +284,7 @@ class EngineMethods:
     def _open(
         self, mode: Mode, data: tuple[Any, Any, Any], budget: Budget, pace: Pace, **settings: Any
     ) -> Feed:
-        plan = self.runner.plan
+        plan = self.runner.plan_for(mode)
         return open_input(self.model, mode, data, plan, budget, pace.block_steps, **settings)
 
     def _callbacks(

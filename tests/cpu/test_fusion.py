@@ -107,3 +107,31 @@ def test_training_is_the_same_with_and_without(devices):
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), with_kernels, without
     )
+
+
+def test_statistics_of_several_replicas_are_those_of_one_batch_with_and_without_kernels():
+    """Also the gradient goes through the statistics of all replicas."""
+
+    def train(devices, kernels):
+        keras.utils.set_random_seed(3)
+        group = {"devices": devices, "batch_norm_group": devices}
+        if not kernels:
+            cpu.disable()
+        try:
+            with convoy.Strategy(**group).scope():
+                model = block(add=True)
+                model.compile(keras.optimizers.SGD(0.1), "mse", steps_per_execution=4)
+            rng = np.random.default_rng(1)
+            x, y = (rng.normal(size=(32, 6, 6, 4)).astype("float32") for _ in range(2))
+            model.fit(x, y, batch_size=8 // devices, epochs=2, verbose=0)
+            return model.get_weights()
+        finally:
+            cpu.enable()
+
+    expected = train(1, kernels=True)
+    for devices, kernels in ((2, True), (4, True), (2, False)):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+            train(devices, kernels),
+            expected,
+        )

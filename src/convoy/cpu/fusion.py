@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from convoy.cpu.normalisation import moments, normalise
+from convoy.cpu.normalisation import Average, moments, normalise
 
 Operation = Callable[..., Any]
 
@@ -27,6 +27,7 @@ class Normalised(NamedTuple):
     offset: jax.Array
     epsilon: float
     addend: jax.Array | None = None
+    average: Average | None = None
 
     def compute(self, *, rectify: bool) -> jax.Array:
         # The gradient by way of mean and variance is part of that for x.
@@ -40,13 +41,19 @@ class Normalised(NamedTuple):
             self.addend,
             self.epsilon,
             rectify,
+            self.average,
         )
 
 
 class Fusion:
-    """One trace's memory of which array came out of which operation."""
+    """One trace's memory of which array came out of which operation.
 
-    def __init__(self) -> None:
+    Args:
+        average: the mean over devices that share statistics; `None` if each has its own.
+    """
+
+    def __init__(self, average: Average | None = None) -> None:
+        self._average = average
         # By identity; the arrays are kept alive so that no identity comes twice.
         self._moments: dict[int, tuple[jax.Array, jax.Array, jax.Array]] = {}
         self._normalised: dict[int, tuple[jax.Array, Normalised]] = {}
@@ -57,6 +64,10 @@ class Fusion:
         if keepdims or any(options.values()) or not _fits(x, axes):
             return original(x, axes, keepdims=keepdims, **options)
         mean, variance = moments(x)
+        if self._average is not None:
+            whole = self._average(mean)
+            variance = self._average(variance + (mean - whole) ** 2)
+            mean = whole
         self._moments[id(mean)] = (x, mean, variance)
         return mean, variance
 
@@ -81,6 +92,7 @@ class Fusion:
             jnp.ones_like(mean) if scale is None else scale,
             jnp.zeros_like(mean) if offset is None else offset,
             float(epsilon),
+            average=self._average,
         )
         y = found.compute(rectify=False)
         self._normalised[id(y)] = (y, found)

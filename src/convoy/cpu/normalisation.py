@@ -7,12 +7,16 @@ residual network another three.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from convoy.cpu import library, tally, threads
+
+Average = Callable[[jax.Array], jax.Array]
+"""The mean of a value over the devices that share statistics."""
 
 
 @jax.custom_vjp
@@ -38,7 +42,7 @@ def _moments_backward(kept: Any, gradients: tuple[jax.Array, jax.Array]) -> tupl
 moments.defvjp(_moments_forward, _moments_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(6, 7))
+@partial(jax.custom_vjp, nondiff_argnums=(6, 7, 8))
 def normalise(
     x: jax.Array,
     mean: jax.Array,
@@ -48,6 +52,7 @@ def normalise(
     addend: jax.Array | None,
     epsilon: float,
     rectify: bool,
+    average: Average | None = None,
 ) -> jax.Array:
     """Return `(x - mean) / sqrt(variance + epsilon) * scale + offset`, plus what follows.
 
@@ -61,7 +66,9 @@ def normalise(
         addend: is added, if it is not `None`.
         epsilon: is added to the variance.
         rectify: whether values below 0 become 0.
+        average: if mean and variance are those of several devices' `x`, what averages over them.
     """
+    del average  # only the gradient asks for it
     by_channel = jax.lax.rsqrt(variance + epsilon) * scale
     shift = offset - mean * by_channel
     rows = _rows(x)
@@ -78,13 +85,16 @@ def _normalise_forward(
     addend: jax.Array | None,
     epsilon: float,
     rectify: bool,
+    average: Average | None,
 ) -> tuple[jax.Array, Any]:
-    y = normalise(x, mean, variance, scale, offset, addend, epsilon, rectify)
+    y = normalise(x, mean, variance, scale, offset, addend, epsilon, rectify, average)
     kept = (x, mean, variance, scale, y if rectify else None, addend is not None)
     return y, kept
 
 
-def _normalise_backward(epsilon: float, rectify: bool, kept: Any, dy: jax.Array) -> tuple:
+def _normalise_backward(
+    epsilon: float, rectify: bool, average: Average | None, kept: Any, dy: jax.Array
+) -> tuple:
     x, mean, variance, scale, y, has_addend = kept
     rows, gradient, rectified = _rows(x), _rows(dy), _optional(y)
     channels = jax.ShapeDtypeStruct(mean.shape, mean.dtype)
@@ -94,8 +104,11 @@ def _normalise_backward(epsilon: float, rectify: bool, kept: Any, dy: jax.Array)
     inverse = jax.lax.rsqrt(variance + epsilon)
     count = rows.shape[0]
     of_gradient = scale * inverse
-    of_input = -of_gradient * inverse**2 * products / count
-    constant = -of_gradient * sums / count - of_input * mean
+    mean_sum, mean_product = sums / count, products / count
+    if average is not None:
+        mean_sum, mean_product = average(mean_sum), average(mean_product)
+    of_input = -of_gradient * inverse**2 * mean_product
+    constant = -of_gradient * mean_sum - of_input * mean
     keeps_passed = rectify and has_addend
     passed = rows if keeps_passed else jax.ShapeDtypeStruct((0,), x.dtype)
     dx, passed = _call(

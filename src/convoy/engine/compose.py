@@ -98,9 +98,10 @@ class Composition:
             run = self._run_with_shards(fetch, chunk, self.shards)
         else:
             run = self._run_on_replicas(fetch, chunk, hoisted, capacity)
-        program = self._with_operations(partial(_run_whole, run, self.mode), chunk)
+        program: Callable[..., Any] = partial(_run_whole, run, self.mode)
         if self.mode == "train" and cpu.fuses(self.plan.placement.platform):
-            program = _traced_with(program, cpu.Fusion)
+            program = _traced_with(program, lambda: self._fusion(chunk))
+        program = self._with_operations(program, chunk)
         return jax.jit(program, donate_argnums=1, compiler_options=self._compiler_options())
 
     def _compiler_options(self) -> dict[str, Any]:
@@ -153,6 +154,10 @@ class Composition:
         averages = plan.accumulation.reduction == "mean"
         shares = replicas * (self.accumulated(chunk) if averages else 1)
         return WholeBatch(shares, plan.norm_group)
+
+    def _fusion(self, chunk: Chunk) -> cpu.Fusion:
+        shares = self.plan.norm_group > 1
+        return cpu.Fusion(self._whole_batch(chunk).over_group if shares else None)
 
     def _with_operations(self, program: Callable[..., Any], chunk: Chunk) -> Callable[..., Any]:
         return _traced_with(program, lambda: self._whole_batch(chunk))

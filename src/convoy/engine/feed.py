@@ -143,25 +143,34 @@ def share_shapes(chunk: Chunk, replicas: int) -> Any:
     )
 
 
-def fetcher(chunk: Chunk, replicas: int) -> Callable[[Any, jax.Array], Any]:
-    """Return the function that finds a micro-batch (a replica's share of it) in a source."""
+def fetcher(chunk: Chunk, replicas: int, *, in_one_program: bool = True) -> Callable[..., Any]:
+    """Return the function that finds a micro-batch (a replica's share of it) in a source.
+
+    Args:
+        chunk: some steps' worth of data.
+        replicas: how many divide a micro-batch.
+        in_one_program: whether all replicas run one program, which knows the replica; else the
+            function takes its number as a third argument.
+    """
     share = chunk.batch // replicas
 
-    def share_offset() -> jax.Array | int:
-        return jax.lax.axis_index(AXIS) * share if replicas > 1 else 0
+    def share_offset(replica: Any) -> Any:
+        if replicas == 1:
+            return 0
+        return (jax.lax.axis_index(AXIS) if in_one_program else replica[0]) * share
 
-    def ordered(source: Any, index: jax.Array) -> Any:
+    def ordered(source: Any, index: jax.Array, *replica: jax.Array) -> Any:
         arrays, order, offset = source
-        start = offset + index * chunk.batch + share_offset()
+        start = offset + index * chunk.batch + share_offset(replica)
         indices = jax.lax.dynamic_slice_in_dim(order, start, share)
         return jax.tree.map(lambda leaf: leaf.at[indices].get(mode="promise_in_bounds"), arrays)
 
-    def contiguous(source: Any, index: jax.Array) -> Any:
+    def contiguous(source: Any, index: jax.Array, *replica: jax.Array) -> Any:
         arrays, _, offset = source
-        start = offset + index * chunk.batch + share_offset()
+        start = offset + index * chunk.batch + share_offset(replica)
         return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, share), arrays)
 
-    def block(source: Any, index: jax.Array) -> Any:
+    def block(source: Any, index: jax.Array, *_: jax.Array) -> Any:
         return jax.tree.map(
             lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, keepdims=False), source
         )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import jax.numpy as jnp
+import keras
 from convoy.engine.feed import Cut, Placement
 from convoy.engine.state import Mode
 
@@ -41,6 +42,14 @@ class Accumulation:
             )
 
 
+class Pipeline(Protocol):
+    """What the engine asks of a pipeline."""
+
+    def programs(self, model: keras.Model, plan: Plan) -> Any:
+        """Return what trains a model, as `engine.program.Programs` does."""
+        ...
+
+
 @dataclass(frozen=True)
 class Plan:
     """Everything about a run that is not the model's, nor the data's.
@@ -56,6 +65,7 @@ class Plan:
         norm_group: replicas that share batch-normalisation statistics.
         shard_optimizer_state: whether each replica keeps a share of the optimizer's state.
         remat: which activations are not kept, see `convoy.engine.remat`.
+        pipeline: what trains a model in stages; its placement is then a pipeline's.
     """
 
     placement: Placement
@@ -66,6 +76,7 @@ class Plan:
     norm_group: int = 1
     shard_optimizer_state: bool = False
     remat: int | tuple[str, ...] | None = None
+    pipeline: Pipeline | None = None
 
     def __post_init__(self) -> None:
         check_reduction(self.reduction)

@@ -132,9 +132,10 @@ class Programs:
 class ProgramCache:
     """A model's programs, kept until it is compiled anew."""
 
-    def __init__(self, model: keras.Model, plan: Plan) -> None:
+    def __init__(self, model: keras.Model, plan: Plan, training: Plan) -> None:
         self.model = model
         self.plan = plan
+        self.training = training
         self._made: dict[Mode, Programs] = {}
         self._prepared = Prepared()
 
@@ -143,9 +144,15 @@ class ProgramCache:
             self._prepared.clear()  # the weights are about to change
         programs = self._made.get(mode)
         if programs is None or not programs.still_fits():
-            programs = self._made[mode] = Programs(self.model, self.plan, mode, self._prepared)
+            programs = self._made[mode] = self._make(mode)
         programs.place()
         return programs
+
+    def _make(self, mode: Mode) -> Programs:
+        plan = self.training if mode == "train" else self.plan
+        if plan.pipeline is not None:
+            return plan.pipeline.programs(self.model, plan)
+        return Programs(self.model, plan, mode, self._prepared)
 
 
 def _rows(outputs: Any, chunk: Chunk) -> Any:

@@ -32,14 +32,18 @@ class Runner:
         """Whether `compile` was told `steps_per_execution="auto"`."""
         self.use(plan)
 
-    def use(self, plan: Plan) -> None:
-        """Run by another plan from now on."""
+    def use(self, plan: Plan, training: Plan | None = None) -> None:
+        """Run by another plan from now on, and perhaps train by one of its own."""
         self.plan = plan
-        self._programs = ProgramCache(self.model, plan)
+        self.training = training or plan
+        self._programs = ProgramCache(self.model, plan, self.training)
+
+    def plan_for(self, mode: Mode) -> Plan:
+        return self.training if mode == "train" else self.plan
 
     def pace(self, mode: Mode) -> Pace:
         asked = "auto" if self.automatic else self.model.steps_per_execution
-        return make_pace(asked, self.plan.cut(mode).group)
+        return make_pace(asked, self.plan_for(mode).cut(mode).group)
 
     def train(
         self,
@@ -172,9 +176,10 @@ class Runner:
         """
         programs = self._programs.get(mode)
         block = jax.tree.map(lambda leaf: np.asarray(leaf)[None], batch)
-        cut = replace(self.plan, batch="global").cut(mode)
+        plan = self.plan_for(mode)
+        cut = replace(plan, batch="global").cut(mode)
         spread = cut.spreads(jax.tree.leaves(block)[0].shape[1])
-        return programs.run(block_chunk(block, 1, self.plan.placement, cut, spread=spread))
+        return programs.run(block_chunk(block, 1, plan.placement, cut, spread=spread))
 
 
 def walk(

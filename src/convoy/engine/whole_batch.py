@@ -49,16 +49,19 @@ class WholeBatch:
     def moments(self, original: Operation, *args: Any, **kwargs: Any) -> Any:
         """Return mean and variance of batch normalisation."""
         mean, variance = original(*args, **kwargs)
+        if self.norm_group == 1:
+            return mean, variance
+        dtype = mean.dtype
+        own = mean.astype(jnp.float32)
+        whole = self.over_group(own)
+        spread = self.over_group(variance.astype(jnp.float32) + (own - whole) ** 2)
+        return whole.astype(dtype), spread.astype(dtype)
+
+    def over_group(self, value: jax.Array) -> jax.Array:
+        """Average over the replicas that share statistics, if there are several."""
         replicas = replicas_in_trace()
         size = min(self.norm_group, replicas)
         if size == 1:
-            return mean, variance
+            return value
         groups = [list(range(first, first + size)) for first in range(0, replicas, size)]
-
-        def over_group(value: jax.Array) -> jax.Array:
-            return jax.lax.pmean(value, AXIS, axis_index_groups=groups)
-
-        own, dtype = mean.astype(jnp.float32), mean.dtype
-        whole = over_group(own)
-        spread = over_group(variance.astype(jnp.float32) + (own - whole) ** 2)
-        return whole.astype(dtype), spread.astype(dtype)
+        return jax.lax.pmean(value, AXIS, axis_index_groups=groups)

@@ -1,0 +1,78 @@
+"""What each stage of a model computes in training, with the loss at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import keras
+from convoy import keras_bridge
+from convoy.engine.step import Fetch
+from convoy.keras_bridge import graph_inputs, graph_outputs
+from convoy.pipeline.stage import Stage
+from convoy.pipeline.stage_program import Body
+
+
+class Rest(NamedTuple):
+    """What a stage reads that has no gradient.
+
+    Attributes:
+        non_trainable: the values of these variables.
+        position: where the micro-batch is, for stages that read data; else empty.
+        metrics: their state, for the last stage; else empty.
+        loss: what earlier stages have added to it.
+    """
+
+    non_trainable: list[jax.Array]
+    position: tuple
+    metrics: list[jax.Array]
+    loss: jax.Array
+
+
+def received_by(stage: Stage, last: bool, model: keras.Model) -> tuple[int, ...]:
+    """Return what a stage is sent by earlier ones; the last also needs the model's outputs."""
+    given = set(graph_inputs(model))
+    wanted = dict.fromkeys(stage.inputs)
+    if last:
+        made = {tensor for call in stage.calls for tensor in call.outputs}
+        wanted |= dict.fromkeys(i for i in graph_outputs(model) if i not in made)
+    return tuple(tensor for tensor in wanted if tensor not in given)
+
+
+def reads_data(stage: Stage, last: bool, model: keras.Model) -> bool:
+    return last or bool(set(stage.inputs) & set(graph_inputs(model)))
+
+
+def make_body(model: keras.Model, stages: Sequence[Stage], number: int, fetch: Fetch) -> Body:
+    """Return what a stage computes."""
+    stage, last = stages[number], number == len(stages) - 1
+    received_ids = received_by(stage, last, model)
+    reads = reads_data(stage, last, model)
+    regularised = [v for v in stage.trainable if getattr(v, "regularizer", None) is not None]
+    # A variable that several stages share is regularised by the first of them.
+    earlier = {id(v) for other in stages[:number] for v in other.variables}
+    regularised = [v for v in regularised if id(v) not in earlier]
+
+    def compute(trainable: list[jax.Array], received: tuple, rest: Rest) -> Any:
+        tensors = dict(zip(received_ids, received, strict=True))
+        x = y = weight = None
+        if reads:
+            x, y, weight = keras_bridge.unpack(fetch(*rest.position))
+            tensors |= keras_bridge.graph_input_tensors(model, x)
+        outputs, new, losses = stage.forward(trainable, rest.non_trainable, tensors, training=True)
+        values = {id(v): value for v, value in zip(stage.trainable, trainable, strict=True)}
+        losses += [variable.regularizer(values[id(variable)]) for variable in regularised]
+        own = sum((jnp.asarray(loss, jnp.float32) for loss in losses), jnp.float32(0))
+        metrics = rest.metrics
+        if last:
+            y_pred = keras_bridge.pack_outputs(model, tensors | outputs)
+            loss, metrics = keras_bridge.compiled_loss(model, metrics, y, y_pred, weight)
+            own, outputs = own + loss, {}
+            _, metrics = keras_bridge.update_metrics(
+                model, metrics, rest.loss + own, y_pred, y, y_pred, weight
+            )
+        return (tuple(outputs.values()), own), (new, metrics, rest.loss + own)
+
+    return Body(stage, compute)

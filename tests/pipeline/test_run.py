@@ -1,0 +1,218 @@
+"""The weights after training do not depend on the split, the schedule or the mapping."""
+
+import convoy
+import keras
+import numpy as np
+import pytest
+from convoy.pipeline.generate import NAMES
+from convoy.pipeline.schedule import Schedule
+from keras import layers
+from tests.equivalence.side_by_side import assert_same, make_convoy, make_stock, state
+
+UPDATE, UPDATES = 16, 3
+
+
+class Penalty(layers.Layer):
+    def call(self, inputs):
+        self.add_loss(0.01 * keras.ops.mean(inputs**2))
+        return inputs
+
+
+def network(optimizer=None):
+    """A skip over two stages, a loss of a layer's own, a regulariser, two outputs."""
+
+    def make(steps):
+        inputs = keras.Input((6, 6, 2), name="image")
+        x = first = layers.Conv2D(4, 3, padding="same", activation="tanh", name="a")(inputs)
+        x = layers.Conv2D(4, 3, padding="same", name="b", kernel_regularizer="l2")(x)
+        x = Penalty(name="c")(x)
+        x = layers.Activation("tanh", name="d")(x)
+        x = layers.Add(name="e")([x, first])
+        x = layers.Flatten(name="f")(x)
+        one = layers.Dense(3, "softmax", name="one")(x)
+        x = layers.Dense(8, "tanh", name="g")(x)
+        model = keras.Model(inputs, [one, layers.Dense(3, "softmax", name="two")(x)])
+        model.compile(
+            (optimizer or (lambda: keras.optimizers.SGD(0.05, momentum=0.9)))(),
+            ["sparse_categorical_crossentropy"] * 2,
+            metrics=[["accuracy"], []],
+            steps_per_execution=steps,
+        )
+        return model
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def samples():
+    rng = np.random.default_rng(5)
+    y = rng.integers(0, 3, UPDATE * UPDATES).astype("int32")
+    x = rng.normal(size=(len(y), 6, 6, 2)).astype("float32")
+    x[np.arange(len(y)), y, y] += 2.0
+    return x, y
+
+
+def learn(model, samples, batch_size):
+    x, y = samples
+    return model.fit(x, [y, y], batch_size=batch_size, epochs=2, verbose=0).history
+
+
+def compare(make, samples, names, replicas=1, accumulation=4, budget=None, **options):
+    stock = make_stock(make)
+    expected = learn(stock, samples, UPDATE), state(stock)
+    devices = replicas * (1 + max(options.get("device_mapping") or [len(names)]))
+    model = make_convoy(
+        make,
+        UPDATES * accumulation,
+        devices=devices,
+        gradient_accumulation=accumulation,
+        data_budget=budget,
+    )
+    convoy.split(model, names)
+    model.set_pipelining_options(**options)
+    actual = learn(model, samples, UPDATE // (replicas * accumulation)), state(model)
+    assert_same(actual, expected)
+    return model
+
+
+CUTS = {2: ["d"], 3: ["b", "f"], 4: ["b", "e", "g"]}
+
+
+@pytest.mark.parametrize("schedule", NAMES)
+@pytest.mark.parametrize("stages", [2, 4])
+def test_training_is_that_of_stock_keras(samples, schedule, stages):
+    compare(network(), samples, CUTS[stages], schedule=schedule)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2, 16])
+def test_any_number_of_micro_batches(samples, accumulation):
+    compare(network(), samples, CUTS[2], accumulation=accumulation, schedule="zero-bubble")
+
+
+@pytest.mark.parametrize("schedule", ["grouped", "zero-bubble"])
+def test_two_replicas_of_a_pipeline(samples, schedule):
+    compare(network(), samples, CUTS[2], replicas=2, accumulation=2, schedule=schedule)
+
+
+def test_data_that_is_streamed(samples):
+    compare(network(), samples, CUTS[3], budget=0)
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "zero-bubble"])
+def test_stages_that_recompute(samples, schedule):
+    compare(network(), samples, CUTS[3], schedule=schedule, recompute=True)
+
+
+@pytest.mark.parametrize("mapping", [[0, 1, 0], [0, 0, 1], [0, 0, 0]])
+def test_stages_that_share_a_device(samples, mapping):
+    compare(network(), samples, CUTS[3], device_mapping=mapping)
+
+
+def test_a_schedule_of_ones_own(samples):
+    text = "0F0,0F1,0F2,0F3,0B0,0B1,0B2,0B3\n1F0,1F1,1F2,1F3,1B0,1B1,1B2,1B3\n"
+    compare(network(), samples, CUTS[2], schedule=Schedule.from_csv(text))
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: keras.optimizers.Adam(0.01),
+        lambda: keras.optimizers.SGD(0.05, global_clipnorm=0.1),
+        lambda: keras.optimizers.SGD(
+            keras.optimizers.schedules.PiecewiseConstantDecay([1, 3], [0.1, 0.01, 0.001])
+        ),
+        lambda: keras.optimizers.SGD(0.05, momentum=0.9, use_ema=True, ema_momentum=0.9),
+    ],
+    ids=["adam", "clipped", "schedule", "average"],
+)
+def test_every_optimizer(samples, optimizer):
+    compare(network(optimizer), samples, CUTS[3])
+
+
+def test_weights_live_on_their_stages_devices_only(samples):
+    model = compare(network(), samples, CUTS[3])
+    devices = [{v.value.devices().pop().id for v in model.get_layer(n).weights} for n in "abg"]
+    assert devices == [{0}, {1}, {2}]
+
+
+def test_evaluate_and_predict_go_on_after_it(samples):
+    make = network()
+    stock = make_stock(make)
+    learn(stock, samples, UPDATE)
+    model = compare(make, samples, CUTS[2])
+    x, y = samples
+    assert_same(model.evaluate(x, [y, y], verbose=0), stock.evaluate(x, [y, y], verbose=0))
+    assert_same(model.predict(x, verbose=0), stock.predict(x, verbose=0))
+    histories = []
+    for each, batch_size in ((model, 4), (stock, UPDATE)):
+        keras.utils.set_random_seed(1)  # the order of samples
+        histories.append(learn(each, samples, batch_size))
+    assert_same(*histories)
+
+
+def test_batch_norm_and_dropout_are_those_of_the_whole_model(rng):
+    x = rng.normal(size=(32, 8, 8, 2)).astype("float32")
+    y = rng.integers(0, 3, 32).astype("int32")
+
+    def make(steps):
+        model = keras.Sequential(
+            [
+                keras.Input((8, 8, 2)),
+                layers.Conv2D(4, 3, use_bias=False),
+                layers.BatchNormalization(momentum=0.8, name="norm"),
+                layers.ReLU(),
+                layers.Dropout(0.3, seed=3),
+                layers.Conv2D(4, 3, use_bias=False, name="second"),
+                layers.BatchNormalization(momentum=0.8),
+                layers.ReLU(),
+                layers.Dropout(0.3, seed=4),
+                layers.GlobalAveragePooling2D(),
+                layers.Dense(3, "softmax"),
+            ]
+        )
+        model.compile(
+            keras.optimizers.SGD(0.05, momentum=0.9),
+            "sparse_categorical_crossentropy",
+            metrics=["accuracy"],
+            steps_per_execution=steps,
+        )
+        return model
+
+    def train(names, **strategy):
+        model = make_convoy(make, 4, gradient_accumulation=4, **strategy)
+        if names:
+            convoy.split(model, names)
+        history = model.fit(x, y, batch_size=4, epochs=2, verbose=0).history
+        return history, state(model)
+
+    assert_same(train(["norm", "second"], devices=3), train([], devices=1))
+
+
+def test_more_stages_than_devices_are_refused(samples):
+    model = make_convoy(network(), devices=2, gradient_accumulation=3)
+    convoy.split(model, CUTS[3])
+    with pytest.raises(ValueError, match=r"in stages on 3 devices, but the strategy has 2"):
+        learn(model, samples, 4)
+
+
+def test_stages_are_shown_and_reset(capsys):
+    model = make_convoy(network(), devices=2)
+    model.set_pipeline_stage_assignment([0, 0, 0, 1, 1, 1, 1, 1, 1])
+    assert model.get_pipeline_stage_assignment()[2:4] == [0, 1]
+    model.print_pipeline_stage_assignment_summary()
+    assert "stage 1  Activation               d" in capsys.readouterr().out
+    model.reset_pipeline_stage_assignment()
+    assert model.get_pipeline_stage_assignment() is None
+
+
+def test_a_layer_in_stages_on_two_devices_is_refused(rng):
+    shared = layers.Dense(4, name="shared")
+    inputs = keras.Input((4,))
+    x = layers.Dense(4, name="between")(shared(inputs))
+    with convoy.Strategy(devices=2).scope():
+        model = keras.Model(inputs, shared(x))
+    model.compile("sgd", "mse")
+    model.set_pipeline_stage_assignment([0, 0, 1])
+    data = rng.normal(size=(8, 4)).astype("float32")
+    with pytest.raises(ValueError, match=r"'shared/kernel' runs in stages on devices 0 and 1"):
+        model.fit(data, data, verbose=0)
