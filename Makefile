@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INTEROP := .venv-interop
+SANITIZED := .venv-sanitized
 BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard src/convoy/cpu/native/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-all lint bench-peers clean
+.PHONY: help setup train test test-all test-sanitized lint bench-peers clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
 
 setup: $(VENV)/.installed ## Make the environment in .venv
 
@@ -36,6 +37,18 @@ $(INTEROP)/.installed: $(BUILT_FROM)
 	@$(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,interop]'
 	@touch $@
 
+# Leaks are not looked for: Python and JAX free little at exit.
+test-sanitized: $(SANITIZED)/.installed ## The CPU kernels with every access to memory checked
+	@LD_PRELOAD="$$(for name in asan ubsan stdc++; do $(CXX) -print-file-name=lib$$name.so; done | tr '\n' ' ')" \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	  $(SANITIZED)/bin/python -m pytest tests/cpu $(ARGS)
+
+$(SANITIZED)/.installed: $(BUILT_FROM)
+	@test -x $(SANITIZED)/bin/python || $(PYTHON) -m venv $(SANITIZED)
+	@CXXFLAGS="-fsanitize=address,undefined -fno-omit-frame-pointer -g" \
+	  $(SANITIZED)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
 lint: setup
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
@@ -45,4 +58,4 @@ bench-peers: setup ## Convoy beside its peers: 25 minutes, a page in benchmarks/
 	@$(BIN)/python -m benchmarks.peers.run $(ARGS)
 
 clean: ## Remove the environment and what was built
-	rm -rf $(VENV) $(VENV)-peers $(INTEROP) build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-peers $(INTEROP) $(SANITIZED) build dist .mypy_cache .pytest_cache .ruff_cache

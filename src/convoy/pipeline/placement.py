@@ -7,10 +7,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from convoy.engine.feed import Placement
 from convoy.engine.replicate import AXIS
 
 
-class PipelinePlacement:
+class PipelinePlacement(Placement):
     """Devices in rows: a row is a replica of the pipeline, a column a place in it.
 
     Data goes to the columns that read it: those whose stages take the model's inputs, and the last,
@@ -22,9 +23,8 @@ class PipelinePlacement:
         readers: the columns that read data.
     """
 
-    mesh = None
-
     def __init__(self, devices: Sequence[jax.Device], width: int, readers: Sequence[int]) -> None:
+        super().__init__(mesh=None)
         self.replicas = len(devices) // width
         self.rows = [devices[r * width : (r + 1) * width] for r in range(self.replicas)]
         self.readers = tuple(readers)
