@@ -62,9 +62,7 @@ def test_what_is_much_larger_than_its_source_is_not_kept():
         return [jnp.broadcast_to(jnp.exp(w), (1000, 1000, 3)) + x[0]]
 
     trace = Trace.of(function, [X, W])
-    late, needed = needed_for(
-        trace.outputs, trace.equations, trace.made_from(trace.inputs[1:])
-    )
+    late, needed = needed_for(trace.outputs, trace.equations, trace.made_from(trace.inputs[1:]))
     assert "broadcast_in_dim" in names(late)
     assert [var.aval.shape for var in needed] == [(3,)]
 

@@ -27,7 +27,7 @@ KINDS = {
     "matrix products": r"dot|ynn",
     "copies and transposes": r"copy|transpose|bitcast(?!.*fusion)",
     "random numbers": r"xor|threefry|shift",
-    "element by element, and sums": r"fusion|wrapped|reduce|broadcast",
+    "element by element, and sums": r".*fusion|wrapped|reduce|broadcast",
 }
 
 
