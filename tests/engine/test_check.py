@@ -19,12 +19,12 @@ def make(loss="sparse_categorical_crossentropy", classes=3, model_class=keras.Se
 @pytest.fixture
 def no_compilation(monkeypatch):
     """Fail the test if a program is built."""
-    from convoy.engine.program import Programs
+    from convoy.engine.compose import Composition
 
     def build(*_):
         raise AssertionError("a program was built")
 
-    monkeypatch.setattr(Programs, "_build", build)
+    monkeypatch.setattr(Composition, "program", build)
 
 
 X = np.ones((8, 4), "float32")
