@@ -6,7 +6,7 @@
 Every peer is a process of its own in an environment of its own, built the first time (about 4 GB).
 For each workload all peers start, compile and warm up; then they take turns, round by round, so
 that whatever drifts on the machine hits all alike, and only one of them runs at any time. Expected:
-about 25 minutes on two cores, and a page, its figures and a chart in `benchmarks/results`.
+about 40 minutes on two cores, and a page, its figures and a chart in `benchmarks/results`.
 """
 
 from __future__ import annotations
