@@ -101,13 +101,11 @@ CASES = list(itertools.product(REPLICAS, ACCUMULATION, MODELS, OPTIMIZERS))
 FAST = {
     (1, 2, "plain", "sgd"),
     (1, 1, "plain", "lars"),
-    (2, 2, "plain", "lars"),
     (4, 8, "dropout off", "lars"),
     (1, 8, "multi-output", "momentum"),
     (2, 1, "dropout off", "adam"),
     (2, 2, "multi-output", "adam"),
     (2, 8, "plain", "momentum"),
-    (4, 1, "plain", "adam"),
     (4, 2, "dropout off", "momentum"),
     (4, 8, "multi-output", "sgd"),
 }
@@ -189,7 +187,9 @@ def test_groups_of_replicas_share_statistics(samples):
 
 
 @pytest.mark.parametrize("budget", [None, 0])
-@pytest.mark.parametrize(("replicas", "accumulation"), [(1, 4), (2, 2)])
+@pytest.mark.parametrize(
+    ("replicas", "accumulation"), [(2, 2), pytest.param(1, 4, marks=pytest.mark.slow)]
+)
 def test_a_global_batch_is_divided(samples, replicas, accumulation, budget):
     """A script that knows of one device keeps its arguments, and gets the same result."""
     x, y = samples[0][:90], samples[1][:90]  # two updates of 32, and one of what is left
@@ -279,7 +279,14 @@ def test_accumulation_is_chosen_on_the_model_too(samples):
     assert_same((learn(model, samples, 8), state(model)), expected)
 
 
-@pytest.mark.parametrize(("replicas", "accumulation"), [(1, 4), (4, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("replicas", "accumulation"),
+    [
+        (2, 2),
+        pytest.param(1, 4, marks=pytest.mark.slow),
+        pytest.param(4, 1, marks=pytest.mark.slow),
+    ],
+)
 def test_a_sum_of_gradients_is_that_much_more(samples, replicas, accumulation):
     stock = make_stock(maker(plain, lambda: keras.optimizers.SGD(0.04)))
     expected = learn(stock, samples, UPDATE), state(stock)
@@ -296,7 +303,14 @@ def test_a_sum_of_gradients_is_that_much_more(samples, replicas, accumulation):
     assert_same(actual, expected)
 
 
-@pytest.mark.parametrize(("replicas", "accumulation"), [(2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize(
+    ("replicas", "accumulation"),
+    [
+        (2, 2),
+        pytest.param(2, 1, marks=pytest.mark.slow),
+        pytest.param(1, 2, marks=pytest.mark.slow),
+    ],
+)
 def test_a_loss_that_is_a_sum_over_samples(samples, replicas, accumulation):
     def make(steps):
         model = plain()
@@ -332,7 +346,9 @@ def test_a_loss_that_is_divided_by_the_weights_of_the_batch(samples):
     assert_same(actual, expected)
 
 
-@pytest.mark.parametrize("bucket", [0, 100, 1 << 30])
+@pytest.mark.parametrize(
+    "bucket", [100, *(pytest.param(size, marks=pytest.mark.slow) for size in (0, 1 << 30))]
+)
 def test_buckets_change_nothing(samples, bucket):
     compare(maker(plain, OPTIMIZERS["momentum"]), samples, 2, 1, reduction_bucket=bucket)
 

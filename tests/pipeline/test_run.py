@@ -75,21 +75,32 @@ def compare(make, samples, names, replicas=1, accumulation=4, budget=None, **opt
     return model
 
 
+OPTIMIZERS = {
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "clipped": lambda: keras.optimizers.SGD(0.05, global_clipnorm=0.1),
+    "schedule": lambda: keras.optimizers.SGD(
+        keras.optimizers.schedules.PiecewiseConstantDecay([1, 3], [0.1, 0.01, 0.001])
+    ),
+    "average": lambda: keras.optimizers.SGD(0.05, momentum=0.9, use_ema=True, ema_momentum=0.9),
+}
 CUTS = {2: ["d"], 3: ["b", "f"], 4: ["b", "e", "g"]}
 
 
 @pytest.mark.parametrize("schedule", NAMES)
-@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("stages", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_training_is_that_of_stock_keras(samples, schedule, stages):
     compare(network(), samples, CUTS[stages], schedule=schedule)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulation", [1, 2, 16])
 def test_any_number_of_micro_batches(samples, accumulation):
     compare(network(), samples, CUTS[2], accumulation=accumulation, schedule="zero-bubble")
 
 
-@pytest.mark.parametrize("schedule", ["grouped", "zero-bubble"])
+@pytest.mark.parametrize(
+    "schedule", ["zero-bubble", pytest.param("grouped", marks=pytest.mark.slow)]
+)
 def test_two_replicas_of_a_pipeline(samples, schedule):
     compare(network(), samples, CUTS[2], replicas=2, accumulation=2, schedule=schedule)
 
@@ -98,16 +109,26 @@ def test_data_that_is_streamed(samples):
     compare(network(), samples, CUTS[3], budget=0)
 
 
-@pytest.mark.parametrize("schedule", ["interleaved", "zero-bubble"])
+@pytest.mark.parametrize(
+    "schedule", ["interleaved", pytest.param("zero-bubble", marks=pytest.mark.slow)]
+)
 def test_stages_that_recompute(samples, schedule):
     compare(network(), samples, CUTS[3], schedule=schedule, recompute=True)
 
 
-@pytest.mark.parametrize("mapping", [[0, 1, 0], [0, 0, 1], [0, 0, 0]])
+@pytest.mark.parametrize(
+    "mapping",
+    [
+        [0, 1, 0],
+        pytest.param([0, 0, 1], marks=pytest.mark.slow),
+        pytest.param([0, 0, 0], marks=pytest.mark.slow),
+    ],
+)
 def test_stages_that_share_a_device(samples, mapping):
     compare(network(), samples, CUTS[3], device_mapping=mapping)
 
 
+@pytest.mark.slow
 def test_a_schedule_of_ones_own(samples):
     text = "0F0,0F1,0F2,0F3,0B0,0B1,0B2,0B3\n1F0,1F1,1F2,1F3,1B0,1B1,1B2,1B3\n"
     compare(network(), samples, CUTS[2], schedule=Schedule.from_csv(text))
@@ -116,17 +137,14 @@ def test_a_schedule_of_ones_own(samples):
 @pytest.mark.parametrize(
     "optimizer",
     [
-        lambda: keras.optimizers.Adam(0.01),
-        lambda: keras.optimizers.SGD(0.05, global_clipnorm=0.1),
-        lambda: keras.optimizers.SGD(
-            keras.optimizers.schedules.PiecewiseConstantDecay([1, 3], [0.1, 0.01, 0.001])
-        ),
-        lambda: keras.optimizers.SGD(0.05, momentum=0.9, use_ema=True, ema_momentum=0.9),
+        "clipped",
+        pytest.param("adam", marks=pytest.mark.slow),
+        pytest.param("schedule", marks=pytest.mark.slow),
+        pytest.param("average", marks=pytest.mark.slow),
     ],
-    ids=["adam", "clipped", "schedule", "average"],
 )
 def test_every_optimizer(samples, optimizer):
-    compare(network(optimizer), samples, CUTS[3])
+    compare(network(OPTIMIZERS[optimizer]), samples, CUTS[3])
 
 
 def test_weights_live_on_their_stages_devices_only(samples):
