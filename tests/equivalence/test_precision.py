@@ -105,7 +105,9 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name", [n if n in ("momentum", "lars") else pytest.param(n, marks=slow) for n in OPTIMIZERS]
+)
 @pytest.mark.parametrize("replicas", [1, pytest.param(4, marks=slow)])
 def test_any_optimizer_with_a_schedule_with_and_without_loss_scaling(xy, name, replicas):
     def make(steps):
@@ -119,7 +121,9 @@ def test_any_optimizer_with_a_schedule_with_and_without_loss_scaling(xy, name, r
         assert_same(actual, expected)
 
 
-@pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "lars"])
+@pytest.mark.parametrize(
+    "name", ["adam", *(pytest.param(n, marks=slow) for n in ("sgd", "momentum", "lars"))]
+)
 def test_powers_of_two_change_no_bit_in_float32(xy, name):
     outcomes = []
     for loss_scale in (1, 1024, "auto"):
@@ -220,7 +224,13 @@ def hand_written(model, xy, batch, replicas, rule):
 
 
 @pytest.mark.parametrize(
-    ("word", "edge"), [("32.32", 500.0), ("16.32", 65504.0), ("16.16", 65504.0), ("16.32", 500.0)]
+    ("word", "edge"),
+    [
+        ("16.32", 65504.0),
+        ("32.32", 500.0),
+        pytest.param("16.16", 65504.0, marks=slow),
+        pytest.param("16.32", 500.0, marks=slow),
+    ],
 )
 @pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=slow)])
 def test_automatic_scaling_is_that_of_a_plain_loop(table, word, edge, replicas):
@@ -250,9 +260,9 @@ def test_automatic_scaling_is_that_of_a_plain_loop(table, word, edge, replicas):
 @pytest.mark.parametrize(
     ("replicas", "loss_scale"),
     [
-        (1, None),
         (2, 1024),
-        (4, None),
+        pytest.param(1, None, marks=slow),
+        pytest.param(4, None, marks=slow),
         pytest.param(1, 1024, marks=slow),
         pytest.param(2, None, marks=slow),
         pytest.param(4, 1024, marks=slow),
