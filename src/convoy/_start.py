@@ -7,15 +7,17 @@ import sys
 
 
 def start() -> None:
-    """Choose Keras's backend, the CPU's devices, where programs are kept, and their kernels."""
+    """Choose Keras's backend, the CPU's devices, their kernels and memory, and where programs are kept."""
     _choose_backend()
     from convoy import compilation_cache, cpu, devices
+    from convoy.cpu import memory
 
     count = devices.requested()
     if count is not None:
         devices.provide_virtual(count)
     compilation_cache.enable()
     cpu.enable()
+    memory.keep()
 
 
 def _choose_backend() -> None:
