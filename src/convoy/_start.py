@@ -7,7 +7,7 @@ import sys
 
 
 def start() -> None:
-    """Choose Keras's backend, the CPU's devices, their kernels and memory, and where programs are kept."""
+    """Choose Keras's backend, the devices, their kernels and memory, and the programs' folder."""
     _choose_backend()
     from convoy import compilation_cache, cpu, devices
     from convoy.cpu import memory

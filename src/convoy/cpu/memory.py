@@ -28,4 +28,4 @@ def keep() -> bool:
     mallopt = ctypes.CDLL(None).mallopt
     # One arena: the others are made of mapped pieces of at most 64 MB, unmapped when they are free.
     settings = ((_ARENA_MAX, 1), (_MMAP_MAX, 0), (_TRIM_THRESHOLD, _NEVER))
-    return all([mallopt(name, value) == 1 for name, value in settings])
+    return all(mallopt(name, value) == 1 for name, value in settings)
