@@ -106,7 +106,7 @@ def _normalise_backward(
     of_gradient = scale * inverse
     mean_sum, mean_product = sums / count, products / count
     if average is not None:
-        mean_sum, mean_product = average(mean_sum), average(mean_product)
+        mean_sum, mean_product = average(jnp.stack([mean_sum, mean_product]))
     of_input = -of_gradient * inverse**2 * mean_product
     constant = -of_gradient * mean_sum - of_input * mean
     keeps_passed = rectify and has_addend

@@ -8,10 +8,10 @@ from typing import Any, Literal, Protocol, get_args
 import jax.numpy as jnp
 import keras
 from convoy.engine.feed import Cut, Placement
+from convoy.engine.reduce import Reduction
 from convoy.engine.state import Mode
 
 BatchMeaning = Literal["replica", "global"]
-Reduction = Literal["mean", "sum"]
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,21 @@
-"""Gradients over replicas: one reduction per weight update, in buckets."""
+"""Sums over replicas, of many arrays in few exchanges.
+
+Replicas wait for each other in every exchange, however small, so arrays are joined into buckets.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from convoy.engine.plan import Reduction
-from convoy.engine.replicate import AXIS, Reduce
 from convoy.engine.state import Arrays
+
+Reduction = Literal["mean", "sum"]
+Reduce = Callable[[Arrays], Arrays]
+
+AXIS = "replica"
 
 
 def reducer(reduction: Reduction, bucket_bytes: int) -> Reduce:
@@ -17,41 +24,58 @@ def reducer(reduction: Reduction, bucket_bytes: int) -> Reduce:
     Args:
         reduction: `"mean"` or `"sum"`.
         bucket_bytes: gradients of one type are joined until they reach this size, and reduced
-            together: fewer, larger exchanges. 0 reduces each by itself.
+            together. 0 reduces each by itself.
     """
     over_replicas = jax.lax.pmean if reduction == "mean" else jax.lax.psum
 
     def reduce(gradients: Arrays) -> Arrays:
         reduced = list(gradients)
         for bucket in _buckets(gradients, bucket_bytes):
-            if len(bucket) == 1:
-                (position,) = bucket
-                reduced[position] = over_replicas(gradients[position], AXIS)
-                continue
-            flat = jnp.concatenate([gradients[position].ravel() for position in bucket])
-            flat = over_replicas(flat, AXIS)
-            start = 0
-            for position in bucket:
-                shape, size = gradients[position].shape, gradients[position].size
-                reduced[position] = flat[start : start + size].reshape(shape)
-                start += size
+            joined = _join([gradients[position] for position in bucket])
+            parts = _part(over_replicas(joined, AXIS), [gradients[at] for at in bucket])
+            for position, part in zip(bucket, parts, strict=True):
+                reduced[position] = part
         return reduced
 
     return reduce
 
 
-def _buckets(gradients: Arrays, limit: int) -> Iterator[list[int]]:
-    """Yield the positions of gradients that are reduced together."""
-    for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
+def total(tree: Any) -> Any:
+    """Add up each array of a tree over all replicas, in one exchange for each type of number."""
+    leaves, structure = jax.tree.flatten(tree)
+    everything = sum(leaf.nbytes for leaf in leaves)
+    return jax.tree.unflatten(structure, reducer("sum", everything)(leaves))
+
+
+def _join(arrays: Arrays) -> jax.Array:
+    if len(arrays) == 1:
+        return arrays[0]
+    return jnp.concatenate([array.ravel() for array in arrays])
+
+
+def _part(joined: jax.Array, like: Arrays) -> Iterator[jax.Array]:
+    """Take apart what `_join` has joined."""
+    if len(like) == 1:
+        yield joined
+        return
+    start = 0
+    for array in like:
+        yield joined[start : start + array.size].reshape(array.shape)
+        start += array.size
+
+
+def _buckets(arrays: Arrays, limit: int) -> Iterator[list[int]]:
+    """Yield the positions of arrays that are reduced together."""
+    for dtype in dict.fromkeys(array.dtype for array in arrays):
         bucket: list[int] = []
         filled = 0
-        for position, gradient in enumerate(gradients):
-            if gradient.dtype != dtype:
+        for position, array in enumerate(arrays):
+            if array.dtype != dtype:
                 continue
-            if bucket and filled + gradient.nbytes > limit:
+            if bucket and filled + array.nbytes > limit:
                 yield bucket
                 bucket, filled = [], 0
             bucket.append(position)
-            filled += gradient.nbytes
+            filled += array.nbytes
         if bucket:
             yield bucket

@@ -12,12 +12,9 @@ import jax
 import jax.numpy as jnp
 import keras
 from convoy import keras_bridge
+from convoy.engine.reduce import AXIS, Reduce, total
 from convoy.engine.state import Arrays, State, Variables
 from convoy.engine.step import Forward, GradientStep, Logs, Position, Step
-
-Reduce = Callable[[Arrays], Arrays]
-
-AXIS = "replica"
 
 EVERYWHERE = jax.sharding.PartitionSpec()
 DIVIDED = jax.sharding.PartitionSpec(None, AXIS)
@@ -66,7 +63,7 @@ def replicate_gradients(step: GradientStep, roles: Roles, reduce: Reduce) -> Gra
     def replicated(state: State, position: Position) -> tuple[State, Arrays, Logs]:
         with as_if_replicated(jax.lax.axis_size(AXIS)):
             new, gradients, logs = step(_diverge(state, roles), position)
-        return _agree(state, new, roles), reduce(gradients), _mean(logs)
+        return _agree(state, new, roles), reduce(gradients), _mean_logs(logs)
 
     return replicated
 
@@ -77,7 +74,7 @@ def replicate(step: Step, roles: Roles) -> Step:
     def replicated(state: State, position: Position) -> tuple[State, Logs]:
         with as_if_replicated(jax.lax.axis_size(AXIS)):
             new, logs = step(_diverge(state, roles), position)
-        return _agree(state, new, roles), _mean(logs)
+        return _agree(state, new, roles), _mean_logs(logs)
 
     return replicated
 
@@ -124,33 +121,51 @@ def _diverge(state: State, roles: Roles) -> State:
 
 
 def _agree(old: State, new: State, roles: Roles) -> State:
-    """Bring the replicas' states together again."""
+    """Bring the replicas' states together again, in one exchange."""
+    replicas = jax.lax.axis_size(AXIS)
     offset = jnp.uint32(SEED_STRIDE) * jax.lax.axis_index(AXIS).astype(jnp.uint32)
-    non_trainable = [
-        value - offset.astype(value.dtype) if is_seed else _mean(value)
-        for value, is_seed in zip(new.non_trainable, roles.seeds, strict=True)
-    ]
-    metrics = [
-        before + jax.lax.psum(value, AXIS) if aggregation == "sum" else _mean(value)
-        for before, value, aggregation in zip(
-            old.metrics, new.metrics, roles.aggregations, strict=True
+    statistics, metrics, counted = total(
+        (
+            [
+                None if is_seed or not _floating(value) else value
+                for value, is_seed in zip(new.non_trainable, roles.seeds, strict=True)
+            ],
+            [
+                value if aggregation == "sum" or _floating(value) else None
+                for value, aggregation in zip(new.metrics, roles.aggregations, strict=True)
+            ],
+            [after - before for before, after in zip(old.numerics, new.numerics, strict=True)],
         )
-    ]
+    )
     return new._replace(
-        non_trainable=non_trainable, metrics=metrics, numerics=_add_up(old.numerics, new.numerics)
+        non_trainable=[
+            value - offset.astype(value.dtype) if is_seed else _mean(value, summed, replicas)
+            for value, summed, is_seed in zip(
+                new.non_trainable, statistics, roles.seeds, strict=True
+            )
+        ],
+        metrics=[
+            before + summed if aggregation == "sum" else _mean(value, summed, replicas)
+            for before, value, summed, aggregation in zip(
+                old.metrics, new.metrics, metrics, roles.aggregations, strict=True
+            )
+        ],
+        numerics=[before + more for before, more in zip(old.numerics, counted, strict=True)],
     )
 
 
-def _add_up(before: Arrays, after: Arrays) -> Arrays:
-    """Add what each replica has counted to what all of them had."""
-    return [old + jax.lax.psum(new - old, AXIS) for old, new in zip(before, after, strict=True)]
+def _mean_logs(logs: Logs) -> Logs:
+    values, structure = jax.tree.flatten(logs)
+    sums = total([value if _floating(value) else None for value in values])
+    replicas = jax.lax.axis_size(AXIS)
+    means = [_mean(value, summed, replicas) for value, summed in zip(values, sums, strict=True)]
+    return jax.tree.unflatten(structure, means)
 
 
-def _mean(tree: Any) -> Any:
+def _mean(value: jax.Array, summed: jax.Array | None, replicas: int) -> jax.Array:
     """Average numbers over replicas; what is counted in whole numbers is the same on each."""
+    return value if summed is None else summed / replicas
 
-    def mean(value: jax.Array) -> jax.Array:
-        floating = jnp.issubdtype(value.dtype, jnp.floating)
-        return jax.lax.pmean(value, AXIS) if floating else value
 
-    return jax.tree.map(mean, tree)
+def _floating(value: jax.Array) -> bool:
+    return bool(jnp.issubdtype(value.dtype, jnp.floating))
