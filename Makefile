@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INTEROP := .venv-interop
 SANITIZED := .venv-sanitized
+# A process of tests for each core: most of the time goes into compiling, on one thread.
+PARALLEL := --numprocesses auto --dist worksteal
 BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard src/convoy/cpu/native/*)
 
 .DEFAULT_GOAL := help
@@ -26,10 +28,10 @@ train: setup ## Train a small CNN on handwritten digits, on two devices
 	@$(BIN)/python examples/digits/train.py
 
 test: setup lint ## Everything that must pass: style, types, fast tests
-	@$(BIN)/python -m pytest -m 'not slow'
+	@$(BIN)/python -m pytest $(PARALLEL) -m 'not slow'
 
 test-all: setup lint $(INTEROP)/.installed ## The same with the slow tests, and inputs of other libraries
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(PARALLEL)
 	@$(INTEROP)/bin/python -m pytest -m interop
 
 $(INTEROP)/.installed: $(BUILT_FROM)
