@@ -35,7 +35,7 @@ WAYS = ("scope", "prepare")
 
 def begin(seed: int = SEED) -> None:
     """Put names and random numbers back to the start, so that two runs see the same."""
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(seed)
 
 
