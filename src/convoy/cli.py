@@ -32,7 +32,16 @@ def doctor() -> int:
     return 0
 
 
+def train(words: Sequence[str]) -> int:
+    """Train and validate an image classifier, by flags or by a recipe."""
+    from convoy.vision.application import main as train_main
+
+    return train_main(words)
+
+
 VERBS = {"doctor": doctor}
+# These read their flags themselves.
+APPLICATIONS = {"train": train}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,10 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="store_true", help="show the version and exit")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
-    for name, function in VERBS.items():
+    for name, function in (VERBS | APPLICATIONS).items():
         summary = (function.__doc__ or "").splitlines()[0]
         verbs.add_parser(name, help=summary, description=summary)
-    options = parser.parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if words and words[0] in APPLICATIONS:
+        return APPLICATIONS[words[0]](words[1:])
+    options = parser.parse_args(words)
     if options.version:
         print(f"convoy {metadata.version('keras-convoy')}")
         return 0

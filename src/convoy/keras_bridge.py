@@ -189,6 +189,34 @@ def graph_calls(model: Model) -> list[GraphCall] | None:
     return [GraphCall(node) for node in nodes if node.operation and not node.is_input]
 
 
+def replay_graph(model: Model, inputs: Any, replace: Callable[[Any], Any]) -> Any:
+    """Call a functional or sequential model's layers on other inputs, with some of them replaced.
+
+    Args:
+        model: has one graph; its layers and their weights are used again.
+        inputs: symbolic tensors in the places of the model's own.
+        replace: is given each layer once, and returns the one to call.
+
+    Returns:
+        The outputs, in the structure that the model returns.
+    """
+    chosen: dict[int, Any] = {}
+
+    def choose(layer: Any) -> Any:
+        if id(layer) not in chosen:
+            chosen[id(layer)] = replace(layer)
+        return chosen[id(layer)]
+
+    def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        # The graph holds masks for layers that take them; what comes in their place may not.
+        if kwargs.get("mask", ...) is None:
+            del kwargs["mask"]
+        return layer(*args, **kwargs)
+
+    outputs = _graph(model)._run_through_graph(inputs, operation_fn=choose, call_fn=call)
+    return functional.unpack_singleton(outputs)
+
+
 def graph_inputs(model: Model) -> list[int]:
     return [id(tensor) for tensor in _graph(model).inputs]
 

@@ -1,0 +1,1 @@
+"""The CNN application: trains and validates image classifiers from the command line."""

@@ -1,0 +1,182 @@
+"""`convoy train`: from a command line to a trained and validated model."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from convoy.vision.folder import RunFolder, default_folder, find_checkpoints
+from convoy.vision.images import Images, open_images
+from convoy.vision.options import Options
+from convoy.vision.parse import as_recipe, parse, stop
+from convoy.vision.plan import make_plan
+from convoy.vision.progress import Output, show_duration
+from convoy.vision.record import Record
+from convoy.vision.training import Training, describe, prepare_training, train, training_strategy
+from convoy.vision.validation import Validation, sweep_metrics, validation_strategy
+from convoy.vision.watch import Watch
+
+INTERRUPTED = 130
+
+
+def main(words: Sequence[str] | None = None, program: str = "convoy train") -> int:
+    """Train and validate an image classifier."""
+    options = parse(sys.argv[1:] if words is None else words, program)
+    try:
+        return Application(options, Output()).run()
+    except ValueError as error:
+        stop(str(error), program)
+    except FloatingPointError as error:
+        print(f"{program}: error: {error}", file=sys.stderr)
+        return 1
+
+
+class Application:
+    """One run.
+
+    Args:
+        options: of the run.
+        output: where it speaks.
+
+    Raises:
+        ValueError: if options contradict each other; nothing has been written then.
+    """
+
+    def __init__(self, options: Options, output: Output) -> None:
+        self.output = output
+        self.plan = make_plan(options)
+        options = self.plan.options
+        self.folder = RunFolder(
+            Path(options.output_dir or default_folder(options.model_name, options.dataset)),
+            Path(options.checkpoint_output_dir) if options.checkpoint_output_dir else None,
+        )
+        self.given = (
+            find_checkpoints(Path(options.checkpoint_input_dir))
+            if options.checkpoint_input_dir
+            else None
+        )
+        self.listeners: list[Callable[[Record], None]] = []
+        if options.wandb and importlib.util.find_spec("wandb") is None:
+            raise ValueError("--wandb needs the package wandb. Install it with: pip install wandb")
+
+    def run(self) -> int:
+        """Run the phases that were asked for; returns the exit status."""
+        images, training, validation = self._prepare()
+        self.folder.open(as_recipe(self.plan.options))
+        if self.plan.options.wandb:
+            self._open_wandb()
+        began = time.perf_counter()
+        watch: Watch | None = None
+        records: list[Record] = []
+        try:
+            if training is not None:
+                describe(training, self.output)
+                watch = train(training, images, self.folder, self.output, self.listeners)
+                if self.plan.options.compile_only:
+                    self.output.line("compiled; its program is in the program cache")
+                    return 0
+            if validation is not None:
+                records = self._validate(validation, training)
+        except KeyboardInterrupt:
+            self.output.end()
+            self.folder.close()
+            print(f"Interrupted; what there is, is in {self.folder.path}", file=sys.stderr)
+            return INTERRUPTED
+        self._summarise(watch, records, time.perf_counter() - began)
+        return 0
+
+    def _prepare(self) -> tuple[Images, Training | None, Validation | None]:
+        """Do all that can fail before anything is written."""
+        options = self.plan.options
+        # The larger one first: a CPU is divided into devices only once.
+        makers = [(training_strategy, self.plan.devices, options.training)]
+        makers += [(validation_strategy, self.plan.validation_replicas, options.validation)]
+        makers.sort(key=lambda maker: -maker[1])
+        strategies = {make: make(self.plan) for make, _, wanted in makers if wanted}
+        keras.utils.set_random_seed(self.plan.seed)
+        images = open_images(options, self.plan.info, self.plan.seed)
+        if len(images.train[0]) != self.plan.info.train:
+            self.plan = make_plan(options, len(images.train[0]))
+        for note in self.plan.notes:
+            print(f"convoy train: {note}", file=sys.stderr)
+        training = validation = None
+        if options.training:
+            training = prepare_training(self.plan, strategies[training_strategy])
+        if options.validation and not options.compile_only:
+            validation = Validation(self.plan, strategies[validation_strategy], images)
+        return images, training, validation
+
+    def _validate(self, validation: Validation, training: Training | None) -> list[Record]:
+        options = self.plan.options
+        rest = (self.folder, self.output, self.listeners)
+        paths = self.folder.written if self.given is None else self.given
+        if paths:
+            records = validation.of_checkpoints(paths, *rest)
+            if options.clean_dir:
+                self.folder.remove_checkpoints()
+            return records
+        if self.given is not None:
+            self._warn(f"{options.checkpoint_input_dir} has no checkpoint.")
+        weights: list[np.ndarray] | None = None
+        if training is not None:
+            self._warn("No checkpoints to evaluate, evaluating final training weights.")
+            weights = [value.numpy() for value in training.model.weights]
+        else:
+            self._warn("No checkpoints and no training: the weights are random.")
+        epoch = float(options.num_epochs) if training is not None else 0.0
+        return [validation.of_weights(weights, epoch, *rest)]
+
+    def _warn(self, text: str) -> None:
+        print(f"convoy train: {text}", file=sys.stderr)
+
+    def _summarise(self, watch: Watch | None, records: list[Record], seconds: float) -> None:
+        rows: list[tuple[str, Any]] = []
+        if watch is not None and watch.calls:
+            # The first call has the compilation in it.
+            calls = watch.calls[1:] or watch.calls
+            speed = len(calls) / sum(1 / call.throughput for call in calls)
+            rows.append(("throughput", f"{speed:,.1f} images/s"))
+            rows.append(("training loss", f"{watch.calls[-1].loss:.4f}"))
+            rows.append(("training accuracy", f"{watch.calls[-1].accuracy:.2%}"))
+        paths = self.folder.written if self.given is None else self.given
+        if records:
+            best = max(range(len(records)), key=lambda number: records[number].accuracy)
+            rows.append(("held-out accuracy", f"{records[-1].accuracy:.2%}"))
+            if paths and not self.plan.options.clean_dir:
+                rows.append(("best checkpoint", f"{paths[best]} ({records[best].accuracy:.2%})"))
+            if self.plan.options.sweep:
+                metrics = sweep_metrics(records, self.plan.options.target_accuracy)
+                rows += [(name, f"{value:.6g}") for name, value in metrics.items()]
+        elif paths:
+            rows.append(("last checkpoint", paths[-1]))
+        if watch is not None and records:
+            rows.append(("time to train", show_duration(seconds)))
+        rows.append(("run", self.folder.path))
+        if picture := self.folder.close():
+            rows.append(("curves", picture))
+        for name, value in rows:
+            self.output.line(f"{name:<18} {value}")
+
+    def _open_wandb(self) -> None:
+        wandb = importlib.import_module("wandb")
+        options = self.plan.options
+        name = options.wandb_run_name or self.folder.path.name
+        run = wandb.init(
+            project="convoy",
+            name=name,
+            tags=options.wandb_tags,
+            config=dict(as_recipe(options)),
+            dir=str(self.folder.path),
+        )
+        self.listeners.append(
+            lambda record: run.log(
+                {k: v for k, v in asdict(record).items() if isinstance(v, float)}
+            )
+        )

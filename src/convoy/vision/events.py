@@ -1,0 +1,159 @@
+"""When the device hands over to the host: for a log line, and for a checkpoint."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+
+@dataclass(frozen=True)
+class HostEvents:
+    """The rhythm of a run, in weight updates.
+
+    Attributes:
+        updates_per_epoch: of the data.
+        epochs: how many times the data is gone through.
+        per_log: updates between log lines; 0 is never.
+        per_checkpoint: updates between checkpoints; 0 is never.
+        first_checkpoint: the update after which the first one is written.
+        per_call: updates in one device call.
+        warnings: what was asked for and is not possible.
+    """
+
+    updates_per_epoch: int
+    epochs: int
+    per_log: int
+    per_checkpoint: int
+    first_checkpoint: int
+    per_call: int
+    warnings: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def updates(self) -> int:
+        """All weight updates of the run."""
+        return self.updates_per_epoch * self.epochs
+
+    @property
+    def keras_epoch(self) -> int:
+        """The updates of what is an epoch to Keras: not shorter than a device call."""
+        return max(self.updates_per_epoch, self.per_call)
+
+    @property
+    def keras_epochs(self) -> int:
+        return self.updates // self.keras_epoch
+
+    def logs_at(self, update: int) -> bool:
+        """Say whether a log line follows so many updates."""
+        return bool(self.per_log) and update % self.per_log == 0
+
+    def saves_at(self, update: int) -> bool:
+        """Say whether a checkpoint follows so many updates."""
+        after = update - self.first_checkpoint
+        return bool(self.per_checkpoint) and after >= 0 and after % self.per_checkpoint == 0
+
+    def epoch_at(self, update: int) -> float:
+        return update / self.updates_per_epoch
+
+
+def closest_divisor(whole: int, wanted: int) -> int:
+    """Return the divisor of `whole` that is closest to `wanted`; of two, the smaller."""
+    small = [divisor for divisor in range(1, math.isqrt(whole) + 1) if whole % divisor == 0]
+    return min({*small, *(whole // d for d in small)}, key=lambda d: (abs(d - wanted), d))
+
+
+def plan_events(
+    updates: int,
+    epochs: int,
+    logs: Fraction,
+    checkpoints: Fraction | None,
+    first_checkpoint_epoch: float = 0.0,
+) -> HostEvents:
+    """Find the closest rhythm to what was asked for that does not interrupt a weight update.
+
+    Args:
+        updates: weight updates in an epoch.
+        epochs: how many.
+        logs: log lines per epoch; 0 is none.
+        checkpoints: checkpoints per epoch; 0 is none. `None` is one per epoch, at a log event, so
+            that device calls do not become shorter; if there are no log events, one at the end.
+        first_checkpoint_epoch: when the first checkpoint is written, if not after one interval.
+
+    Raises:
+        ValueError: if the epochs of a log line do not divide the run, or epochs and device calls
+            do not fit together.
+    """
+    check_frequencies(epochs, logs, checkpoints, first_checkpoint_epoch)
+    warnings: list[str] = []
+    total = updates * epochs
+    per_log = _interval("logs", logs, updates, epochs, warnings)
+    phase = round(first_checkpoint_epoch * updates)
+    if checkpoints is None:
+        per_checkpoint = _at_log_events(per_log, updates, total)
+        per_call = math.gcd(per_log, phase)
+    else:
+        left = int(epochs - first_checkpoint_epoch) if first_checkpoint_epoch else epochs
+        per_checkpoint = _interval("checkpoints", checkpoints, updates, left, warnings)
+        per_call = math.gcd(per_log, per_checkpoint, phase if per_checkpoint else 0)
+    if not per_call:
+        per_call = total
+        warnings.append(
+            "Neither logs nor checkpoints were asked for before the end: the entire run of "
+            f"{total} weight updates is one device call."
+        )
+    if (per_call > updates and total % per_call) or (per_call <= updates and updates % per_call):
+        raise ValueError(
+            f"A device call of {per_call} weight updates does not divide an epoch of {updates}. "
+            "Choose --logs-per-epoch and --ckpts-per-epoch so that one divides the other."
+        )
+    first = phase or per_checkpoint
+    if per_checkpoint and first > total:
+        warnings.append(
+            f"The first checkpoint would come after update {first}, but {total} is the last."
+        )
+    return HostEvents(updates, epochs, per_log, per_checkpoint, first, per_call, tuple(warnings))
+
+
+def check_frequencies(
+    epochs: int, logs: Fraction, checkpoints: Fraction | None, first_checkpoint_epoch: float
+) -> None:
+    """Refuse frequencies that no data could give.
+
+    Raises:
+        ValueError: if one is negative, or the epochs of a log line do not divide the run.
+    """
+    given = {
+        "--logs-per-epoch": logs,
+        "--ckpts-per-epoch": checkpoints or 0,
+        "--first-ckpt-epoch": first_checkpoint_epoch,
+    }
+    for name, value in given.items():
+        if value < 0:
+            raise ValueError(f"{name} {value} is negative. Pass 0 or more.")
+    if 0 < logs < 1 and Fraction(epochs) % (1 / logs):
+        raise ValueError(
+            f"It is not possible to log {float(1 / logs)} epochs a time for {epochs} epochs"
+        )
+
+
+def _at_log_events(per_log: int, updates: int, total: int) -> int:
+    """Return the updates between checkpoints that are written once an epoch, at log events."""
+    return updates if 0 < per_log <= updates else per_log or total
+
+
+def _interval(
+    what: str, frequency: Fraction, updates: int, epochs: int, warnings: list[str]
+) -> int:
+    if not frequency or epochs < 1:
+        return 0
+    whole, wanted = updates, int(frequency)
+    if frequency < 1:
+        whole, wanted = updates * epochs, int(frequency * epochs)
+    found = closest_divisor(whole, wanted)
+    if found != (frequency if frequency >= 1 else frequency * epochs):
+        real = Fraction(found, 1 if frequency >= 1 else epochs)
+        warnings.append(
+            f"{what.capitalize()} cannot come {frequency} times per epoch of {updates} weight "
+            f"updates; the closest possible is {real} times."
+        )
+    return whole // found

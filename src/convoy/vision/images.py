@@ -1,0 +1,122 @@
+"""What a run reads: images as arrays, or as batches that are made while it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from convoy.data import augment
+from convoy.data.batches import Batch, endless_batches
+from convoy.data.catalog import DatasetInfo, Split, load
+from convoy.data.synthetic import synthetic_split
+from convoy.vision.options import Options
+from convoy.vision.plan import RunPlan
+
+
+@dataclass(frozen=True)
+class Images:
+    """The splits of a run, as bytes."""
+
+    train: Split
+    test: Split
+
+
+def open_images(options: Options, info: DatasetInfo, seed: int) -> Images:
+    """Read the data set, or make one up.
+
+    Raises:
+        ValueError: if it is nowhere to be found, or damaged.
+    """
+    if options.synthetic_data in ("cpu", "host"):
+        return Images(
+            synthetic_split(info, info.train, seed), synthetic_split(info, info.test, seed)
+        )
+    if options.synthetic_data in ("ipu", "device"):
+        # The device makes images; one byte asks for each.
+        rng = np.random.default_rng(seed)
+        return Images(*(_numbers(info, info.size(part), rng) for part in ("train", "test")))
+    data = load(info.name, options.dataset_path)
+    return Images(data.train, data.test)
+
+
+def training_input(plan: RunPlan, images: Images) -> dict[str, Any]:
+    """Return the arguments of `fit` that say what to train on."""
+    options, batch, events = plan.options, plan.batch, plan.events
+    steps = events.keras_epoch * batch.accumulation
+    x, y = images.train
+    natural = batch.updates_per_epoch(len(x)) == events.keras_epoch
+    if not _is_random(plan) and natural:
+        return {
+            "x": _normalised(plan, x),
+            "y": y,
+            "batch_size": batch.micro_batch,
+            "steps_per_epoch": steps,
+            "shuffle": options.shuffle,
+        }
+    return {"x": _batches(plan, images), "steps_per_epoch": steps}
+
+
+def test_input(plan: RunPlan, images: Images) -> Split:
+    """Return all held-out images, as the model takes them."""
+    return _normalised(plan, images.test[0]), images.test[1]
+
+
+def _batches(plan: RunPlan, images: Images) -> Iterator[Batch]:
+    info, options = plan.info, plan.options
+
+    def transform(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> Batch:
+        on_host = not options.accelerator_side_preprocess
+        if _augments(plan) and info.flip and on_host:
+            x = augment.random_flip(x, rng)
+        x = _normalised(plan, x)
+        if _augments(plan) and info.crop_padding:
+            x = augment.random_crop(x, info.crop_padding, rng)
+        if not plan.mixes_labels:
+            return np.ascontiguousarray(x), y
+        shares = np.eye(info.classes, dtype=np.float32)[y]
+        # With both, each batch is mixed in one way or the other.
+        if options.mixup and (not options.cutmix or rng.random() < 0.5):
+            return augment.mixup(x, shares, options.mixup, rng)
+        return augment.cutmix(x, shares, options.cutmix, rng)
+
+    return endless_batches(
+        *images.train,
+        plan.batch.micro_batch,
+        batches_per_epoch=plan.events.updates_per_epoch * plan.batch.micro_batches_per_update,
+        shuffle=options.shuffle,
+        seed=plan.seed,
+        transform=transform,
+    )
+
+
+def _augments(plan: RunPlan) -> bool:
+    return plan.options.augment and plan.options.synthetic_data is None
+
+
+def _is_random(plan: RunPlan) -> bool:
+    """Say whether batches are made one by one: images change, or are all the same one."""
+    info, on_host = plan.info, not plan.options.accelerator_side_preprocess
+    changes = bool(info.crop_padding) or (info.flip and on_host)
+    if plan.options.synthetic_data in ("cpu", "host"):
+        return True
+    return (_augments(plan) and changes) or plan.mixes_labels
+
+
+def _normalised(plan: RunPlan, x: np.ndarray) -> np.ndarray:
+    """Return images as they are moved to the device."""
+    options = plan.options
+    if options.synthetic_data in ("ipu", "device"):
+        return x
+    if options.eight_bit_transfer:
+        return augment.to_bytes(x)
+    if options.accelerator_side_preprocess:
+        return x.astype(np.float32)
+    if plan.info.normalisation == "scale":
+        return x.astype(np.float32) / 255
+    return augment.standardise(x)
+
+
+def _numbers(info: DatasetInfo, size: int, rng: np.random.Generator) -> Split:
+    return np.zeros((size, 1), np.uint8), rng.integers(0, info.classes, size, dtype=np.int32)

@@ -1,0 +1,72 @@
+"""Residual networks for small images, with shortcuts that have no weights.
+
+Reference: He et al., "Deep Residual Learning for Image Recognition", 2015, section 4.2, option A.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import layers, ops
+
+EPSILON = 1.001e-5
+FILTERS = (16, 32, 64)
+
+
+@keras.saving.register_keras_serializable(package="convoy")
+class Subsample(layers.Layer):
+    """Takes every second pixel, and adds channels of zeros until there are twice as many."""
+
+    def call(self, x: Any) -> Any:
+        added = x.shape[-1]
+        return ops.pad(x[:, ::2, ::2], ((0, 0), (0, 0), (0, 0), (0, added)))
+
+    def compute_output_shape(self, shape: tuple) -> tuple:
+        batch, height, width, channels = shape
+        return batch, -(-height // 2), -(-width // 2), 2 * channels
+
+
+def cifar_resnet(shape: tuple[int, int, int], classes: int, *, blocks: int) -> keras.Model:
+    """Return a residual network of three stacks.
+
+    Args:
+        shape: of an image.
+        classes: how many.
+        blocks: in each stack; the network has `6 * blocks + 2` layers with weights.
+    """
+    images = keras.Input(shape)
+    x = _convolution(16, 1, "conv1")(images)
+    x = layers.BatchNormalization(epsilon=EPSILON, name="conv1_bn")(x)
+    x = layers.ReLU(name="conv1_relu")(x)
+    for stack, filters in enumerate(FILTERS):
+        for block in range(1, blocks + 1):
+            stride = 2 if stack and block == 1 else 1
+            x = _block(x, filters, stride, f"conv{stack + 2}_block{block}")
+    x = layers.GlobalAveragePooling2D(name="avg_pool")(x)
+    x = layers.Dense(classes, activation="softmax", dtype="float32", name="fc_layer")(x)
+    return keras.Model(images, x, name=f"cifar_resnet{6 * blocks + 2}")
+
+
+def _block(x: Any, filters: int, stride: int, name: str) -> Any:
+    shortcut = Subsample(name=f"{name}_shortcut")(x) if stride > 1 else x
+    kind = "conv_ds" if stride > 1 else "conv"
+    x = _convolution(filters, stride, f"{name}_layer1_{kind}")(x)
+    x = layers.BatchNormalization(epsilon=EPSILON, name=f"{name}_layer1_bn")(x)
+    x = layers.ReLU(name=f"{name}_layer1_relu")(x)
+    x = _convolution(filters, 1, f"{name}_layer2_conv")(x)
+    x = layers.BatchNormalization(epsilon=EPSILON, name=f"{name}_layer2_bn")(x)
+    x = layers.Add(name=f"{name}_add")([shortcut, x])
+    return layers.ReLU(name=f"{name}_post_addition_relu")(x)
+
+
+def _convolution(filters: int, stride: int, name: str) -> layers.Layer:
+    return layers.Conv2D(
+        filters,
+        3,
+        stride,
+        padding="same",
+        use_bias=False,
+        kernel_initializer="he_normal",
+        name=name,
+    )

@@ -1,0 +1,97 @@
+"""Residual networks for ImageNet, with the layer names of `keras.applications`.
+
+They differ from it in that convolutions have no bias, and a bottleneck's stride is in its 3 x 3
+convolution ("v1.5"). The first block of every stack has a convolution in its shortcut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import layers
+
+EPSILON = 1.001e-5
+FILTERS = (64, 128, 256, 512)
+
+
+def resnet(
+    shape: tuple[int, int, int],
+    classes: int,
+    *,
+    blocks: Sequence[int],
+    bottleneck: bool,
+    name: str,
+) -> keras.Model:
+    """Return a residual network of four stacks.
+
+    Args:
+        shape: of an image.
+        classes: how many.
+        blocks: in each stack.
+        bottleneck: whether a block is three convolutions, the outer ones 1 x 1; else two.
+        name: of the model.
+    """
+    images = keras.Input(shape)
+    x = layers.ZeroPadding2D(3, name="conv1_pad")(images)
+    x = layers.Conv2D(64, 7, 2, use_bias=False, name="conv1_conv")(x)
+    x = _norm("conv1")(x)
+    x = layers.ReLU(name="conv1_relu")(x)
+    x = layers.ZeroPadding2D(1, name="pool1_pad")(x)
+    x = layers.MaxPooling2D(3, 2, name="pool1_pool")(x)
+    make_block = _bottleneck if bottleneck else _vanilla
+    for stack, (count, filters) in enumerate(zip(blocks, FILTERS, strict=True), start=2):
+        for block in range(1, count + 1):
+            stride = 2 if stack > 2 and block == 1 else 1
+            x = make_block(x, filters, stride, block == 1, f"conv{stack}_block{block}")
+    x = layers.GlobalAveragePooling2D(name="avg_pool")(x)
+    x = layers.Dense(classes, activation="softmax", dtype="float32", name="predictions")(x)
+    return keras.Model(images, x, name=name)
+
+
+def _vanilla(x: Any, filters: int, stride: int, widens: bool, name: str) -> Any:
+    shortcut = _shortcut(x, filters, stride, name) if widens else x
+    x = _convolution(filters, 3, stride, f"{name}_1")(x)
+    x = _norm(f"{name}_1")(x)
+    x = layers.ReLU(name=f"{name}_1_relu")(x)
+    x = _convolution(filters, 3, 1, f"{name}_2")(x)
+    x = _norm(f"{name}_2")(x)
+    return _join(shortcut, x, name)
+
+
+def _bottleneck(x: Any, filters: int, stride: int, widens: bool, name: str) -> Any:
+    shortcut = _shortcut(x, 4 * filters, stride, name) if widens else x
+    for part, (kernel, step) in enumerate(((1, 1), (3, stride)), start=1):
+        x = _convolution(filters, kernel, step, f"{name}_{part}")(x)
+        x = _norm(f"{name}_{part}")(x)
+        x = layers.ReLU(name=f"{name}_{part}_relu")(x)
+    x = _convolution(4 * filters, 1, 1, f"{name}_3")(x)
+    # Blocks that could be left out begin as if they were.
+    x = _norm(f"{name}_3", "ones" if widens else "zeros")(x)
+    return _join(shortcut, x, name)
+
+
+def _shortcut(x: Any, filters: int, stride: int, name: str) -> Any:
+    return _norm(f"{name}_0")(_convolution(filters, 1, stride, f"{name}_0")(x))
+
+
+def _join(shortcut: Any, x: Any, name: str) -> Any:
+    x = layers.Add(name=f"{name}_add")([shortcut, x])
+    return layers.ReLU(name=f"{name}_out")(x)
+
+
+def _convolution(filters: int, kernel: int, stride: int, name: str) -> layers.Layer:
+    return layers.Conv2D(
+        filters,
+        kernel,
+        stride,
+        padding="same",
+        use_bias=False,
+        kernel_initializer=keras.initializers.VarianceScaling(),
+        name=f"{name}_conv",
+    )
+
+
+def _norm(name: str, gamma: str = "ones") -> layers.Layer:
+    return layers.BatchNormalization(epsilon=EPSILON, gamma_initializer=gamma, name=f"{name}_bn")

@@ -1,0 +1,190 @@
+"""From the command line and a recipe to options: the command line beats the recipe."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from convoy.vision.flags import Flag, Loader, boolean
+from convoy.vision.options import FLAGS, Options
+
+SHIPPED = Path(__file__).with_name("configs.yml")
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, with exit status 2."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def make_parser(program: str = "convoy train") -> Parser:
+    parser = Parser(
+        prog=program,
+        description="Train and validate an image classifier.",
+        epilog="The command line beats the recipe, which beats the defaults. Flags may be "
+        "shortened, as long as they stay unambiguous.",
+    )
+    groups: dict[str, Any] = {}
+    defaults = Options()
+    for name, flag in FLAGS.items():
+        if flag.group not in groups:
+            groups[flag.group] = parser.add_argument_group(flag.group)
+        group = groups[flag.group]
+        default = getattr(defaults, name.replace("-", "_"))
+        shown = "" if default in (None, []) else f" (default: {default})"
+        settings: dict[str, Any] = {
+            "type": _reader(flag),
+            "help": (flag.help + shown).replace("%", "%%"),
+            "default": argparse.SUPPRESS,
+            "dest": name.replace("-", "_"),
+            "metavar": "{" + ",".join(flag.choices) + "}" if flag.choices else _metavar(flag),
+        }
+        if flag.many:
+            settings["nargs"] = "+"
+        elif flag.read is boolean:
+            settings |= {"nargs": "?", "const": True}
+        group.add_argument(f"--{name}", **settings)
+    return parser
+
+
+def parse(words: Sequence[str], program: str = "convoy train") -> Options:
+    """Return the options of a command line; ends the program if it cannot be understood."""
+    parser = make_parser(program)
+    namespace, unknown = parser.parse_known_args(words)
+    if unknown:
+        parser.error(_unknown_flag(unknown[0]))
+    given = vars(namespace)
+    try:
+        recipe = read_recipe(given.get("config"), given.get("config_path"))
+    except ValueError as error:
+        parser.error(str(error))
+    return Options(**(recipe | given))
+
+
+def read_recipe(name: str | None, path: str | None) -> dict[str, Any]:
+    """Return the values of a recipe, by the names of the fields of `Options`.
+
+    Raises:
+        ValueError: if there is no such file or recipe, or something in it is not a flag or not a
+            value of that flag.
+    """
+    if name is None:
+        if path is not None:
+            raise ValueError(
+                f"--config-path {path} was given without --config. Pass --config and one of: "
+                f"{', '.join(_recipes(Path(path)))}"
+            )
+        return {}
+    file = SHIPPED if path is None else Path(path)
+    recipes = _recipes(file)
+    if name not in recipes:
+        raise ValueError(
+            f"{name!r} is not a recipe of {file.name}{_suggest(name, recipes)} "
+            f"It has: {', '.join(recipes)}"
+        )
+    values = {}
+    for key, value in recipes[name].items():
+        flag_name = _resolve(str(key), f"recipe {name!r}")
+        values[flag_name.replace("-", "_")] = _value(FLAGS[flag_name], flag_name, value)
+    return values
+
+
+def _recipes(file: Path) -> dict[str, dict[str, Any]]:
+    try:
+        content = yaml.load(file.read_text(), Loader=Loader)
+    except (OSError, yaml.YAMLError) as error:
+        line = " ".join(str(error).split())
+        raise ValueError(f"The recipe file {file} cannot be read: {line}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"The recipe file {file} does not map names to recipes.")
+    return {name: entry for name, entry in content.items() if isinstance(entry, dict)}
+
+
+def _resolve(key: str, where: str) -> str:
+    """Return the flag that a recipe's key means; it may be shortened as on the command line."""
+    key = key.replace("_", "-")
+    if key in FLAGS:
+        return key
+    longer = {name for name in FLAGS if name.startswith(key)}
+    if len(longer) == 1:
+        return longer.pop()
+    problem = f"is short for {' and '.join(sorted(longer))}" if longer else "is not a flag"
+    raise ValueError(f"{key!r} in {where} {problem}{_suggest(key, FLAGS)}")
+
+
+def _value(flag: Flag, name: str, value: Any) -> Any:
+    """Read a recipe's value as if it stood on the command line."""
+    if flag.many:
+        return [_read(flag, name, item) for item in (value if isinstance(value, list) else [value])]
+    if value is None or isinstance(value, dict):
+        if value is None or flag.read.__name__ == "mapping":
+            return value
+        raise ValueError(f"--{name}: a dictionary was given in the recipe; pass one value")
+    return _read(flag, name, value)
+
+
+def _read(flag: Flag, name: str, value: Any) -> Any:
+    word = os.path.expandvars(value) if isinstance(value, str) else str(value)
+    try:
+        return _reader(flag)(word)
+    except argparse.ArgumentTypeError as error:
+        raise ValueError(f"argument --{name}: {error}") from None
+
+
+def _reader(flag: Flag) -> Any:
+    def read(word: str) -> Any:
+        if flag.choices and word not in flag.choices:
+            near = _suggest(word, flag.choices)
+            raise argparse.ArgumentTypeError(
+                f"{word!r} is not one of {', '.join(flag.choices)}{near}"
+            )
+        try:
+            return flag.read(word)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read
+
+
+def _metavar(flag: Flag) -> str:
+    return {"whole": "N", "number": "X", "boolean": "BOOL", "fraction": "X"}.get(
+        flag.read.__name__, flag.read.__name__.upper()
+    )
+
+
+def _unknown_flag(word: str) -> str:
+    if not word.startswith("--"):
+        return f"{word!r} was not expected; flags begin with --"
+    name = word[2:].split("=")[0]
+    return f"--{name} is not a flag{_suggest(name, FLAGS, '--')}"
+
+
+def _suggest(word: str, known: Iterable[str], prefix: str = "") -> str:
+    near = difflib.get_close_matches(word, list(known), 2)
+    return f". Did you mean {' or '.join(prefix + name for name in near)}?" if near else "."
+
+
+def as_recipe(options: Options) -> Mapping[str, Any]:
+    """Return options as the mapping that a recipe file holds, without what only names a recipe."""
+    plain: dict[str, Any] = {}
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if field.name in ("config", "config_path") or value is None:
+            continue
+        known = isinstance(value, (bool, int, float, str, list, dict))
+        plain[field.name.replace("_", "-")] = value if known else str(value)
+    return plain
+
+
+def stop(message: str, program: str = "convoy train") -> NoReturn:
+    """End the program with one line and exit status 2."""
+    print(f"{program}: error: {' '.join(message.split())}", file=sys.stderr)
+    raise SystemExit(2)

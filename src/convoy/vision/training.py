@@ -1,0 +1,146 @@
+"""The training phase."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import convoy
+import keras
+from convoy.vision.folder import RunFolder
+from convoy.vision.images import Images, training_input
+from convoy.vision.loss import make_accuracy, make_loss
+from convoy.vision.network import make_network, recommended_splits
+from convoy.vision.optimizer import make_optimizer
+from convoy.vision.plan import RunPlan
+from convoy.vision.progress import Output
+from convoy.vision.record import Record
+from convoy.vision.schedules import Schedule, make_schedule
+from convoy.vision.watch import Watch
+
+StochasticRounding = Literal["off", "on", "replica_identical"]
+_ROUNDING: dict[str, StochasticRounding] = {
+    "OFF": "off",
+    "ON": "on",
+    "REPLICA_IDENTICAL_ONLY": "replica_identical",
+}
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model that is ready to be trained."""
+
+    plan: RunPlan
+    model: keras.Model
+    schedule: Schedule
+
+
+def training_strategy(plan: RunPlan) -> convoy.Strategy:
+    options = plan.options
+    scale: float | str | None = options.loss_scaling or None
+    rounds = options.precision.endswith(".16") and not plan.in_pipeline
+    return convoy.Strategy(
+        devices=plan.devices,
+        gradient_accumulation=plan.batch.accumulation,
+        batch_norm_group=options.dbn_replica_group_size,
+        precision=options.precision,
+        loss_scale="auto" if options.auto_loss_scaling else scale,
+        stochastic_rounding=_ROUNDING[options.stochastic_rounding] if rounds else "off",
+        # Stages on one device were a way to forget activations.
+        remat="auto" if options.recomputation and not plan.in_pipeline else None,
+    )
+
+
+def prepare_training(plan: RunPlan, strategy: convoy.Strategy) -> Training:
+    """Make and compile the model.
+
+    Raises:
+        ValueError: if the model, a split, the optimizer or the schedule cannot be made.
+    """
+    options = plan.options
+    schedule = make_schedule(
+        options.lr_schedule,
+        options.lr_schedule_params,
+        batch=plan.batch.global_batch,
+        updates=plan.events.updates_per_epoch,
+        warm_up=options.lr_warmup_params,
+        staircase=options.lr_staircase,
+    )
+    with strategy.scope():
+        model = make_network(options, plan.info, plan.batch.accumulation)
+        model.compile(
+            make_optimizer(options, schedule, plan.batch.global_batch),
+            make_loss(options.label_smoothing, shares=plan.mixes_labels),
+            metrics=[make_accuracy("training_accuracy", shares=plan.mixes_labels)],
+            steps_per_execution=plan.steps_per_execution,
+            auto_scale_loss=False,
+        )
+    if plan.stages > 1:
+        convoy.split(model, options.pipeline_splits)
+    if plan.in_pipeline:
+        model.set_pipelining_options(
+            schedule=options.pipeline_schedule.lower(),
+            device_mapping=options.device_mapping,
+            recompute=options.recomputation,
+        )
+    else:
+        model.reset_pipeline_stage_assignment()
+    return Training(plan, model, schedule)
+
+
+def describe(training: Training, output: Output) -> None:
+    """Say what will be trained, before it is."""
+    plan, batch = training.plan, training.plan.batch
+    weights = training.model.count_params()
+    output.line(f"model               {training.model.name}, {weights:,} parameters")
+    output.line(f"micro batch size    {batch.micro_batch}")
+    output.line(f"num replicas        {batch.replicas}")
+    output.line(f"grad. accumulation  {batch.accumulation}")
+    output.line(f"global batch size   {batch.global_batch}")
+    output.line(
+        f"weight updates      {plan.events.updates_per_epoch} per epoch, "
+        f"{plan.events.per_call} per device call"
+    )
+    if plan.stages > 1:
+        recommended = recommended_splits(training.model, plan.stages)
+        if recommended != plan.options.pipeline_splits:
+            output.line(f"Recommended splits = {recommended}")
+
+
+def train(
+    training: Training,
+    images: Images,
+    folder: RunFolder,
+    output: Output,
+    listeners: list[Callable[[Record], None]],
+) -> Watch:
+    """Run the training phase; returns what was seen."""
+    plan = training.plan
+    watch = Watch(plan, training.schedule, folder, output, listeners)
+    if plan.options.mlperf_logging:
+        _rehearse(training, images)
+    _fit(training, images, plan.events.keras_epochs, [watch])
+    return watch
+
+
+def _rehearse(training: Training, images: Images) -> None:
+    """Train an epoch so that all is compiled, then put everything back."""
+    model = training.model
+    model.optimizer.build(model.trainable_variables)
+    kept = [(v, v.numpy()) for v in (*model.variables, *model.optimizer.variables)]
+    _fit(training, images, 1, [])
+    for variable, value in kept:
+        variable.assign(value)
+
+
+def _fit(
+    training: Training, images: Images, epochs: int, watchers: list[keras.callbacks.Callback]
+) -> None:
+    with warnings.catch_warnings():
+        # What does not fill a weight update is known: it was said how many updates there are.
+        warnings.filterwarnings("ignore", message=".* do not fill a weight update")
+        training.model.fit(
+            **training_input(training.plan, images), epochs=epochs, verbose=0, callbacks=watchers
+        )

@@ -1,0 +1,149 @@
+"""The validation phase: no sample is lost, whatever the batch and the number of devices."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import convoy
+import keras
+import numpy as np
+from convoy.vision.folder import RunFolder, epoch_of
+from convoy.vision.images import Images, test_input
+from convoy.vision.loss import make_accuracy, make_loss
+from convoy.vision.network import make_network
+from convoy.vision.plan import RunPlan
+from convoy.vision.progress import Output
+from convoy.vision.record import Record
+
+
+def validation_strategy(plan: RunPlan) -> convoy.Strategy:
+    return convoy.Strategy(devices=plan.validation_replicas, precision=plan.options.precision)
+
+
+class Validation:
+    """A model of its own, which takes the weights of checkpoints one after the other.
+
+    Args:
+        plan: of the run.
+        strategy: where it runs.
+        images: of which the held-out ones are used.
+
+    Raises:
+        ValueError: if the model cannot be made.
+    """
+
+    def __init__(self, plan: RunPlan, strategy: convoy.Strategy, images: Images) -> None:
+        self.plan = plan
+        self.input = test_input(plan, images)
+        samples = len(self.input[1])
+        if not samples:
+            raise ValueError(f"{plan.info.name} has no image to validate on.")
+        with strategy.scope():
+            self.model = make_network(plan.options, plan.info, plan.batch.accumulation)
+            self.model.compile(
+                loss=make_loss(plan.options.label_smoothing, shares=False),
+                metrics=[make_accuracy("validation_accuracy", shares=False)],
+                steps_per_execution=math.ceil(
+                    samples / (plan.validation_batch * plan.validation_replicas)
+                ),
+            )
+
+    def of_checkpoints(
+        self,
+        paths: Sequence[Path],
+        folder: RunFolder,
+        output: Output,
+        listeners: list[Callable[[Record], None]],
+    ) -> list[Record]:
+        """Validate checkpoints in their order."""
+        records = []
+        output.begin(len(paths), "validating ...")
+        for done, path in enumerate(paths, start=1):
+            load_checkpoint(self.model, path)
+            record = self._evaluate(epoch_of(path))
+            records.append(record)
+            self._report(record, folder, output, listeners)
+            accuracy = {"accuracy": f"{record.accuracy:.2%}"}
+            output.advance(done, f"checkpoint {done}/{len(paths)}", accuracy)
+        output.end()
+        return records
+
+    def of_weights(
+        self,
+        weights: list[np.ndarray] | None,
+        epoch: float,
+        folder: RunFolder,
+        output: Output,
+        listeners: list[Callable[[Record], None]],
+    ) -> Record:
+        """Validate some weights, or those that the model was made with."""
+        if weights is not None:
+            self.model.set_weights(weights)
+        record = self._evaluate(epoch)
+        self._report(record, folder, output, listeners)
+        return record
+
+    def _evaluate(self, epoch: float) -> Record:
+        began = time.perf_counter()
+        values: dict[str, Any] = self.model.evaluate(
+            *self.input, batch_size=self.plan.validation_batch, verbose=0, return_dict=True
+        )
+        return Record(
+            "validation",
+            round(epoch * self.plan.events.updates_per_epoch),
+            epoch,
+            values["loss"],
+            values["validation_accuracy"],
+            len(self.input[1]) / (time.perf_counter() - began),
+        )
+
+    @staticmethod
+    def _report(
+        record: Record,
+        folder: RunFolder,
+        output: Output,
+        listeners: list[Callable[[Record], None]],
+    ) -> None:
+        folder.add(record)
+        if not output.is_terminal:
+            output.line(f"validation: {record.fields}")
+        for listener in listeners:
+            listener(record)
+
+
+def load_checkpoint(model: keras.Model, path: Path) -> None:
+    """Give a model the weights in a file.
+
+    Raises:
+        ValueError: if the file is damaged, or holds the weights of another model.
+    """
+    try:
+        with warnings.catch_warnings():
+            # The file has the state of the optimizer too, which nobody validates.
+            warnings.filterwarnings("ignore", message="Skipping variable loading for optimizer")
+            model.load_weights(path)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"{path} does not hold the weights of {model.name}: {reason}") from None
+
+
+def sweep_metrics(records: Sequence[Record], target: float) -> dict[str, float]:
+    """Return when the target accuracy was reached, and how near the run came to it, by epoch.
+
+    The second is `exp(-((accuracy - target) / 0.02)^2 / 2) / epoch` of the last record, where
+    an accuracy above the target counts as the target.
+    """
+    metrics = {}
+    reached = [record.epoch for record in records if record.accuracy >= target]
+    if reached:
+        metrics["epoch_to_target"] = reached[0]
+    last = records[-1]
+    if last.epoch:
+        short = min(last.accuracy - target, 0) / 0.02
+        metrics["optimization_metric"] = math.exp(-0.5 * short**2) / last.epoch
+    return metrics
