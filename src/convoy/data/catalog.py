@@ -52,6 +52,7 @@ DATASETS = {
         DatasetInfo("fashion_mnist", 60_000, 10_000, (28, 28, 1), 10, "scale"),
         DatasetInfo("cifar10", 50_000, 10_000, (32, 32, 3), 10, "standardise", 4, True),
         DatasetInfo("cifar100", 50_000, 10_000, (32, 32, 3), 100, "standardise", 4, True),
+        DatasetInfo("imagenet", 1_281_167, 50_000, (224, 224, 3), 1000, "imagenet", flip=True),
         DatasetInfo("digits", 1_408, 389, (8, 8, 1), 10, "scale"),
     )
 }
@@ -83,6 +84,8 @@ def load(name: str, folder: str | Path = ".") -> Dataset:
     info = DATASETS[name]
     if name == "digits":
         return Dataset(info, *(_as_bytes(split) for split in load_digits()))
+    if name == "imagenet":
+        raise ValueError("imagenet does not fit into memory, and reading it is not there yet.")
     root = Path(folder)
     if not root.is_dir():
         raise ValueError(f"--dataset-path {folder}: there is no such folder.")

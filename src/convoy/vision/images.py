@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import numpy as np
 from convoy.data import augment
 from convoy.data.batches import Batch, endless_batches
@@ -46,21 +47,43 @@ def training_input(plan: RunPlan, images: Images) -> dict[str, Any]:
     options, batch, events = plan.options, plan.batch, plan.events
     steps = events.keras_epoch * batch.accumulation
     x, y = images.train
-    natural = batch.updates_per_epoch(len(x)) == events.keras_epoch
-    if not _is_random(plan) and natural:
+    # Keras would make an update of samples that are left over, or save them for the next epoch.
+    divides = events.keras_epoch * batch.global_batch == len(x)
+    if divides and not _is_random(plan):
         return {
             "x": _normalised(plan, x),
             "y": y,
             "batch_size": batch.micro_batch,
-            "steps_per_epoch": steps,
             "shuffle": options.shuffle,
         }
-    return {"x": _batches(plan, images), "steps_per_epoch": steps}
+    return {"x": _batches(plan, images), "steps_per_epoch": steps, "shuffle": False}
 
 
-def test_input(plan: RunPlan, images: Images) -> Split:
-    """Return all held-out images, as the model takes them."""
-    return _normalised(plan, images.test[0]), images.test[1]
+def test_input(plan: RunPlan, images: Images) -> dict[str, Any]:
+    """Return the arguments of `evaluate` that say what to validate on: all held-out images."""
+    x, y = images.test
+    if plan.options.synthetic_data in ("cpu", "host"):
+        return {"x": TestBatches(plan, images)}
+    return {"x": _normalised(plan, x), "y": y, "batch_size": plan.validation_batch}
+
+
+class TestBatches(keras.utils.PyDataset):
+    """Held-out images, one replica's batch at a time."""
+
+    __test__ = False
+
+    def __init__(self, plan: RunPlan, images: Images) -> None:
+        super().__init__()
+        self.plan = plan
+        self.images, self.labels = images.test
+
+    def __len__(self) -> int:
+        return -(-len(self.labels) // self.plan.validation_batch)
+
+    def __getitem__(self, number: int) -> Batch:
+        size = self.plan.validation_batch
+        part = slice(number * size, (number + 1) * size)
+        return _normalised(self.plan, self.images[part]), np.ascontiguousarray(self.labels[part])
 
 
 def _batches(plan: RunPlan, images: Images) -> Iterator[Batch]:

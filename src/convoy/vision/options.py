@@ -62,8 +62,8 @@ class Options:
 
     model_name: str = _model(
         "toy_model",
-        "toy_model, toy_model_bn, cifar_resnet8/20/32/44/56, resnet18/34/50/101/152, a name in "
-        "keras.applications, or module:function of your own",
+        "toy_model, toy_model_bn, mnist_cnn, cifar_resnet8/20/32/44/56, "
+        "resnet18/34/50/101/152, a name in keras.applications, or module:function of your own",
         text,
     )
     norm_layer: dict[str, Any] = _model(

@@ -168,8 +168,14 @@ def _unknown_flag(word: str) -> str:
 
 
 def _suggest(word: str, known: Iterable[str], prefix: str = "") -> str:
-    near = difflib.get_close_matches(word, list(known), 2)
-    return f". Did you mean {' or '.join(prefix + name for name in near)}?" if near else "."
+    def likeness(name: str) -> float:
+        # Names may be shortened, so a slip may be in the beginning of one.
+        return max(
+            difflib.SequenceMatcher(None, word, part).ratio() for part in (name, name[: len(word)])
+        )
+
+    near = sorted((name for name in known if likeness(name) >= 0.7), key=likeness, reverse=True)
+    return f". Did you mean {' or '.join(prefix + name for name in near[:2])}?" if near else "."
 
 
 def as_recipe(options: Options) -> Mapping[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -138,9 +137,6 @@ def _rehearse(training: Training, images: Images) -> None:
 def _fit(
     training: Training, images: Images, epochs: int, watchers: list[keras.callbacks.Callback]
 ) -> None:
-    with warnings.catch_warnings():
-        # What does not fill a weight update is known: it was said how many updates there are.
-        warnings.filterwarnings("ignore", message=".* do not fill a weight update")
-        training.model.fit(
-            **training_input(training.plan, images), epochs=epochs, verbose=0, callbacks=watchers
-        )
+    training.model.fit(
+        **training_input(training.plan, images), epochs=epochs, verbose=0, callbacks=watchers
+    )

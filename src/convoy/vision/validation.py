@@ -40,8 +40,8 @@ class Validation:
     def __init__(self, plan: RunPlan, strategy: convoy.Strategy, images: Images) -> None:
         self.plan = plan
         self.input = test_input(plan, images)
-        samples = len(self.input[1])
-        if not samples:
+        self.samples = len(images.test[1])
+        if not self.samples:
             raise ValueError(f"{plan.info.name} has no image to validate on.")
         with strategy.scope():
             self.model = make_network(plan.options, plan.info, plan.batch.accumulation)
@@ -49,7 +49,7 @@ class Validation:
                 loss=make_loss(plan.options.label_smoothing, shares=False),
                 metrics=[make_accuracy("validation_accuracy", shares=False)],
                 steps_per_execution=math.ceil(
-                    samples / (plan.validation_batch * plan.validation_replicas)
+                    self.samples / (plan.validation_batch * plan.validation_replicas)
                 ),
             )
 
@@ -90,16 +90,14 @@ class Validation:
 
     def _evaluate(self, epoch: float) -> Record:
         began = time.perf_counter()
-        values: dict[str, Any] = self.model.evaluate(
-            *self.input, batch_size=self.plan.validation_batch, verbose=0, return_dict=True
-        )
+        values: dict[str, Any] = self.model.evaluate(**self.input, verbose=0, return_dict=True)
         return Record(
             "validation",
             round(epoch * self.plan.events.updates_per_epoch),
             epoch,
             values["loss"],
             values["validation_accuracy"],
-            len(self.input[1]) / (time.perf_counter() - began),
+            self.samples / (time.perf_counter() - began),
         )
 
     @staticmethod
