@@ -3,6 +3,12 @@ from fractions import Fraction
 import pytest
 from convoy.vision.events import closest_divisor, plan_events
 
+
+@pytest.fixture(autouse=True)
+def fresh_start():
+    """Nothing here makes a layer, so nothing has to be cleared."""
+
+
 UPDATES = 781
 """Of CIFAR-10 with micro-batches of 8 and 8 of them accumulated: 11 x 71."""
 

@@ -7,6 +7,12 @@ import yaml
 from convoy.vision.options import FLAGS, Options
 from convoy.vision.parse import as_recipe, parse, read_recipe
 
+
+@pytest.fixture(autouse=True)
+def fresh_start():
+    """Nothing here makes a layer, so nothing has to be cleared."""
+
+
 UPSTREAM = [
     "config",
     "config-path",

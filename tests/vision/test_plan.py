@@ -6,6 +6,12 @@ from convoy.vision.parse import SHIPPED, _recipes, parse
 from convoy.vision.plan import make_plan
 from convoy.vision.schedules import make_schedule
 
+
+@pytest.fixture(autouse=True)
+def fresh_start():
+    """Nothing here makes a layer, so nothing has to be cleared."""
+
+
 IMAGENET = 1_281_167
 
 

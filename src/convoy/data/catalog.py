@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,7 +121,7 @@ def _find(info: DatasetInfo, root: Path) -> tuple[Split, Split] | None:
 
 def _read_npz(path: Path) -> tuple[Split, Split]:
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             x_train, y_train, x_test, y_test = (
                 stored[name] for name in ("x_train", "y_train", "x_test", "y_test")
             )
@@ -128,7 +129,7 @@ def _read_npz(path: Path) -> tuple[Split, Split]:
         raise ValueError(
             f"{path} has no array {error}. It must have x_train, y_train, x_test and y_test."
         ) from None
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is damaged: {error}") from None
     return (x_train, y_train), (x_test, y_test)
 
