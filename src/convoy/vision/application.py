@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 import time
@@ -20,7 +21,12 @@ from convoy.vision.plan import make_plan
 from convoy.vision.progress import Output, show_duration
 from convoy.vision.record import Record
 from convoy.vision.training import Training, describe, prepare_training, train, training_strategy
-from convoy.vision.validation import Validation, sweep_metrics, validation_strategy
+from convoy.vision.validation import (
+    Validation,
+    load_checkpoint,
+    sweep_metrics,
+    validation_strategy,
+)
 from convoy.vision.watch import Watch
 
 INTERRUPTED = 130
@@ -72,6 +78,12 @@ class Application:
         self.folder.open(as_recipe(self.plan.options))
         if self.plan.options.wandb:
             self._open_wandb()
+        with contextlib.closing(self.folder):
+            return self._run_phases(images, training, validation)
+
+    def _run_phases(
+        self, images: Images, training: Training | None, validation: Validation | None
+    ) -> int:
         began = time.perf_counter()
         watch: Watch | None = None
         records: list[Record] = []
@@ -86,7 +98,6 @@ class Application:
                 records = self._validate(validation, training)
         except KeyboardInterrupt:
             self.output.end()
-            self.folder.close()
             print(f"Interrupted; what there is, is in {self.folder.path}", file=sys.stderr)
             return INTERRUPTED
         self._summarise(watch, records, time.perf_counter() - began)
@@ -111,6 +122,8 @@ class Application:
             training = prepare_training(self.plan, strategies[training_strategy])
         if options.validation and not options.compile_only:
             validation = Validation(self.plan, strategies[validation_strategy], images)
+            for path in self.given or []:
+                load_checkpoint(validation.model, path)
         return images, training, validation
 
     def _validate(self, validation: Validation, training: Training | None) -> list[Record]:

@@ -83,10 +83,11 @@ class RunFolder:
             self.checkpoints.rmdir()
 
     def close(self) -> Path | None:
-        """Draw the curves; returns the picture, if matplotlib is installed."""
-        if self._events is not None:
-            self._events.close()
-            self._events = None
+        """Draw the curves, once; returns the picture, if matplotlib is installed."""
+        if self._events is None:
+            return None
+        self._events.close()
+        self._events = None
         return draw_curves(self.records, self.path / "curves.png") if self.records else None
 
 
