@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from convoy.data import augment
 from convoy.data.batches import endless_batches
+from convoy.data.rand_augment import rand_augment
 
 
 @pytest.fixture
@@ -113,3 +114,13 @@ def test_data_that_does_not_fill_a_batch_is_refused():
     )
     with pytest.raises(ValueError, match="2 samples do not fill a batch of 3"):
         next(made)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_rand_augment_changes_most_images_and_keeps_their_form(images, rng, channels):
+    images = images[..., :channels]
+    out = rand_augment(images, 0.7, rng)
+    assert (out.shape, out.dtype) == (images.shape, np.uint8)
+    assert (out != images).any((1, 2, 3)).mean() > 0.5
+    again = rand_augment(images, 0.7, np.random.default_rng(1))
+    np.testing.assert_array_equal(again, rand_augment(images, 0.7, np.random.default_rng(1)))

@@ -163,6 +163,7 @@ FLAGS = {
     ],
     "adamw with clipping": ["--optimizer", "adamw", "--clip-norm", 1],
     "mixing images": ["--mixup", 0.2, "--cutmix", 1.0, "--label-smoothing", 0.1],
+    "random augmentation": ["--rand-augment", 0.5],
     "random erasing": ["--random-erasing", 0.5, "--accelerator-side-preprocess"],
     "group norm": ["--model", "toy_model_bn", "--norm-layer", "{name: group_norm, num_groups: 2}"],
     "shared batch norm": [

@@ -11,6 +11,7 @@ import numpy as np
 from convoy.data import augment
 from convoy.data.batches import Batch, endless_batches
 from convoy.data.catalog import DatasetInfo, Split, load
+from convoy.data.rand_augment import rand_augment
 from convoy.data.synthetic import synthetic_split
 from convoy.vision.options import Options
 from convoy.vision.plan import RunPlan
@@ -91,6 +92,8 @@ def _batches(plan: RunPlan, images: Images) -> Iterator[Batch]:
 
     def transform(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> Batch:
         on_host = not options.accelerator_side_preprocess
+        if options.rand_augment and options.synthetic_data is None:
+            x = rand_augment(x, options.rand_augment, rng)
         if _augments(plan) and info.flip and on_host:
             x = augment.random_flip(x, rng)
         x = _normalised(plan, x)
@@ -124,7 +127,8 @@ def _is_random(plan: RunPlan) -> bool:
     changes = bool(info.crop_padding) or (info.flip and on_host)
     if plan.options.synthetic_data in ("cpu", "host"):
         return True
-    return (_augments(plan) and changes) or plan.mixes_labels
+    random = plan.mixes_labels or bool(plan.options.rand_augment)
+    return (_augments(plan) and changes) or random
 
 
 def _normalised(plan: RunPlan, x: np.ndarray) -> np.ndarray:

@@ -52,8 +52,6 @@ def _first_layers(options: Options, info: DatasetInfo) -> list[layers.Layer]:
         first.append(SyntheticImages(info.shape, options.eight_bit_transfer, name="synthetic"))
     elif options.eight_bit_transfer:
         first.append(Decompress(name="eight_bit_transfer_decompression_layer"))
-    if options.rand_augment:
-        first.append(layers.RandAugment(BYTES, factor=options.rand_augment, name="rand_augment"))
     if options.random_erasing:
         # Its `factor` is how likely each image is to lose a part.
         first.append(

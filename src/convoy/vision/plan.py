@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
 import warnings
 from dataclasses import dataclass, fields, replace
@@ -154,13 +155,17 @@ def check_options(options: Options) -> None:
 
 
 def _check_preprocessing(options: Options) -> None:
-    needing = ("eight_bit_transfer", "fused_preprocessing", "rand_augment", "random_erasing")
+    needing = ("eight_bit_transfer", "fused_preprocessing", "random_erasing")
     for name in needing:
         if getattr(options, name) and not options.accelerator_side_preprocess:
             raise ValueError(
                 f"--{name.replace('_', '-')} works on images that the host has not normalised. "
                 "Pass --accelerator-side-preprocess too."
             )
+    if options.rand_augment and importlib.util.find_spec("PIL") is None:
+        raise ValueError(
+            "--rand-augment needs the package pillow. Install it with: pip install pillow"
+        )
     if options.eight_bit_transfer and options.mixup:
         raise ValueError("--mixup makes numbers of bytes; leave --eight-bit-transfer out.")
 

@@ -35,6 +35,14 @@ class Record:
     loss_scale: float | None = None
 
     @property
+    def sentence(self) -> str:
+        """The values as a person reads them."""
+        return (
+            f"{self.phase:<10}  epoch {self.epoch:<6g}  loss {self.loss:.4f}  accuracy "
+            f"{self.accuracy:7.2%}  {self.throughput:,.0f} images/s"
+        )
+
+    @property
     def fields(self) -> list[str]:
         """The values in the form that log lines have."""
         parts = [f"throughput: {self.throughput:.1f} samples/sec"]

@@ -108,8 +108,7 @@ class Validation:
         listeners: list[Callable[[Record], None]],
     ) -> None:
         folder.add(record)
-        if not output.is_terminal:
-            output.line(f"validation: {record.fields}")
+        output.line(record.sentence if output.is_terminal else f"validation: {record.fields}")
         for listener in listeners:
             listener(record)
 

@@ -113,7 +113,9 @@ class Watch(keras.callbacks.Callback):
         record = average(self._since_log)
         self._since_log = []
         self.folder.add(record)
-        if not self.output.is_terminal:
+        if self.output.is_terminal:
+            self.output.line(record.sentence)
+        else:
             batches = record.update * self.plan.batch.micro_batches_per_update
             self.output.line(f"batch {batches}: {record.fields}")
         for listener in self.listeners:
