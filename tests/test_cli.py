@@ -19,7 +19,7 @@ def test_version_is_the_projects(capsys):
 def test_help_lists_every_verb(capsys):
     assert cli.main([]) == 2
     shown = capsys.readouterr().out
-    assert all(verb in shown for verb in cli.VERBS)
+    assert all(verb in shown for verb in (*cli.VERBS, *cli.APPLICATIONS))
 
 
 def test_doctor_tells_devices_and_kernels(capsys):
@@ -27,6 +27,15 @@ def test_doctor_tells_devices_and_kernels(capsys):
     shown = capsys.readouterr().out
     assert "4 x cpu" in shown
     assert "cpu kernels" in shown
+
+
+def test_train_reads_its_flags_itself(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["train", "--modle", "x"])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == (
+        "convoy train: error: --modle is not a flag. Did you mean --model-name?\n"
+    )
 
 
 def test_an_unknown_verb_is_named(capsys):

@@ -131,3 +131,26 @@ def test_keras_has_no_device_loop_of_its_own_that_would_clash():
 
     source = Path(trainer.__file__).read_text()
     assert "lax.scan" not in source, "Keras scans over steps now: look at steps_per_execution again"
+
+
+def test_a_graph_is_replayed_on_other_inputs_with_layers_replaced(rng):
+    layers = keras.layers
+    shared, norm = layers.Dense(3), layers.BatchNormalization()
+    x = keras.Input((3,))
+    model = keras.Model(x, layers.Add()([shared(norm(shared(x))), x]))
+    other = keras.Input((3,))
+    doubled = layers.Rescaling(2.0)(other)
+    seen = []
+
+    def replace(layer):
+        seen.append(layer)
+        return layers.GroupNormalization(1) if layer is norm else layer
+
+    outputs = keras_bridge.replay_graph(model, doubled, replace)
+    again = keras.Model(other, outputs)
+    assert seen.count(shared) == 1
+    data = rng.random((2, 3), "float32")
+    twice = 2 * data
+    group = next(layer for layer in again.layers if isinstance(layer, layers.GroupNormalization))
+    expected = shared(group(shared(twice))) + twice
+    np.testing.assert_allclose(again(data), expected, rtol=1e-6)

@@ -142,3 +142,33 @@ def test_stages_go_without_what_they_cannot_do_yet():
 def test_options_that_contradict_each_other_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         make_plan(Options(**options))
+
+
+SEED = (
+    "--model cifar_resnet8 --num-epochs {epochs} --precision 16.16 --micro-batch-size 8 "
+    "--validation False --half-partials True --gradient-accumulation 8 --logs-per-epoch {logs}"
+)
+
+
+@pytest.mark.parametrize(
+    ("logs", "calls", "warned"),
+    [("1", 6, False), ("2", 6, True), ("10", 66, True), ("1/2", 3, False), ("1/3", 2, False)],
+)
+def test_the_commands_of_the_handbook_make_as_many_device_calls_as_it_says(logs, calls, warned):
+    plan = make_plan(parse(SEED.format(epochs=6, logs=logs).split()))
+    assert plan.events.updates // plan.events.per_call == calls
+    assert plan.steps_per_execution == 6 * 6248 // calls
+    assert any("closest possible" in note for note in plan.notes) == warned
+
+
+def test_the_handbooks_run_without_logs_is_one_device_call_and_says_so():
+    plan = make_plan(parse(SEED.format(epochs=6, logs=0).split()))
+    assert plan.events.per_call == plan.events.updates
+    assert any("entire run" in note for note in plan.notes)
+
+
+def test_the_handbooks_wrong_command_has_its_words():
+    with pytest.raises(
+        ValueError, match=r"^It is not possible to log 2\.0 epochs a time for 5 epo"
+    ):
+        make_plan(parse(SEED.format(epochs=5, logs="1/2").split()))
