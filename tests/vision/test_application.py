@@ -205,7 +205,8 @@ def test_a_runs_recipe_repeats_it(application, tmp_path):
     for name in ("training loss", "held-out accuracy"):
         values = [re.search(rf"{name} +(\S+)", run.out)[1] for run in (first, second)]
         assert values[0] == values[1]
-    rows = [list(csv.DictReader((tmp_path / f / "metrics.csv").open())) for f in "ab"]
+    lines = [(tmp_path / folder / "metrics.csv").read_text().splitlines() for folder in "ab"]
+    rows = [list(csv.DictReader(text)) for text in lines]
     assert [row["loss"] for row in rows[0]] == [row["loss"] for row in rows[1]]
 
 

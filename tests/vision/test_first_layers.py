@@ -1,7 +1,7 @@
 import keras
 import numpy as np
 import pytest
-from convoy.data.augment import standardise
+from convoy.data.augment import normalise
 from convoy.vision.first_layers import Decompress, Preprocess, SyntheticImages
 
 
@@ -17,9 +17,13 @@ def test_bytes_become_the_same_numbers(images, dtype):
     np.testing.assert_array_equal(np.asarray(out), images)
 
 
-def test_device_and_host_standardise_alike(images):
-    ours = np.asarray(Preprocess("standardise")(images))
-    np.testing.assert_allclose(ours, standardise(images), rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize("way", ["scale", "standardise", "imagenet"])
+def test_device_and_host_normalise_alike(images, way):
+    ours = np.asarray(Preprocess(way)(images))
+    np.testing.assert_allclose(ours, normalise(images, way), rtol=1e-4, atol=1e-5)
+
+
+def test_a_plain_image_stays_finite():
     assert np.isfinite(np.asarray(Preprocess("standardise")(np.zeros((1, 4, 4, 3))))).all()
 
 

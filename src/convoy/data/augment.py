@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from convoy.data.catalog import IMAGENET_DEVIATION, IMAGENET_MEAN, Normalisation
 
 
 def random_flip(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -74,6 +75,17 @@ def standardise(images: np.ndarray) -> np.ndarray:
     mean = images.mean((1, 2, 3), keepdims=True)
     deviation = images.std((1, 2, 3), keepdims=True)
     return (images - mean) / np.where(deviation == 0, 1, deviation)
+
+
+def normalise(images: np.ndarray, normalisation: Normalisation) -> np.ndarray:
+    """Normalise bytes in one of the ways that data sets have."""
+    if normalisation == "standardise":
+        return standardise(images)
+    scaled = images.astype(np.float32) / 255
+    if normalisation == "scale":
+        return scaled
+    mean, deviation = np.array(IMAGENET_MEAN, np.float32), np.array(IMAGENET_DEVIATION, np.float32)
+    return (scaled - mean) / deviation
 
 
 def to_bytes(images: np.ndarray) -> np.ndarray:

@@ -16,6 +16,9 @@ from convoy.data.digits import load_digits
 Split = tuple[np.ndarray, np.ndarray]
 Normalisation = Literal["scale", "standardise", "imagenet"]
 
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
+
 
 @dataclass(frozen=True)
 class DatasetInfo:
@@ -86,7 +89,10 @@ def load(name: str, folder: str | Path = ".") -> Dataset:
     if name == "digits":
         return Dataset(info, *(_as_bytes(split) for split in load_digits()))
     if name == "imagenet":
-        raise ValueError("imagenet does not fit into memory, and reading it is not there yet.")
+        raise ValueError(
+            "imagenet does not fit into memory, and reading it is not there yet. Pass another "
+            "--dataset, or --synthetic-data cpu."
+        )
     root = Path(folder)
     if not root.is_dir():
         raise ValueError(f"--dataset-path {folder}: there is no such folder.")

@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from convoy.data.catalog import Normalisation
+from convoy.data.catalog import IMAGENET_DEVIATION, IMAGENET_MEAN, Normalisation
 from convoy.data.synthetic import DEVIATION, MEAN
 from keras import layers, ops
-
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
 
 
 @keras.saving.register_keras_serializable(package="convoy")

@@ -140,9 +140,7 @@ def _normalised(plan: RunPlan, x: np.ndarray) -> np.ndarray:
         return augment.to_bytes(x)
     if options.accelerator_side_preprocess:
         return x.astype(np.float32)
-    if plan.info.normalisation == "scale":
-        return x.astype(np.float32) / 255
-    return augment.standardise(x)
+    return augment.normalise(x, plan.info.normalisation)
 
 
 def _numbers(info: DatasetInfo, size: int, rng: np.random.Generator) -> Split:

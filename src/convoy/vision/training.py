@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -92,8 +93,8 @@ def prepare_training(plan: RunPlan, strategy: convoy.Strategy) -> Training:
 def describe(training: Training, output: Output) -> None:
     """Say what will be trained, before it is."""
     plan, batch = training.plan, training.plan.batch
-    weights = training.model.count_params()
-    output.line(f"model               {training.model.name}, {weights:,} parameters")
+    weights = sum(math.prod(weight.shape) for weight in training.model.trainable_weights)
+    output.line(f"model               {training.model.name}, {weights:,} trainable parameters")
     output.line(f"micro batch size    {batch.micro_batch}")
     output.line(f"num replicas        {batch.replicas}")
     output.line(f"grad. accumulation  {batch.accumulation}")
