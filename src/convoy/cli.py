@@ -39,9 +39,16 @@ def train(words: Sequence[str]) -> int:
     return train_main(words)
 
 
+def data(words: Sequence[str]) -> int:
+    """Look after data sets: `convoy data verify` reads and counts one."""
+    from convoy.data.verify import main as data_main
+
+    return data_main(words)
+
+
 VERBS = {"doctor": doctor}
 # These read their flags themselves.
-APPLICATIONS = {"train": train}
+APPLICATIONS = {"train": train, "data": data}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -66,10 +66,11 @@ def test_checkpoints_follow_their_frequency_and_phase(application, tmp_path):
 
 
 def test_without_checkpoints_the_final_weights_are_validated(application, tmp_path):
-    words = (*SMALL, "--ckpts-per-epoch", 0, "--weight-updates-per-epoch", 1)
+    words = (*SMALL, "--ckpts-per-epoch", 0, "--weight-updates-per-epoch", 1, "--deterministic")
     done = application(*words, "--eight-bit-transfer", "--accelerator-side-preprocess")
     assert done.status == 0, done.err
     assert "evaluating final training weights" in done.err
+    assert "--deterministic turns --shuffle off" in done.err
     assert len(accuracies(done.out, "validation")) == 1
     assert not list((tmp_path / "runs").glob("*/checkpoints"))
 

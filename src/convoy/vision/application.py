@@ -7,7 +7,7 @@ import importlib.util
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,8 @@ class Application:
     def __init__(self, options: Options, output: Output) -> None:
         self.output = output
         self.plan = make_plan(options)
+        # With the seed that was drawn, but else as they were given, so that all notes come again.
+        self.asked = replace(options, seed=self.plan.seed)
         options = self.plan.options
         self.folder = RunFolder(
             Path(options.output_dir or default_folder(options.model_name, options.dataset)),
@@ -114,7 +116,7 @@ class Application:
         keras.utils.set_random_seed(self.plan.seed)
         images = open_images(options, self.plan.info, self.plan.seed)
         if len(images.train[0]) != self.plan.info.train:
-            self.plan = make_plan(options, len(images.train[0]))
+            self.plan = make_plan(self.asked, len(images.train[0]))
         for note in self.plan.notes:
             print(f"convoy train: {note}", file=sys.stderr)
         training = validation = None
