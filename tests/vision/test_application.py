@@ -56,11 +56,13 @@ def test_trains_validates_and_leaves_a_run_behind(application, tmp_path):
 def test_checkpoints_follow_their_frequency_and_phase(application, tmp_path):
     done = application(
         *SMALL,
-        *("--weight-updates-per-epoch", 1, "--num-epochs", 5, "--validation", False),
+        *("--weight-updates-per-epoch", 1, "--num-epochs", 5),
         *("--ckpts-per-epoch", "1/3", "--first-ckpt-epoch", 2),
-        *("--checkpoint-output-dir", "here"),
+        # One folder for both: what the run writes there is validated.
+        *("--checkpoint-output-dir", "here", "--checkpoint-input-dir", "here"),
     )
     assert done.status == 0, done.err
+    assert len(accuracies(done.out, "validation")) == 2
     saved = sorted(path.name for path in (tmp_path / "here").iterdir())
     assert saved == ["epoch_2.0.weights.h5", "epoch_5.0.weights.h5"]
 

@@ -65,14 +65,19 @@ class Application:
             Path(options.output_dir or default_folder(options.model_name, options.dataset)),
             Path(options.checkpoint_output_dir) if options.checkpoint_output_dir else None,
         )
-        self.given = (
-            find_checkpoints(Path(options.checkpoint_input_dir))
-            if options.checkpoint_input_dir
-            else None
-        )
+        self.given = self._given_checkpoints(options)
         self.listeners: list[Callable[[Record], None]] = []
         if options.wandb and importlib.util.find_spec("wandb") is None:
             raise ValueError("--wandb needs the package wandb. Install it with: pip install wandb")
+
+    def _given_checkpoints(self, options: Options) -> list[Path] | None:
+        """Return the checkpoints to validate, if they are not those that the run will write."""
+        if options.checkpoint_input_dir is None:
+            return None
+        folder = Path(options.checkpoint_input_dir)
+        if options.training and folder.resolve() == self.folder.checkpoints.resolve():
+            return None
+        return find_checkpoints(folder)
 
     def run(self) -> int:
         """Run the phases that were asked for; returns the exit status."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
-from convoy.vision.flags import Flag, Loader, boolean
+from convoy.vision.flags import Flag, Loader, boolean, mapping
 from convoy.vision.options import FLAGS, Options
 
 SHIPPED = Path(__file__).with_name("configs.yml")
@@ -125,7 +125,7 @@ def _value(flag: Flag, name: str, value: Any) -> Any:
     if flag.many:
         return [_read(flag, name, item) for item in (value if isinstance(value, list) else [value])]
     if value is None or isinstance(value, dict):
-        if value is None or flag.read.__name__ == "mapping":
+        if value is None or flag.read is mapping:
             return value
         raise ValueError(f"--{name}: a dictionary was given in the recipe; pass one value")
     return _read(flag, name, value)
