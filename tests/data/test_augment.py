@@ -7,6 +7,11 @@ from convoy.data.batches import endless_batches
 from convoy.data.rand_augment import rand_augment
 
 
+@pytest.fixture(autouse=True)
+def fresh_start():
+    """Nothing here makes a layer, so nothing has to be cleared."""
+
+
 @pytest.fixture
 def images(rng):
     return rng.integers(1, 256, (64, 6, 5, 3)).astype("uint8")

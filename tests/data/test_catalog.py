@@ -8,6 +8,11 @@ import pytest
 from convoy.data import DATASETS, load
 
 
+@pytest.fixture(autouse=True)
+def fresh_start():
+    """Nothing here makes a layer, so nothing has to be cleared."""
+
+
 @pytest.fixture
 def mnist(rng):
     return [rng.integers(0, 256, (n, 28, 28)).astype("uint8") for n in (6, 4)], [
