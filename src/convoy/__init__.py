@@ -5,6 +5,7 @@ from convoy import _start, cpu
 _start.start()
 
 from convoy import cross_replica, optimizers  # noqa: E402
+from convoy.checkpoint import CheckpointError, Checkpoints  # noqa: E402
 from convoy.engine.loss_scale import AutomaticLossScale  # noqa: E402
 from convoy.pipeline.options import split  # noqa: E402
 from convoy.pipeline.scope import PipelineStage  # noqa: E402
@@ -14,6 +15,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AutomaticLossScale",
+    "CheckpointError",
+    "Checkpoints",
     "PipelineStage",
     "Strategy",
     "__version__",

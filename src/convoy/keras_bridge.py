@@ -7,27 +7,33 @@ Every private name of Keras that Convoy depends on is used here and nowhere else
 from __future__ import annotations
 
 import contextlib
+import itertools
+import random
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import jax
 import keras
+import numpy as np
 from keras import Model
-from keras.src.backend.common import masking
+from keras.src.backend.common import global_state, masking
 from keras.src.backend.jax import nn as jax_nn
 from keras.src.backend.jax import numpy as jax_numpy
 from keras.src.losses import loss as loss_module
 from keras.src.models import functional
 from keras.src.ops.node import Node
+from keras.src.random import seed_generator
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 from keras.src.trainers.data_adapters.array_data_adapter import (
     ArrayDataAdapter,
     can_convert_arrays,
 )
+from keras.src.trainers.data_adapters.grain_dataset_adapter import GrainDatasetAdapter
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
 from keras.src.utils import python_utils, rng_utils
 
@@ -324,6 +330,49 @@ def random_seed() -> int | None:
     return rng_utils.get_random_seed()
 
 
+def global_seed() -> list[int] | None:
+    """Return the state of the generator that unseeded random operations draw from, if it is."""
+    generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
+    return None if generator is None else np.asarray(generator.state.value).tolist()
+
+
+def set_global_seed(state: list[int] | None) -> None:
+    if state is None:
+        global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, None)
+    else:
+        seed_generator.global_seed_generator().state.assign(state)
+
+
+# Callbacks that carry something from epoch to epoch -----------------------------------------
+
+
+_CALLBACK_STATE: dict[type[keras.callbacks.Callback], tuple[str, ...]] = {
+    keras.callbacks.History: ("history", "epoch"),
+    keras.callbacks.EarlyStopping: (
+        "wait",
+        "stopped_epoch",
+        "best",
+        "best_epoch",
+        "best_weights",
+    ),
+    keras.callbacks.ReduceLROnPlateau: ("best", "wait", "cooldown_counter"),
+    keras.callbacks.ModelCheckpoint: (
+        "best",
+        "_batches_seen_since_last_saving",
+        "_last_batch_seen",
+    ),
+    keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",),
+}
+
+
+def callback_state_names(callback: keras.callbacks.Callback) -> tuple[str, ...]:
+    """Return the attributes in which one of Keras's own callbacks remembers earlier epochs."""
+    for kind, names in _CALLBACK_STATE.items():
+        if isinstance(callback, kind):
+            return names
+    return ()
+
+
 # Precision ----------------------------------------------------------------------------------
 
 
@@ -455,9 +504,77 @@ class Batches(EpochIterator):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._length_known = self.num_batches is not None
+        self._unread = 0
 
     def _get_iterator(self) -> Iterator[Any]:
-        return self.data_adapter.get_jax_iterator()
+        unread, self._unread = self._unread, 0
+        return _skip(self.data_adapter, unread) if unread else self.data_adapter.get_jax_iterator()
+
+    @property
+    def taken_before(self) -> int:
+        """Batches that earlier epochs have taken of the walk that the next one goes on with."""
+        goes_on = self.steps_per_epoch is not None and self._current_iterator is not None
+        return self._steps_seen if goes_on else 0
+
+    def seek(self, before: int, done: int) -> None:
+        """Have the next epoch begin where its first `done` batches have been walked over.
+
+        The batches are handed out, but hold nothing where the input can do without reading them.
+
+        Args:
+            before: batches that earlier epochs have taken of the walk.
+            done: batches that the epoch itself has taken.
+        """
+        self._unread = before + done
+        if self.steps_per_epoch is None:
+            return
+        self._current_iterator = iter(self._get_iterator())
+        for _ in itertools.islice(self._current_iterator, before):
+            pass
+        self._steps_seen = before
+
+    @property
+    def why_not_resumable(self) -> str | None:
+        """What stands in the way of an exact `seek`, if something does."""
+        adapter = self.data_adapter
+        if isinstance(adapter, ArrayDataAdapter | GrainDatasetAdapter):
+            return None
+        if not isinstance(adapter, PyDatasetAdapter):
+            return "its order is its own affair, and cannot be asked for"
+        dataset = adapter.py_dataset
+        if adapter.enqueuer and self.steps_per_epoch and dataset.num_batches is not None:
+            return "with workers and steps_per_epoch, Keras begins its order anew in mid-epoch"
+        hooks = [
+            name
+            for name in ("on_epoch_begin", "on_epoch_end")
+            if getattr(type(dataset), name) is not getattr(keras.utils.PyDataset, name)
+        ]
+        if hooks and not _tells_state(dataset):
+            return f"{hooks[0]}() may change it, and it has no get_state() and set_state()"
+        return None
+
+    @property
+    def kind(self) -> str:
+        """What the user passed, for messages."""
+        adapter = self.data_adapter
+        is_dataset = isinstance(adapter, PyDatasetAdapter)
+        return type(adapter.py_dataset if is_dataset else adapter).__name__.removesuffix("Adapter")
+
+    @property
+    def samples(self) -> int | None:
+        """Samples in the input; only where the batch size is ours."""
+        return self.data_adapter._num_samples if self.batch_size_is_ours else None
+
+    @property
+    def state(self) -> Any:
+        """What a `PyDataset` says of its own state, if it can tell."""
+        dataset: Any = getattr(self.data_adapter, "py_dataset", None)
+        return dataset.get_state() if _tells_state(dataset) else None
+
+    def set_state(self, state: Any) -> None:
+        dataset: Any = getattr(self.data_adapter, "py_dataset", None)
+        if state is not None and _tells_state(dataset):
+            dataset.set_state(state)
 
     def _interrupted_warning(self) -> None:
         # An input of unknown length that ends for the first time has done nothing wrong.
@@ -524,6 +641,69 @@ class Batches(EpochIterator):
     def batch_size(self) -> int:
         """Samples in a batch; only where it is ours."""
         return int(self.data_adapter.batch_size)
+
+
+def _tells_state(dataset: Any) -> bool:
+    return all(callable(getattr(dataset, name, None)) for name in ("get_state", "set_state"))
+
+
+def _skip(adapter: Any, count: int) -> Iterator[Any]:
+    """Walk over an input whose first batches are not read, if it is of a kind that allows that."""
+    if isinstance(adapter, ArrayDataAdapter):
+        return _skip_arrays(adapter, count)
+    if isinstance(adapter, PyDatasetAdapter):
+        length = adapter.py_dataset.num_batches
+        order = list(range(count if length is None else length))
+        if adapter.shuffle and length is not None:
+            # What the adapter is about to do, without drawing from the generator.
+            generator = random.Random()
+            generator.setstate(random.getstate())
+            generator.shuffle(order)
+        adapter.py_dataset = _Unread(adapter.py_dataset, frozenset(order[:count]))
+        if adapter.enqueuer:
+            adapter.enqueuer.py_dataset = adapter.py_dataset
+    return adapter.get_jax_iterator()
+
+
+def _skip_arrays(adapter: ArrayDataAdapter, count: int) -> Iterator[Any]:
+    skipping = True
+
+    def batch(sliceable: Any, indices: Any = None) -> Any:
+        return None if skipping else sliceable.convert_to_jax_compatible(sliceable[indices])
+
+    inputs = array_slicing.convert_to_sliceable(adapter._inputs, "jax")
+    # A generator: it slices a batch, or does not, when it is asked for that batch.
+    for number, sliced in enumerate(adapter._get_iterator(batch, inputs), start=1):
+        skipping = number < count
+        yield sliced
+
+
+class _Unread(keras.utils.PyDataset):
+    """A data set some batches of which are not read in its first epoch."""
+
+    def __init__(self, dataset: keras.utils.PyDataset, unread: Container[int]) -> None:
+        super().__init__(dataset.workers, dataset.use_multiprocessing, dataset.max_queue_size)
+        self.dataset = dataset
+        self.unread = unread
+
+    @property
+    def num_batches(self) -> int | None:
+        return self.dataset.num_batches
+
+    def __getitem__(self, index: int) -> Any:
+        return (np.zeros(0),) if index in self.unread else self.dataset[index]
+
+    def on_epoch_begin(self) -> None:
+        self.dataset.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        self.unread = ()
+        self.dataset.on_epoch_end()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("get_state", "set_state"):
+            return getattr(self.dataset, name)
+        raise AttributeError(name)
 
 
 def build_for_prediction(model: Model, x: Any) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import jax
+from convoy.engine.random_state import RandomState
 from convoy.engine.replicate import AXIS
 
 Layout = Literal["ordered", "contiguous", "block"]
@@ -66,13 +67,63 @@ class Cut:
         return samples % (self.replicas * self.parts) == 0
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where in its data a feed is.
+
+    Counted in samples of arrays, else in batches of the input: numbers that stay true on another
+    number of replicas. The order follows from the random state that it was drawn from, so going
+    to a place takes no reading of what comes before it.
+
+    Attributes:
+        order: the random state before the order was drawn.
+        before: how much of that order earlier epochs have taken.
+        done: how much this epoch has taken.
+        state: what the input itself said about its state when the epoch began, if it can tell.
+    """
+
+    order: RandomState
+    before: int
+    done: int
+    state: Any = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "order": self.order.to_json(),
+            "before": self.before,
+            "done": self.done,
+            "state": self.state,
+        }
+
+    @classmethod
+    def from_json(cls, place: dict[str, Any]) -> Place:
+        return cls(
+            RandomState.from_json(place["order"]), place["before"], place["done"], place["state"]
+        )
+
+
 class Feed(Protocol):
     """Hands out an epoch's data, a chunk at a time."""
 
     steps: int | None
     """Steps in an epoch, if that is known."""
 
+    why_not_resumable: str | None
+    """What stands in the way of an exact `seek`, if something does."""
+
     def begin_epoch(self) -> None: ...
+
+    def place(self, *, epoch_over: bool) -> Place:
+        """Return where the feed is, after all chunks that it handed out."""
+        ...
+
+    def seek(self, place: Place) -> int:
+        """Begin an epoch at a place, and return how many of its steps are done.
+
+        Raises:
+            ValueError: if steps of this feed do not end there.
+        """
+        ...
 
     def example(self) -> Any:
         """Return the shapes and types of the batch that the epoch begins with, if there is one."""
@@ -120,6 +171,29 @@ class Budget:
             return False
         self.left -= size
         return True
+
+
+def steps_until(units: int, per_step: int, end: int, group: int) -> int:
+    """Return how many steps take so much data.
+
+    Args:
+        units: samples or batches.
+        per_step: how many of them a step takes.
+        end: how many there are; the last step may be a smaller one.
+        group: steps that come together or not at all.
+
+    Raises:
+        ValueError: if no step ends there.
+    """
+    whole, rest = divmod(units, per_step)
+    steps = whole + 1 if rest and units == end else whole
+    if (rest and units != end) or (not rest and steps % group):
+        raise ValueError(
+            f"The checkpoint was taken {units} into the data, but a weight update now takes "
+            f"{per_step * group} and none ends there. Resume with a batch size, devices and "
+            f"accumulation whose product divides {units}."
+        )
+    return steps
 
 
 def size(tree: Any) -> int:

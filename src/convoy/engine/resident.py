@@ -7,7 +7,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from convoy.engine.feed import Chunk, Cut, Layout, Placement
+from convoy.engine import random_state
+from convoy.engine.feed import Chunk, Cut, Layout, Place, Placement, steps_until
 from convoy.keras_bridge import Batches
 
 
@@ -30,21 +31,58 @@ class Resident:
         self.placement = placement
         self.arrays = placement.everywhere(arrays)
         self.order: jax.Array | None = None
-        self.position = self.end = 0
+        self.why_not_resumable: str | None = None
+        self.position = self.start = self.end = 0
+        self._drawn_from = random_state.capture()
 
     def begin_epoch(self) -> None:
         # With `steps_per_epoch`, training goes on where the last epoch stopped.
         if not self.goes_on or self.position == self.total:
             self.position = 0
         if self.position == 0:
-            self.order = self._draw_order()
+            self._begin_order()
+        self._set_end()
+
+    def place(self, *, epoch_over: bool) -> Place:
+        if not epoch_over:
+            before = self._samples_until(self.start)
+            return Place(self._drawn_from, before, self._samples_until(self.position) - before)
+        goes_on = self.goes_on and self.position < self.total
+        return Place(self._drawn_from, self._samples_until(self.position) if goes_on else 0, 0)
+
+    def seek(self, place: Place) -> int:
+        if place.before + place.done == 0:
+            self.position = 0
+            self.begin_epoch()
+            return 0
+        before = self._steps_until(place.before)
+        now = self._steps_until(place.before + place.done)
+        with random_state.as_of(place.order):
+            self._begin_order()
+        self.position = before
+        self._set_end()
+        self.position = now
+        return now - before
+
+    def _samples_until(self, step: int) -> int:
+        return min(step * self.batch, self.samples)
+
+    def _steps_until(self, samples: int) -> int:
+        return steps_until(samples, self.batch, self.samples, self.cut.group)
+
+    def _begin_order(self) -> None:
+        self._drawn_from = random_state.capture()
+        self.order = self._draw_order()
+
+    def _set_end(self) -> None:
+        self.start = self.position
         wanted = self.position + (self.steps_per_epoch or self.total)
         self.end = min(wanted, self.total)
         if self.end < wanted:
             warnings.warn(
                 f"The data ends after {self.end - self.position} of the {self.steps_per_epoch} "
                 "steps of this epoch. Pass fewer steps, or more data.",
-                stacklevel=5,
+                stacklevel=6,
             )
 
     def example(self) -> Any:

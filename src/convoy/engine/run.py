@@ -13,9 +13,11 @@ import keras
 import numpy as np
 from convoy import keras_bridge
 from convoy.engine.feed import Budget, Feed
+from convoy.engine.interrupt import Uninterrupted
 from convoy.engine.pace import Pace, make_pace
 from convoy.engine.plan import Plan
 from convoy.engine.program import ProgramCache, Programs
+from convoy.engine.progress import Progress, Recorder, Resumption, recorder_among
 from convoy.engine.state import Mode
 from convoy.engine.streamed import block_chunk
 
@@ -58,59 +60,101 @@ class Runner:
         model = self.model
         model.stop_training = False
         callbacks.on_train_begin()
-        logs: dict[str, Any] = {}
+        first = keras_bridge.initial_epoch(model, epochs.start)
+        progress = Progress(
+            model, self.training, feed, callbacks.callbacks, first, last_epoch=epochs.stop
+        )
+        recorder = recorder_among(callbacks.callbacks)
         try:
-            for epoch in range(keras_bridge.initial_epoch(model, epochs.start), epochs.stop):
+            resumption = _begin(progress, recorder)
+            while progress.epoch < epochs.stop and not (resumption and progress.finished):
+                epoch = progress.epoch
                 model.reset_metrics()
                 callbacks.on_epoch_begin(epoch)
-                logs = self._train_epoch(feed, pace, callbacks, epoch)
+                logs = self._train_epoch(pace, callbacks, progress, recorder, resumption)
+                resumption = None
                 if validation is not None and keras_bridge.should_validate(
                     model, epoch, validation_freq
                 ):
-                    values = self.evaluate(validation, self.pace("evaluate"), callbacks)
-                    logs |= {f"val_{name}": value for name, value in values.items()}
+                    logs |= self._validate(validation, callbacks, progress, recorder)
                 callbacks.on_epoch_end(epoch, logs)
+                progress.end_epoch(logs)
+                recorder.record(progress)
                 if model.stop_training:
                     break
         finally:
+            recorder.end_run()
             if epochs.stop > 0:
                 model.optimizer.finalize_variable_values(model.trainable_weights)
-        callbacks.on_train_end(logs)
+        callbacks.on_train_end(progress.logs)
 
     def _train_epoch(
-        self, feed: Feed, pace: Pace, callbacks: keras.callbacks.CallbackList, epoch: int
+        self,
+        pace: Pace,
+        callbacks: keras.callbacks.CallbackList,
+        progress: Progress,
+        recorder: Recorder,
+        resumption: Resumption | None,
     ) -> dict[str, Any]:
-        logs: dict[str, Any] = {}
+        feed = progress.feed
+        resumed = 0
+        if resumption is None:
+            feed.begin_epoch()
+        else:
+            if resumption.step:
+                resumption.restore()
+            resumed = feed.seek(resumption.place)
+            progress.step = resumed
 
         def end(step: int, outcomes: list[dict[str, Any]]) -> None:
-            nonlocal logs
-            logs = outcomes[-1]
-            callbacks.on_train_batch_end(step, logs)
+            callbacks.on_train_batch_end(step, outcomes[-1])
+            progress.total += step + 1 - progress.step
+            progress.step, progress.logs = step + 1, outcomes[-1]
+            recorder.record(progress)
 
-        feed.begin_epoch()
-        steps = walk(
-            feed,
-            pace,
-            self._programs.get("train"),
-            callbacks.on_train_batch_begin,
-            end,
-            lambda: self.model.stop_training,
-        )
-        if not steps and epoch == 0:
+        programs = self._programs.get("train")
+        if resumed and self.model.stop_training:
+            return dict(progress.logs)
+        begin = callbacks.on_train_batch_begin
+        steps = walk(feed, pace, programs, begin, end, lambda: self.model.stop_training, resumed)
+        if not steps and progress.epoch == 0:
             raise ValueError("The input yielded no batch to train on. Pass at least one.")
         if not steps:
             warnings.warn(
-                f"The input has no data left for epoch {epoch + 1}; training stops. Pass an input "
-                "that can be iterated over again, or `steps_per_epoch`.",
+                f"The input has no data left for epoch {progress.epoch + 1}; training stops. Pass "
+                "an input that can be iterated over again, or `steps_per_epoch`.",
                 stacklevel=4,
             )
             self.model.stop_training = True
-        return dict(logs)
+            return {}
+        return dict(progress.logs)
+
+    def _validate(
+        self,
+        validation: Feed,
+        callbacks: keras.callbacks.CallbackList,
+        progress: Progress,
+        recorder: Recorder,
+    ) -> dict[str, float]:
+        progress.metrics = keras_bridge.values(self.model.metrics_variables)
+        leave = recorder.wants_to_leave
+        values = self.evaluate(validation, self.pace("evaluate"), callbacks, leave)
+        if leave():
+            recorder.record(progress)
+        progress.metrics = None
+        return {f"val_{name}": value for name, value in values.items()}
 
     def evaluate(
-        self, feed: Feed, pace: Pace, callbacks: keras.callbacks.CallbackList
+        self,
+        feed: Feed,
+        pace: Pace,
+        callbacks: keras.callbacks.CallbackList,
+        leave: Callable[[], bool] = lambda: False,
     ) -> dict[str, float]:
-        """Run one pass of `evaluate`, from `on_test_begin` to `on_test_end`."""
+        """Run one pass of `evaluate`, from `on_test_begin` to `on_test_end`.
+
+        It ends early if a callback asks for it, or `leave` does.
+        """
         model = self.model
         model.stop_evaluating = False
         callbacks.on_test_begin()
@@ -129,7 +173,7 @@ class Runner:
             self._programs.get("evaluate"),
             callbacks.on_test_batch_begin,
             end,
-            lambda: model.stop_evaluating,
+            lambda: model.stop_evaluating or leave(),
         )
         values = keras_bridge.python_logs(logs)
         callbacks.on_test_end(values)
@@ -164,7 +208,7 @@ class Runner:
             callbacks.on_predict_batch_begin,
             end,
             lambda: model.stop_predicting,
-            most,
+            most=most,
         )
         callbacks.on_predict_end()
         return _join(parts)
@@ -179,7 +223,21 @@ class Runner:
         plan = self.plan_for(mode)
         cut = replace(plan, batch="global").cut(mode)
         spread = cut.spreads(jax.tree.leaves(block)[0].shape[1])
-        return programs.run(block_chunk(block, 1, plan.placement, cut, spread=spread))
+        with Uninterrupted():
+            return programs.run(block_chunk(block, 1, plan.placement, cut, spread=spread))
+
+
+def _begin(progress: Progress, recorder: Recorder) -> Resumption | None:
+    """Ask the recorder where to begin, and go there if it is between two epochs."""
+    resumption = recorder.begin_run(progress)
+    if resumption is None:
+        return None
+    progress.epoch, progress.step = resumption.epoch, resumption.step
+    progress.total, progress.logs = resumption.total, resumption.logs
+    if not resumption.step:
+        resumption.restore()
+    progress.model.stop_training = resumption.stopped
+    return resumption
 
 
 def walk(
@@ -189,6 +247,8 @@ def walk(
     begin: Callable[[int], None],
     end: Callable[[int, list[Any]], None],
     stopped: Callable[[], bool],
+    done: int = 0,
+    *,
     most: int | None = None,
 ) -> int:
     """Run what is left of a feed's epoch, with callbacks around every `pace.steps` steps.
@@ -200,19 +260,21 @@ def walk(
         begin: called with the number of the first step.
         end: called with the number of the last step and the outcome of every device call.
         stopped: whether a callback has asked to stop.
+        done: steps of the epoch that are done.
         most: steps that one device call can run, if that is fewer than `pace.steps`.
 
     Returns:
-        The number of steps that were run.
+        The number of the epoch's steps that are done.
     """
-    done = 0
+    uninterrupted = Uninterrupted()
     while (chunk := feed.next(min(pace.steps, most or pace.steps))) is not None:
         start = time.perf_counter()
         begin(done)
         left = pace.steps
         outcomes = []
         while chunk is not None:
-            outcomes.append(programs.run(chunk))
+            with uninterrupted:
+                outcomes.append(programs.run(chunk))
             left -= chunk.steps
             following = left or pace.steps
             feed.prefetch(min(following, most or following))

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from convoy.engine.feed import Chunk, Cut, Placement, shapes, size
+from convoy.engine import random_state
+from convoy.engine.feed import Chunk, Cut, Place, Placement, shapes, size, steps_until
 from convoy.keras_bridge import Batches
 
 # One computing, one waiting for it, one being put together, and its copy on the way.
@@ -16,11 +17,19 @@ BLOCKS_IN_FLIGHT = 4
 
 
 class Step(NamedTuple):
-    """The data of one step, as host arrays."""
+    """The data of one step, as host arrays.
+
+    Attributes:
+        batch: the samples.
+        samples: how many.
+        spread: whether they are divided over replicas.
+        position: batches of the epoch that were read up to its end.
+    """
 
     batch: Any
     samples: int
     spread: bool
+    position: int
 
     def alike(self, other: Step) -> bool:
         return self.spread == other.spread and _shapes(self.batch) == _shapes(other.batch)
@@ -67,7 +76,11 @@ class Streamed:
         self._inspect = inspect
         self._steps: Iterator[Step] = iter(())
         self._held: Step | None = None
-        self._ready: Chunk | None = None
+        self._ready: tuple[Chunk, int] | None = None
+        self.why_not_resumable = batches.why_not_resumable
+        self._before = self._done = 0
+        self._state: Any = None
+        self._drawn_from = random_state.capture()
 
     def _count_steps(self) -> int | None:
         if self.cut.keeps_rest:
@@ -79,36 +92,87 @@ class Streamed:
     def begin_epoch(self) -> None:
         if self.restarts:
             self.batches.reset()
-        self._steps = self._read()
+        self._before, self._done = self.batches.taken_before, 0
+        if self._before == 0:
+            self._drawn_from = random_state.capture()
+            self._state = self.batches.state
+        self._begin(0)
+
+    def _begin(self, done: int) -> None:
+        self._steps = self._read(done)
         self._held = self._ready = None
         self._left_out = 0
+
+    def place(self, *, epoch_over: bool) -> Place:
+        before, done = (self.batches.taken_before, 0) if epoch_over else (self._before, self._done)
+        state = self.batches.state if epoch_over and before == 0 else self._state
+        samples = self._units_until(before), self._units_until(before + done)
+        return Place(self._drawn_from, samples[0], samples[1] - samples[0], state)
+
+    def seek(self, place: Place) -> int:
+        self.batches.set_state(place.state)
+        if place.before + place.done == 0:
+            self.begin_epoch()
+            return 0
+        before, now = (
+            self._batches_until(units) for units in (place.before, place.before + place.done)
+        )
+        self._before, self._done = before, now - before
+        self._state, self._drawn_from = place.state, place.order
+        here = random_state.capture()
+        random_state.restore(place.order)
+        self.batches.seek(before, self._done)
+        self._begin(self._done)
+        self._held = next(self._steps, None)
+        # Keras draws the order of each batch as it reads it: reading is now where it was.
+        if not (self.batches.batch_size_is_ours and self.batches.shuffle == "batch"):
+            random_state.restore(here)
+        return -(-self._done // self.per_step)
+
+    def _units_until(self, batches: int) -> int:
+        samples = self.batches.samples
+        if samples is None:
+            return batches
+        return min(batches * self.batches.batch_size, samples)
+
+    def _batches_until(self, units: int) -> int:
+        group = self.cut.group
+        if self.batches.samples is None:
+            return steps_until(units, self.per_step, 0, group) * self.per_step
+        return steps_until(units, self.batches.batch_size, self.batches.samples, group)
 
     def example(self) -> Any:
         self._held = self._held or next(self._steps, None)
         return self._held and shapes(self._held.batch)
 
     def next(self, limit: int) -> Chunk | None:
-        chunk, self._ready = self._ready or self._assemble(limit), None
+        ready, self._ready = self._ready or self._assemble(limit), None
+        if ready is None:
+            return None
+        chunk, self._done = ready
         return chunk
 
     def prefetch(self, limit: int) -> None:
         self._ready = self._ready or self._assemble(limit)
 
-    def _read(self) -> Iterator[Step]:
-        """Group the input's batches into steps."""
+    def _read(self, done: int) -> Iterator[Step]:
+        """Group the input's batches into steps, after those that are done."""
         group: list[Any] = []
-        for batch in self.batches:
+        read = 0
+        for read, batch in enumerate(self.batches, start=1):
+            if read <= done:
+                continue
             if self._inspect is not None:
                 self._inspect(batch)
                 self._inspect = None
             if group and _shapes(batch) != _shapes(group[0]):
-                yield from self._remainder(group)
+                yield from self._remainder(group, read - 1)
                 group = []
             group.append(batch)
             if len(group) == self.per_step * self.cut.group:
-                yield from self._whole(group)
+                yield from self._whole(group, read)
                 group = []
-        yield from self._remainder(group)
+        yield from self._remainder(group, read)
         if self._left_out and not self._warned:
             self._warned = True
             warnings.warn(
@@ -119,18 +183,19 @@ class Streamed:
                 stacklevel=2,
             )
 
-    def _whole(self, group: list[Any]) -> Iterator[Step]:
+    def _whole(self, group: list[Any], read: int) -> Iterator[Step]:
         samples = _samples(group[0]) * self.per_step
         is_tail = self.batches.batch_size_is_ours and samples != self.batches.batch_size
         if is_tail or not self.cut.spreads(samples):
             if not is_tail:
                 self._say_undivided(samples)
-            yield from self._remainder(group)
+            yield from self._remainder(group, read)
             return
         for start in range(0, len(group), self.per_step):
             parts = group[start : start + self.per_step]
             batch = jax.tree.map(_concatenate, *parts) if len(parts) > 1 else parts[0]
-            yield Step(batch, samples, spread=True)
+            position = read - len(group) + start + self.per_step
+            yield Step(batch, samples, True, position)
 
     def _say_undivided(self, samples: int) -> None:
         if self._said_undivided or self.cut.replicas == 1:
@@ -144,15 +209,15 @@ class Streamed:
             stacklevel=2,
         )
 
-    def _remainder(self, group: list[Any]) -> Iterator[Step]:
-        for batch in group:
+    def _remainder(self, group: list[Any], read: int) -> Iterator[Step]:
+        for position, batch in enumerate(group, start=read - len(group) + 1):
             if self.cut.keeps_rest:
-                yield Step(batch, _samples(batch), spread=False)
+                yield Step(batch, _samples(batch), False, position)
             else:
                 self._left_out += _samples(batch)
 
-    def _assemble(self, limit: int) -> Chunk | None:
-        """Put the next steps of one shape into a block."""
+    def _assemble(self, limit: int) -> tuple[Chunk, int] | None:
+        """Put the next steps of one shape into a block, and say how far they were read."""
         first = self._held or next(self._steps, None)
         self._held = None
         if first is None:
@@ -168,7 +233,8 @@ class Streamed:
                 break
             steps.append(step)
         block = jax.tree.map(lambda *rows: _stack(rows, capacity), *(s.batch for s in steps))
-        return block_chunk(block, len(steps), self.placement, self.cut, spread=first.spread)
+        chunk = block_chunk(block, len(steps), self.placement, self.cut, spread=first.spread)
+        return chunk, steps[-1].position
 
 
 def block_chunk(block: Any, steps: int, placement: Placement, cut: Cut, *, spread: bool) -> Chunk:

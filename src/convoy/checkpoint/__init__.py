@@ -1,0 +1,7 @@
+"""Checkpoints that survive anything, and runs that go on from them bit for bit."""
+
+from convoy.checkpoint.callback import Checkpoints
+from convoy.checkpoint.errors import CheckpointError, DamagedError
+from convoy.checkpoint.leaving import EXIT_STATUS
+
+__all__ = ["EXIT_STATUS", "CheckpointError", "Checkpoints", "DamagedError"]

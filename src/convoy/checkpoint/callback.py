@@ -1,0 +1,189 @@
+"""The callback that writes checkpoints, and has an interrupted run go on."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+from convoy.checkpoint import snapshot
+from convoy.checkpoint.background import Background
+from convoy.checkpoint.errors import CheckpointError
+from convoy.checkpoint.folder import Folder, Position
+from convoy.checkpoint.leaving import EXIT_STATUS, Leaving, Left
+from convoy.checkpoint.policy import Best, Every, kept
+from convoy.engine.progress import Progress, Resumption
+
+
+class Checkpoints(keras.callbacks.Callback):
+    """Writes checkpoints of a run, and goes on from the newest one.
+
+    Call `fit` again with the same arguments after a run was killed, and it ends with the same bits
+    as if it had not been: weights, optimizer, metrics, history, order of the data. A checkpoint is
+    taken between two device calls and written while the next ones run.
+
+    On SIGTERM or SIGINT the running device call is finished, a checkpoint is written, and the
+    program ends with exit status 75. A second signal ends it at once.
+
+    Args:
+        folder: where checkpoints are; each is a folder in it. One run writes there at a time.
+        every: how often: `"epoch"`, a number of steps, or a time such as `"10m"`. It is looked at
+            between device calls. The end of the run is always written.
+        keep: how many of the newest ones are kept.
+        best: the metric by which one more is kept, such as `"val_accuracy"`; `"min:..."` or
+            `"max:..."` if its name does not tell what is better. Asked for at the end of epochs.
+        resume: whether to go on from what is in the folder. If not, it must be empty.
+        recipe: what else to note in every checkpoint, as JSON can hold it.
+
+    Raises:
+        ValueError: if an argument is none of these.
+
+    Example:
+    ```python
+    model.fit(x, y, epochs=90, callbacks=[convoy.Checkpoints("run1", every="10m")])
+    ```
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        every: int | str = "epoch",
+        keep: int = 3,
+        best: str | None = None,
+        *,
+        resume: bool = True,
+        recipe: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+            raise ValueError(f"keep={keep!r} is not a number of checkpoints. Pass 1 or more.")
+        self.folder = Folder(folder)
+        self.every = Every(every)
+        self.keep = keep
+        self.best = None if best is None else Best.parse(best)
+        self.resume = resume
+        self.recipe = recipe
+        self._leaving = Leaving()
+        self._background = Background()
+        self._snapshots: snapshot.Snapshots | None = None
+        self._best: tuple[float, Position] | None = None
+        self._failure: CheckpointError | None = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        del logs
+        if "fit" not in vars(self.model):
+            raise CheckpointError(
+                "Checkpoints works with models that Convoy runs. Make the model in a strategy's "
+                "scope, or pass it to convoy.prepare()."
+            )
+
+    def get_state(self) -> dict[str, Any]:
+        return {"best": None if self._best is None else [self._best[0], *self._best[1]]}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        if state["best"] is not None:
+            value, epoch, step = state["best"]
+            self._best = value, Position(epoch, step)
+
+    def begin_run(self, progress: Progress) -> Resumption | None:
+        """Find the newest checkpoint that is whole, and return it if the run is to go on there.
+
+        Raises:
+            CheckpointError: if the folder cannot be used, or what is in it.
+        """
+        self.folder.open_for_writing()
+        found = self._find(progress)
+        self._snapshots = snapshot.Snapshots(progress, self.recipe)
+        self._best = self._failure = None
+        self.every.begin(found.total if found else 0)
+        reason = progress.feed.why_not_resumable
+        if reason is not None:
+            warnings.warn(
+                f"A run on this input cannot be resumed exactly, since {reason}. A resumed epoch "
+                "reads it again and drops what was done. For the same bits pass arrays, or a "
+                "keras.utils.PyDataset whose batches follow from their index.",
+                stacklevel=2,
+            )
+        self._leaving.begin()
+        return found
+
+    def _find(self, progress: Progress) -> Resumption | None:
+        if not self.resume:
+            if self.folder.positions():
+                raise CheckpointError(
+                    f"{self.folder.path} has checkpoints of an earlier run, but resume=False was "
+                    "passed. Pass an empty folder, or resume=True to go on with that run."
+                )
+            return None
+        newest = self.folder.newest()
+        if newest is None:
+            return None
+        position, content = newest
+        found = snapshot.resumption(progress, content)
+        self.folder.set_aside_after(position)
+        return found
+
+    def record(self, progress: Progress) -> None:
+        """Write a checkpoint if one is due, and leave if that was asked for.
+
+        Raises:
+            Left: in that case, when the checkpoint is written.
+        """
+        better = self._is_better(progress)
+        leaving = self._leaving.asked
+        if leaving or better or progress.finished or self.every.due(progress):
+            self._save(progress)
+        if not (leaving or progress.finished):
+            return
+        self._wait()
+        if self._failure is not None:
+            raise self._failure
+        if leaving:
+            where = self.folder.at(Position(progress.epoch, progress.step))
+            message = f"Left on {leaving.name}, exit status {EXIT_STATUS}; checkpoint: {where}"
+            print(message, flush=True)
+            raise Left(message)
+
+    def wants_to_leave(self) -> bool:
+        return self._leaving.asked is not None
+
+    def end_run(self) -> None:
+        self._leaving.end()
+        self._wait()
+        self.folder.close()
+
+    def _is_better(self, progress: Progress) -> bool:
+        if self.best is None or progress.step:
+            return False
+        value = self.best.value(progress.logs)
+        if self._best is not None and value <= self._best[0]:
+            return False
+        self._best = value, Position(progress.epoch, progress.step)
+        return True
+
+    def _save(self, progress: Progress) -> None:
+        assert self._snapshots is not None
+        self._wait()
+        self._failure = None
+        self.every.begin(progress.total)
+        content = self._snapshots.take(progress)
+        position = Position(progress.epoch, progress.step)
+        best = self._best and self._best[1]
+
+        def write() -> None:
+            self.folder.write(position, content)
+            self.folder.keep_only(kept(self.folder.positions(), self.keep, best))
+
+        self._background.start(write)
+
+    def _wait(self) -> None:
+        """Wait until the last checkpoint is written, and say so if it could not be."""
+        error = self._background.wait()
+        if error is None:
+            return
+        if not isinstance(error, CheckpointError | OSError):
+            raise error
+        self._failure = CheckpointError(str(error))
+        warnings.warn(f"{error} Training goes on.", stacklevel=2)

@@ -1,0 +1,174 @@
+"""A run's whole state as host arrays and JSON, and back into a model."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import re
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+from convoy import keras_bridge
+from convoy.checkpoint import callback_state
+from convoy.checkpoint.errors import CheckpointError
+from convoy.checkpoint.store import Content, Json
+from convoy.engine import random_state
+from convoy.engine.feed import Place
+from convoy.engine.progress import Progress, Resumption
+from convoy.engine.random_state import RandomState
+from convoy.engine.state import Variables
+
+_COPYING_THREADS = 4
+_PACKAGES = ("keras-convoy", "keras", "jax", "jaxlib", "numpy")
+
+# Keras numbers the layers that it names, over all models of a process.
+_NUMBER = re.compile(r"_\d+(?=[_/]|$)")
+
+
+class Snapshots:
+    """Takes snapshots of one run.
+
+    The memory that values are copied to is kept from one to the next, so that taking a snapshot is
+    little more than a copy. The one before must not be in use any more.
+    """
+
+    def __init__(self, progress: Progress, recipe: Mapping[str, Any] | None) -> None:
+        self.variables = Variables(progress.model, "train")
+        self.recipe = dict(recipe or {})
+        self.model = describe(progress.model)
+        self._copies: dict[str, np.ndarray] = {}
+
+    def take(self, progress: Progress) -> Content:
+        """Copy the state of a run off its devices, which waits for them."""
+        values = dict(named_values(self.variables, progress))
+        callbacks, arrays = callback_state.capture(progress.callbacks)
+        state = {
+            "epoch": progress.epoch,
+            "step": progress.step,
+            "total": progress.total,
+            "logs": keras_bridge.python_logs(progress.logs),
+            "stopped": bool(progress.model.stop_training),
+            "place": progress.place.to_json(),
+            "random": random_state.capture().to_json(),
+            "callbacks": callbacks,
+        }
+        return Content(self._copy(values) | arrays, state, self._about(progress), self.model)
+
+    def _copy(self, values: dict[str, jax.Array]) -> dict[str, np.ndarray]:
+        for name, value in values.items():
+            if name not in self._copies:
+                self._copies[name] = np.empty(value.shape, value.dtype)
+
+        def copy(name: str) -> None:
+            np.copyto(self._copies[name], np.asarray(values[name]))
+
+        with ThreadPoolExecutor(_COPYING_THREADS) as pool:
+            list(pool.map(copy, values))
+        return {name: self._copies[name] for name in values}
+
+    def _about(self, progress: Progress) -> Json:
+        return {
+            "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
+            "python": platform.python_version(),
+            "replicas": progress.plan.replicas,
+            "accumulated": progress.plan.accumulation.count,
+            "recipe": self.recipe,
+        }
+
+
+def resumption(progress: Progress, content: Content) -> Resumption:
+    """Return where a run goes on from a checkpoint.
+
+    Raises:
+        CheckpointError: if the checkpoint is of another model.
+    """
+    variables = Variables(progress.model, "train")
+    check_fits(variables, progress, content)
+    state = content.state
+
+    def restore() -> None:
+        for part, values in zip(variables.parts, _by_part(variables, content), strict=True):
+            keras_bridge.assign(part, values)
+        callback_state.restore(progress.callbacks, state["callbacks"], content.arrays)
+        random_state.restore(RandomState.from_json(state["random"]))
+
+    return Resumption(
+        state["epoch"],
+        state["step"],
+        state["total"],
+        state["logs"],
+        state["stopped"],
+        Place.from_json(state["place"]),
+        restore,
+    )
+
+
+def named_values(variables: Variables, progress: Progress) -> Iterator[tuple[str, jax.Array]]:
+    """Return the values of all variables of a run by name."""
+    for part, kind in zip(variables.parts, variables.parts._fields, strict=True):
+        kept = progress.metrics if kind == "metrics" else None
+        values = keras_bridge.values(part) if kept is None else kept
+        for index, (variable, value) in enumerate(zip(part, values, strict=True)):
+            yield name_of(kind, index, variable), value
+
+
+def name_of(kind: str, index: int, variable: keras.Variable) -> str:
+    return f"{kind}/{index}/{variable.path}"
+
+
+def check_fits(variables: Variables, progress: Progress, content: Content) -> None:
+    """Refuse a checkpoint of another model.
+
+    Raises:
+        CheckpointError: with the first variable that differs.
+    """
+    wanted = [
+        (_comparable(name), tuple(value.shape), str(value.dtype))
+        for name, value in named_values(variables, progress)
+    ]
+    found = [
+        (_comparable(name), array.shape, str(array.dtype))
+        for name, array in content.arrays.items()
+        if not name.startswith("callbacks/")
+    ]
+    if wanted == found:
+        return
+    for model, checkpoint in zip(wanted, found, strict=False):
+        if model != checkpoint:
+            raise CheckpointError(
+                f"The checkpoint is of another model: it has {_say(checkpoint)} where this one has "
+                f"{_say(model)}. Build and compile the model as it was, or pass another folder."
+            )
+    raise CheckpointError(
+        f"The checkpoint is of another model: it has {len(found)} variables, and this one "
+        f"{len(wanted)}. Build and compile the model as it was, or pass another folder."
+    )
+
+
+def describe(model: keras.Model) -> str | None:
+    """Return a model's description as Keras saves it; `None` if it has none."""
+    try:
+        return model.to_json()
+    except (NotImplementedError, TypeError, ValueError):
+        return None  # a subclass without `get_config`
+
+
+def _by_part(variables: Variables, content: Content) -> list[list[jax.Array]]:
+    arrays = iter(content.arrays.values())
+    return [[jnp.array(next(arrays)) for _ in part] for part in variables.parts]
+
+
+def _comparable(name: str) -> str:
+    return _NUMBER.sub("", name)
+
+
+def _say(entry: tuple[str, tuple[int, ...], str]) -> str:
+    name, shape, dtype = entry
+    return f"{name.split('/', 2)[-1]!r} {list(shape)} {dtype}"

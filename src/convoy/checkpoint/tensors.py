@@ -1,0 +1,122 @@
+"""Arrays in one file, in the safetensors format: a length, a JSON header, and plain bytes.
+
+There is nothing in such a file that could be run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from convoy.checkpoint.errors import DamagedError
+
+Arrays = Mapping[str, np.ndarray]
+
+# Headers are far smaller; a damaged length must not have us ask for gigabytes.
+_LARGEST_HEADER = 100 << 20
+
+_TYPES = {
+    "BOOL": np.dtype(bool),
+    "U8": np.dtype("uint8"),
+    "I8": np.dtype("int8"),
+    "U16": np.dtype("uint16"),
+    "I16": np.dtype("int16"),
+    "U32": np.dtype("uint32"),
+    "I32": np.dtype("int32"),
+    "U64": np.dtype("uint64"),
+    "I64": np.dtype("int64"),
+    "F16": np.dtype("float16"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "F32": np.dtype("float32"),
+    "F64": np.dtype("float64"),
+}
+_NAMES = {dtype: name for name, dtype in _TYPES.items()}
+
+
+def describe(arrays: Arrays) -> dict[str, Any]:
+    """Return the header for some arrays: type, shape and place of each."""
+    header = {}
+    offset = 0
+    for name, array in arrays.items():
+        end = offset + array.nbytes
+        header[name] = {
+            "dtype": _NAMES[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    return header
+
+
+def write(path: Path, arrays: Arrays) -> dict[str, str]:
+    """Write arrays to a new file, all the way to the disk.
+
+    Returns:
+        The SHA-256 of the bytes of each array, by name, and that of the header as `""`.
+    """
+    header = json.dumps(describe(arrays)).encode()
+    header += b" " * (-len(header) % 8)
+    head = len(header).to_bytes(8, "little") + header
+    checksums = {"": hashlib.sha256(head).hexdigest()}
+    with path.open("xb") as file:
+        file.write(head)
+        for name, array in arrays.items():
+            data = _bytes(array)
+            checksums[name] = hashlib.sha256(data).hexdigest()
+            file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return checksums
+
+
+def read(path: Path, checksums: Mapping[str, str]) -> Iterator[tuple[str, np.ndarray]]:
+    """Read the arrays of a file, one after the other.
+
+    Args:
+        path: the file.
+        checksums: what `write` returned.
+
+    Raises:
+        DamagedError: if the file is not what was written.
+    """
+    try:
+        with path.open("rb") as file:
+            yield from _read(file, path, checksums)
+    except OSError as error:
+        raise DamagedError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _read(
+    file: BufferedReader, path: Path, checksums: Mapping[str, str]
+) -> Iterator[tuple[str, np.ndarray]]:
+    start = file.read(8)
+    length = int.from_bytes(start, "little")
+    header = file.read(length) if length <= _LARGEST_HEADER else b""
+    if hashlib.sha256(start + header).hexdigest() != checksums[""]:
+        raise DamagedError(f"{path} is damaged in its header, or not the file that belongs.")
+    described = json.loads(header)
+    if set(described) | {""} != set(checksums):
+        raise DamagedError(f"{path} does not hold the arrays that the manifest lists.")
+    for name, entry in described.items():
+        begin, end = entry["data_offsets"]
+        data = bytearray(end - begin)
+        if file.readinto(data) != len(data):
+            raise DamagedError(f"{path} is cut short: {name!r} is not whole.")
+        if hashlib.sha256(data).hexdigest() != checksums[name]:
+            raise DamagedError(f"{path} is damaged: {name!r} is not what was written.")
+        yield name, np.frombuffer(data, _TYPES[entry["dtype"]]).reshape(entry["shape"])
+    if file.read(1):
+        raise DamagedError(f"{path} is longer than what was written.")
+
+
+def _bytes(array: np.ndarray) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -1,0 +1,77 @@
+"""The random generators of the host: what the order of data is drawn from."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from convoy import keras_bridge
+
+
+class RandomState(NamedTuple):
+    """The state of Python's, NumPy's and Keras's global generators."""
+
+    python: Any
+    numpy: Any
+    keras: list[int] | None
+
+    def to_json(self) -> dict[str, Any]:
+        version, words, gauss = self.python
+        python = {"version": version, "words": _hex(np.array(words, np.uint32)), "gauss": gauss}
+        return {"python": python, "numpy": _encode(self.numpy), "keras": self.keras}
+
+    @classmethod
+    def from_json(cls, state: dict[str, Any]) -> RandomState:
+        python = state["python"]
+        words = tuple(int(word) for word in _words(python["words"]))
+        generator = python["version"], words, python["gauss"]
+        return cls(generator, _decode(state["numpy"]), state["keras"])
+
+
+def capture() -> RandomState:
+    return RandomState(
+        random.getstate(), np.random.get_state(legacy=False), keras_bridge.global_seed()
+    )
+
+
+def restore(state: RandomState) -> None:
+    """Have the global generators draw on from a state."""
+    random.setstate(state.python)
+    np.random.set_state(state.numpy)
+    keras_bridge.set_global_seed(state.keras)
+
+
+@contextlib.contextmanager
+def as_of(state: RandomState) -> Iterator[None]:
+    """Draw from an earlier state in the block, and go on as before after it."""
+    now = capture()
+    restore(state)
+    try:
+        yield
+    finally:
+        restore(now)
+
+
+def _hex(array: np.ndarray) -> str:
+    return array.astype("<u4").tobytes().hex()
+
+
+def _words(text: str) -> np.ndarray:
+    return np.frombuffer(bytes.fromhex(text), "<u4").astype(np.uint32)
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _encode(part) for name, part in value.items()}
+    return {"words": _hex(value)} if isinstance(value, np.ndarray) else value
+
+
+def _decode(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"words"}:
+        return _words(value["words"])
+    return {name: _decode(part) for name, part in value.items()}
