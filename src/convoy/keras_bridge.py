@@ -508,7 +508,9 @@ class Batches(EpochIterator):
 
     def _get_iterator(self) -> Iterator[Any]:
         unread, self._unread = self._unread, 0
-        return _skip(self.data_adapter, unread) if unread else self.data_adapter.get_jax_iterator()
+        if unread and isinstance(self.data_adapter, ArrayDataAdapter):
+            return _skip_arrays(self.data_adapter, unread)
+        return self.data_adapter.get_jax_iterator()
 
     @property
     def taken_before(self) -> int:
@@ -526,6 +528,8 @@ class Batches(EpochIterator):
             done: batches that the epoch itself has taken.
         """
         self._unread = before + done
+        if isinstance(self.data_adapter, PyDatasetAdapter):
+            _skip_in_data_set(self.data_adapter, self._unread)
         if self.steps_per_epoch is None:
             return
         self._current_iterator = iter(self._get_iterator())
@@ -647,25 +651,22 @@ def _tells_state(dataset: Any) -> bool:
     return all(callable(getattr(dataset, name, None)) for name in ("get_state", "set_state"))
 
 
-def _skip(adapter: Any, count: int) -> Iterator[Any]:
-    """Walk over an input whose first batches are not read, if it is of a kind that allows that."""
-    if isinstance(adapter, ArrayDataAdapter):
-        return _skip_arrays(adapter, count)
-    if isinstance(adapter, PyDatasetAdapter):
-        length = adapter.py_dataset.num_batches
-        order = list(range(count if length is None else length))
-        if adapter.shuffle and length is not None:
-            # What the adapter is about to do, without drawing from the generator.
-            generator = random.Random()
-            generator.setstate(random.getstate())
-            generator.shuffle(order)
-        adapter.py_dataset = _Unread(adapter.py_dataset, frozenset(order[:count]))
-        if adapter.enqueuer:
-            adapter.enqueuer.py_dataset = adapter.py_dataset
-    return adapter.get_jax_iterator()
+def _skip_in_data_set(adapter: PyDatasetAdapter, count: int) -> None:
+    """Have the first batches of the coming epoch hold nothing."""
+    length = adapter.py_dataset.num_batches
+    order = list(range(count if length is None else length))
+    if adapter.shuffle and length is not None:
+        # What the adapter is about to do, without drawing from the generator.
+        generator = random.Random()
+        generator.setstate(random.getstate())
+        generator.shuffle(order)
+    adapter.py_dataset = _Unread(adapter.py_dataset, frozenset(order[:count]))
+    if adapter.enqueuer:
+        adapter.enqueuer.py_dataset = adapter.py_dataset
 
 
 def _skip_arrays(adapter: ArrayDataAdapter, count: int) -> Iterator[Any]:
+    """Walk over arrays whose first batches hold nothing."""
     skipping = True
 
     def batch(sliceable: Any, indices: Any = None) -> Any:

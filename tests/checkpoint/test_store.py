@@ -153,7 +153,7 @@ def test_arrays_that_were_swapped_within_the_file_are_found(folder):
 def assert_falls_back_to_nothing(folder):
     with (
         pytest.warns(UserWarning, match="has been renamed"),
-        pytest.raises(CheckpointError, match="None of the 2 checkpoints"),
+        pytest.raises(CheckpointError, match=r"None of the 2 checkpoints"),
     ):
         folder.newest()
 

@@ -1,0 +1,109 @@
+"""Runs that are stopped, and go on with another model in another process: or as good as that."""
+
+import convoy
+import keras
+import numpy as np
+import pytest
+from convoy.engine import numerics
+from keras import layers
+
+SAMPLES = 48
+
+
+class StopError(Exception):
+    """Ends a run where a test wants it to end."""
+
+
+class StopAt(keras.callbacks.Callback):
+    """Stops a run before a step of an epoch begins; before validation if there is none."""
+
+    def __init__(self, epoch, step):
+        super().__init__()
+        self.at = (epoch, step)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if (self.epoch, batch) >= self.at:
+            raise StopError
+
+    def on_test_begin(self, logs=None):
+        if (self.epoch, np.inf) >= self.at:
+            raise StopError
+
+
+def network():
+    return keras.Sequential(
+        [
+            keras.Input((6,)),
+            layers.Dense(8, use_bias=False),
+            layers.BatchNormalization(),
+            layers.Activation("relu"),
+            layers.Dropout(0.3),
+            layers.Dense(3, "softmax"),
+        ]
+    )
+
+
+class Subject:
+    """One model that is trained again and again from the same start.
+
+    It is compiled once. Between two runs nothing is left of the first: every variable is put back
+    to where it was, or for a run that goes on, spoilt.
+    """
+
+    def __init__(self, make=network, optimizer=None, steps=2, **strategy):
+        keras.utils.set_random_seed(3)
+        with convoy.Strategy(**({"devices": 1} | strategy)).scope():
+            self.model = make()
+            self.model.compile(
+                optimizer or keras.optimizers.Adam(0.01),
+                "sparse_categorical_crossentropy",
+                metrics=["accuracy"],
+                steps_per_execution=steps,
+            )
+        rng = np.random.default_rng(0)
+        self.x = rng.normal(size=(SAMPLES, 6)).astype("float32")
+        self.y = rng.integers(0, 3, SAMPLES).astype("int32")
+        self.batch = 8
+        self.model.optimizer.build(self.model.trainable_variables)
+        self.start = [np.array(variable.value) for variable in self.variables]
+        # The first run of all builds metrics, for which Keras draws an order that nobody sees.
+        self.run(epochs=1)
+
+    @property
+    def variables(self):
+        model = self.model
+        own = [*model.trainable_variables, *model.non_trainable_variables]
+        return own + model.optimizer.variables + numerics.of(model).variables
+
+    def values(self):
+        return [np.asarray(variable.value).tobytes() for variable in self.variables]
+
+    def _begin(self, spoil):
+        for variable, value in zip(self.variables, self.start, strict=True):
+            variable.assign(np.ones_like(value) if spoil else value)
+        keras.utils.set_random_seed(99 if spoil else 3)
+
+    def run(self, *callbacks, x=None, spoil=False, validate=True, **settings):
+        """Train from the start; return history, epochs and the final values."""
+        self._begin(spoil)
+        data = (self.x, self.y) if x is None else (x,)
+        settings = {"batch_size": self.batch if x is None else None, "epochs": 3} | settings
+        if validate:
+            settings["validation_data"] = (self.x[:16], self.y[:16])
+        history = self.model.fit(*data, verbose=0, callbacks=list(callbacks), **settings)
+        return history.history, history.epoch, self.values()
+
+    def stop_and_go_on(self, callbacks, points, **settings):
+        """Train with a stop at each point, and go on each time as a new process would."""
+        for number, (epoch, step) in enumerate(points):
+            with pytest.raises(StopError):
+                self.run(*callbacks(), StopAt(epoch, step), spoil=number > 0, **settings)
+        return self.run(*callbacks(), spoil=True, **settings)
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return Subject()

@@ -1,0 +1,309 @@
+"""A run that was stopped and goes on is the same run, bit for bit."""
+
+import resource
+import threading
+import warnings
+
+import convoy
+import keras
+import numpy as np
+import pytest
+from convoy.checkpoint import CheckpointError, store
+from convoy.checkpoint.folder import Folder, Position
+from keras import layers
+
+from .conftest import SAMPLES, StopAt, StopError, Subject
+
+# Mid-epoch, before the last device call, before validation, and at the start of an epoch.
+POINTS = [(0, 2), (0, 4), (1, np.inf), (2, 0), (2, 4)]
+
+
+def hash_of(folder):
+    folder = Folder(folder)
+    return store.state_hash(store.read_manifest(folder.at(folder.positions()[-1])))
+
+
+def assert_resumes_exactly(subject, tmp_path, points=POINTS, extra=list, **settings):
+    def callbacks(folder):
+        return lambda: [*extra(), convoy.Checkpoints(tmp_path / folder, every=2)]
+
+    expected = subject.run(*callbacks("whole")(), **settings)
+    actual = subject.stop_and_go_on(callbacks("pieces"), points, **settings)
+    assert actual[:2] == expected[:2]
+    assert actual[2] == expected[2]
+    assert hash_of(tmp_path / "pieces") == hash_of(tmp_path / "whole")
+
+
+def test_resumes_at_every_kind_of_point(plain, tmp_path):
+    assert_resumes_exactly(plain, tmp_path)
+
+
+def test_checkpoints_change_nothing_about_a_run(plain, tmp_path):
+    assert plain.run(convoy.Checkpoints(tmp_path, every=2)) == plain.run()
+
+
+def test_without_checkpoints_a_stopped_run_is_lost(plain, tmp_path):
+    """The tests above would not pass by themselves."""
+    assert plain.run(spoil=True)[2] != plain.run()[2]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"shuffle": False}, {"shuffle": "batch"}, {"steps_per_epoch": 4}, {"validate": False}],
+    ids=str,
+)
+def test_resumes_whatever_fit_is_told(plain, tmp_path, settings):
+    points = [(0, 2), (1, 2)]
+    with warnings.catch_warnings():
+        # Four steps of six: the third epoch has only four left, then two.
+        warnings.filterwarnings("ignore", "The data ends after")
+        assert_resumes_exactly(plain, tmp_path, points, **settings)
+
+
+@pytest.mark.parametrize("shuffle", [True, "batch"])
+def test_resumes_data_that_is_streamed(tmp_path, shuffle):
+    assert_resumes_exactly(Subject(data_budget=0), tmp_path, POINTS[:3], shuffle=shuffle)
+
+
+class Rows(keras.utils.PyDataset):
+    """Batches of a PyDataset; writes down which ones were read in this process."""
+
+    def __init__(self, subject, **settings):
+        super().__init__(**settings)
+        self.subject = subject
+        self.read = []
+
+    @property
+    def num_batches(self):
+        return SAMPLES // 8
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        rows = slice(8 * index, 8 * index + 8)
+        return self.subject.x[rows], self.subject.y[rows]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_resumes_a_data_set_without_reading_what_was_done(plain, tmp_path, workers):
+    def run(*callbacks, **settings):
+        dataset = Rows(plain, workers=workers)
+        return plain.run(*callbacks, x=dataset, epochs=2, **settings), dataset
+
+    expected, _ = run()
+    with pytest.raises(StopError):
+        run(convoy.Checkpoints(tmp_path, every=2), StopAt(0, 4))
+    actual, dataset = run(convoy.Checkpoints(tmp_path, every=2), spoil=True)
+    assert actual == expected
+    # Two of the first epoch's six batches were left, and then the second epoch.
+    assert len(dataset.read) == 2 + 6
+
+
+class Reordered(Rows):
+    """A data set that shuffles itself after each epoch, from a seed of its own."""
+
+    def __init__(self, subject):
+        super().__init__(subject)
+        self.epoch = 0
+
+    def __getitem__(self, index):
+        order = np.random.default_rng(self.epoch).permutation(self.num_batches)
+        return super().__getitem__(int(order[index]))
+
+    def on_epoch_end(self):
+        self.epoch += 1
+
+
+class Telling(Reordered):
+    def get_state(self):
+        return self.epoch
+
+    def set_state(self, state):
+        self.epoch = state
+
+
+def test_a_data_set_with_a_state_of_its_own_tells_it(plain, tmp_path):
+    def run(*callbacks, **settings):
+        return plain.run(*callbacks, x=Telling(plain), **settings)
+
+    expected = run()
+    for point in [(0, 2), (1, 4)]:
+        with pytest.raises(StopError):
+            run(convoy.Checkpoints(tmp_path, every=2), StopAt(*point))
+    assert run(convoy.Checkpoints(tmp_path, every=2), spoil=True) == expected
+
+
+def test_what_cannot_be_resumed_exactly_is_said_at_the_start(plain, tmp_path):
+    def batches():
+        while True:
+            yield plain.x[:8], plain.y[:8]
+
+    with pytest.warns(UserWarning, match="cannot be resumed exactly, since its order is its own"):
+        plain.run(
+            convoy.Checkpoints(tmp_path / "a"),
+            x=batches(),
+            steps_per_epoch=2,
+            epochs=1,
+            shuffle=False,
+        )
+    with pytest.warns(UserWarning, match=r"since on_epoch_end\(\) may change it"):
+        plain.run(convoy.Checkpoints(tmp_path / "b"), x=Reordered(plain), epochs=1)
+
+
+def test_a_finished_run_stays_finished_and_can_be_made_longer(plain, tmp_path):
+    short = plain.run(convoy.Checkpoints(tmp_path), epochs=2)
+    assert plain.run(convoy.Checkpoints(tmp_path), epochs=2, spoil=True) == short
+    assert plain.run(convoy.Checkpoints(tmp_path), epochs=3, spoil=True) == plain.run()
+
+
+def test_other_callbacks_remember(plain, tmp_path):
+    def extra():
+        return [
+            keras.callbacks.ReduceLROnPlateau("loss", 0.5, patience=1, min_delta=1.0),
+            keras.callbacks.EarlyStopping(
+                "val_loss", patience=2, min_delta=1.0, restore_best_weights=True
+            ),
+            keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
+        ]
+
+    # Stops after the third of six epochs, with the weights of the first.
+    points = [(0, 4), (1, 2), (2, 0)]
+    assert_resumes_exactly(plain, tmp_path, points, extra, epochs=6)
+
+
+# How often, and which are kept ----------------------------------------------------------------
+
+
+def positions(folder):
+    return [tuple(position) for position in Folder(folder).positions()]
+
+
+@pytest.mark.parametrize(
+    ("every", "expected"),
+    [
+        ("epoch", [(1, 0), (2, 0)]),
+        (4, [(0, 4), (1, 2), (1, 6), (2, 0)]),
+        (5, [(0, 6), (1, 4), (2, 0)]),
+        (100, [(2, 0)]),
+        ("1h", [(2, 0)]),
+    ],
+)
+def test_every(plain, tmp_path, every, expected):
+    plain.run(convoy.Checkpoints(tmp_path, every=every, keep=9), epochs=2)
+    assert positions(tmp_path) == expected
+
+
+def test_the_newest_and_the_best_are_kept(plain, tmp_path):
+    checkpoints = convoy.Checkpoints(tmp_path, keep=1, best="max:val_loss")
+    losses = plain.run(checkpoints)[0]["val_loss"]
+    best = int(np.argmax(losses)) + 1
+    assert best < 3
+    assert positions(tmp_path) == [(best, 0), (3, 0)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"every": "day"}, "every='day' is not a distance"),
+        ({"every": 0}, "every=0 is not a distance"),
+        ({"keep": 0}, "keep=0 is not a number of checkpoints"),
+        ({"best": "val_foo"}, "best='val_foo' does not say whether more is better"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(tmp_path, settings, match):
+    with pytest.raises(ValueError, match=match):
+        convoy.Checkpoints(tmp_path, **settings)
+
+
+def test_a_metric_that_is_not_there_is_named(plain, tmp_path):
+    with pytest.raises(ValueError, match=r"'val_auc' is not among the metrics .* accuracy, loss"):
+        plain.run(convoy.Checkpoints(tmp_path, best="val_auc"))
+
+
+# What goes wrong ------------------------------------------------------------------------------
+
+
+def test_a_damaged_checkpoint_is_passed_over(plain, tmp_path):
+    expected = plain.run()
+    with pytest.raises(StopError):
+        plain.run(convoy.Checkpoints(tmp_path, every=2), StopAt(1, 4))
+    newest = Folder(tmp_path).positions()[-1]
+    assert newest == Position(1, 4)
+    (Folder(tmp_path).at(newest) / store.ARRAYS).write_bytes(b"damaged")
+    with pytest.warns(
+        UserWarning, match=r"damaged in its header.*The checkpoint before it is used"
+    ):
+        actual = plain.run(convoy.Checkpoints(tmp_path, every=2), spoil=True)
+    assert actual == expected
+    assert (tmp_path / f"damaged-{newest.name}").exists()
+
+
+def test_a_checkpoint_of_another_model_is_refused(plain, tmp_path):
+    plain.run(convoy.Checkpoints(tmp_path), epochs=1)
+
+    def other():
+        return keras.Sequential([keras.Input((6,)), layers.Dense(9), layers.Dense(3, "softmax")])
+
+    subject = Subject(other)
+    with pytest.raises(CheckpointError, match=r"another model: it has '.*kernel' \[6, 8\] float32"):
+        subject.run(convoy.Checkpoints(tmp_path))
+    assert positions(tmp_path) == [(1, 0)]
+
+
+def test_a_model_of_stock_keras_is_refused(tmp_path):
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(3)])
+    model.compile("sgd", "mse")
+    with pytest.raises(CheckpointError, match=r"pass it to convoy\.prepare\(\)"):
+        model.fit(
+            np.zeros((4, 6)), np.zeros((4, 3)), verbose=0, callbacks=[convoy.Checkpoints(tmp_path)]
+        )
+
+
+def test_two_of_them_are_refused(plain, tmp_path):
+    with pytest.raises(ValueError, match="received 2 Checkpoints callbacks"):
+        plain.run(convoy.Checkpoints(tmp_path / "a"), convoy.Checkpoints(tmp_path / "b"))
+
+
+def test_an_earlier_run_is_not_mixed_with_another_one(plain, tmp_path):
+    plain.run(convoy.Checkpoints(tmp_path), epochs=1)
+    with pytest.raises(CheckpointError, match="has checkpoints of an earlier run"):
+        plain.run(convoy.Checkpoints(tmp_path, resume=False))
+
+
+class LimitFiles(keras.callbacks.Callback):
+    """Lets no file grow from some epoch on to another: to a program much like a full disk."""
+
+    def __init__(self, first, last):
+        super().__init__()
+        self.first, self.last = first, last
+        self.before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def on_epoch_end(self, epoch, logs=None):
+        for thread in threading.enumerate():
+            if thread.name == "convoy-checkpoint":
+                thread.join()
+        limited = self.first <= epoch < self.last
+        limit = (1000, self.before[1]) if limited else self.before
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+
+
+def test_a_disk_that_is_full_for_a_while_does_not_stop_a_run(plain, tmp_path):
+    limit = LimitFiles(1, 2)
+    with pytest.warns(UserWarning, match="File too large.*Training goes on"):
+        actual = plain.run(limit, convoy.Checkpoints(tmp_path))
+    assert actual == plain.run()
+    assert positions(tmp_path) == [(1, 0), (3, 0)]
+
+
+def test_a_disk_that_stays_full_is_an_error_at_the_end_and_the_model_is_there(plain, tmp_path):
+    limit = LimitFiles(1, 9)
+    try:
+        with (
+            pytest.warns(UserWarning, match="File too large"),
+            pytest.raises(CheckpointError, match="could not be written: File too large"),
+        ):
+            plain.run(limit, convoy.Checkpoints(tmp_path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit.before)
+    values = plain.values()
+    assert values == plain.run()[2]
+    assert positions(tmp_path) == [(1, 0)]
