@@ -537,6 +537,17 @@ class Batches(EpochIterator):
             pass
         self._steps_seen = before
 
+    def drop_read_ahead(self) -> None:
+        """Forget what workers have read beyond the one batch that building the model took.
+
+        Keras hands it out again at the start of the first epoch. How much that is depends on how
+        fast the workers are, so it can not be the same in a run that goes on.
+        """
+        enqueuer = getattr(self.data_adapter, "enqueuer", None)
+        if enqueuer is not None and self.data_adapter.num_batches is not None:
+            while not enqueuer.ready_queue.empty():
+                enqueuer.ready_queue.get_nowait()
+
     @property
     def why_not_resumable(self) -> str | None:
         """What stands in the way of an exact `seek`, if something does."""

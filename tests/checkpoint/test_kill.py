@@ -37,6 +37,7 @@ def test_a_run_that_is_killed_three_times_ends_with_the_same_bits(victims, whole
 @pytest.mark.parametrize("variant", STRATEGIES)
 def test_every_kind_of_run_that_is_killed_ends_with_the_same_bits(victims, variant, tmp_path):
     expected = victims.run(variant, tmp_path / "whole")
+    assert expected.status == 0
     rng = np.random.default_rng(2)
     ended, killed = kill_until_done(victims, variant, tmp_path / "killed", rng, kills=4)
     assert killed

@@ -94,6 +94,7 @@ class Checkpoints(keras.callbacks.Callback):
             CheckpointError: if the folder cannot be used, or what is in it.
         """
         self.folder.open_for_writing()
+        progress.feed.make_repeatable()
         found = self._find(progress)
         self._snapshots = snapshot.Snapshots(progress, self.recipe)
         self._best = self._failure = None

@@ -113,6 +113,10 @@ class Feed(Protocol):
 
     def begin_epoch(self) -> None: ...
 
+    def make_repeatable(self) -> None:
+        """Have the order of data depend on nothing but the random state, from the first epoch."""
+        ...
+
     def place(self, *, epoch_over: bool) -> Place:
         """Return where the feed is, after all chunks that it handed out."""
         ...

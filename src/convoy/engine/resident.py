@@ -43,6 +43,9 @@ class Resident:
             self._begin_order()
         self._set_end()
 
+    def make_repeatable(self) -> None:
+        pass  # it is
+
     def place(self, *, epoch_over: bool) -> Place:
         if not epoch_over:
             before = self._samples_until(self.start)

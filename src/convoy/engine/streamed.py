@@ -103,6 +103,9 @@ class Streamed:
         self._held = self._ready = None
         self._left_out = 0
 
+    def make_repeatable(self) -> None:
+        self.batches.drop_read_ahead()
+
     def place(self, *, epoch_over: bool) -> Place:
         before, done = (self.batches.taken_before, 0) if epoch_over else (self._before, self._done)
         state = self.batches.state if epoch_over and before == 0 else self._state
