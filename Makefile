@@ -9,7 +9,7 @@ PARALLEL := --numprocesses auto --dist worksteal
 BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard src/convoy/cpu/native/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-all test-sanitized lint bench-peers clean
+.PHONY: help setup train test test-all test-sanitized soak lint bench-peers clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -50,6 +50,9 @@ $(SANITIZED)/.installed: $(BUILT_FROM)
 	@CXXFLAGS="-fsanitize=address,undefined -fno-omit-frame-pointer -g" \
 	  $(SANITIZED)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
+
+soak: setup ## Kill 100 runs at random moments, and find the same bits
+	@$(BIN)/python tests/checkpoint/soak.py $(ARGS)
 
 lint: setup
 	@$(BIN)/ruff check

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
+from convoy.checkpoint import command as checkpoint
+
 
 def doctor() -> int:
     """Say what is installed, which devices there are, and which kernels run."""
@@ -60,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, function in (VERBS | APPLICATIONS).items():
         summary = (function.__doc__ or "").splitlines()[0]
         verbs.add_parser(name, help=summary, description=summary)
+    checkpoint.add_parser(verbs)
     words = sys.argv[1:] if arguments is None else list(arguments)
     if words and words[0] in APPLICATIONS:
         return APPLICATIONS[words[0]](words[1:])
@@ -70,6 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.verb is None:
         parser.print_help()
         return 2
+    if options.verb == "checkpoint":
+        return checkpoint.run(options)
     return VERBS[options.verb]()
 
 

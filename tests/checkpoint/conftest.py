@@ -104,6 +104,6 @@ class Subject:
         return self.run(*callbacks(), spoil=True, **settings)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def plain():
     return Subject()

@@ -22,7 +22,7 @@ from convoy.engine import random_state
 from convoy.engine.feed import Place
 from convoy.engine.progress import Progress, Resumption
 from convoy.engine.random_state import RandomState
-from convoy.engine.state import Variables
+from convoy.engine.state import State, Variables
 
 _COPYING_THREADS = 4
 _PACKAGES = ("keras-convoy", "keras", "jax", "jaxlib", "numpy")
@@ -83,15 +83,22 @@ class Snapshots:
         }
 
 
-def resumption(progress: Progress, content: Content) -> Resumption:
+def resumption(progress: Progress, content: Content) -> Resumption | None:
     """Return where a run goes on from a checkpoint.
+
+    If the checkpoint has nothing but weights, the model is given them, and the run begins.
 
     Raises:
         CheckpointError: if the checkpoint is of another model.
     """
     variables = Variables(progress.model, "train")
-    check_fits(variables, progress, content)
     state = content.state
+    if state.get("weights_only"):
+        check_fits(variables, progress, content, ("trainable", "non_trainable"))
+        for part, values in zip(variables.parts[:2], _by_part(variables, content), strict=False):
+            keras_bridge.assign(part, values)
+        return None
+    check_fits(variables, progress, content)
 
     def restore() -> None:
         for part, values in zip(variables.parts, _by_part(variables, content), strict=True):
@@ -123,8 +130,19 @@ def name_of(kind: str, index: int, variable: keras.Variable) -> str:
     return f"{kind}/{index}/{variable.path}"
 
 
-def check_fits(variables: Variables, progress: Progress, content: Content) -> None:
+def check_fits(
+    variables: Variables,
+    progress: Progress,
+    content: Content,
+    kinds: tuple[str, ...] = State._fields,
+) -> None:
     """Refuse a checkpoint of another model.
+
+    Args:
+        variables: those of the model.
+        progress: the run that is to go on.
+        content: the checkpoint.
+        kinds: what of the model it has to hold.
 
     Raises:
         CheckpointError: with the first variable that differs.
@@ -132,6 +150,7 @@ def check_fits(variables: Variables, progress: Progress, content: Content) -> No
     wanted = [
         (_comparable(name), tuple(value.shape), str(value.dtype))
         for name, value in named_values(variables, progress)
+        if name.split("/")[0] in kinds
     ]
     found = [
         (_comparable(name), array.shape, str(array.dtype))
@@ -160,13 +179,17 @@ def describe(model: keras.Model) -> str | None:
         return None  # a subclass without `get_config`
 
 
-def _by_part(variables: Variables, content: Content) -> list[list[jax.Array]]:
+def _by_part(variables: Variables, content: Content) -> Iterator[list[jax.Array]]:
     arrays = iter(content.arrays.values())
-    return [[jnp.array(next(arrays)) for _ in part] for part in variables.parts]
+    for part in variables.parts:
+        yield [jnp.array(next(arrays)) for _ in part]
 
 
 def _comparable(name: str) -> str:
-    return _NUMBER.sub("", name)
+    """Return a name without what differs between two models that are made alike."""
+    kind, index, path = name.split("/", 2)
+    # A model that was loaded does not put its own name in front of its layers'.
+    return "/".join([kind, index, *_NUMBER.sub("", path).split("/")[-2:]])
 
 
 def _say(entry: tuple[str, tuple[int, ...], str]) -> str:
