@@ -5,6 +5,7 @@ import threading
 import warnings
 
 import convoy
+import grain
 import keras
 import numpy as np
 import pytest
@@ -129,6 +130,20 @@ def test_a_data_set_with_a_state_of_its_own_tells_it(plain, tmp_path):
     for point in [(0, 2), (1, 4)]:
         with pytest.raises(StopError):
             run(convoy.Checkpoints(tmp_path, every=2), StopAt(*point))
+    assert run(convoy.Checkpoints(tmp_path, every=2), spoil=True) == expected
+
+
+def test_resumes_a_grain_data_set(plain, tmp_path):
+    def rows(index):
+        return plain.x[index], plain.y[index]
+
+    def run(*callbacks, **settings):
+        dataset = grain.MapDataset.source(range(SAMPLES)).shuffle(seed=4).map(rows).batch(8)
+        return plain.run(*callbacks, x=dataset, shuffle=False, epochs=2, **settings)
+
+    expected = run()
+    with pytest.raises(StopError):
+        run(convoy.Checkpoints(tmp_path, every=2), StopAt(1, 2))
     assert run(convoy.Checkpoints(tmp_path, every=2), spoil=True) == expected
 
 
