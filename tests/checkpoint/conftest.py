@@ -53,7 +53,7 @@ class Subject:
     to where it was, or for a run that goes on, spoilt.
     """
 
-    def __init__(self, make=network, optimizer=None, steps=2, **strategy):
+    def __init__(self, make=network, optimizer=None, steps=2, batch=8, **strategy):
         keras.utils.set_random_seed(3)
         with convoy.Strategy(**({"devices": 1} | strategy)).scope():
             self.model = make()
@@ -66,7 +66,7 @@ class Subject:
         rng = np.random.default_rng(0)
         self.x = rng.normal(size=(SAMPLES, 6)).astype("float32")
         self.y = rng.integers(0, 3, SAMPLES).astype("int32")
-        self.batch = 8
+        self.batch = batch
         self.model.optimizer.build(self.model.trainable_variables)
         self.start = [np.array(variable.value) for variable in self.variables]
         # The first run of all builds metrics, for which Keras draws an order that nobody sees.

@@ -44,7 +44,9 @@ def test_every_kind_of_run_that_is_killed_ends_with_the_same_bits(victims, varia
     assert ended.outcome == expected.outcome
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_signal_ends_a_run_with_a_checkpoint_of_that_moment(victims, whole, tmp_path, number):
     ended = victims.run("plain", tmp_path, after=3, what="call", sent=[number])
     assert ended.status == EXIT_STATUS
@@ -55,6 +57,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint_of_that_moment(victims, whole, tm
     assert victims.run("plain", tmp_path).outcome == whole
 
 
+@pytest.mark.slow
 def test_a_signal_during_validation_ends_a_run_too(victims, whole, tmp_path):
     ended = victims.run("plain", tmp_path, after=1, what="validation", sent=[signal.SIGTERM])
     assert ended.status == EXIT_STATUS
