@@ -43,6 +43,41 @@ def test_checkpoints_change_nothing_about_a_run(plain, tmp_path):
     assert plain.run(convoy.Checkpoints(tmp_path, every=2)) == plain.run()
 
 
+class Keeping(convoy.Checkpoints):
+    """Takes all snapshots and copies them at once, as if writing them took until the end."""
+
+    def __init__(self, folder):
+        super().__init__(folder, every=2)
+        self.kept = []
+
+    def _save(self, progress):
+        arrays = self._snapshots.take(progress).arrays
+        self.kept.append((arrays, {name: array.copy() for name, array in arrays.items()}))
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        None,
+        pytest.param({"devices": 2, "shard_optimizer_state": True}, marks=pytest.mark.slow),
+        pytest.param({"devices": 2, "gradient_accumulation": 2}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_a_snapshot_does_not_change_while_training_goes_on(plain, tmp_path, strategy):
+    subject = plain if strategy is None else Subject(batch=4, **strategy)
+    if strategy and "gradient_accumulation" in strategy:
+        convoy.split(subject.model, ["dropout"])
+    keeping = Keeping(tmp_path)
+    subject.run(keeping)
+    assert len(keeping.kept) > 5
+    for arrays, copies in keeping.kept:
+        for name, copy in copies.items():
+            assert arrays[name].tobytes() == copy.tobytes(), name
+    first, last = keeping.kept[0][1], keeping.kept[-1][1]
+    assert any(first[name].tobytes() != last[name].tobytes() for name in first)
+
+
 def test_without_checkpoints_a_stopped_run_is_lost(plain, tmp_path):
     """The tests above would not pass by themselves."""
     assert plain.run(spoil=True)[2] != plain.run()[2]

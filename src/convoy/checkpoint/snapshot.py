@@ -7,7 +7,6 @@ import platform
 import re
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -24,7 +23,6 @@ from convoy.engine.progress import Progress, Resumption
 from convoy.engine.random_state import RandomState
 from convoy.engine.state import State, Variables
 
-_COPYING_THREADS = 4
 _PACKAGES = ("keras-convoy", "keras", "jax", "jaxlib", "numpy")
 
 # Keras numbers the layers that it names, over all models of a process.
@@ -34,19 +32,19 @@ _NUMBER = re.compile(r"_\d+(?=[_/]|$)")
 class Snapshots:
     """Takes snapshots of one run.
 
-    The memory that values are copied to is kept from one to the next, so that taking a snapshot is
-    little more than a copy. The one before must not be in use any more.
+    On a CPU nothing is copied: a snapshot holds the values where they are. The next device call
+    would take their memory for its outcome, finds that it is in use, and takes other.
     """
 
     def __init__(self, progress: Progress, recipe: Mapping[str, Any] | None) -> None:
         self.variables = Variables(progress.model, "train")
         self.recipe = dict(recipe or {})
         self.model = describe(progress.model)
-        self._copies: dict[str, np.ndarray] = {}
+        self._versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
 
     def take(self, progress: Progress) -> Content:
-        """Copy the state of a run off its devices, which waits for them."""
-        values = dict(named_values(self.variables, progress))
+        """Return the state of a run as host arrays, which waits for its devices."""
+        values = {name: np.asarray(v) for name, v in named_values(self.variables, progress)}
         callbacks, arrays = callback_state.capture(progress.callbacks)
         state = {
             "epoch": progress.epoch,
@@ -58,24 +56,12 @@ class Snapshots:
             "random": random_state.capture().to_json(),
             "callbacks": callbacks,
         }
-        return Content(self._copy(values) | arrays, state, self._about(progress), self.model)
-
-    def _copy(self, values: dict[str, jax.Array]) -> dict[str, np.ndarray]:
-        for name, value in values.items():
-            if name not in self._copies:
-                self._copies[name] = np.empty(value.shape, value.dtype)
-
-        def copy(name: str) -> None:
-            np.copyto(self._copies[name], np.asarray(values[name]))
-
-        with ThreadPoolExecutor(_COPYING_THREADS) as pool:
-            list(pool.map(copy, values))
-        return {name: self._copies[name] for name in values}
+        return Content(values | arrays, state, self._about(progress), self.model)
 
     def _about(self, progress: Progress) -> Json:
         return {
             "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
+            "versions": self._versions,
             "python": platform.python_version(),
             "replicas": progress.plan.replicas,
             "accumulated": progress.plan.accumulation.count,
