@@ -154,3 +154,21 @@ def test_a_graph_is_replayed_on_other_inputs_with_layers_replaced(rng):
     group = next(layer for layer in again.layers if isinstance(layer, layers.GroupNormalization))
     expected = shared(group(shared(twice))) + twice
     np.testing.assert_allclose(again(data), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [
+        keras.callbacks.History(),
+        keras.callbacks.EarlyStopping(),
+        keras.callbacks.ReduceLROnPlateau(),
+        keras.callbacks.ModelCheckpoint("model.keras", save_best_only=True),
+        keras.callbacks.SwapEMAWeights(),
+    ],
+    ids=lambda callback: type(callback).__name__,
+)
+def test_callbacks_keep_their_state_where_checkpoints_look_for_it(callback):
+    callback.on_train_begin()
+    names = keras_bridge.callback_state_names(callback)
+    assert names
+    assert all(hasattr(callback, name) for name in names)

@@ -96,7 +96,7 @@ def test_resumes_whatever_fit_is_told(plain, tmp_path, settings):
         assert_resumes_exactly(plain, tmp_path, points, **settings)
 
 
-@pytest.mark.parametrize("shuffle", [True, "batch"])
+@pytest.mark.parametrize("shuffle", [True, pytest.param("batch", marks=pytest.mark.slow)])
 def test_resumes_data_that_is_streamed(tmp_path, shuffle):
     assert_resumes_exactly(Subject(data_budget=0), tmp_path, POINTS[:3], shuffle=shuffle)
 
