@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import jax
 import keras
 from convoy import keras_bridge
 from convoy.engine import check, numerics
@@ -19,6 +20,7 @@ from convoy.pipeline.options import (
     Pipelining,
     pipeline_placement,
     reset_stages,
+    set_devices,
     set_stages,
     stages_of_model,
 )
@@ -302,8 +304,9 @@ class EngineMethods:
         )
 
 
-def attach(model: keras.Model, plan: Plan, data_budget: int) -> None:
+def attach(model: keras.Model, plan: Plan, data_budget: int, devices: Sequence[jax.Device]) -> None:
     """Have a model run on the engine. Its class, weights and compilation stay as they are."""
+    set_devices(model, devices)
     methods = EngineMethods(model, plan, data_budget)
     # Not through `setattr`: Keras would take it for a change of the model's state.
     for name in EngineMethods.replaced:

@@ -57,7 +57,18 @@ def nested():
     return keras.Model(inputs, layers.Dense(2)(layers.Flatten()(x)))
 
 
-MODELS = [chain, long_skips, several, nested]
+def nested_twice():
+    """A nested model that runs twice, with a nested one inside, and a skip into it."""
+    deep = keras.Sequential([keras.Input((4,)), layers.Dense(4, "tanh"), Penalty()], name="deep")
+    left, right = keras.Input((4,), name="l"), keras.Input((4,), name="r")
+    both = layers.Add()([deep(left), right])
+    inner = keras.Model([left, right], [both, layers.Dense(4)(both)], name="inner")
+    inputs = keras.Input((4,))
+    one, two = inner([layers.Dense(4)(inputs), inputs])
+    return keras.Model(inputs, inner([two, one]))
+
+
+MODELS = [chain, long_skips, several, nested, nested_twice]
 
 
 def assignments(count):
@@ -113,7 +124,9 @@ def staged(model, stages, x):
     (value, (outputs, new)), gradients = jax.value_and_grad(loss, has_aux=True)(weights)
     found = {}
     for stage, own, state in zip(stages, gradients, new, strict=True):
-        found |= {v.path: np.asarray(a) for v, a in zip(stage.trainable, own, strict=True)}
+        for variable, gradient in zip(stage.trainable, own, strict=True):
+            # That of a layer that runs in several stages is the sum of theirs.
+            found[variable.path] = found.get(variable.path, 0) + np.asarray(gradient)
         found |= {v.path: np.asarray(a) for v, a in zip(stage.non_trainable, state, strict=True)}
     return np.asarray(value), [np.asarray(o) for o in outputs], found
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import keras
+from convoy.engine.input import DEFAULT_BATCH
 from convoy.keras_bridge import graph_calls
+from convoy.pipeline.auto import split_by_cost
 from convoy.pipeline.body import reads_data
 from convoy.pipeline.generate import check_mapping, generate
 from convoy.pipeline.placement import PipelinePlacement
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from convoy.engine.plan import Plan
 
 _ATTRIBUTE = "_convoy_stages"
+_DEVICES = "_convoy_devices"
 
 
 @dataclass(frozen=True)
@@ -74,8 +77,7 @@ def pipeline_placement(model: keras.Model, pipelining: Pipelining, plan: Plan) -
     Raises:
         ValueError: if one replica needs more devices than there are.
     """
-    mesh = plan.placement.mesh
-    devices = tuple(mesh.devices.flat) if mesh is not None else (jax.devices()[0],)
+    devices = devices_of(model)
     width = pipelining.width(model)
     if width > len(devices):
         raise ValueError(
@@ -90,18 +92,28 @@ def pipeline_placement(model: keras.Model, pipelining: Pipelining, plan: Plan) -
     return PipelinePlacement(devices, width, sorted(readers))
 
 
-def split(model: keras.Model, names: Sequence[str]) -> keras.Model:
+def split(
+    model: keras.Model,
+    stages: Sequence[str] | int | Literal["auto"],
+    *,
+    batch_size: int = DEFAULT_BATCH,
+) -> keras.Model:
     """Cut a model into stages, for devices of their own.
 
     Args:
         model: a functional or sequential model; it is changed in place.
-        names: the layers with which the second and later stages begin.
+        stages: the layers with which the second and later stages begin, `"nested/layer"` for one
+            inside of a nested model. Or how many stages, or `"auto"` for as many as the strategy
+            has devices: then every layer is timed, and the cut is the one whose slowest stage is
+            fastest.
+        batch_size: samples of a micro-batch, to time layers with.
 
     Returns:
         The same model.
 
     Raises:
-        ValueError: if a layer does not exist, or layers are not in the order in which they run.
+        ValueError: if a layer does not exist, layers are not in the order in which they run, or
+            the model has no such cut.
 
     Example:
     ```python
@@ -109,11 +121,40 @@ def split(model: keras.Model, names: Sequence[str]) -> keras.Model:
     with strategy.scope():
         model = keras.applications.ResNet50(weights=None)
         model.compile("sgd", "sparse_categorical_crossentropy")
-    convoy.split(model, ["conv4_block1_1_conv"])
+    convoy.split(model, stages="auto", batch_size=4)
     ```
     """
-    set_stages(model, split_by_name(model, names))
+    devices = devices_of(model)
+    if stages == "auto":
+        stages = len(devices)
+    if isinstance(stages, int) and not isinstance(stages, bool):
+        _check_numbers(stages, batch_size)
+        set_stages(model, split_by_cost(model, stages, batch_size, devices))
+    elif isinstance(stages, Sequence) and not isinstance(stages, str):
+        set_stages(model, split_by_name(model, stages))
+    else:
+        raise ValueError(
+            f"stages={stages!r} says not where to cut. Pass a list of names of layers, a number of "
+            "stages, or 'auto'."
+        )
     return model
+
+
+def _check_numbers(stages: int, batch_size: int) -> None:
+    for name, value, unit in (("stages", stages, "stages"), ("batch_size", batch_size, "samples")):
+        if value < 1:
+            raise ValueError(f"{name}={value} is not a number of {unit}. Pass 1 or more.")
+
+
+def set_devices(model: keras.Model, devices: Sequence[jax.Device]) -> None:
+    """Tell a model which devices its strategy has."""
+    # Not through `setattr`: Keras would take it for a change of the model's state.
+    vars(model)[_DEVICES] = tuple(devices)
+
+
+def devices_of(model: keras.Model) -> tuple[jax.Device, ...]:
+    """Return the devices of a model's strategy, else the first there is."""
+    return vars(model).get(_DEVICES) or (jax.devices()[0],)
 
 
 def set_stages(model: keras.Model, stages: list[int]) -> None:
@@ -132,7 +173,7 @@ def stages_of_model(model: keras.Model) -> list[int] | None:
     """
     stages = vars(model).get(_ATTRIBUTE)
     if stages is None:
-        calls = graph_calls(model) or []
+        calls = graph_calls(model, into_nested=True) or []
         marks = [call.mark for call in calls]
         if all(mark is None for mark in marks):
             return None
