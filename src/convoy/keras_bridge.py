@@ -464,18 +464,47 @@ def compiled_loss(
     )
 
 
-def optimizer_for(
-    optimizer: keras.optimizers.Optimizer, variables: Variables, **changes: Any
+def divided_optimizer(
+    optimizer: keras.optimizers.Optimizer, groups: list[Variables], **changes: Any
+) -> list[tuple[keras.optimizers.Optimizer, list[int]]]:
+    """Return optimizers of the same kind for groups of weights; their variables hold no values.
+
+    Returns:
+        Each optimizer, and the places of its variables among those of the given one.
+    """
+    everything = updated_variables(optimizer)
+    # Slots are named after their weights, whose paths may be equal in two nested models.
+    names = {id(variable): f"weight{number}" for number, variable in enumerate(everything)}
+    whole = _built_copy(optimizer, everything, names, changes)
+    places = {variable.name: place for place, variable in enumerate(whole.variables)}
+    copies = [_built_copy(optimizer, group, names, changes) for group in groups]
+    return [(copy, [places[variable.name] for variable in copy.variables]) for copy in copies]
+
+
+def _built_copy(
+    optimizer: keras.optimizers.Optimizer,
+    variables: Variables,
+    names: dict[int, str],
+    changes: dict[str, Any],
 ) -> keras.optimizers.Optimizer:
-    """Return an optimizer of the same kind for some variables; its own hold no values."""
-    config = optimizer.get_config() | changes
-    config["learning_rate"] = optimizer._learning_rate
-    if isinstance(config["learning_rate"], keras.Variable):
-        config["learning_rate"] = 0.0  # its value is handed in with every update
-    else:
-        config["learning_rate"] = keras.optimizers.schedules.serialize(config["learning_rate"])
+    config = optimizer.get_config()
+    if not isinstance(getattr(optimizer, "optimizer", None), keras.optimizers.Optimizer):
+        config |= changes
+        rate = optimizer._learning_rate
+        # The value of a variable is handed in with every update.
+        is_variable = isinstance(rate, keras.Variable)
+        serialize = keras.optimizers.schedules.serialize
+        config["learning_rate"] = 0.0 if is_variable else serialize(rate)
     copy = type(optimizer).from_config(config)
-    copy.build(variables)
+    before = [variable._path for variable in variables]
+    try:
+        for variable in variables:
+            variable._path = names[id(variable)]
+        with keras.StatelessScope():  # which leaves out the values
+            copy.build(variables)
+    finally:
+        for variable, path in zip(variables, before, strict=True):
+            variable._path = path
     for variable in copy.variables:
         variable._value = None
     return copy

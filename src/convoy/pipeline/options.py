@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 import keras
 from convoy.engine.input import DEFAULT_BATCH
+from convoy.engine.state import Mode
 from convoy.keras_bridge import graph_calls
 from convoy.pipeline.auto import split_by_cost
 from convoy.pipeline.body import reads_data
@@ -34,11 +35,13 @@ class Pipelining:
         device_mapping: the device of each stage; by default one for each.
         recompute: whether stages keep only their input, and run forwards once more before they run
             backwards. The last never does, as its backward pass follows at once.
+        record: whether to note when each action of a weight update was run.
     """
 
     schedule: str | Schedule = "interleaved"
     device_mapping: tuple[int, ...] | None = None
     recompute: bool = False
+    record: bool = False
 
     def plan_for(self, model: keras.Model, micro_batches: int) -> Schedule:
         """Return the schedule for a model that has stages.
@@ -64,11 +67,15 @@ class Pipelining:
         stages = max(stages_of_model(model) or [0]) + 1
         return max(check_mapping(self.device_mapping, stages)) + 1
 
-    def programs(self, model: keras.Model, plan: Plan) -> Any:
-        """Return what trains the model."""
-        from convoy.pipeline.run import PipelinePrograms  # it imports the engine, which asks here
+    def programs(self, model: keras.Model, plan: Plan, mode: Mode) -> Any:
+        """Return what runs the model."""
+        # They import the engine, which asks here.
+        from convoy.pipeline.forward import ForwardPrograms
+        from convoy.pipeline.run import PipelinePrograms
 
-        return PipelinePrograms(model, plan, self)
+        if mode == "train":
+            return PipelinePrograms(model, plan, self)
+        return ForwardPrograms(model, plan, self, mode)
 
 
 def pipeline_placement(model: keras.Model, pipelining: Pipelining, plan: Plan) -> PipelinePlacement:
