@@ -86,10 +86,10 @@ def total(outputs, losses):
     return sum((o**2).sum() for o in outputs) + sum(losses)
 
 
-def whole(model, x):
+def whole(model, x, training=True):
     def loss(trainable, non_trainable):
         outputs, new, losses = model.stateless_call(
-            trainable, non_trainable, x, training=True, return_losses=True
+            trainable, non_trainable, x, training=training, return_losses=True
         )
         outputs = keras.tree.flatten(outputs)
         return total(outputs, losses), (outputs, new)
@@ -106,13 +106,13 @@ def whole(model, x):
     )
 
 
-def staged(model, stages, x):
+def staged(model, stages, x, training=True):
     def loss(trainable):
         tensors = dict(zip(graph_inputs(model), keras.tree.flatten(x), strict=True))
         losses, new = [], []
         for stage, weights in zip(stages, trainable, strict=True):
             outputs, state, added = stage.forward(
-                weights, values(stage.non_trainable), tensors, training=True
+                weights, values(stage.non_trainable), tensors, training=training
             )
             tensors |= outputs
             losses += added

@@ -10,6 +10,7 @@ import statistics
 import threading
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from queue import SimpleQueue
 from typing import Any
 
@@ -65,25 +66,38 @@ class Recorder:
         for queue, thread in zip(self._queues, self._threads, strict=True):
             queue.put(None)
             thread.join()
-        ends = {
-            (device // self.schedule.devices, note.action): note.ended
-            for device, notes in enumerate(self._notes)
-            for note in notes
-        }
-        events = []
-        for device, notes in enumerate(self._notes):
-            free = 0.0
-            for note in notes:
-                replica = device // self.schedule.devices
-                needs = [ends[replica, need] for need in self.schedule.needs(note.action)]
-                start = min(max([free, note.started, *needs]), note.ended)
-                events.append(Event(device, note.action, start, note.ended))
-                free = note.ended
+        planned = simulate(self.schedule)
+        events: list[Event] = []
+        for replica in range(self.replicas):
+            first = replica * self.schedule.devices
+            rows = self._notes[first : first + self.schedule.devices]
+            events += self._events(first, rows, [event.action for event in planned.events])
         zero = min((event.start for event in events), default=0.0)
         shifted = [Event(e.device, e.action, e.start - zero, e.end - zero) for e in events]
         shifted.sort(key=lambda event: (event.start, event.device))
-        stash = simulate(self.schedule).peak_stash * self.replicas
-        return Timeline(tuple(shifted), len(self._notes), stash)
+        return Timeline(tuple(shifted), len(self._notes), planned.peak_stash * self.replicas)
+
+    def _events(self, first: int, rows: list[list[Note]], order: list[Action]) -> list[Event]:
+        """Find the beginning of every action of a replica, whose first device has a number."""
+        notes = {note.action: note for row in rows for note in row}
+        ends = {action: note.ended for action, note in notes.items()}
+        follows = {a.action: b.action for row in rows for a, b in pairwise(row)}
+        needs = {action: list(self.schedule.needs(action)) for action in order}
+        for action in reversed(order):
+            # A thread may be late to see an end, but not later than what needed it ended.
+            following = [ends[follows[action]]] if action in follows else []
+            ends[action] = min([ends[action], *following])
+            for need in needs[action]:
+                ends[need] = min(ends[need], ends[action])
+        events = []
+        for device, row in enumerate(rows, start=first):
+            free = 0.0
+            for note in row:
+                end = ends[note.action]
+                start = max([free, note.started, *(ends[need] for need in needs[note.action])])
+                events.append(Event(device, note.action, min(start, end), end))
+                free = end
+        return events
 
 
 def durations(timeline: Timeline) -> dict[Kind, list[float]]:
