@@ -206,11 +206,82 @@ def test_batch_norm_and_dropout_are_those_of_the_whole_model(rng):
     assert_same(train(["norm", "second"], devices=3), train([], devices=1))
 
 
-def test_more_stages_than_devices_are_refused(samples):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {},
+            r"in stages on 3 devices, but the strategy has 2, so none for the stage that begins "
+            "with layer 'f'",
+        ),
+        (
+            {"device_mapping": [0, 1]},
+            r"device_mapping=\[0, 1\] has 2 entries, but .* has 3 stages: none is for stage 2, "
+            "which begins with layer 'f'",
+        ),
+        ({"device_mapping": [0, 1, 0, 1]}, "has 4 entries, but the model has 3 stages"),
+        ({"device_mapping": [0, 2, 0]}, "leaves out a device"),
+        ({"schedule": Schedule.from_csv("0F0,0B0\n1F0,1B0\n")}, "has 2 stages and 1 micro-batches"),
+    ],
+)
+@pytest.mark.parametrize("method", ["fit", "predict"])
+def test_what_does_not_fit_is_refused(samples, options, message, method):
     model = make_convoy(network(), devices=2, gradient_accumulation=3)
     convoy.split(model, CUTS[3])
-    with pytest.raises(ValueError, match=r"in stages on 3 devices, but the strategy has 2"):
+    model.set_pipelining_options(**options)
+    x, y = samples
+    arguments = (x, [y, y]) if method == "fit" else (x,)
+    with pytest.raises(ValueError, match=message):
+        getattr(model, method)(*arguments, verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        ("round-robin", "schedule='round-robin' is unknown. Pass one of sequential, grouped"),
+        (
+            Schedule.from_csv("0F0\n1F0,1B0\n"),
+            "micro-batch 0 of stage 0 is missing",
+        ),
+    ],
+)
+def test_a_schedule_that_cannot_be_run_is_refused_at_once(schedule, message):
+    model = make_convoy(network(), devices=2)
+    with pytest.raises(ValueError, match=message):
+        model.set_pipelining_options(schedule=schedule)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        ({"remat": ["a"]}, r"remat is not there for models in stages. Use set_pipelining_options"),
+        ({"shard_optimizer_state": True}, "shard_optimizer_state is not there for models in st"),
+        ({"batch_norm_group": 2}, "batch_norm_group is not there for models in stages"),
+    ],
+)
+def test_what_stages_do_not_have_is_refused(samples, strategy, message):
+    model = make_convoy(network(), devices=4, **strategy)
+    convoy.split(model, CUTS[2])
+    with pytest.raises(ValueError, match=message):
         learn(model, samples, 4)
+
+
+def test_a_model_with_a_loss_of_its_own_is_refused(samples):
+    class Own(keras.Model):
+        def compute_loss(self, *args, **kwargs):
+            return super().compute_loss(*args, **kwargs)
+
+    def make(steps):
+        x = inputs = keras.Input((6, 6, 2))
+        x = layers.Dense(3, name="b")(layers.Flatten()(x))
+        model = Own(inputs, x)
+        model.compile("sgd", "mse", steps_per_execution=steps)
+        return model
+
+    model = convoy.split(make_convoy(make, devices=2), ["b"])
+    x, _ = samples
+    with pytest.raises(ValueError, match="Own overrides compute_loss, which needs the whole model"):
+        model.fit(x, x[:, 0, 0], verbose=0)
 
 
 def test_stages_are_shown_and_reset(capsys):

@@ -13,11 +13,12 @@ from convoy.engine.state import Mode
 from convoy.keras_bridge import graph_calls
 from convoy.pipeline.auto import split_by_cost
 from convoy.pipeline.body import reads_data
-from convoy.pipeline.generate import check_mapping, generate
+from convoy.pipeline.generate import check_mapping, find, generate
 from convoy.pipeline.placement import PipelinePlacement
 from convoy.pipeline.schedule import Schedule
 from convoy.pipeline.split import calls_of, check_assignment, split_by_name
 from convoy.pipeline.stage import stages_of
+from convoy.pipeline.validate import validate
 
 if TYPE_CHECKING:
     from convoy.engine.plan import Plan
@@ -43,6 +44,12 @@ class Pipelining:
     recompute: bool = False
     record: bool = False
 
+    def __post_init__(self) -> None:
+        if isinstance(self.schedule, str):
+            find(self.schedule)
+        else:
+            validate(self.schedule)
+
     def plan_for(self, model: keras.Model, micro_batches: int) -> Schedule:
         """Return the schedule for a model that has stages.
 
@@ -64,8 +71,15 @@ class Pipelining:
         """Return how many devices one replica takes."""
         if isinstance(self.schedule, Schedule):
             return self.schedule.devices
-        stages = max(stages_of_model(model) or [0]) + 1
-        return max(check_mapping(self.device_mapping, stages)) + 1
+        assignment = stages_of_model(model) or [0]
+        stages, mapping = max(assignment) + 1, self.device_mapping
+        if mapping is not None and len(mapping) < stages:
+            raise ValueError(
+                f"device_mapping={list(mapping)} has {len(mapping)} entries, but {model.name!r} "
+                f"has {stages} stages: none is for stage {len(mapping)}, which begins with layer "
+                f"{_first_layer(model, len(mapping))!r}. Pass one device for each."
+            )
+        return max(check_mapping(mapping, stages)) + 1
 
     def programs(self, model: keras.Model, plan: Plan, mode: Mode) -> Any:
         """Return what runs the model."""
@@ -86,17 +100,23 @@ def pipeline_placement(model: keras.Model, pipelining: Pipelining, plan: Plan) -
     """
     devices = devices_of(model)
     width = pipelining.width(model)
+    mapping = pipelining.plan_for(model, plan.accumulation.count).mapping
     if width > len(devices):
+        homeless = next(stage for stage, place in enumerate(mapping) if place >= len(devices))
         raise ValueError(
-            f"{model.name!r} is in stages on {width} devices, but the strategy has {len(devices)}. "
+            f"{model.name!r} is in stages on {width} devices, but the strategy has {len(devices)}, "
+            f"so none for the stage that begins with layer {_first_layer(model, homeless)!r}. "
             f"Pass devices={width} or more, fewer stages, or a device_mapping that shares devices."
         )
     calls = calls_of(model)
     stages = stages_of(model, calls, stages_of_model(model) or [0] * len(calls))
-    mapping = pipelining.plan_for(model, plan.accumulation.count).mapping
     last = len(stages) - 1
     readers = {mapping[s.number] for s in stages if reads_data(s, s.number == last, model)}
     return PipelinePlacement(devices, width, sorted(readers))
+
+
+def _first_layer(model: keras.Model, stage: int) -> str:
+    return calls_of(model)[(stages_of_model(model) or [0]).index(stage)].name
 
 
 def split(

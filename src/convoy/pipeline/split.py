@@ -90,7 +90,8 @@ def check_assignment(calls: Sequence[GraphCall], stages: Sequence[int | None]) -
     present = {stage for stage in stages if stage is not None}
     for stage in range(max(present) + 1):
         if stage not in present:
+            later = calls[stages.index(max(present))].name
             raise ValueError(
-                f"Stage {stage} has no layer, but stage {max(present)} has. Number the stages from "
-                "0 without a gap."
+                f"Stage {stage} has no layer, but layer {later!r} has stage {max(present)}. Number "
+                "the stages from 0 without a gap."
             )
