@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from convoy.pipeline.generate import NAMES
 from convoy.pipeline.schedule import Schedule
+from convoy.pipeline.split import calls_of
 from keras import layers
 from tests.equivalence.side_by_side import assert_same, make_convoy, make_stock, state
 
@@ -273,7 +274,7 @@ def test_a_model_with_a_loss_of_its_own_is_refused(samples):
 
     def make(steps):
         x = inputs = keras.Input((6, 6, 2))
-        x = layers.Dense(3, name="b")(layers.Flatten()(x))
+        x = layers.Dense(2, name="b")(layers.Flatten()(x))
         model = Own(inputs, x)
         model.compile("sgd", "mse", steps_per_execution=steps)
         return model
@@ -305,3 +306,41 @@ def test_a_layer_in_stages_on_two_devices_is_refused(rng):
     data = rng.normal(size=(8, 4)).astype("float32")
     with pytest.raises(ValueError, match=r"'shared/kernel' runs in stages on devices 0 and 1"):
         model.fit(data, data, verbose=0)
+
+
+def test_whole_numbers_go_from_stage_to_stage(rng):
+    data = rng.normal(size=(16, 6)).astype("float32")
+
+    def make(steps):
+        inputs = keras.Input((6,))
+        x = layers.Dense(4, "tanh", name="a")(inputs)
+        largest = keras.ops.argmax(x, axis=-1)
+        x = layers.Dense(4, "tanh", name="b")(x)
+        x = layers.Concatenate(name="c")([x, keras.ops.one_hot(largest, 4)])
+        model = keras.Model(inputs, layers.Dense(6, name="d")(x))
+        model.compile(keras.optimizers.SGD(0.05), "mse", steps_per_execution=steps)
+        return model
+
+    def train(model, batch_size):
+        return model.fit(data, data, batch_size=batch_size, verbose=0).history, state(model)
+
+    model = make_convoy(make, 4, devices=3, gradient_accumulation=4)
+    names = [call.name for call in calls_of(model)]
+    model.set_pipeline_stage_assignment([{"a": 0, "argmax": 0, "b": 1}.get(n, 2) for n in names])
+    model.set_pipelining_options(schedule="zero-bubble", recompute=True)
+    assert_same(train(model, 2), train(make_stock(make), 8))
+
+
+def test_a_mask_that_would_be_lost_is_refused(rng):
+    def make(steps):
+        x = inputs = keras.Input((5,), dtype="int32")
+        x = layers.Embedding(9, 4, mask_zero=True, name="words")(x)
+        x = layers.GlobalAveragePooling1D(name="mean")(x)
+        model = keras.Model(inputs, layers.Dense(1)(x))
+        model.compile("sgd", "mse", steps_per_execution=steps)
+        return model
+
+    model = convoy.split(make_convoy(make, devices=2), ["mean"])
+    x = rng.integers(0, 9, (8, 5)).astype("int32")
+    with pytest.raises(ValueError, match="'words' of stage 0 hands a mask to a later stage"):
+        model.fit(x, x[:, 0].astype("float32"), verbose=0)

@@ -71,6 +71,8 @@ def make_body(
         outputs, new, losses = stage.forward(
             trainable, rest.non_trainable, tensors, training=training
         )
+        if not last:
+            _refuse_masks(stage, outputs)
         values = {id(v): value for v, value in zip(stage.trainable, trainable, strict=True)}
         losses += [variable.regularizer(values[id(variable)]) for variable in regularised]
         own = sum((jnp.asarray(loss, jnp.float32) for loss in losses), jnp.float32(0))
@@ -101,6 +103,23 @@ def make_prediction(model: keras.Model, stages: Sequence[Stage], number: int, fe
         outputs, new, _ = stage.forward(trainable, rest.non_trainable, tensors, training=False)
         if last:
             return (keras_bridge.pack_outputs(model, tensors | outputs), ()), (new, [], rest.loss)
+        _refuse_masks(stage, outputs)
         return (tuple(outputs.values()), ()), (new, [], rest.loss)
 
     return Body(stage, compute)
+
+
+def _refuse_masks(stage: Stage, outputs: dict[int, Any]) -> None:
+    """Refuse to send on what has a mask, which would be lost.
+
+    Raises:
+        ValueError: with the layer that made it.
+    """
+    for call in stage.calls:
+        if any(
+            keras_bridge.get_keras_mask(outputs.get(tensor)) is not None for tensor in call.outputs
+        ):
+            raise ValueError(
+                f"Layer {call.name!r} of stage {stage.number} hands a mask to a later stage, but "
+                "masks stay in their stage. Cut where no mask is needed any more."
+            )

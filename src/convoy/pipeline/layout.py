@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import keras
 import numpy as np
 from convoy import keras_bridge
@@ -68,6 +69,17 @@ class Layout:
         self.stages = stages_of(model, calls_of(model), assignment)
         self.last = len(self.stages) - 1
         self.received = [received_by(s, s.number == self.last, model) for s in self.stages]
+        types = {
+            tensor: jnp.dtype(dtype)
+            for stage in self.stages
+            for call in stage.calls
+            for tensor, (_, dtype) in zip(call.outputs, call.output_shapes, strict=True)
+        }
+        self.with_gradient = [
+            [tensor for tensor in received if jnp.issubdtype(types[tensor], jnp.inexact)]
+            for received in self.received
+        ]
+        """What each stage receives that is not in whole numbers."""
         self.reads = [reads_data(s, s.number == self.last, model) for s in self.stages]
         self.columns = [Column(placement, place) for place in range(max(mapping) + 1)]
         self.producer = {tensor: s.number for s in self.stages for tensor in s.outputs}

@@ -292,7 +292,7 @@ class Call:
         gradients = (
             ()
             if number == layout.last
-            else tuple(self.gradients.pop((replica, micro_batch, i)) for i in stage.outputs)
+            else tuple(self.gradients.pop((replica, micro_batch, i), []) for i in stage.outputs)
         )
         factor = None
         if self.factors:
@@ -311,7 +311,7 @@ class Call:
 
     def _send_back(self, number: int, micro_batch: int, replica: int, received: tuple) -> None:
         layout = self.layout
-        for tensor, gradient in zip(layout.received[number], received, strict=True):
+        for tensor, gradient in zip(layout.with_gradient[number], received, strict=True):
             device = layout.device(replica, layout.mapping[layout.producer[tensor]])
             sent = jax.device_put(gradient, device)
             self.gradients.setdefault((replica, micro_batch, tensor), []).append(sent)

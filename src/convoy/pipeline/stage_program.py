@@ -90,25 +90,33 @@ class StageProgram:
             (outputs, _), carried = self.body.compute(trainable, received, rest)
             kept: Any = (received, rest)
         else:
-            (outputs, _), kept, carried = self._differentiate(trainable, received, rest)
+            kept, (outputs, carried) = self._differentiate(trainable, received, rest)
         non_trainable, metrics, loss = carried
         return Passed(outputs, kept, non_trainable, loss, metrics)
 
-    def _differentiate(self, trainable: Arrays, received: Any, rest: Any) -> Any:
-        return jax.vjp(
-            lambda t, r: self.body.compute(t, r, rest), trainable, received, has_aux=True
-        )
+    def _differentiate(self, trainable: Arrays, received: tuple, rest: Any) -> Any:
+        """Return the gradients' function, for what is not in whole numbers, and the results."""
+
+        def compute(trainable: Arrays, moving: Arrays) -> Any:
+            values = iter(moving)
+            full = tuple(next(values) if _has_gradient(x) else x for x in received)
+            (outputs, own), carried = self.body.compute(trainable, full, rest)
+            return ([x for x in outputs if _has_gradient(x)], own), (outputs, carried)
+
+        moving = [x for x in received if _has_gradient(x)]
+        _, pull, results = jax.vjp(compute, trainable, moving, has_aux=True)
+        return pull, results
 
     def _gradients(
         self, trainable: Arrays, kept: Any, gradients: Sequence[Any], factor: jax.Array | None
     ) -> Any:
         """Return the gradients of weights and of what was received.
 
-        `gradients` holds, for each output, those that its readers sent; `factor` is that of the
-        loss.
+        `gradients` holds, for each output, those that its readers sent, which is none for whole
+        numbers; `factor` is that of the loss.
         """
-        pull = self._differentiate(trainable, *kept)[1] if self.recompute else kept
-        of_outputs = tuple(sum(parts[1:], parts[0]) for parts in gradients)
+        pull = self._differentiate(trainable, *kept)[0] if self.recompute else kept
+        of_outputs = [sum(parts[1:], parts[0]) for parts in gradients if parts]
         return pull((of_outputs, jnp.float32(1) if factor is None else factor))
 
     def _backward(
@@ -174,3 +182,7 @@ class StageProgram:
             return *self._add(total, counts, own), self._done()
 
         return jax.jit(inputs), jax.jit(weights, donate_argnums=(2, 3))
+
+
+def _has_gradient(value: jax.Array) -> bool:
+    return bool(jnp.issubdtype(value.dtype, jnp.inexact))
