@@ -76,6 +76,18 @@ def compare(make, samples, names, replicas=1, accumulation=4, budget=None, **opt
     return model
 
 
+def train_both(make, data, devices, assignment, **options):
+    """Train a model in stages, and under stock Keras; both must learn the same."""
+
+    def train(model, batch_size):
+        return model.fit(data, data, batch_size=batch_size, verbose=0).history, state(model)
+
+    model = make_convoy(make, 4, devices=devices, gradient_accumulation=4)
+    model.set_pipeline_stage_assignment(assignment)
+    model.set_pipelining_options(**options)
+    assert_same(train(model, 2), train(make_stock(make), 8))
+
+
 OPTIMIZERS = {
     "adam": lambda: keras.optimizers.Adam(0.01),
     "clipped": lambda: keras.optimizers.SGD(0.05, global_clipnorm=0.1),
@@ -321,14 +333,9 @@ def test_whole_numbers_go_from_stage_to_stage(rng):
         model.compile(keras.optimizers.SGD(0.05), "mse", steps_per_execution=steps)
         return model
 
-    def train(model, batch_size):
-        return model.fit(data, data, batch_size=batch_size, verbose=0).history, state(model)
-
-    model = make_convoy(make, 4, devices=3, gradient_accumulation=4)
-    names = [call.name for call in calls_of(model)]
-    model.set_pipeline_stage_assignment([{"a": 0, "argmax": 0, "b": 1}.get(n, 2) for n in names])
-    model.set_pipelining_options(schedule="zero-bubble", recompute=True)
-    assert_same(train(model, 2), train(make_stock(make), 8))
+    names = [call.name for call in calls_of(make_stock(make))]
+    assignment = [{"a": 0, "argmax": 0, "b": 1}.get(name, 2) for name in names]
+    train_both(make, data, 3, assignment, schedule="zero-bubble", recompute=True)
 
 
 def test_a_mask_that_would_be_lost_is_refused(rng):
@@ -344,3 +351,34 @@ def test_a_mask_that_would_be_lost_is_refused(rng):
     x = rng.integers(0, 9, (8, 5)).astype("int32")
     with pytest.raises(ValueError, match="'words' of stage 0 hands a mask to a later stage"):
         model.fit(x, x[:, 0].astype("float32"), verbose=0)
+
+
+@pytest.mark.parametrize(
+    "schedule", ["zero-bubble", pytest.param("interleaved", marks=pytest.mark.slow)]
+)
+def test_a_layer_that_runs_in_two_stages_of_one_device(rng, schedule):
+    def make(steps):
+        shared = layers.Dense(4, "tanh", kernel_regularizer="l2")
+        x = inputs = keras.Input((4,))
+        x = shared(layers.Dense(4, "tanh")(shared(x)))
+        model = keras.Model(inputs, x)
+        model.compile(keras.optimizers.SGD(0.05), "mse", steps_per_execution=steps)
+        return model
+
+    data = rng.normal(size=(16, 4)).astype("float32")
+    train_both(make, data, 2, [0, 1, 2], device_mapping=[0, 1, 0], schedule=schedule)
+
+
+def test_nested_models_whose_layers_have_the_same_names(rng):
+    def make(steps):
+        x = inputs = keras.Input((4,))
+        for name in ("first", "second"):
+            inner = keras.Input((4,))
+            y = layers.Dense(6, "tanh", name="one")(inner)
+            x = keras.Model(inner, layers.Dense(4, name="two")(y), name=name)(x)
+        model = keras.Model(inputs, x)
+        model.compile(keras.optimizers.Adam(0.01), "mse", steps_per_execution=steps)
+        return model
+
+    data = rng.normal(size=(16, 4)).astype("float32")
+    train_both(make, data, 3, [0, 1, 1, 2])
