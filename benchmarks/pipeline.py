@@ -170,12 +170,13 @@ def memory_of_stages(trainer: Trainer) -> list[int]:
 
 def memory_of_all(trainer: Trainer) -> int:
     """Return the most bytes that the whole model takes, without the data."""
+    import numpy as np
     from convoy.engine.feed import Chunk, size
     from convoy.keras_bridge import values
 
     model = trainer.model
     batch, count = trainer.batch, trainer.updates * trainer.micro_batches
-    chunk = Chunk("contiguous", ((trainer.x, trainer.y), None, 0), batch, count)
+    chunk = Chunk("contiguous", ((trainer.x, trainer.y), None, np.int32(0)), batch, count)
     analysis = trainer.programs.memory(chunk)
     weights = size(values(model.trainable_variables))
     return 2 * weights + size(values(model.optimizer.variables)) + analysis.temp_size_in_bytes

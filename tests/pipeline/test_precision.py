@@ -58,37 +58,43 @@ def compare(word, optimizer=None, *, replicas=1, size=1.0, schedule="interleaved
     return found[0][0]
 
 
-@pytest.mark.parametrize(
-    "word", ["16.32", *(pytest.param(w, marks=slow) for w in ("16.16", "bf16.32", "bf16.16"))]
-)
+@slow
+@pytest.mark.parametrize("word", ["16.32", "16.16", "bf16.32", "bf16.16"])
 def test_a_word_without_scaling(word):
     compare(word)
 
 
+@slow
 @pytest.mark.parametrize(
-    ("replicas", "schedule"),
-    [
-        (1, "interleaved"),
-        pytest.param(1, "zero-bubble", marks=slow),
-        pytest.param(2, "grouped", marks=slow),
-    ],
+    ("replicas", "schedule"), [(1, "interleaved"), (1, "zero-bubble"), (2, "grouped")]
 )
 def test_a_static_loss_scale(replicas, schedule):
     compare("32.32", loss_scale=1024, replicas=replicas, schedule=schedule)
 
 
 @pytest.mark.parametrize(
-    ("replicas", "schedule"),
-    [(1, "zero-bubble"), pytest.param(2, "interleaved", marks=slow)],
+    ("word", "replicas", "schedule", "rounding"),
+    [
+        ("16.16", 1, "zero-bubble", "on"),
+        pytest.param("16.32", 1, "grouped", "off", marks=slow),
+        pytest.param("16.32", 2, "interleaved", "off", marks=slow),
+    ],
 )
-def test_an_automatic_loss_scale_that_leaves_updates_out(replicas, schedule):
-    scale = convoy.AutomaticLossScale(initial=2.0**14, period=2)
-    history = compare("16.32", loss_scale=scale, size=64.0, replicas=replicas, schedule=schedule)
+def test_an_automatic_loss_scale_that_leaves_updates_out(word, replicas, schedule, rounding):
+    history = compare(
+        word,
+        loss_scale=convoy.AutomaticLossScale(initial=2.0**14, period=2),
+        size=64.0,
+        replicas=replicas,
+        schedule=schedule,
+        stochastic_rounding=rounding,
+    )
     assert history["skipped_updates"][-1] > 0
     assert len(set(history["loss_scaling_factor"])) > 1
 
 
-@pytest.mark.parametrize("word", ["bf16.16", pytest.param("16.16", marks=slow)])
+@slow
+@pytest.mark.parametrize("word", ["bf16.16", "16.16"])
 def test_stochastic_rounding_draws_the_same_numbers(word):
     compare(word, stochastic_rounding="on")
 

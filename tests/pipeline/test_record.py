@@ -30,7 +30,9 @@ def train(**options):
     return model, (history, state(model))
 
 
-@pytest.mark.parametrize("schedule", ["interleaved", "zero-bubble"])
+@pytest.mark.parametrize(
+    "schedule", ["zero-bubble", pytest.param("interleaved", marks=pytest.mark.slow)]
+)
 def test_a_recorded_update_is_the_schedule(schedule):
     model, outcome = train(schedule=schedule, record=True)
     timeline = model.get_pipeline_timeline()
