@@ -36,12 +36,14 @@ class Variant:
     stages: int
     micro_batches: int
     schedule: str = "interleaved"
+    recompute: bool = False
 
 
 VARIANTS = {
     "one": Variant("one device, 16 micro-batches", 1, 16),
     "interleaved": Variant("interleaved, 16 micro-batches", 2, 16),
     "zero-bubble": Variant("zero-bubble, 16 micro-batches", 2, 16, "zero-bubble"),
+    "recompute": Variant("interleaved, recomputing", 2, 16, recompute=True),
     "interleaved-4": Variant("interleaved, 4 micro-batches", 2, 4),
     "zero-bubble-4": Variant("zero-bubble, 4 micro-batches", 2, 4, "zero-bubble"),
 }
@@ -94,7 +96,9 @@ class Trainer:
             )
         if variant.stages > 1:
             convoy.split(self.model, [f"c{depth // 2}"])
-            self.model.set_pipelining_options(schedule=variant.schedule, record=alone)
+            self.model.set_pipelining_options(
+                schedule=variant.schedule, recompute=variant.recompute, record=alone
+            )
         rng = np.random.default_rng(0)
         samples = updates * variant.micro_batches * self.batch
         self.x = rng.normal(size=(samples, *shape)).astype("float32")
@@ -142,8 +146,9 @@ def memory_of_stages(trainer: Trainer) -> list[int]:
             calls[number, name] = function, shapes
             result = function(*arguments)
             if name == "forward":
-                # Weights are among what is kept, but are not copied.
-                own = {x.unsafe_buffer_pointer() for x in arguments[0]}
+                # Weights, and where the data is, are among what is kept, but are not copied.
+                given = jax.tree.leaves((arguments[0], arguments[2]))
+                own = {x.unsafe_buffer_pointer() for x in given if isinstance(x, jax.Array)}
                 leaves = {x.unsafe_buffer_pointer(): x for x in jax.tree.leaves(result.kept)}
                 kept[number] = size([x for at, x in leaves.items() if at not in own])
             return result
@@ -201,7 +206,7 @@ def serve(connection: Connection, variant: Variant, updates: int) -> None:
         if question == "turn":
             connection.send((trainer.seconds(), simulated(alone) if alone else None))
         elif question == "memory":
-            connection.send(memory_of_stages(trainer) if alone else memory_of_all(trainer))
+            connection.send(memory_of_stages(trainer) if alone else [memory_of_all(trainer)])
         else:
             connection.send(host_microseconds(variant))
 
@@ -235,8 +240,9 @@ def report(turns: dict[str, list[tuple]], memory: dict[str, Any], host: float) -
             f"interleaved / zero-bubble, {count} micro-batches: {ratio(over, under)} measured, "
             f"{spread(said)} simulated"
         )
-    stages = ", ".join(f"{size / 1e6:.1f}" for size in memory["interleaved"])
-    lines.append(f"memory: {stages} MB in the stages, {memory['one'] / 1e6:.1f} MB in one piece")
+    for name, found in memory.items():
+        sizes = ", ".join(f"{size / 1e6:.1f}" for size in found)
+        lines.append(f"{VARIANTS[name].title:32} {sizes} MB on a device at most, without the data")
     lines.append(f"host time per action: {host:.0f} us")
     return lines
 
@@ -260,7 +266,7 @@ def measure(rounds: int, updates: int) -> list[str]:
         for _ in range(rounds):
             for name in VARIANTS:
                 turns[name].append(ask(name, "turn"))
-        memory = {name: ask(name, "memory") for name in ("one", "interleaved")}
+        memory = {name: ask(name, "memory") for name in ("one", "interleaved", "recompute")}
         return report(turns, memory, ask("interleaved", "host"))
     finally:
         for process, connection in seats.values():
