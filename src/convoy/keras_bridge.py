@@ -11,7 +11,7 @@ import itertools
 import random
 import threading
 import warnings
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -157,42 +157,162 @@ def marked_calls(mark: Callable[[], int | None]) -> Iterator[None]:
 
 
 class GraphCall:
-    """One call of an operation in the graph of a functional model."""
+    """One call of an operation in the graph of a functional model.
 
-    def __init__(self, node: Any) -> None:
+    Args:
+        node: Keras's record of the call.
+        nesting: the call of the nested model that it is part of, if there is one.
+    """
+
+    def __init__(self, node: Any, nesting: Nesting | None = None) -> None:
         self._node = node
+        self._nesting = nesting
         self.operation: keras.Operation = node.operation
         self.name: str = node.operation.name
         self.inputs = tuple(id(tensor) for tensor in node.input_tensors)
         self.outputs = tuple(id(tensor) for tensor in node.outputs)
+        self.input_shapes = tuple((tuple(t.shape), str(t.dtype)) for t in node.input_tensors)
         self.output_shapes = tuple((tuple(t.shape), str(t.dtype)) for t in node.outputs)
+        if nesting is not None:
+            self.name = f"{nesting.name}/{self.name}"
+            self._own_inputs = self.inputs
+            self.inputs = tuple(nesting.tensors[tensor] for tensor in self.inputs)
+            self.outputs = tuple(nesting.tensors[tensor] for tensor in self.outputs)
 
     @property
     def mark(self) -> int | None:
-        """What `marked_calls` said of the call, else of the operation when it was made."""
+        """What `marked_calls` said of the call, else of the operation when it was made.
+
+        What was said of a call of the model around it counts more, and of that model less.
+        """
+        around = self._nesting
+        if around is not None and around.call_mark is not None:
+            return around.call_mark
         own = vars(self._node).get(_MARK)
-        return own if own is not None else vars(self.operation).get(_MARK)
+        own = own if own is not None else vars(self.operation).get(_MARK)
+        return around.mark if own is None and around is not None else own
 
     @property
     def variables(self) -> Variables:
         operation = self.operation
         return list(operation.variables) if isinstance(operation, keras.layers.Layer) else []
 
+    @property
+    def settings(self) -> str | None:
+        """Say what is computed, in words that are equal for equal layers; `None` if unknown."""
+        try:
+            config = dict(self.operation.get_config())
+        except (NotImplementedError, TypeError, ValueError):
+            return None
+        config.pop("name", None)
+        tensors = dict.fromkeys(self._own_ids(), "tensor")
+        return f"{type(self.operation)} {config} {self._node.arguments.fill_in(tensors)}"
+
+    def _own_ids(self) -> tuple[int, ...]:
+        return self.inputs if self._nesting is None else self._own_inputs
+
     def run(self, tensors: dict[int, Any], wrap: Callable[[Any], Callable[..., Any]]) -> None:
         """Compute the outputs from the inputs among `tensors`, and add them."""
-        args, kwargs = self._node.arguments.fill_in(tensors)
+        own = tensors
+        if self._nesting is not None:
+            pairs = zip(self._own_inputs, self.inputs, strict=True)
+            own = {inner: self._nesting.enter(inner, tensors[outer]) for inner, outer in pairs}
+        args, kwargs = self._node.arguments.fill_in(own)
         outputs = keras.tree.flatten(wrap(self.operation)(*args, **kwargs))
         tensors.update(zip(self.outputs, outputs, strict=True))
 
 
-def graph_calls(model: Model) -> list[GraphCall] | None:
-    """Return the calls of a functional or sequential model in their order, or `None`."""
+class Nesting:
+    """One call of a model inside of another one, whose calls are taken apart.
+
+    Attributes:
+        name: of the nested model, with those around it before it.
+        tensors: the numbers by which the nested graph's tensors are known outside of it.
+        call_mark: what `marked_calls` said of the call.
+        mark: what it said of the nested model, when that was made.
+    """
+
+    def __init__(self, call: GraphCall, fresh: Iterator[int]) -> None:
+        graph = _graph(call.operation)
+        around = call._nesting
+        self.name = call.name
+        self.call_mark = vars(call._node).get(_MARK)
+        self.mark = vars(call.operation).get(_MARK)
+        if around is not None:
+            outer = around.call_mark
+            self.call_mark = self.call_mark if outer is None else outer
+            self.mark = around.mark if self.mark is None else self.mark
+        self._types = {id(tensor): tensor.dtype for tensor in graph.inputs}
+        self.tensors = dict(zip(map(id, graph.inputs), call.inputs, strict=True))
+        self.tensors |= dict(zip(map(id, graph.outputs), call.outputs, strict=True))
+        for node in _nodes(graph):
+            for tensor in node.outputs:
+                if id(tensor) not in self.tensors:
+                    self.tensors[id(tensor)] = next(fresh)
+
+    def enter(self, inner: int, value: Any) -> Any:
+        """Convert what comes from outside as the nested model does."""
+        dtype = self._types.get(inner)
+        return value if dtype is None else keras.ops.convert_to_tensor(value, dtype=dtype)
+
+
+def graph_calls(model: Model, *, into_nested: bool = False) -> list[GraphCall] | None:
+    """Return the calls of a functional or sequential model in their order, or `None`.
+
+    Args:
+        model: any model.
+        into_nested: whether calls of nested models stand in the place of the call of the whole.
+    """
     graph = _graph(model)
     if graph is None:
         return None
+    calls = [GraphCall(node) for node in _nodes(graph)]
+    return _taken_apart(calls, itertools.count(-1, -1)) if into_nested else calls
+
+
+def _taken_apart(calls: list[GraphCall], fresh: Iterator[int]) -> list[GraphCall]:
+    found: list[GraphCall] = []
+    for call in calls:
+        if not _can_be_taken_apart(call):
+            found.append(call)
+            continue
+        nesting = Nesting(call, fresh)
+        inner = [GraphCall(node, nesting) for node in _nodes(_graph(call.operation))]
+        found += _taken_apart(inner, fresh)
+    return found
+
+
+def _can_be_taken_apart(call: GraphCall) -> bool:
+    """Say whether a call is nothing but that of a nested graph, which runs each layer once.
+
+    A layer that runs again forgets the loss that it added before, unless a model is around both.
+    """
+    graph = _graph(call.operation) if isinstance(call.operation, Model) else None
+    if graph is None or type(call.operation).call not in _GRAPH_CALLS:
+        return False
+    ranks = [len(tensor.shape) for tensor in graph.inputs]
+    given = [len(shape) for shape, _ in call.input_shapes]
+    outputs = [id(tensor) for tensor in graph.outputs]
+    passed_on = set(outputs) & {id(tensor) for tensor in graph.inputs}
+    operations = [id(node.operation) for node in _nodes(graph)]
+    each_once = all(len(set(found)) == len(found) for found in (outputs, operations))
+    return ranks == given and each_once and not passed_on
+
+
+_GRAPH_CALLS = (functional.Functional.call, keras.Sequential.call)
+
+
+def _nodes(graph: Any) -> list[Any]:
     depths = sorted(graph._nodes_by_depth, reverse=True)
     nodes = [node for depth in depths for node in graph._nodes_by_depth[depth]]
-    return [GraphCall(node) for node in nodes if node.operation and not node.is_input]
+    return [node for node in nodes if node.operation and not node.is_input]
+
+
+def forget_losses(operations: Iterable[keras.Operation]) -> None:
+    """Take back the losses that layers have added, as Keras does when they run once more."""
+    for operation in operations:
+        if isinstance(operation, keras.layers.Layer):
+            operation._clear_losses()
 
 
 def replay_graph(model: Model, inputs: Any, replace: Callable[[Any], Any]) -> Any:
@@ -420,18 +540,47 @@ def compiled_loss(
     )
 
 
-def optimizer_for(
-    optimizer: keras.optimizers.Optimizer, variables: Variables, **changes: Any
+def divided_optimizer(
+    optimizer: keras.optimizers.Optimizer, groups: list[Variables], **changes: Any
+) -> list[tuple[keras.optimizers.Optimizer, list[int]]]:
+    """Return optimizers of the same kind for groups of weights; their variables hold no values.
+
+    Returns:
+        Each optimizer, and the places of its variables among those of the given one.
+    """
+    everything = updated_variables(optimizer)
+    # Slots are named after their weights, whose paths may be equal in two nested models.
+    names = {id(variable): f"weight{number}" for number, variable in enumerate(everything)}
+    whole = _built_copy(optimizer, everything, names, changes)
+    places = {variable.name: place for place, variable in enumerate(whole.variables)}
+    copies = [_built_copy(optimizer, group, names, changes) for group in groups]
+    return [(copy, [places[variable.name] for variable in copy.variables]) for copy in copies]
+
+
+def _built_copy(
+    optimizer: keras.optimizers.Optimizer,
+    variables: Variables,
+    names: dict[int, str],
+    changes: dict[str, Any],
 ) -> keras.optimizers.Optimizer:
-    """Return an optimizer of the same kind for some variables; its own hold no values."""
-    config = optimizer.get_config() | changes
-    config["learning_rate"] = optimizer._learning_rate
-    if isinstance(config["learning_rate"], keras.Variable):
-        config["learning_rate"] = 0.0  # its value is handed in with every update
-    else:
-        config["learning_rate"] = keras.optimizers.schedules.serialize(config["learning_rate"])
+    config = optimizer.get_config()
+    if not isinstance(getattr(optimizer, "optimizer", None), keras.optimizers.Optimizer):
+        config |= changes
+        rate = optimizer._learning_rate
+        # The value of a variable is handed in with every update.
+        is_variable = isinstance(rate, keras.Variable)
+        serialize = keras.optimizers.schedules.serialize
+        config["learning_rate"] = 0.0 if is_variable else serialize(rate)
     copy = type(optimizer).from_config(config)
-    copy.build(variables)
+    before = [variable._path for variable in variables]
+    try:
+        for variable in variables:
+            variable._path = names[id(variable)]
+        with keras.StatelessScope():  # which leaves out the values
+            copy.build(variables)
+    finally:
+        for variable, path in zip(variables, before, strict=True):
+            variable._path = path
     for variable in copy.variables:
         variable._value = None
     return copy

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import jax
 import keras
 from convoy import keras_bridge
 from convoy.engine import check, numerics
@@ -19,11 +20,13 @@ from convoy.pipeline.options import (
     Pipelining,
     pipeline_placement,
     reset_stages,
+    set_devices,
     set_stages,
     stages_of_model,
 )
 from convoy.pipeline.placement import PipelinePlacement
 from convoy.pipeline.schedule import Schedule
+from convoy.pipeline.simulate import Timeline
 from convoy.pipeline.split import calls_of
 
 
@@ -44,6 +47,7 @@ class EngineMethods:
         "predict_on_batch",
         "set_gradient_accumulation",
         "set_pipelining_options",
+        "get_pipeline_timeline",
         "set_pipeline_stage_assignment",
         "get_pipeline_stage_assignment",
         "reset_pipeline_stage_assignment",
@@ -95,8 +99,9 @@ class EngineMethods:
         schedule: str | Schedule = "interleaved",
         device_mapping: Sequence[int] | None = None,
         recompute: bool = False,
+        record: bool = False,
     ) -> None:
-        """Choose how this model is trained if it has several stages.
+        """Choose how this model is run if it has several stages.
 
         Args:
             gradient_accumulation_steps_per_replica: micro-batches per weight update and replica; by
@@ -105,11 +110,18 @@ class EngineMethods:
                 `Schedule` of your own.
             device_mapping: the device of each stage; by default one for each.
             recompute: whether stages keep only their input for the backward pass.
+            record: whether the last weight update of every device call is recorded, for
+                `get_pipeline_timeline`.
         """
         if gradient_accumulation_steps_per_replica is not None:
             self.set_gradient_accumulation(gradient_accumulation_steps_per_replica)
         mapping = None if device_mapping is None else tuple(device_mapping)
-        self.pipelining = Pipelining(schedule, mapping, recompute)
+        self.pipelining = Pipelining(schedule, mapping, recompute, record)
+
+    def get_pipeline_timeline(self) -> Timeline | None:
+        """Return what the devices did, and when, in the last weight update that was recorded."""
+        programs = self.runner.programs.made("train")
+        return getattr(programs, "timeline", None)
 
     def set_pipeline_stage_assignment(self, stages: list[int]) -> None:
         """Give every layer its stage, in the order in which layers run."""
@@ -130,19 +142,19 @@ class EngineMethods:
         for call, stage in zip(calls, stages or [0] * len(calls), strict=True):
             print(f"stage {stage}  {type(call.operation).__name__:24} {call.name}")
 
-    def _plan_training(self) -> None:
+    def _plan_stages(self) -> None:
         """Make a plan for stages if the model has them, or drop it."""
         runner, pipelining = self.runner, self.pipelining
         if stages_of_model(self.model) is None:
-            if runner.training is not runner.plan:
+            if runner.current is not runner.plan:
                 runner.use(runner.plan)
             return
         placement = pipeline_placement(self.model, pipelining, runner.plan)
-        planned = runner.training.placement
+        planned = runner.current.placement
         same = isinstance(planned, PipelinePlacement) and planned.rows == placement.rows
-        if not same or runner.training.pipeline != pipelining:
-            training = replace(runner.plan, placement=placement, pipeline=pipelining)
-            runner.use(runner.plan, training)
+        if not same or runner.current.pipeline != pipelining:
+            staged = replace(runner.plan, placement=placement, pipeline=pipelining)
+            runner.use(runner.plan, staged)
 
     def fit(
         self,
@@ -168,7 +180,7 @@ class EngineMethods:
         `batch_size` is the micro-batch of one replica, unless the strategy says otherwise.
         """
         check.check_model(self.model, "fit")
-        self._plan_training()
+        self._plan_stages()
         epochs = keras_bridge.limit_epochs(epochs)
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = keras_bridge.train_validation_split(
@@ -214,6 +226,7 @@ class EngineMethods:
     ) -> Any:
         """Compute loss and metrics, as `keras.Model.evaluate` does; no sample is left out."""
         check.check_model(self.model, "evaluate")
+        self._plan_stages()
         feed, pace, _ = self._open_once("evaluate", (x, y, sample_weight), batch_size, steps)
         watchers = self._callbacks(callbacks, verbose, feed)
         logs = self.runner.evaluate(feed, pace, watchers)
@@ -229,6 +242,7 @@ class EngineMethods:
     ) -> Any:
         """Return the model's outputs as host arrays, as `keras.Model.predict` does."""
         check.check_model(self.model, "predict")
+        self._plan_stages()
         feed, pace, budget = self._open_once("predict", (x, None, None), batch_size, steps)
         return self.runner.predict(feed, pace, budget, self._callbacks(callbacks, verbose, feed))
 
@@ -242,7 +256,7 @@ class EngineMethods:
     ) -> Any:
         """Run one weight update on one batch of all replicas and micro-batches."""
         check.check_model(self.model, "train_on_batch")
-        self._plan_training()
+        self._plan_stages()
         if class_weight is not None:
             if sample_weight is not None:
                 raise ValueError(
@@ -256,11 +270,13 @@ class EngineMethods:
     ) -> Any:
         """Compute loss and metrics of one batch."""
         check.check_model(self.model, "test_on_batch")
+        self._plan_stages()
         return self._on_batch("evaluate", (x, y, sample_weight), return_dict)
 
     def predict_on_batch(self, x: Any) -> Any:
         """Return the outputs for one batch."""
         check.check_model(self.model, "predict_on_batch")
+        self._plan_stages()
         keras_bridge.build_for_prediction(self.model, x)
         return self.runner.run_once("predict", (x,))
 
@@ -284,7 +300,7 @@ class EngineMethods:
     def _open(
         self, mode: Mode, data: tuple[Any, Any, Any], budget: Budget, pace: Pace, **settings: Any
     ) -> Feed:
-        plan = self.runner.plan_for(mode)
+        plan = self.runner.current
         return open_input(self.model, mode, data, plan, budget, pace.block_steps, **settings)
 
     def _callbacks(
@@ -302,8 +318,9 @@ class EngineMethods:
         )
 
 
-def attach(model: keras.Model, plan: Plan, data_budget: int) -> None:
+def attach(model: keras.Model, plan: Plan, data_budget: int, devices: Sequence[jax.Device]) -> None:
     """Have a model run on the engine. Its class, weights and compilation stay as they are."""
+    set_devices(model, devices)
     methods = EngineMethods(model, plan, data_budget)
     # Not through `setattr`: Keras would take it for a change of the model's state.
     for name in EngineMethods.replaced:

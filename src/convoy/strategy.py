@@ -201,4 +201,4 @@ def _adopt(new: keras.Model) -> None:
 
 def _attach(new: keras.Model, strategy: Strategy) -> None:
     numerics.attach(new, strategy.numerics)
-    model.attach(new, strategy.plan, strategy.data_budget)
+    model.attach(new, strategy.plan, strategy.data_budget, strategy.devices)

@@ -51,6 +51,34 @@ def test_no_other_cut_is_better(costs, stages, transfers):
     assert slowest(costs, balance(costs, stages, transfers), transfers) == best
 
 
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.integers(0, 20), min_size=2, max_size=8),
+    st.integers(1, 4),
+    st.sets(st.integers(1, 7)),
+    st.integers(5, 60),
+)
+def test_only_places_and_stages_that_are_allowed_count(costs, stages, places, limit):
+    if stages > len(costs):
+        return
+
+    def fits(first, end, after):
+        return sum(costs[first:end]) * (after + 1) <= limit
+
+    def allowed(cuts):
+        ends = list(itertools.pairwise([0, *cuts, len(costs)]))
+        return all(fits(*ends[i], stages - 1 - i) for i in range(stages))
+
+    may_cut = sorted(place for place in places if place < len(costs))
+    every = [c for c in itertools.combinations(may_cut, stages - 1) if allowed(c)]
+    found = balance(costs, stages, may_cut=may_cut, fits=fits)
+    if not every:
+        assert found is None
+    else:
+        assert tuple(found) in every
+        assert slowest(costs, found) == min(slowest(costs, cuts) for cuts in every)
+
+
 @pytest.mark.parametrize(
     ("stages", "message"), [(3, "2 layers cannot be cut into 3"), (0, "=0 is")]
 )

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from convoy.pipeline.generate import NAMES
 from convoy.pipeline.schedule import Schedule
+from convoy.pipeline.split import calls_of
 from keras import layers
 from tests.equivalence.side_by_side import assert_same, make_convoy, make_stock, state
 
@@ -73,6 +74,18 @@ def compare(make, samples, names, replicas=1, accumulation=4, budget=None, **opt
     actual = learn(model, samples, UPDATE // (replicas * accumulation)), state(model)
     assert_same(actual, expected)
     return model
+
+
+def train_both(make, data, devices, assignment, **options):
+    """Train a model in stages, and under stock Keras; both must learn the same."""
+
+    def train(model, batch_size):
+        return model.fit(data, data, batch_size=batch_size, verbose=0).history, state(model)
+
+    model = make_convoy(make, 4, devices=devices, gradient_accumulation=4)
+    model.set_pipeline_stage_assignment(assignment)
+    model.set_pipelining_options(**options)
+    assert_same(train(model, 2), train(make_stock(make), 8))
 
 
 OPTIMIZERS = {
@@ -206,11 +219,82 @@ def test_batch_norm_and_dropout_are_those_of_the_whole_model(rng):
     assert_same(train(["norm", "second"], devices=3), train([], devices=1))
 
 
-def test_more_stages_than_devices_are_refused(samples):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {},
+            r"in stages on 3 devices, but the strategy has 2, so none for the stage that begins "
+            "with layer 'f'",
+        ),
+        (
+            {"device_mapping": [0, 1]},
+            r"device_mapping=\[0, 1\] has 2 entries, but .* has 3 stages: none is for stage 2, "
+            "which begins with layer 'f'",
+        ),
+        ({"device_mapping": [0, 1, 0, 1]}, "has 4 entries, but the model has 3 stages"),
+        ({"device_mapping": [0, 2, 0]}, "leaves out a device"),
+        ({"schedule": Schedule.from_csv("0F0,0B0\n1F0,1B0\n")}, "has 2 stages and 1 micro-batches"),
+    ],
+)
+@pytest.mark.parametrize("method", ["fit", "predict"])
+def test_what_does_not_fit_is_refused(samples, options, message, method):
     model = make_convoy(network(), devices=2, gradient_accumulation=3)
     convoy.split(model, CUTS[3])
-    with pytest.raises(ValueError, match=r"in stages on 3 devices, but the strategy has 2"):
+    model.set_pipelining_options(**options)
+    x, y = samples
+    arguments = (x, [y, y]) if method == "fit" else (x,)
+    with pytest.raises(ValueError, match=message):
+        getattr(model, method)(*arguments, verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        ("round-robin", "schedule='round-robin' is unknown. Pass one of sequential, grouped"),
+        (
+            Schedule.from_csv("0F0\n1F0,1B0\n"),
+            "micro-batch 0 of stage 0 is missing",
+        ),
+    ],
+)
+def test_a_schedule_that_cannot_be_run_is_refused_at_once(schedule, message):
+    model = make_convoy(network(), devices=2)
+    with pytest.raises(ValueError, match=message):
+        model.set_pipelining_options(schedule=schedule)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        ({"remat": ["a"]}, r"remat is not there for models in stages. Use set_pipelining_options"),
+        ({"shard_optimizer_state": True}, "shard_optimizer_state is not there for models in st"),
+        ({"batch_norm_group": 2}, "batch_norm_group is not there for models in stages"),
+    ],
+)
+def test_what_stages_do_not_have_is_refused(samples, strategy, message):
+    model = make_convoy(network(), devices=4, **strategy)
+    convoy.split(model, CUTS[2])
+    with pytest.raises(ValueError, match=message):
         learn(model, samples, 4)
+
+
+def test_a_model_with_a_loss_of_its_own_is_refused(samples):
+    class Own(keras.Model):
+        def compute_loss(self, *args, **kwargs):
+            return super().compute_loss(*args, **kwargs)
+
+    def make(steps):
+        x = inputs = keras.Input((6, 6, 2))
+        x = layers.Dense(2, name="b")(layers.Flatten()(x))
+        model = Own(inputs, x)
+        model.compile("sgd", "mse", steps_per_execution=steps)
+        return model
+
+    model = convoy.split(make_convoy(make, devices=2), ["b"])
+    x, _ = samples
+    with pytest.raises(ValueError, match="Own overrides compute_loss, which needs the whole model"):
+        model.fit(x, x[:, 0, 0], verbose=0)
 
 
 def test_stages_are_shown_and_reset(capsys):
@@ -234,3 +318,67 @@ def test_a_layer_in_stages_on_two_devices_is_refused(rng):
     data = rng.normal(size=(8, 4)).astype("float32")
     with pytest.raises(ValueError, match=r"'shared/kernel' runs in stages on devices 0 and 1"):
         model.fit(data, data, verbose=0)
+
+
+def test_whole_numbers_go_from_stage_to_stage(rng):
+    data = rng.normal(size=(16, 6)).astype("float32")
+
+    def make(steps):
+        inputs = keras.Input((6,))
+        x = layers.Dense(4, "tanh", name="a")(inputs)
+        largest = keras.ops.argmax(x, axis=-1)
+        x = layers.Dense(4, "tanh", name="b")(x)
+        x = layers.Concatenate(name="c")([x, keras.ops.one_hot(largest, 4)])
+        model = keras.Model(inputs, layers.Dense(6, name="d")(x))
+        model.compile(keras.optimizers.SGD(0.05), "mse", steps_per_execution=steps)
+        return model
+
+    names = [call.name for call in calls_of(make_stock(make))]
+    assignment = [{"a": 0, "argmax": 0, "b": 1}.get(name, 2) for name in names]
+    train_both(make, data, 3, assignment, schedule="zero-bubble", recompute=True)
+
+
+def test_a_mask_that_would_be_lost_is_refused(rng):
+    def make(steps):
+        x = inputs = keras.Input((5,), dtype="int32")
+        x = layers.Embedding(9, 4, mask_zero=True, name="words")(x)
+        x = layers.GlobalAveragePooling1D(name="mean")(x)
+        model = keras.Model(inputs, layers.Dense(1)(x))
+        model.compile("sgd", "mse", steps_per_execution=steps)
+        return model
+
+    model = convoy.split(make_convoy(make, devices=2), ["mean"])
+    x = rng.integers(0, 9, (8, 5)).astype("int32")
+    with pytest.raises(ValueError, match="'words' of stage 0 hands a mask to a later stage"):
+        model.fit(x, x[:, 0].astype("float32"), verbose=0)
+
+
+@pytest.mark.parametrize(
+    "schedule", ["zero-bubble", pytest.param("interleaved", marks=pytest.mark.slow)]
+)
+def test_a_layer_that_runs_in_two_stages_of_one_device(rng, schedule):
+    def make(steps):
+        shared = layers.Dense(4, "tanh", kernel_regularizer="l2")
+        x = inputs = keras.Input((4,))
+        x = shared(layers.Dense(4, "tanh")(shared(x)))
+        model = keras.Model(inputs, x)
+        model.compile(keras.optimizers.SGD(0.05), "mse", steps_per_execution=steps)
+        return model
+
+    data = rng.normal(size=(16, 4)).astype("float32")
+    train_both(make, data, 2, [0, 1, 2], device_mapping=[0, 1, 0], schedule=schedule)
+
+
+def test_nested_models_whose_layers_have_the_same_names(rng):
+    def make(steps):
+        x = inputs = keras.Input((4,))
+        for name in ("first", "second"):
+            inner = keras.Input((4,))
+            y = layers.Dense(6, "tanh", name="one")(inner)
+            x = keras.Model(inner, layers.Dense(4, name="two")(y), name=name)(x)
+        model = keras.Model(inputs, x)
+        model.compile(keras.optimizers.Adam(0.01), "mse", steps_per_execution=steps)
+        return model
+
+    data = rng.normal(size=(16, 4)).astype("float32")
+    train_both(make, data, 3, [0, 1, 1, 2])

@@ -51,7 +51,7 @@ def test_names_that_make_no_stages_are_refused(names, message):
         ([0, None, 1, 1], "'dense1' has no stage, but others have"),
         ([0, -1, 1, 1], "'dense1' has stage -1. Number stages from 0"),
         ([0, 1, 0, 1], "'dense2' of stage 0 reads what 'dense1' of stage 1 computes"),
-        ([0, 0, 2, 2], "Stage 1 has no layer, but stage 2 has"),
+        ([0, 0, 2, 2], "Stage 1 has no layer, but layer 'dense2' has stage 2"),
     ],
 )
 def test_an_assignment_that_cannot_be_run_is_refused(stages, message):

@@ -57,7 +57,18 @@ def nested():
     return keras.Model(inputs, layers.Dense(2)(layers.Flatten()(x)))
 
 
-MODELS = [chain, long_skips, several, nested]
+def nested_twice():
+    """A nested model that runs twice, with a nested one inside, and a skip into it."""
+    deep = keras.Sequential([keras.Input((4,)), layers.Dense(4, "tanh"), Penalty()], name="deep")
+    left, right = keras.Input((4,), name="l"), keras.Input((4,), name="r")
+    both = layers.Add()([deep(left), right])
+    inner = keras.Model([left, right], [both, layers.Dense(4)(both)], name="inner")
+    inputs = keras.Input((4,))
+    one, two = inner([layers.Dense(4)(inputs), inputs])
+    return keras.Model(inputs, inner([two, one]))
+
+
+MODELS = [chain, long_skips, several, nested, nested_twice]
 
 
 def assignments(count):
@@ -75,10 +86,10 @@ def total(outputs, losses):
     return sum((o**2).sum() for o in outputs) + sum(losses)
 
 
-def whole(model, x):
+def whole(model, x, training=True):
     def loss(trainable, non_trainable):
         outputs, new, losses = model.stateless_call(
-            trainable, non_trainable, x, training=True, return_losses=True
+            trainable, non_trainable, x, training=training, return_losses=True
         )
         outputs = keras.tree.flatten(outputs)
         return total(outputs, losses), (outputs, new)
@@ -95,13 +106,13 @@ def whole(model, x):
     )
 
 
-def staged(model, stages, x):
+def staged(model, stages, x, training=True):
     def loss(trainable):
         tensors = dict(zip(graph_inputs(model), keras.tree.flatten(x), strict=True))
         losses, new = [], []
         for stage, weights in zip(stages, trainable, strict=True):
             outputs, state, added = stage.forward(
-                weights, values(stage.non_trainable), tensors, training=True
+                weights, values(stage.non_trainable), tensors, training=training
             )
             tensors |= outputs
             losses += added
@@ -113,7 +124,9 @@ def staged(model, stages, x):
     (value, (outputs, new)), gradients = jax.value_and_grad(loss, has_aux=True)(weights)
     found = {}
     for stage, own, state in zip(stages, gradients, new, strict=True):
-        found |= {v.path: np.asarray(a) for v, a in zip(stage.trainable, own, strict=True)}
+        for variable, gradient in zip(stage.trainable, own, strict=True):
+            # That of a layer that runs in several stages is the sum of theirs.
+            found[variable.path] = found.get(variable.path, 0) + np.asarray(gradient)
         found |= {v.path: np.asarray(a) for v, a in zip(stage.non_trainable, state, strict=True)}
     return np.asarray(value), [np.asarray(o) for o in outputs], found
 

@@ -45,8 +45,8 @@ class Accumulation:
 class Pipeline(Protocol):
     """What the engine asks of a pipeline."""
 
-    def programs(self, model: keras.Model, plan: Plan) -> Any:
-        """Return what trains a model, as `engine.program.Programs` does."""
+    def programs(self, model: keras.Model, plan: Plan, mode: Mode) -> Any:
+        """Return what runs a model, as `engine.program.Programs` does."""
         ...
 
 
@@ -65,7 +65,7 @@ class Plan:
         norm_group: replicas that share batch-normalisation statistics.
         shard_optimizer_state: whether each replica keeps a share of the optimizer's state.
         remat: which activations are not kept, see `convoy.engine.remat`.
-        pipeline: what trains a model in stages; its placement is then a pipeline's.
+        pipeline: what runs a model in stages; its placement is then a pipeline's.
     """
 
     placement: Placement

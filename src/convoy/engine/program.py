@@ -91,9 +91,7 @@ class Programs:
         leaves, structure = jax.tree.flatten(example)
         key = (*leaves, structure)
         if key not in self._output_bytes:
-            step = prediction_step(self.model, given)
-            _, outputs = jax.eval_shape(step, self.variables.read(), (example, 0))
-            self._output_bytes[key] = size(outputs)
+            self._output_bytes[key] = output_bytes(self.model, self.variables.read(), example)
         self.capacity = max(1, min(most, budget // max(1, self._output_bytes[key])))
         return self.capacity
 
@@ -122,20 +120,22 @@ class Programs:
 
     def still_fits(self) -> bool:
         """Return whether the model has the variables that the programs were made for."""
-        now = Variables(self.model, self.mode).parts
-        return self.compilation is keras_bridge.compilation(self.model) and all(
-            len(then) == len(part) and all(a is b for a, b in zip(then, part, strict=True))
-            for then, part in zip(self.variables.parts, now, strict=True)
-        )
+        same = self.compilation is keras_bridge.compilation(self.model)
+        return same and self.variables.are_those_of(self.model)
+
+
+def output_bytes(model: keras.Model, state: State, example: Any) -> int:
+    """Return the bytes of the outputs for a batch of these shapes and types."""
+    _, outputs = jax.eval_shape(prediction_step(model, given), state, (example, 0))
+    return size(outputs)
 
 
 class ProgramCache:
     """A model's programs, kept until it is compiled anew."""
 
-    def __init__(self, model: keras.Model, plan: Plan, training: Plan) -> None:
+    def __init__(self, model: keras.Model, plan: Plan) -> None:
         self.model = model
         self.plan = plan
-        self.training = training
         self._made: dict[Mode, Programs] = {}
         self._prepared = Prepared()
 
@@ -148,11 +148,14 @@ class ProgramCache:
         programs.place()
         return programs
 
+    def made(self, mode: Mode) -> Programs | None:
+        """Return the programs of a mode, if there are any."""
+        return self._made.get(mode)
+
     def _make(self, mode: Mode) -> Programs:
-        plan = self.training if mode == "train" else self.plan
-        if plan.pipeline is not None:
-            return plan.pipeline.programs(self.model, plan)
-        return Programs(self.model, plan, mode, self._prepared)
+        if self.plan.pipeline is not None:
+            return self.plan.pipeline.programs(self.model, self.plan, mode)
+        return Programs(self.model, self.plan, mode, self._prepared)
 
 
 def _rows(outputs: Any, chunk: Chunk) -> Any:

@@ -29,6 +29,8 @@ class Resident:
         self.goes_on = training and self.steps_per_epoch is not None
         self.steps: int | None = self.steps_per_epoch or self.total
         self.placement = placement
+        rows = min(self.batch, self.samples)
+        self._example = jax.tree.map(lambda leaf: _rows(leaf, rows), arrays)
         self.arrays = placement.everywhere(arrays)
         self.order: jax.Array | None = None
         self.why_not_resumable: str | None = None
@@ -89,10 +91,7 @@ class Resident:
             )
 
     def example(self) -> Any:
-        rows = min(self.batch, self.samples)
-        return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), self.arrays
-        )
+        return self._example
 
     def next(self, limit: int) -> Chunk | None:
         if self.position == self.end:
@@ -126,3 +125,8 @@ class Resident:
         else:
             order = np.random.permutation(self.samples)
         return self.placement.everywhere(order.astype(np.int32))
+
+
+def _rows(leaf: Any, rows: int) -> jax.ShapeDtypeStruct:
+    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+    return jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), dtype)

@@ -34,18 +34,19 @@ class Runner:
         """Whether `compile` was told `steps_per_execution="auto"`."""
         self.use(plan)
 
-    def use(self, plan: Plan, training: Plan | None = None) -> None:
-        """Run by another plan from now on, and perhaps train by one of its own."""
+    def use(self, plan: Plan, staged: Plan | None = None) -> None:
+        """Run by another plan from now on; one for stages counts more, if there is one."""
         self.plan = plan
-        self.training = training or plan
-        self._programs = ProgramCache(self.model, plan, self.training)
-
-    def plan_for(self, mode: Mode) -> Plan:
-        return self.training if mode == "train" else self.plan
+        self.current = staged or plan
+        self._programs = ProgramCache(self.model, self.current)
 
     def pace(self, mode: Mode) -> Pace:
         asked = "auto" if self.automatic else self.model.steps_per_execution
-        return make_pace(asked, self.plan_for(mode).cut(mode).group)
+        return make_pace(asked, self.current.cut(mode).group)
+
+    @property
+    def programs(self) -> ProgramCache:
+        return self._programs
 
     def train(
         self,
@@ -220,7 +221,7 @@ class Runner:
         """
         programs = self._programs.get(mode)
         block = jax.tree.map(lambda leaf: np.asarray(leaf)[None], batch)
-        plan = self.plan_for(mode)
+        plan = self.current
         cut = replace(plan, batch="global").cut(mode)
         spread = cut.spreads(jax.tree.leaves(block)[0].shape[1])
         with Uninterrupted():

@@ -33,12 +33,21 @@ class Variables:
     """
 
     def __init__(self, model: keras.Model, mode: Mode) -> None:
+        self.mode = mode
         self.parts: Any = State(
             trainable=model.trainable_variables,
             non_trainable=model.non_trainable_variables,
             optimizer=model.optimizer.variables if mode == "train" else [],
             metrics=model.metrics_variables if mode != "predict" else [],
             numerics=numerics.of(model).variables if mode == "train" else [],
+        )
+
+    def are_those_of(self, model: keras.Model) -> bool:
+        """Return whether a model still has these variables, and no others."""
+        now = Variables(model, self.mode).parts
+        return all(
+            len(then) == len(part) and all(a is b for a, b in zip(then, part, strict=True))
+            for then, part in zip(self.parts, now, strict=True)
         )
 
     def read(self) -> State:

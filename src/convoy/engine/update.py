@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -43,25 +43,47 @@ def _plain(optimizer: keras.optimizers.Optimizer) -> Apply:
 
 
 def _rounding(optimizer: keras.optimizers.Optimizer) -> Apply:
-    """Compute in float32, and round what is kept in 16 bits stochastically.
-
-    That is weights and optimizer state: a moving average loses small steps as a weight does.
-    """
-
     def apply(state: State, gradients: Arrays) -> State:
         scaling, key = unpack(state.numerics)
         key, use = split_key(key)
-        variables = keras_bridge.updated_variables(optimizer) + optimizer.variables
-        half = [variable for variable in variables if variable.dtype in ("float16", "bfloat16")]
-        with keras_bridge.held_in("float32", half):
-            trainable, own = optimizer.stateless_apply(
-                _widened(state.optimizer), _widened(gradients), _widened(state.trainable)
-            )
-        trainable = _narrowed(trainable, state.trainable, jax.random.fold_in(use, 0))
-        own = _narrowed(own, state.optimizer, jax.random.fold_in(use, 1))
+        places = range(len(state.trainable)), range(len(state.optimizer))
+        trainable, own = apply_rounding(
+            optimizer, state.optimizer, gradients, state.trainable, use, places
+        )
         return state._replace(trainable=trainable, optimizer=own, numerics=pack(scaling, key))
 
     return apply
+
+
+def apply_rounding(
+    optimizer: keras.optimizers.Optimizer,
+    own: Arrays,
+    gradients: Arrays,
+    trainable: Arrays,
+    key: jax.Array,
+    places: tuple[Sequence[int], Sequence[int]],
+) -> tuple[Arrays, Arrays]:
+    """Compute in float32, and round what is kept in 16 bits stochastically.
+
+    That is weights and optimizer state: a moving average loses small steps as a weight does.
+
+    Args:
+        optimizer: of these weights.
+        own: its state.
+        gradients: of the weights.
+        trainable: the weights.
+        key: what to draw from.
+        places: of the weights, and of the optimizer's variables, among those of the whole model:
+            each draws numbers of its own.
+    """
+    variables = keras_bridge.updated_variables(optimizer) + optimizer.variables
+    half = [variable for variable in variables if variable.dtype in ("float16", "bfloat16")]
+    with keras_bridge.held_in("float32", half):
+        new, new_own = optimizer.stateless_apply(
+            _widened(own), _widened(gradients), _widened(trainable)
+        )
+    new = _narrowed(new, trainable, jax.random.fold_in(key, 0), places[0])
+    return new, _narrowed(new_own, own, jax.random.fold_in(key, 1), places[1])
 
 
 def _unscaling(apply: Apply, loss_scale: LossScale) -> Apply:
@@ -88,10 +110,10 @@ def _widened(values: Arrays) -> Arrays:
     return [value.astype(jnp.float32) if is_half(value) else value for value in values]
 
 
-def _narrowed(new: Arrays, old: Arrays, key: jax.Array) -> Arrays:
+def _narrowed(new: Arrays, old: Arrays, key: jax.Array, places: Sequence[int]) -> Arrays:
     return [
-        round_stochastically(value, before.dtype, jax.random.fold_in(key, position))
+        round_stochastically(value, before.dtype, jax.random.fold_in(key, place))
         if is_half(before)
         else value
-        for position, (value, before) in enumerate(zip(new, old, strict=True))
+        for place, value, before in zip(places, new, old, strict=True)
     ]

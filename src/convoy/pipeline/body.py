@@ -1,4 +1,4 @@
-"""What each stage of a model computes in training, with the loss at the end."""
+"""What each stage of a model computes, with the loss, or the outputs, at the end."""
 
 from __future__ import annotations
 
@@ -45,8 +45,15 @@ def reads_data(stage: Stage, last: bool, model: keras.Model) -> bool:
     return last or bool(set(stage.inputs) & set(graph_inputs(model)))
 
 
-def make_body(model: keras.Model, stages: Sequence[Stage], number: int, fetch: Fetch) -> Body:
-    """Return what a stage computes."""
+def make_body(
+    model: keras.Model,
+    stages: Sequence[Stage],
+    number: int,
+    fetch: Fetch,
+    *,
+    training: bool = True,
+) -> Body:
+    """Return what a stage computes, with the loss."""
     stage, last = stages[number], number == len(stages) - 1
     received_ids = received_by(stage, last, model)
     reads = reads_data(stage, last, model)
@@ -61,7 +68,11 @@ def make_body(model: keras.Model, stages: Sequence[Stage], number: int, fetch: F
         if reads:
             x, y, weight = keras_bridge.unpack(fetch(*rest.position))
             tensors |= keras_bridge.graph_input_tensors(model, x)
-        outputs, new, losses = stage.forward(trainable, rest.non_trainable, tensors, training=True)
+        outputs, new, losses = stage.forward(
+            trainable, rest.non_trainable, tensors, training=training
+        )
+        if not last:
+            _refuse_masks(stage, outputs)
         values = {id(v): value for v, value in zip(stage.trainable, trainable, strict=True)}
         losses += [variable.regularizer(values[id(variable)]) for variable in regularised]
         own = sum((jnp.asarray(loss, jnp.float32) for loss in losses), jnp.float32(0))
@@ -76,3 +87,39 @@ def make_body(model: keras.Model, stages: Sequence[Stage], number: int, fetch: F
         return (tuple(outputs.values()), own), (new, metrics, rest.loss + own)
 
     return Body(stage, compute)
+
+
+def make_prediction(model: keras.Model, stages: Sequence[Stage], number: int, fetch: Fetch) -> Body:
+    """Return what a stage computes, without a loss; the last one returns the model's outputs."""
+    stage, last = stages[number], number == len(stages) - 1
+    received_ids = received_by(stage, last, model)
+    reads = reads_data(stage, last, model)
+
+    def compute(trainable: list[jax.Array], received: tuple, rest: Rest) -> Any:
+        tensors = dict(zip(received_ids, received, strict=True))
+        if reads:
+            x, _, _ = keras_bridge.unpack(fetch(*rest.position))
+            tensors |= keras_bridge.graph_input_tensors(model, x)
+        outputs, new, _ = stage.forward(trainable, rest.non_trainable, tensors, training=False)
+        if last:
+            return (keras_bridge.pack_outputs(model, tensors | outputs), ()), (new, [], rest.loss)
+        _refuse_masks(stage, outputs)
+        return (tuple(outputs.values()), ()), (new, [], rest.loss)
+
+    return Body(stage, compute)
+
+
+def _refuse_masks(stage: Stage, outputs: dict[int, Any]) -> None:
+    """Refuse to send on what has a mask, which would be lost.
+
+    Raises:
+        ValueError: with the layer that made it.
+    """
+    for call in stage.calls:
+        if any(
+            keras_bridge.get_keras_mask(outputs.get(tensor)) is not None for tensor in call.outputs
+        ):
+            raise ValueError(
+                f"Layer {call.name!r} of stage {stage.number} hands a mask to a later stage, but "
+                "masks stay in their stage. Cut where no mask is needed any more."
+            )

@@ -27,9 +27,7 @@ def generate(
     Raises:
         ValueError: if the name is unknown, or a number does not fit.
     """
-    make = NAMES.get(name.lower().replace("_", "-"))
-    if make is None:
-        raise ValueError(f"schedule={name!r} is unknown. Pass one of {', '.join(NAMES)}.")
+    make = find(name)
     if stages < 1 or micro_batches < 1:
         raise ValueError(
             f"{stages} stages and {micro_batches} micro-batches make no pipeline. Pass 1 or more."
@@ -40,6 +38,18 @@ def generate(
             [(m + s, 0, Action(s, F, m)) for m, s in _pairs(micro_batches, stages)], homes
         )
     return make(stages, micro_batches, homes)
+
+
+def find(name: str) -> Callable[[int, int, tuple[int, ...]], Schedule]:
+    """Return what makes the schedule of a name.
+
+    Raises:
+        ValueError: if the name is unknown.
+    """
+    make = NAMES.get(name.lower().replace("_", "-"))
+    if make is None:
+        raise ValueError(f"schedule={name!r} is unknown. Pass one of {', '.join(NAMES)}.")
+    return make
 
 
 def check_mapping(mapping: Mapping, stages: int) -> tuple[int, ...]:

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import keras
+from convoy.engine.input import DEFAULT_BATCH
+from convoy.engine.state import Mode
 from convoy.keras_bridge import graph_calls
+from convoy.pipeline.auto import split_by_cost
 from convoy.pipeline.body import reads_data
-from convoy.pipeline.generate import check_mapping, generate
+from convoy.pipeline.generate import check_mapping, find, generate
 from convoy.pipeline.placement import PipelinePlacement
 from convoy.pipeline.schedule import Schedule
 from convoy.pipeline.split import calls_of, check_assignment, split_by_name
 from convoy.pipeline.stage import stages_of
+from convoy.pipeline.validate import validate
 
 if TYPE_CHECKING:
     from convoy.engine.plan import Plan
 
 _ATTRIBUTE = "_convoy_stages"
+_DEVICES = "_convoy_devices"
 
 
 @dataclass(frozen=True)
@@ -31,11 +36,19 @@ class Pipelining:
         device_mapping: the device of each stage; by default one for each.
         recompute: whether stages keep only their input, and run forwards once more before they run
             backwards. The last never does, as its backward pass follows at once.
+        record: whether to note when each action of a weight update was run.
     """
 
     schedule: str | Schedule = "interleaved"
     device_mapping: tuple[int, ...] | None = None
     recompute: bool = False
+    record: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.schedule, str):
+            find(self.schedule)
+        else:
+            validate(self.schedule)
 
     def plan_for(self, model: keras.Model, micro_batches: int) -> Schedule:
         """Return the schedule for a model that has stages.
@@ -58,14 +71,25 @@ class Pipelining:
         """Return how many devices one replica takes."""
         if isinstance(self.schedule, Schedule):
             return self.schedule.devices
-        stages = max(stages_of_model(model) or [0]) + 1
-        return max(check_mapping(self.device_mapping, stages)) + 1
+        assignment = stages_of_model(model) or [0]
+        stages, mapping = max(assignment) + 1, self.device_mapping
+        if mapping is not None and len(mapping) < stages:
+            raise ValueError(
+                f"device_mapping={list(mapping)} has {len(mapping)} entries, but {model.name!r} "
+                f"has {stages} stages: none is for stage {len(mapping)}, which begins with layer "
+                f"{_first_layer(model, len(mapping))!r}. Pass one device for each."
+            )
+        return max(check_mapping(mapping, stages)) + 1
 
-    def programs(self, model: keras.Model, plan: Plan) -> Any:
-        """Return what trains the model."""
-        from convoy.pipeline.run import PipelinePrograms  # it imports the engine, which asks here
+    def programs(self, model: keras.Model, plan: Plan, mode: Mode) -> Any:
+        """Return what runs the model."""
+        # They import the engine, which asks here.
+        from convoy.pipeline.forward import ForwardPrograms
+        from convoy.pipeline.run import PipelinePrograms
 
-        return PipelinePrograms(model, plan, self)
+        if mode == "train":
+            return PipelinePrograms(model, plan, self)
+        return ForwardPrograms(model, plan, self, mode)
 
 
 def pipeline_placement(model: keras.Model, pipelining: Pipelining, plan: Plan) -> PipelinePlacement:
@@ -74,34 +98,49 @@ def pipeline_placement(model: keras.Model, pipelining: Pipelining, plan: Plan) -
     Raises:
         ValueError: if one replica needs more devices than there are.
     """
-    mesh = plan.placement.mesh
-    devices = tuple(mesh.devices.flat) if mesh is not None else (jax.devices()[0],)
+    devices = devices_of(model)
     width = pipelining.width(model)
+    mapping = pipelining.plan_for(model, plan.accumulation.count).mapping
     if width > len(devices):
+        homeless = next(stage for stage, place in enumerate(mapping) if place >= len(devices))
         raise ValueError(
-            f"{model.name!r} is in stages on {width} devices, but the strategy has {len(devices)}. "
+            f"{model.name!r} is in stages on {width} devices, but the strategy has {len(devices)}, "
+            f"so none for the stage that begins with layer {_first_layer(model, homeless)!r}. "
             f"Pass devices={width} or more, fewer stages, or a device_mapping that shares devices."
         )
     calls = calls_of(model)
     stages = stages_of(model, calls, stages_of_model(model) or [0] * len(calls))
-    mapping = pipelining.plan_for(model, plan.accumulation.count).mapping
     last = len(stages) - 1
     readers = {mapping[s.number] for s in stages if reads_data(s, s.number == last, model)}
     return PipelinePlacement(devices, width, sorted(readers))
 
 
-def split(model: keras.Model, names: Sequence[str]) -> keras.Model:
+def _first_layer(model: keras.Model, stage: int) -> str:
+    return calls_of(model)[(stages_of_model(model) or [0]).index(stage)].name
+
+
+def split(
+    model: keras.Model,
+    stages: Sequence[str] | int | Literal["auto"],
+    *,
+    batch_size: int = DEFAULT_BATCH,
+) -> keras.Model:
     """Cut a model into stages, for devices of their own.
 
     Args:
         model: a functional or sequential model; it is changed in place.
-        names: the layers with which the second and later stages begin.
+        stages: the layers with which the second and later stages begin, `"nested/layer"` for one
+            inside of a nested model. Or how many stages, or `"auto"` for as many as the strategy
+            has devices: then every layer is timed, and the cut is the one whose slowest stage is
+            fastest.
+        batch_size: samples of a micro-batch, to time layers with.
 
     Returns:
         The same model.
 
     Raises:
-        ValueError: if a layer does not exist, or layers are not in the order in which they run.
+        ValueError: if a layer does not exist, layers are not in the order in which they run, or
+            the model has no such cut.
 
     Example:
     ```python
@@ -109,11 +148,40 @@ def split(model: keras.Model, names: Sequence[str]) -> keras.Model:
     with strategy.scope():
         model = keras.applications.ResNet50(weights=None)
         model.compile("sgd", "sparse_categorical_crossentropy")
-    convoy.split(model, ["conv4_block1_1_conv"])
+    convoy.split(model, stages="auto", batch_size=4)
     ```
     """
-    set_stages(model, split_by_name(model, names))
+    devices = devices_of(model)
+    if stages == "auto":
+        stages = len(devices)
+    if isinstance(stages, int) and not isinstance(stages, bool):
+        _check_numbers(stages, batch_size)
+        set_stages(model, split_by_cost(model, stages, batch_size, devices))
+    elif isinstance(stages, Sequence) and not isinstance(stages, str):
+        set_stages(model, split_by_name(model, stages))
+    else:
+        raise ValueError(
+            f"stages={stages!r} says not where to cut. Pass a list of names of layers, a number of "
+            "stages, or 'auto'."
+        )
     return model
+
+
+def _check_numbers(stages: int, batch_size: int) -> None:
+    for name, value, unit in (("stages", stages, "stages"), ("batch_size", batch_size, "samples")):
+        if value < 1:
+            raise ValueError(f"{name}={value} is not a number of {unit}. Pass 1 or more.")
+
+
+def set_devices(model: keras.Model, devices: Sequence[jax.Device]) -> None:
+    """Tell a model which devices its strategy has."""
+    # Not through `setattr`: Keras would take it for a change of the model's state.
+    vars(model)[_DEVICES] = tuple(devices)
+
+
+def devices_of(model: keras.Model) -> tuple[jax.Device, ...]:
+    """Return the devices of a model's strategy, else the first there is."""
+    return vars(model).get(_DEVICES) or (jax.devices()[0],)
 
 
 def set_stages(model: keras.Model, stages: list[int]) -> None:
@@ -132,7 +200,7 @@ def stages_of_model(model: keras.Model) -> list[int] | None:
     """
     stages = vars(model).get(_ATTRIBUTE)
     if stages is None:
-        calls = graph_calls(model) or []
+        calls = graph_calls(model, into_nested=True) or []
         marks = [call.mark for call in calls]
         if all(mark is None for mark in marks):
             return None

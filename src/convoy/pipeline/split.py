@@ -10,12 +10,12 @@ from convoy.keras_bridge import GraphCall, graph_calls
 
 
 def calls_of(model: keras.Model) -> list[GraphCall]:
-    """Return the calls of a model in their order.
+    """Return the calls of a model in their order, with those of nested models among them.
 
     Raises:
         ValueError: if the model has no graph.
     """
-    calls = graph_calls(model)
+    calls = graph_calls(model, into_nested=True)
     if calls is None:
         raise ValueError(
             f"{model.name!r} is a subclassed model, without a graph to cut into stages. Make it "
@@ -29,7 +29,7 @@ def split_by_name(model: keras.Model, names: Sequence[str]) -> list[int]:
 
     Args:
         model: a functional or sequential model.
-        names: of the layers, in the order of the stages.
+        names: of the layers, in the order of the stages; `nested/layer` is inside of a model.
 
     Raises:
         ValueError: if a layer does not exist, is named twice or out of order, or would leave a
@@ -38,7 +38,9 @@ def split_by_name(model: keras.Model, names: Sequence[str]) -> list[int]:
     calls = calls_of(model)
     firsts: dict[str, int] = {}
     for position, call in enumerate(calls):
-        firsts.setdefault(call.name, position)
+        parts = call.name.split("/")
+        for end in range(1, len(parts) + 1):
+            firsts.setdefault("/".join(parts[:end]), position)
     cuts = []
     for name in names:
         if name not in firsts:
@@ -88,7 +90,8 @@ def check_assignment(calls: Sequence[GraphCall], stages: Sequence[int | None]) -
     present = {stage for stage in stages if stage is not None}
     for stage in range(max(present) + 1):
         if stage not in present:
+            later = calls[stages.index(max(present))].name
             raise ValueError(
-                f"Stage {stage} has no layer, but stage {max(present)} has. Number the stages from "
-                "0 without a gap."
+                f"Stage {stage} has no layer, but layer {later!r} has stage {max(present)}. Number "
+                "the stages from 0 without a gap."
             )

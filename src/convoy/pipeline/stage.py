@@ -8,7 +8,13 @@ from typing import Any
 
 import jax
 import keras
-from convoy.keras_bridge import GraphCall, graph_inputs, graph_outputs, with_training
+from convoy.keras_bridge import (
+    GraphCall,
+    forget_losses,
+    graph_inputs,
+    graph_outputs,
+    with_training,
+)
 
 Arrays = list[jax.Array]
 Tensors = dict[int, Any]
@@ -25,6 +31,7 @@ class Stage:
             each of them.
         inputs: what it reads that earlier stages, or nobody, computed.
         outputs: what it computes that later stages or the model's outputs need.
+        run_again: those of its operations that run in later stages too.
     """
 
     number: int
@@ -32,6 +39,7 @@ class Stage:
     variables: tuple[keras.Variable, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    run_again: tuple[keras.Operation, ...]
 
     @property
     def trainable(self) -> list[keras.Variable]:
@@ -64,6 +72,7 @@ class Stage:
         with keras.StatelessScope(mapping, collect_losses=True) as scope:
             for call in self.calls:
                 call.run(tensors, wrap)
+            forget_losses(self.run_again)
         new = [scope.get_current_value(variable) for variable in self.non_trainable]
         return {tensor: tensors[tensor] for tensor in self.outputs}, new, list(scope.losses)
 
@@ -82,12 +91,20 @@ def stages_of(
         needed_later[number] |= needed_later[number + 1]
         needed_later[number] |= {i for call in by_stage[number + 1] for i in call.inputs}
     return [
-        _stage(number, own, needed_later[number], set(graph_inputs(model)))
+        _stage(
+            number,
+            own,
+            needed_later[number],
+            set(graph_inputs(model)),
+            {id(call.operation) for calls in by_stage[number + 1 :] for call in calls},
+        )
         for number, own in enumerate(by_stage)
     ]
 
 
-def _stage(number: int, calls: list[GraphCall], later: set[int], given: set[int]) -> Stage:
+def _stage(
+    number: int, calls: list[GraphCall], later: set[int], given: set[int], run_later: set[int]
+) -> Stage:
     made = dict.fromkeys(tensor for call in calls for tensor in call.outputs)
     read = dict.fromkeys(tensor for call in calls for tensor in call.inputs)
     variables = {id(v): v for call in calls for v in call.variables}
@@ -98,4 +115,5 @@ def _stage(number: int, calls: list[GraphCall], later: set[int], given: set[int]
         inputs=tuple(tensor for tensor in read if tensor not in made),
         # A model may return one of its inputs; nobody computes that.
         outputs=tuple(tensor for tensor in made if tensor in later and tensor not in given),
+        run_again=tuple(call.operation for call in calls if id(call.operation) in run_later),
     )

@@ -8,9 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import keras
-from convoy import keras_bridge
+from convoy.engine import numerics
+from convoy.engine.loss_scale import all_finite, unscale
+from convoy.engine.numerics import Settings, pack, split_key, unpack
 from convoy.engine.plan import Plan
 from convoy.engine.replicate import AXIS, EVERYWHERE
+from convoy.engine.update import apply_rounding
 
 Arrays = list[jax.Array]
 
@@ -19,12 +22,21 @@ def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     """Refuse an optimizer whose update cannot be divided over stages.
 
     Raises:
-        ValueError: if it scales the loss, or accumulates gradients by itself.
+        ValueError: if it scales the loss, or accumulates gradients by itself, or clips them inside
+            of another one.
     """
+    inner = getattr(optimizer, "optimizer", None)
+    if isinstance(inner, keras.optimizers.Optimizer) and inner.global_clipnorm is not None:
+        raise ValueError(
+            f"The optimizer {inner.name!r} inside of {optimizer.name!r} has global_clipnorm="
+            f"{inner.global_clipnorm}, a norm over all stages, which it cannot see. Use clipnorm, "
+            "or train the model without stages."
+        )
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or optimizer.loss_scale_factor:
         raise ValueError(
-            f"The optimizer {optimizer.name!r} scales the loss, which a pipeline does not do yet. "
-            "Compile with auto_scale_loss=False, in 'bf16.32' or 'float32'."
+            f"The optimizer {optimizer.name!r} scales the loss by itself (Keras adds that under "
+            "mixed_float16), which cannot be divided over stages. Pass loss_scale='auto' or a "
+            "number to the strategy instead, or auto_scale_loss=False to compile()."
         )
     if optimizer.gradient_accumulation_steps:
         raise ValueError(
@@ -34,29 +46,35 @@ def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 class DeviceUpdate:
-    """Updates the weights of all stages on one device of the pipeline.
+    """Updates the weights of all stages at one place of the pipeline.
 
     Args:
-        optimizer: the model's.
+        model: whose weights they are.
         trainable: the variables that live here.
+        optimizer: for these alone.
+        slots: the places of its variables among those of the model's optimizer.
         mesh: the same device of all replicas; `None` if there is one replica.
-        plan: how gradients are reduced.
+        plan: how gradients are added up and reduced.
     """
 
     def __init__(
         self,
-        optimizer: keras.optimizers.Optimizer,
+        model: keras.Model,
         trainable: list[keras.Variable],
+        optimizer: keras.optimizers.Optimizer,
+        slots: list[int],
         mesh: jax.sharding.Mesh | None,
         plan: Plan,
     ) -> None:
-        self.clip = optimizer.global_clipnorm
-        self.optimizer = keras_bridge.optimizer_for(optimizer, trainable, global_clipnorm=None)
+        self.clip = model.optimizer.global_clipnorm
+        self.optimizer = optimizer
+        self.settings = numerics.of(model).settings
         self.reduction = plan.reduction
         self.mesh = mesh
-        by_name = {variable.name: variable for variable in optimizer.variables}
-        self.variables = [by_name[variable.name] for variable in self.optimizer.variables]
+        self.dtypes = [plan.accumulation.dtype or variable.dtype for variable in trainable]
+        self.variables = [model.optimizer.variables[slot] for slot in slots]
         """Those of the model's optimizer that this update reads and writes, in its own order."""
+        self.places = _places(trainable, model.trainable_variables), slots
         self.reduce = jax.jit(self._everywhere(self._reduce), donate_argnums=0)
         self.apply = jax.jit(self._everywhere(self._apply), donate_argnums=(0, 1, 2))
 
@@ -67,26 +85,83 @@ class DeviceUpdate:
             function, mesh=self.mesh, in_specs=EVERYWHERE, out_specs=EVERYWHERE, check_vma=False
         )
 
-    def _reduce(self, total: Arrays, statistics: Arrays) -> tuple[Arrays, Arrays, jax.Array]:
-        """Reduce gradients and statistics over replicas; return the squared norm too."""
+    def _reduce(
+        self, total: Arrays, statistics: Arrays, factor: jax.Array | None
+    ) -> tuple[Arrays, Arrays, jax.Array, jax.Array | None]:
+        """Reduce gradients and statistics over replicas, and undo the scale of the loss.
+
+        Returns them, the squared norm of the gradients, and whether all are finite, if the loss was
+        scaled.
+        """
         if self.mesh is not None:
             over = jax.lax.pmean if self.reduction == "mean" else jax.lax.psum
             total = [over(gradient, AXIS) for gradient in total]
             statistics = [_mean(value) for value in statistics]
+        finite = None
+        if factor is not None:
+            finite, total = all_finite(total), unscale(total, factor)
         squares = [jnp.sum(jnp.square(g.astype(jnp.float32))) for g in total]
-        return total, statistics, sum(squares, jnp.float32(0))
+        return total, statistics, sum(squares, jnp.float32(0)), finite
 
     def _apply(
-        self, total: Arrays, own: Arrays, trainable: Arrays, squared_norm: jax.Array
+        self,
+        total: Arrays,
+        own: Arrays,
+        trainable: Arrays,
+        squared_norm: jax.Array,
+        finite: jax.Array | None,
+        key: jax.Array | None,
     ) -> tuple[Arrays, Arrays, Arrays]:
         """Return weights, the optimizer's state, and accumulators that start from nothing."""
-        gradients = total
-        if self.clip is not None:
-            norm = jnp.sqrt(squared_norm)
-            factor = self.clip / jnp.maximum(norm, self.clip)
-            gradients = [gradient * factor.astype(gradient.dtype) for gradient in total]
-        trainable, own = self.optimizer.stateless_apply(own, gradients, trainable)
-        return trainable, own, [jnp.zeros_like(gradient) for gradient in total]
+
+        def updated() -> tuple[Arrays, Arrays]:
+            gradients = total
+            if self.clip is not None:
+                norm = jnp.sqrt(squared_norm)
+                factor = self.clip / jnp.maximum(norm, self.clip)
+                gradients = [gradient * factor.astype(gradient.dtype) for gradient in total]
+            if self.settings.rounds and key is not None:
+                _, use = split_key(key)
+                new = apply_rounding(self.optimizer, own, gradients, trainable, use, self.places)
+            else:
+                new = self.optimizer.stateless_apply(own, gradients, trainable)
+            before = (trainable, own)
+            return jax.tree.map(lambda n, o: jnp.asarray(n, o.dtype), tuple(new), before)
+
+        new = (
+            updated() if finite is None else jax.lax.cond(finite, updated, lambda: (trainable, own))
+        )
+        zeros = [jnp.zeros(g.shape, t) for g, t in zip(total, self.dtypes, strict=True)]
+        return *new, zeros
+
+
+def advance(settings: Settings) -> Callable[[Arrays, Arrays, Arrays, Arrays], Arrays]:
+    """Return what carries loss scale and random key on to the next update.
+
+    It takes their values, the large and all elements that every stage has counted, and whether the
+    gradients at each place were finite.
+    """
+
+    def advanced(values: Arrays, large: Arrays, counted: Arrays, finites: Arrays) -> Arrays:
+        scaling, key = unpack(values)
+        finite = jnp.bool_(True)
+        for one in finites:
+            finite &= one
+        if settings.rounds:
+            key = jnp.where(finite, split_key(key)[0], key)
+        if settings.loss_scale is not None:
+            scaling = scaling._replace(
+                large=sum(large, scaling.large), counted=sum(counted, scaling.counted)
+            )
+            scaling = settings.loss_scale.decide(scaling, finite)
+        return pack(scaling, key)
+
+    return jax.jit(advanced)
+
+
+def _places(some: list[keras.Variable], everything: list[keras.Variable]) -> list[int]:
+    where = {id(variable): place for place, variable in enumerate(everything)}
+    return [where[id(variable)] for variable in some]
 
 
 def _mean(value: jax.Array) -> jax.Array:

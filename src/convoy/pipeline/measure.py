@@ -1,0 +1,204 @@
+"""What every layer of a model costs: time, memory, and what it would send on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+from convoy import cpu, keras_bridge
+from convoy.engine.feed import size
+from convoy.keras_bridge import GraphCall, graph_inputs, graph_outputs
+from convoy.pipeline.stage import Stage, stages_of
+
+# A layer is run this often, or until it has taken this long; the fastest run counts.
+RUNS, SECONDS = 10, 0.05
+# Large enough that a transfer takes longer than its start.
+TRANSFERRED = 4 << 20
+
+Shapes = dict[int, jax.ShapeDtypeStruct]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a call of a layer takes.
+
+    Attributes:
+        seconds: forwards and backwards, for one micro-batch.
+        weights: bytes of its trainable variables.
+        statistics: bytes of its other variables.
+        activations: bytes that it computes for one micro-batch.
+        live: bytes that are read after it: what a cut here would send on.
+    """
+
+    seconds: float
+    weights: int
+    statistics: int
+    activations: int
+    live: int
+
+
+def measure(
+    model: keras.Model, calls: Sequence[GraphCall], batch_size: int, device: jax.Device
+) -> list[Cost]:
+    """Run every call of a model by itself, compiled, forwards and backwards.
+
+    Calls of equal layers on equal shapes are run once.
+
+    Args:
+        model: a functional or sequential model.
+        calls: all of its calls.
+        batch_size: samples of a micro-batch.
+        device: where to run them.
+
+    Raises:
+        ValueError: if an input of the model has a size that is not known.
+    """
+    given = _input_shapes(model, batch_size)
+    stages = stages_of(model, calls, list(range(len(calls))))
+    shapes: Shapes = dict(given)
+    known: dict[tuple, float] = {}
+    idle = _fastest(jax.jit(lambda x: x + 1), [jax.device_put(np.float32(0), device)])
+    seen: set[int] = set()
+    costs = []
+    live = _live(model, calls)
+    for call, stage, after in zip(calls, stages, live, strict=True):
+        inputs = {tensor: shapes[tensor] for tensor in stage.inputs}
+        outputs = _output_shapes(stage, inputs)
+        shapes |= outputs
+        key = _key(call, stage, inputs)
+        if key not in known:
+            found = _seconds(stage, inputs, outputs, set(given), device)
+            known[key] = max(0.0, found - idle)
+        new = [variable for variable in stage.variables if id(variable) not in seen]
+        seen |= {id(variable) for variable in new}
+        costs.append(
+            Cost(
+                known[key],
+                _bytes([variable for variable in new if variable.trainable]),
+                _bytes([variable for variable in new if not variable.trainable]),
+                size(outputs),
+                size([shapes[tensor] for tensor in after]),
+            )
+        )
+    return costs
+
+
+def transfer_seconds(devices: Sequence[jax.Device]) -> float:
+    """Measure the seconds that a byte takes from a device to another; 0 if there is one only."""
+    if len(devices) < 2:
+        return 0.0
+    first, second = devices[:2]
+    data = jax.device_put(np.ones(TRANSFERRED // 4, np.float32), first)
+    return _fastest(lambda array: jax.device_put(array, second), [data]) / TRANSFERRED
+
+
+def _input_shapes(model: keras.Model, batch_size: int) -> Shapes:
+    found = {}
+    for number, tensor in zip(graph_inputs(model), model.inputs, strict=True):
+        if None in tensor.shape[1:]:
+            raise ValueError(
+                f"Input {tensor.name!r} of {model.name!r} has shape {tuple(tensor.shape)}, so its "
+                "layers cannot be timed. Give it a size, or cut the model by names of layers."
+            )
+        shape = (batch_size, *tensor.shape[1:])
+        found[number] = jax.ShapeDtypeStruct(shape, jnp.dtype(tensor.dtype))
+    return found
+
+
+def _output_shapes(stage: Stage, inputs: Shapes) -> Shapes:
+    trainable = keras_bridge.values(stage.trainable)
+    rest = keras_bridge.values(stage.non_trainable)
+
+    def outputs(inputs: dict[int, Any]) -> dict[int, Any]:
+        return stage.forward(trainable, rest, inputs, training=True)[0]
+
+    return jax.eval_shape(outputs, inputs)
+
+
+def _key(call: GraphCall, stage: Stage, inputs: Shapes) -> tuple:
+    settings = call.settings
+    if settings is None:
+        settings = f"only {id(call.operation)}"
+    variables = [(tuple(v.shape), v.dtype, v.trainable) for v in stage.variables]
+    return (settings, *((i.shape, i.dtype) for i in inputs.values()), *variables)
+
+
+def _seconds(
+    stage: Stage, inputs: Shapes, outputs: Shapes, given: set[int], device: jax.Device
+) -> float:
+    """Time one call, with gradients for all but the model's own inputs."""
+    rng = np.random.default_rng(0)
+
+    def make(shapes: Shapes) -> dict[int, Any]:
+        return {i: jax.device_put(_random(rng, shape), device) for i, shape in shapes.items()}
+
+    arrays = make(inputs)
+    moving = {i: x for i, x in arrays.items() if i not in given and _differentiable(x)}
+    fixed = {i: x for i, x in arrays.items() if i not in moving}
+    gradients = make({i: shape for i, shape in outputs.items() if _differentiable(shape)})
+    trainable, non_trainable = (
+        [jax.device_put(value, device) for value in keras_bridge.values(part)]
+        for part in (stage.trainable, stage.non_trainable)
+    )
+
+    def both(trainable: Any, moving: Any, non_trainable: Any, fixed: Any, gradients: Any) -> Any:
+        def forward(trainable: Any, moving: Any) -> Any:
+            out, new, _ = stage.forward(trainable, non_trainable, fixed | moving, training=True)
+            return {i: out[i] for i in gradients}, (out, new)
+
+        _, pull, passed = jax.vjp(forward, trainable, moving, has_aux=True)
+        return passed, pull(gradients)
+
+    def traced(*arguments: Any) -> Any:
+        if not cpu.fuses(device.platform):
+            return both(*arguments)
+        with keras_bridge.replaced_operations(cpu.Fusion()):
+            return both(*arguments)
+
+    return _fastest(jax.jit(traced), [trainable, moving, non_trainable, fixed, gradients])
+
+
+def _fastest(function: Callable[..., Any], arguments: list[Any]) -> float:
+    jax.block_until_ready(function(*arguments))
+    fastest, spent = float("inf"), 0.0
+    for _ in range(RUNS):
+        start = time.perf_counter()
+        jax.block_until_ready(function(*arguments))
+        taken = time.perf_counter() - start
+        fastest, spent = min(fastest, taken), spent + taken
+        if spent > SECONDS:
+            break
+    return fastest
+
+
+def _random(rng: np.random.Generator, shape: jax.ShapeDtypeStruct) -> np.ndarray:
+    if _differentiable(shape):
+        return rng.normal(size=shape.shape).astype(shape.dtype)
+    return np.zeros(shape.shape, shape.dtype)
+
+
+def _differentiable(value: Any) -> bool:
+    return bool(jnp.issubdtype(value.dtype, jnp.inexact))
+
+
+def _bytes(variables: Sequence[keras.Variable]) -> int:
+    return size(keras_bridge.values(list(variables)))
+
+
+def _live(model: keras.Model, calls: Sequence[GraphCall]) -> list[list[int]]:
+    """Return for every call what is computed up to it and read after it."""
+    given = set(graph_inputs(model))
+    wanted: dict[int, None] = dict.fromkeys(graph_outputs(model))
+    after = []
+    made_later: set[int] = set()
+    for call in reversed(calls):
+        after.append([i for i in wanted if i not in given and i not in made_later])
+        made_later |= set(call.outputs)
+        wanted |= dict.fromkeys(call.inputs)
+    return after[::-1]
