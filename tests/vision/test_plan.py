@@ -93,13 +93,6 @@ def test_deterministic_turns_shuffling_off_and_draws_a_seed():
     assert plan.options.seed is not None
 
 
-def test_stages_go_without_what_they_cannot_do_yet():
-    options = Options(pipeline_splits=["conv2d_1"], loss_scaling=8.0)
-    plan = make_plan(options)
-    assert (plan.options.stochastic_rounding, plan.options.loss_scaling) == ("OFF", 0)
-    assert len(plan.notes) == 2
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

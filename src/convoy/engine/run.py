@@ -63,7 +63,7 @@ class Runner:
         callbacks.on_train_begin()
         first = keras_bridge.initial_epoch(model, epochs.start)
         progress = Progress(
-            model, self.training, feed, callbacks.callbacks, first, last_epoch=epochs.stop
+            model, self.current, feed, callbacks.callbacks, first, last_epoch=epochs.stop
         )
         recorder = recorder_among(callbacks.callbacks)
         try:

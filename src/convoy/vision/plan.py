@@ -231,23 +231,10 @@ def _settle(options: Options, notes: list[str]) -> Options:
     if options.seed is None:
         # Drawn, not left open: the recipe that a run leaves behind repeats it.
         changes["seed"] = random.SystemRandom().randrange(2**31)
-    if _in_pipeline(options):
-        scaled = options.loss_scaling or options.auto_loss_scaling
-        if options.precision.endswith(".16") and options.stochastic_rounding != "OFF":
-            changes["stochastic_rounding"] = "OFF"
-            notes.append("Stochastic rounding is not there for stages, and is off.")
-        if scaled:
-            changes |= {"loss_scaling": 0.0, "auto_loss_scaling": False}
-            notes.append("Loss scaling is not there for stages, and is off.")
     idle = _without_effect(options)
     if idle:
         notes.append(f"Without effect here: {'; '.join(idle)}.")
     return replace(options, **changes)
-
-
-def _in_pipeline(options: Options) -> bool:
-    mapping = options.device_mapping
-    return bool(options.pipeline_splits) and (mapping is None or max(mapping) > 0)
 
 
 def _without_effect(options: Options) -> list[str]:

@@ -40,7 +40,7 @@ class Training:
 def training_strategy(plan: RunPlan) -> convoy.Strategy:
     options = plan.options
     scale: float | str | None = options.loss_scaling or None
-    rounds = options.precision.endswith(".16") and not plan.in_pipeline
+    rounds = options.precision.endswith(".16")
     return convoy.Strategy(
         devices=plan.devices,
         gradient_accumulation=plan.batch.accumulation,
