@@ -145,18 +145,15 @@ def memory_of_stages(trainer: Trainer) -> list[int]:
             shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
             calls[number, name] = function, shapes
             result = function(*arguments)
-            if name == "forward":
-                # Weights, and where the data is, are among what is kept, but are not copied.
-                given = jax.tree.leaves((arguments[0], arguments[2]))
-                own = {x.unsafe_buffer_pointer() for x in given if isinstance(x, jax.Array)}
-                leaves = {x.unsafe_buffer_pointer(): x for x in jax.tree.leaves(result.kept)}
-                kept[number] = size([x for at, x in leaves.items() if at not in own])
+            if name == "run_forward":
+                # What was received is kept too, but for the data, which lies there anyway.
+                kept[number] = size(result[1]) + size(arguments[1])
             return result
 
         return run
 
     for number, program in enumerate(stage_programs):
-        for name in ("forward", "backward"):
+        for name in ("run_forward", "backward"):
             setattr(program, name, spy(number, name, getattr(program, name)))
     trainer.seconds()
     stash = simulate(programs.schedule).peak_stash
@@ -165,7 +162,7 @@ def memory_of_stages(trainer: Trainer) -> list[int]:
         weights = size(values(programs.trainable[number]))
         state = 2 * weights + size(values(update.variables))
         temporary = 0
-        for name in ("forward", "backward"):
+        for name in ("run_forward", "backward"):
             function, shapes = calls[number, name]
             analysis = function.lower(*shapes).compile().memory_analysis()
             temporary = max(temporary, analysis.temp_size_in_bytes)

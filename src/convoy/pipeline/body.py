@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +12,6 @@ from convoy import keras_bridge
 from convoy.engine.step import Fetch
 from convoy.keras_bridge import graph_inputs, graph_outputs
 from convoy.pipeline.stage import Stage
-from convoy.pipeline.stage_program import Body
 
 
 class Rest(NamedTuple):
@@ -20,15 +19,31 @@ class Rest(NamedTuple):
 
     Attributes:
         non_trainable: the values of these variables.
-        position: where the micro-batch is, for stages that read data; else empty.
+        data: the micro-batch, or where it is, for stages that read data; else empty.
         metrics: their state, for the last stage; else empty.
         loss: what earlier stages have added to it.
     """
 
     non_trainable: list[jax.Array]
-    position: tuple
+    data: Any
     metrics: list[jax.Array]
     loss: jax.Array
+
+
+class Body(NamedTuple):
+    """What a stage computes, as `compute(trainable, received, rest)`.
+
+    It returns `((outputs, own loss), (non_trainable, metrics, loss so far))`; `rest` is all that
+    has no gradient.
+    """
+
+    stage: Stage
+    compute: Callable[..., Any]
+
+
+def fetched(rest: Rest, fetch: Fetch) -> Rest:
+    """Put the micro-batch in the place of where it is."""
+    return rest._replace(data=fetch(*rest.data)) if rest.data else rest
 
 
 def received_by(stage: Stage, last: bool, model: keras.Model) -> tuple[int, ...]:
@@ -49,7 +64,6 @@ def make_body(
     model: keras.Model,
     stages: Sequence[Stage],
     number: int,
-    fetch: Fetch,
     *,
     training: bool = True,
 ) -> Body:
@@ -66,7 +80,7 @@ def make_body(
         tensors = dict(zip(received_ids, received, strict=True))
         x = y = weight = None
         if reads:
-            x, y, weight = keras_bridge.unpack(fetch(*rest.position))
+            x, y, weight = keras_bridge.unpack(rest.data)
             tensors |= keras_bridge.graph_input_tensors(model, x)
         outputs, new, losses = stage.forward(
             trainable, rest.non_trainable, tensors, training=training
@@ -89,7 +103,7 @@ def make_body(
     return Body(stage, compute)
 
 
-def make_prediction(model: keras.Model, stages: Sequence[Stage], number: int, fetch: Fetch) -> Body:
+def make_prediction(model: keras.Model, stages: Sequence[Stage], number: int) -> Body:
     """Return what a stage computes, without a loss; the last one returns the model's outputs."""
     stage, last = stages[number], number == len(stages) - 1
     received_ids = received_by(stage, last, model)
@@ -98,7 +112,7 @@ def make_prediction(model: keras.Model, stages: Sequence[Stage], number: int, fe
     def compute(trainable: list[jax.Array], received: tuple, rest: Rest) -> Any:
         tensors = dict(zip(received_ids, received, strict=True))
         if reads:
-            x, _, _ = keras_bridge.unpack(fetch(*rest.position))
+            x, _, _ = keras_bridge.unpack(rest.data)
             tensors |= keras_bridge.graph_input_tensors(model, x)
         outputs, new, _ = stage.forward(trainable, rest.non_trainable, tensors, training=False)
         if last:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,7 +17,8 @@ from convoy.engine.plan import Plan
 from convoy.engine.program import output_bytes
 from convoy.engine.replicate import SEED_STRIDE, Roles
 from convoy.engine.state import Mode, Variables
-from convoy.pipeline.body import Rest, make_body, make_prediction
+from convoy.engine.step import Fetch
+from convoy.pipeline.body import Body, Rest, fetched, make_body, make_prediction
 from convoy.pipeline.generate import generate
 from convoy.pipeline.layout import Column, Layout, Mail, position
 from convoy.pipeline.options import Pipelining, stages_of_model
@@ -100,14 +102,20 @@ class ForwardPrograms:
             fetch = fetcher(chunk, replicas, in_one_program=False)
             stages = self.layout.stages
             if self.mode == "predict":
-                bodies = [make_prediction(self.model, stages, n, fetch) for n in range(len(stages))]
+                bodies = [make_prediction(self.model, stages, n) for n in range(len(stages))]
             else:
                 bodies = [
-                    make_body(self.model, stages, n, fetch, training=False)
-                    for n in range(len(stages))
+                    make_body(self.model, stages, n, training=False) for n in range(len(stages))
                 ]
-            self._programs[key] = [jax.jit(traced(body.compute)) for body in bodies]
+            self._programs[key] = [jax.jit(traced(_with_data(body, fetch))) for body in bodies]
         return self._programs[key]
+
+
+def _with_data(body: Body, fetch: Fetch) -> Callable[..., Any]:
+    def compute(trainable: Arrays, received: tuple, rest: Rest) -> Any:
+        return body.compute(trainable, received, fetched(rest, fetch))
+
+    return compute
 
 
 class ForwardCall:

@@ -118,7 +118,8 @@ class PipelinePrograms:
         share = fetcher(chunk, replicas, in_one_program=False)
         return [
             StageProgram(
-                make_body(self.model, layout.stages, number, share),
+                make_body(self.model, layout.stages, number),
+                share,
                 1 / count if averages else 1,
                 recompute=self.options.recompute and number != layout.last,
                 traced=with_operations(shares, self.placement.platform),
@@ -276,7 +277,7 @@ class Call:
             jax.device_put(loss, layout.device(replica, place)),
         )
         trainable = [values[id(v)] for v in stage.trainable]
-        passed = self.stage_programs[number].forward(trainable, received, rest)
+        passed = self.stage_programs[number].forward(trainable, received, rest, bool(self.factors))
         values |= {id(v): x for v, x in zip(stage.non_trainable, passed.non_trainable, strict=True)}
         self.kept[replica, number, micro_batch] = passed.kept
         if last:
@@ -327,16 +328,16 @@ class Call:
 
     def _backward_input(self, number: int, micro_batch: int, replica: int) -> Any:
         arguments = self._arguments(number, micro_batch, replica)
-        of_input, _ = self.stage_programs[number].halves(*arguments)
-        received, shared, done = of_input(*arguments)
+        received, shared, done = self.stage_programs[number].backward_input(*arguments)
         self.kept[replica, number, micro_batch] = arguments, shared
         self._send_back(number, micro_batch, replica, received)
         return done
 
     def _backward_weights(self, number: int, micro_batch: int, replica: int) -> Any:
         arguments, shared = self.kept.pop((replica, number, micro_batch))
-        _, of_weights = self.stage_programs[number].halves(*arguments)
-        totals, counts, done = of_weights(arguments, shared, *self._counted(number, replica))
+        totals, counts, done = self.stage_programs[number].backward_weights(
+            *arguments, shared, *self._counted(number, replica)
+        )
         self._keep(number, replica, totals, counts)
         return done
 

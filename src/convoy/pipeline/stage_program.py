@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from convoy.engine.loss_scale import LossScale
-from convoy.pipeline.stage import Stage
+from convoy.engine.step import Fetch
+from convoy.pipeline.body import Body, Rest, fetched
 from convoy.trace import Trace, evaluate, needed_for, read
+from jax.extend.core import JaxprEqn, Var
 
 Arrays = list[jax.Array]
+Traced = Callable[[Callable[..., Any]], Callable[..., Any]]
+Counts = tuple[jax.Array, ...]
+"""Of the gradients' elements, those that are large, and all; empty if the loss is not scaled."""
 
 
 class Passed(NamedTuple):
@@ -32,26 +38,47 @@ class Passed(NamedTuple):
     metrics: Arrays
 
 
-class Body(NamedTuple):
-    """What a stage computes, as `compute(trainable, received, rest)`.
+@dataclass(frozen=True)
+class Parts:
+    """The equations of a stage, divided into those of its programs.
 
-    It returns `((outputs, own loss), (non_trainable, metrics, loss so far))`; `rest` is all that
-    has no gradient.
+    Attributes:
+        trace: the stage forwards and backwards.
+        inputs: its inputs: the weights, what was received, the rest, gradients, the loss's factor.
+        structure: of the forward pass's results.
+        results: what the forward pass computes.
+        of_weights, of_received: the gradients.
+        forward, backward: the equations of the two passes.
+        computed: what the backward pass needs that the forward pass has computed.
+        given: what it needs of that which the forward pass was given, but for weights.
+        early, late: the backward pass in two halves, of what was received and of the weights.
+        shared: what the second half needs of the first.
     """
 
-    stage: Stage
-    compute: Callable[..., Any]
-
-
-Counts = tuple[jax.Array, ...]
-"""Of the gradients' elements, those that are large, and all; empty if the loss is not scaled."""
+    trace: Trace
+    inputs: tuple[list[Var], ...]
+    structure: Any
+    results: Sequence[Any]
+    of_weights: Sequence[Any]
+    of_received: Sequence[Any]
+    forward: list[JaxprEqn]
+    backward: list[JaxprEqn]
+    computed: list[Var]
+    given: list[Var]
+    early: list[JaxprEqn]
+    late: list[JaxprEqn]
+    shared: list[Var]
 
 
 class StageProgram:
     """Compiles what a stage does, once for each kind of action.
 
+    Forward and backward pass are traced together and cut in two. From one to the other goes what
+    depends on data; what follows from weights or from nothing is computed again.
+
     Args:
         body: what the stage computes.
+        fetch: finds a micro-batch.
         scale: of the gradients that are added up.
         recompute: whether only the stage's input is kept, and the forward pass run once more.
         traced: traces a function with other operations than Keras's own.
@@ -63,61 +90,151 @@ class StageProgram:
     def __init__(
         self,
         body: Body,
+        fetch: Fetch,
         scale: float,
         recompute: bool,
-        traced: Callable[[Callable[..., Any]], Callable[..., Any]],
+        traced: Traced,
         loss_scale: LossScale | None = None,
         records: bool = False,
     ) -> None:
-        self.body, self.scale, self.recompute = body, scale, recompute
+        self.body, self.fetch, self.scale, self.recompute = body, fetch, scale, recompute
         self.loss_scale, self.records = loss_scale, records
-        self.forward = jax.jit(traced(self._forward))
-        self.backward = jax.jit(traced(self._backward), donate_argnums=(4, 5))
+        self.run_forward = jax.jit(self._forward)
+        self.backward = jax.jit(self._backward, donate_argnums=(4, 5))
+        self.backward_input = jax.jit(self._backward_input)
+        self.backward_weights = jax.jit(self._backward_weights, donate_argnums=(5, 6))
         self._traced = traced
-        self._halves: tuple[Callable[..., Any], Callable[..., Any]] | None = None
+        self._parts: Parts | None = None
 
-    def halves(self, *arguments: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """Return the backward pass in two: gradients of the input, and of the weights.
-
-        The first returns beside the gradients what the second would otherwise compute again.
-        """
-        if self._halves is None:
-            self._halves = self._cut(arguments)
-        return self._halves
-
-    def _forward(self, trainable: Arrays, received: tuple[jax.Array, ...], rest: Any) -> Passed:
-        if self.recompute:
-            (outputs, _), carried = self.body.compute(trainable, received, rest)
-            kept: Any = (received, rest)
-        else:
-            kept, (outputs, carried) = self._differentiate(trainable, received, rest)
+    def forward(
+        self, trainable: Arrays, received: tuple[jax.Array, ...], rest: Rest, scaled: bool
+    ) -> Passed:
+        """Run the stage forwards; `scaled` says whether the loss will have a factor."""
+        parts = self.parts(trainable, received, rest, scaled)
+        ((outputs, carried), computed) = self.run_forward(trainable, received, rest)
         non_trainable, metrics, loss = carried
+        if self.recompute:
+            return Passed(outputs, (received, rest), non_trainable, loss, metrics)
+        # What the program was given needs no copy.
+        values = zip([*parts.inputs[1], *parts.inputs[2]], [*received, *_given(rest)], strict=False)
+        at_hand = dict(values)
+        kept = computed, [at_hand[var] for var in parts.given]
         return Passed(outputs, kept, non_trainable, loss, metrics)
 
-    def _differentiate(self, trainable: Arrays, received: tuple, rest: Any) -> Any:
-        """Return the gradients' function, for what is not in whole numbers, and the results."""
+    def parts(
+        self, trainable: Arrays, received: tuple[jax.Array, ...], rest: Rest, scaled: bool
+    ) -> Parts:
+        """Trace the stage for arguments of such shapes, and divide it; only the first time."""
+        if self._parts is None:
+            self._parts = self._divide(trainable, received, rest, scaled)
+        return self._parts
+
+    def _divide(self, trainable: Arrays, received: Any, rest: Rest, scaled: bool) -> Parts:
+        rest = jax.eval_shape(lambda rest: fetched(rest, self.fetch), rest)
+        compute = self._traced(self.body.compute)
+        (outputs, _), _ = jax.eval_shape(compute, trainable, received, rest)
+        of_outputs = [output for output in outputs if _has_gradient(output)]
+        factor = jax.ShapeDtypeStruct((), jnp.float32) if scaled else None
+        groups = (trainable, received, _in_order(rest), of_outputs, factor)
+        leaves, structure = jax.tree.flatten(groups)
+        outcome: Any = None
+
+        def flat(*values: Any) -> list[Any]:
+            nonlocal outcome
+            results = self._both(*jax.tree.unflatten(structure, values))
+            found, outcome = jax.tree.flatten(results)
+            return found
+
+        trace = Trace.of(self._traced(flat), leaves)
+        sizes = [len(jax.tree.leaves(group)) for group in groups]
+        inputs = tuple(_cut(trace.inputs, sizes))
+        first, second, _ = outcome.children()
+        ends = [first.num_leaves, second.num_leaves]
+        results, of_weights, of_received = _cut(trace.outputs, [*ends, len(trace.outputs)])
+        forward, _ = needed_for(results, trace.equations)
+        data = len(jax.tree.leaves(rest.data))
+        depends, given = _dependent(forward, [*inputs[1], *inputs[2]])
+        if self.recompute:
+            depends = set()
+        at_hand = {*depends, *given}
+        backward, used = needed_for([*of_weights, *of_received], trace.equations, at_hand)
+        fetched_now = set(inputs[2][len(inputs[2]) - data :])
+        early, _ = needed_for(of_received, backward, at_hand)
+        made = {var for equation in early for var in equation.outvars}
+        late, shared = needed_for(of_weights, backward, at_hand | made)
+        return Parts(
+            trace,
+            inputs,
+            first,
+            results,
+            of_weights,
+            of_received,
+            forward,
+            backward,
+            [var for var in used if var in depends or var in fetched_now],
+            [var for var in used if var in given and var not in fetched_now],
+            early,
+            late,
+            [var for var in shared if var in made],
+        )
+
+    def _both(
+        self, trainable: Arrays, received: Any, rest: Any, of_outputs: Arrays, factor: Any
+    ) -> Any:
+        """Run forwards and backwards: gradients are for what is not in whole numbers."""
 
         def compute(trainable: Arrays, moving: Arrays) -> Any:
             values = iter(moving)
             full = tuple(next(values) if _has_gradient(x) else x for x in received)
-            (outputs, own), carried = self.body.compute(trainable, full, rest)
+            (outputs, own), carried = self.body.compute(trainable, full, _as_rest(rest))
             return ([x for x in outputs if _has_gradient(x)], own), (outputs, carried)
 
         moving = [x for x in received if _has_gradient(x)]
-        _, pull, results = jax.vjp(compute, trainable, moving, has_aux=True)
-        return pull, results
+        (_, own), pull, results = jax.vjp(compute, trainable, moving, has_aux=True)
+        scale = jnp.ones_like(own) if factor is None else factor
+        return results, *pull((of_outputs, scale))
 
-    def _gradients(
+    def _values(self, *groups: Any) -> dict[Var, Any]:
+        """Return the values of the trace's inputs, as many groups of them as there are."""
+        parts = self._known
+        values = dict(parts.trace.constants)
+        for variables, group in zip(parts.inputs, groups, strict=False):
+            values.update(zip(variables, jax.tree.leaves(group), strict=True))
+        return values
+
+    @property
+    def _known(self) -> Parts:
+        assert self._parts is not None, "a stage goes forwards first"
+        return self._parts
+
+    def _forward(self, trainable: Arrays, received: Any, rest: Rest) -> Any:
+        parts = self._known
+        values = self._values(trainable, received, _in_order(fetched(rest, self.fetch)))
+        evaluate(parts.forward, values)
+        results = [read(atom, values) for atom in parts.results]
+        computed = [] if self.recompute else [values[var] for var in parts.computed]
+        return jax.tree.unflatten(parts.structure, results), computed
+
+    def _at_hand(
         self, trainable: Arrays, kept: Any, gradients: Sequence[Any], factor: jax.Array | None
-    ) -> Any:
-        """Return the gradients of weights and of what was received.
+    ) -> dict[Var, Any]:
+        """Return what the backward pass begins with.
 
         `gradients` holds, for each output, those that its readers sent, which is none for whole
         numbers; `factor` is that of the loss.
         """
-        pull = self._differentiate(trainable, *kept)[0] if self.recompute else kept
-        of_outputs = [sum(parts[1:], parts[0]) for parts in gradients if parts]
-        return pull((of_outputs, jnp.float32(1) if factor is None else factor))
+        parts = self._known
+        if self.recompute:
+            received, rest = kept
+            values = self._values(trainable, received, _in_order(fetched(rest, self.fetch)))
+        else:
+            values = self._values(trainable)
+            values.update(zip(parts.computed, kept[0], strict=True))
+            values.update(zip(parts.given, kept[1], strict=True))
+        of_outputs = [sum(sent[1:], sent[0]) for sent in gradients if sent]
+        beside = jax.tree.leaves((of_outputs, factor))
+        values.update(zip([*parts.inputs[3], *parts.inputs[4]], beside, strict=True))
+        return values
 
     def _backward(
         self,
@@ -128,8 +245,39 @@ class StageProgram:
         total: Arrays,
         counts: Counts,
     ) -> tuple[Any, Arrays, Counts, Any]:
-        own, received = self._gradients(trainable, kept, gradients, factor)
+        parts = self._known
+        values = self._at_hand(trainable, kept, gradients, factor)
+        evaluate(parts.backward, values)
+        received = [read(atom, values) for atom in parts.of_received]
+        own = [read(atom, values) for atom in parts.of_weights]
         return received, *self._add(total, counts, own), self._done()
+
+    def _backward_input(
+        self, trainable: Arrays, kept: Any, gradients: Sequence[Any], factor: jax.Array | None
+    ) -> tuple[Any, Arrays, Any]:
+        """Return the gradients of what was received, and what the weights' will need of it."""
+        parts = self._known
+        values = self._at_hand(trainable, kept, gradients, factor)
+        evaluate(parts.early, values)
+        received = [read(atom, values) for atom in parts.of_received]
+        return received, [values[var] for var in parts.shared], self._done()
+
+    def _backward_weights(
+        self,
+        trainable: Arrays,
+        kept: Any,
+        gradients: Sequence[Any],
+        factor: jax.Array | None,
+        shared: Arrays,
+        total: Arrays,
+        counts: Counts,
+    ) -> tuple[Arrays, Counts, Any]:
+        parts = self._known
+        values = self._at_hand(trainable, kept, gradients, factor)
+        values.update(zip(parts.shared, shared, strict=True))
+        evaluate(parts.late, values)
+        own = [read(atom, values) for atom in parts.of_weights]
+        return *self._add(total, counts, own), self._done()
 
     def _add(self, total: Arrays, counts: Counts, gradients: Arrays) -> tuple[Arrays, Counts]:
         added = [t + g.astype(t.dtype) * self.scale for t, g in zip(total, gradients, strict=True)]
@@ -142,47 +290,38 @@ class StageProgram:
     def _done(self) -> jax.Array | None:
         return jnp.zeros(()) if self.records else None
 
-    def _cut(self, arguments: tuple) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """Cut the gradients into those of the input and those of the weights."""
-        leaves, structure = jax.tree.flatten(arguments)
-        compute = self._traced(self._gradients)
-        outcome: Any = None
 
-        def flat(*values: Any) -> list[Any]:
-            nonlocal outcome
-            results, outcome = jax.tree.flatten(compute(*jax.tree.unflatten(structure, values)))
-            return results
-
-        trace = Trace.of(flat, leaves)
-        first, second = outcome.children()
-        of_weights = trace.outputs[: first.num_leaves]
-        of_inputs = trace.outputs[first.num_leaves :]
-        early, _ = needed_for(of_inputs, trace.equations)
-        made = {var for equation in early for var in equation.outvars}
-        late, shared = needed_for(of_weights, trace.equations, made)
-
-        def given(arguments: tuple) -> dict[Any, Any]:
-            values = zip(trace.inputs, jax.tree.leaves(arguments), strict=True)
-            return trace.constants | dict(values)
-
-        def inputs(*arguments: Any) -> tuple[Any, Arrays, Any]:
-            values = given(arguments)
-            evaluate(early, values)
-            received = [read(atom, values) for atom in of_inputs]
-            received = jax.tree.unflatten(second, received)
-            return received, [values[var] for var in shared], self._done()
-
-        def weights(
-            arguments: tuple, kept: Arrays, total: Arrays, counts: Counts
-        ) -> tuple[Arrays, Counts, Any]:
-            values = given(arguments)
-            values.update(zip(shared, kept, strict=True))
-            evaluate(late, values)
-            own = [read(atom, values) for atom in of_weights]
-            return *self._add(total, counts, own), self._done()
-
-        return jax.jit(inputs), jax.jit(weights, donate_argnums=(2, 3))
+def _in_order(rest: Rest) -> tuple:
+    """Return the rest with the data behind all else."""
+    return rest.non_trainable, rest.metrics, rest.loss, rest.data
 
 
-def _has_gradient(value: jax.Array) -> bool:
+def _as_rest(ordered: tuple) -> Rest:
+    non_trainable, metrics, loss, data = ordered
+    return Rest(non_trainable, data, metrics, loss)
+
+
+def _given(rest: Rest) -> list[jax.Array]:
+    """Return the rest without the data, which a program fetches by itself."""
+    return jax.tree.leaves(_in_order(rest)[:3])
+
+
+def _dependent(equations: list[JaxprEqn], sources: list[Var]) -> tuple[set[Var], set[Var]]:
+    """Return what equations compute from some sources, and the sources."""
+    found = set(sources)
+    for equation in equations:
+        if any(isinstance(atom, Var) and atom in found for atom in equation.invars):
+            found.update(equation.outvars)
+    return found - set(sources), set(sources)
+
+
+def _cut(values: Sequence[Any], sizes: Sequence[int]) -> list[list[Any]]:
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(list(values[start : start + size]))
+        start += size
+    return parts
+
+
+def _has_gradient(value: Any) -> bool:
     return bool(jnp.issubdtype(value.dtype, jnp.inexact))
