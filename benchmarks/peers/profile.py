@@ -1,9 +1,9 @@
-"""Where a training step's time goes, as XLA's profiler sees it.
+"""Where a step's time goes, as XLA's profiler sees it.
 
     .venv/bin/python -m benchmarks.peers.profile resnet20-wide efficientnet
 
-Trains each network of the peers' page with Convoy under JAX's profiler and prints a table of the
-time by kind of operation. Two to three minutes for each network, most of it compiling.
+Runs each row of the peers' page with Convoy under JAX's profiler and prints a table of the time by
+kind of operation. Two to three minutes for each network, most of it compiling.
 """
 
 from __future__ import annotations
@@ -31,8 +31,13 @@ KINDS = {
 }
 
 
-def kind_of(instruction: str) -> str:
+FUSED = "convolutions with all that follows them"
+
+
+def kind_of(instruction: str, workload: Workload) -> str:
     """Name the kind of operation that an instruction of XLA's is."""
+    if workload.kind == "inference" and instruction.startswith("ffi_call"):
+        return FUSED
     return next((kind for kind, name in KINDS.items() if re.match(name, instruction)), "others")
 
 
@@ -68,24 +73,30 @@ def read(folder: Path) -> Counter[str]:
 def profile(workload: Workload) -> tuple[float, Counter[str]]:
     """Return the seconds of a step, and those of each kind of operation in it."""
     import jax
+    import numpy as np
 
     model = make_model(workload)
-    x, y = (part[: STEPS * workload.batch] for part in workload.data())
+    x, y = workload.data()
+    x, y = (np.resize(part, (STEPS * workload.batch, *part.shape[1:])) for part in (x, y))
 
-    def train() -> float:
+    def run() -> float:
         start = time.perf_counter()
-        model.fit(x, y, batch_size=workload.batch, shuffle=False, verbose=0)
+        if workload.kind == "training":
+            model.fit(x, y, batch_size=workload.batch, shuffle=False, verbose=0)
+        else:
+            for first in range(0, STEPS * workload.batch, workload.batch):
+                model.predict_on_batch(x[first : first + workload.batch])
         return (time.perf_counter() - start) / STEPS
 
-    train()
-    step = train()
+    run()
+    step = run()
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
-            train()
+            run()
         seconds = read(Path(folder))
     kinds: Counter[str] = Counter()
     for instruction, duration in seconds.items():
-        kinds[kind_of(instruction)] += duration / STEPS
+        kinds[kind_of(instruction, workload)] += duration / STEPS
     return step, kinds
 
 
@@ -103,8 +114,7 @@ def table(workload: Workload, step: float, kinds: Counter[str]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    names = [name for name, workload in WORKLOADS.items() if workload.kind == "training"]
-    parser.add_argument("workloads", nargs="+", choices=names)
+    parser.add_argument("workloads", nargs="+", choices=WORKLOADS)
     for name in parser.parse_args().workloads:
         workload = WORKLOADS[name]
         print(table(workload, *profile(workload)), flush=True)
