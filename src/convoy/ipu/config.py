@@ -168,9 +168,8 @@ def _plain(value: Any) -> Any:
 
 
 def _unknown(path: str) -> str:
-    near = difflib.get_close_matches(path, [*_BY_NAME, *_CATEGORIES], 1)
-    if not near:
-        last = path.rsplit(".", 1)[-1]
-        near = [name for name in _BY_NAME if name.rsplit(".", 1)[-1] == last][:1]
+    last = path.rsplit(".", 1)[-1]
+    elsewhere = [name for name in _BY_NAME if name.rsplit(".", 1)[-1] == last]
+    near = elsewhere or difflib.get_close_matches(path, [*_BY_NAME, *_CATEGORIES], 1)
     advice = f"Did you mean {near[0]}?" if near else "print(config) lists all options."
     return f"IPUConfig has no option {path}. {advice}"
