@@ -52,12 +52,20 @@ def _batches(arguments: dict[str, Any]) -> int:
     elif _is_arrays(x):
         return _whole_batches(arguments)
     else:
-        known = len(x) if hasattr(x, "__len__") else None
+        known = _length(x)
     if known is None:
         raise ValueError(
             f"The number of batches of {type(x).__name__} is not known. Pass steps_per_epoch."
         )
     return int(known)
+
+
+def _length(x: Any) -> int | None:
+    # Data sets of unknown length may have the method, and refuse to answer.
+    try:
+        return len(x)
+    except TypeError:
+        return None
 
 
 def _whole_batches(arguments: dict[str, Any]) -> int:
