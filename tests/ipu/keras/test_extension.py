@@ -81,9 +81,11 @@ def test_trains_again_without_compiling_again(configure, data):
     with strategy_scope():
         model = compiled(sequential(), 8)
         model.fit(*data, batch_size=4, verbose=0)
-        programs = model.fit.__self__.native["fit"].__self__.runner._programs
+        engine = model.fit.__self__.native["fit"].__self__
+        programs = engine.runner.programs
+        model.evaluate(*data, batch_size=4, verbose=0)
         model.fit(*data, batch_size=4, verbose=0)
-    assert model.fit.__self__.native["fit"].__self__.runner._programs is programs
+    assert engine.runner.programs is programs
 
 
 def test_evaluates_and_predicts_what_fills_no_batch(configure, data):
@@ -98,6 +100,18 @@ def test_evaluates_and_predicts_what_fills_no_batch(configure, data):
     plain.compile("sgd", "mse")
     assert own == pytest.approx(plain.evaluate(x, y, verbose=0), rel=1e-5)
     np.testing.assert_allclose(predicted, plain.predict(x, verbose=0), rtol=1e-5, atol=1e-6)
+
+
+def test_stages_evaluate_without_options(configure, data):
+    configure(2)
+    x, y = data[0][:30], data[1][:30]
+    with strategy_scope():
+        model = compiled(staged(), 4)
+        own = model.evaluate(x, y, batch_size=4, verbose=0)
+    plain = sequential()
+    plain.set_weights(model.get_weights())
+    plain.compile("sgd", "mse")
+    assert own == pytest.approx(plain.evaluate(x, y, verbose=0), rel=1e-5)
 
 
 def test_refuses_an_incomplete_batch_in_training_only(data):

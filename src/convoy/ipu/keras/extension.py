@@ -279,7 +279,7 @@ class Extensions:
         self._check_model("fit", ("train_step", "make_train_function"))
         arguments = self._arguments("fit", args, kwargs)
         self._build(arguments.get("x"), arguments.get("batch_size"))
-        accumulation, replicas = self._prepare()
+        accumulation, replicas = self._prepare(training=True)
         per_replica = steps.steps_per_replica(arguments, replicas)
         steps.check_execution(per_replica, self.model.steps_per_execution, accumulation.count)
         if arguments.get("steps_per_epoch") is not None:
@@ -303,8 +303,10 @@ class Extensions:
 
     def _run(self, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         arguments = self._arguments(name, args, kwargs)
+        self._build(arguments.get("x"), arguments.get("batch_size"))
+        _, replicas = self._prepare(training=False)
         if arguments.get("steps") is not None:
-            arguments["steps"] = max(1, arguments["steps"] // len(self.engine.devices))
+            arguments["steps"] = max(1, arguments["steps"] // replicas)
         return self.native[name](**arguments)
 
     def _arguments(self, name: str, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -327,7 +329,7 @@ class Extensions:
                 self.model.build((batch_size, *x.shape[1:]))
             self._assign()
 
-    def _prepare(self) -> tuple[Accumulation, int]:
+    def _prepare(self, *, training: bool) -> tuple[Accumulation, int]:
         """Hand the options to the engine; return how it accumulates, and its replicas."""
         stages = self._stages()
         if stages is None:
@@ -335,11 +337,12 @@ class Extensions:
             self._apply((accumulation, None))
             return accumulation, len(self.engine.devices)
         options = self.pipeline
-        count = max(stages) + 1
-        accumulation = Accumulation(options.check(count), self.method, options.dtype)
-        if self.engine.allow_recompute:
+        last = max(stages)
+        count = options.check(last + 1) if training else options.count or 1
+        accumulation = Accumulation(count, self.method, options.dtype)
+        if training and self.engine.allow_recompute:
             options.check_recomputation()
-        width = max(options.device_mapping or [count - 1]) + 1
+        width = max(options.device_mapping or [last]) + 1
         replicas = self._fill(width)
         self._apply((accumulation, options))
         return accumulation, replicas
