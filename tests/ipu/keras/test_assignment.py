@@ -33,6 +33,16 @@ def test_a_sequential_model_takes_numbers(built):
     assert model.get_pipeline_stage_assignment()[2].pipeline_stage is None
 
 
+def test_layers_of_nested_models_stand_among_the_others():
+    with ipu.ipu_strategy.IPUStrategy().scope():
+        inner = keras.Sequential([keras.Input((2,)), *map(keras.layers.Dense, (2, 2))])
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2), inner])
+    model.set_pipeline_stage_assignment([0, 0, 1])
+    found = model.get_pipeline_stage_assignment()
+    assert [entry.layer for entry in found] == [model.layers[0], *inner.layers]
+    assert [entry.pipeline_stage for entry in found] == [0, 0, 1]
+
+
 def test_a_functional_model_takes_an_object_for_every_call():
     model = functional()
     found = model.get_pipeline_stage_assignment()

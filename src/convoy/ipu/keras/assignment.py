@@ -14,7 +14,7 @@ from convoy.pipeline.split import calls_of, check_assignment
 class SequentialLayerPipelineStageAssignment:
     """The stage of a layer of a sequential model."""
 
-    layer: keras.layers.Layer
+    layer: keras.Operation
     pipeline_stage: int | None = None
 
     is_nested_model = False
@@ -47,12 +47,19 @@ def assignments(model: keras.Model, stages: Sequence[int | None] | None) -> list
         stages: of the calls; `None` if they have none.
     """
     if is_sequential(model):
-        found: list[Any] = [SequentialLayerPipelineStageAssignment(layer) for layer in model.layers]
+        found: list[Any] = list(map(SequentialLayerPipelineStageAssignment, _layers(model)))
     else:
         found = _functional(model)
     for assignment, stage in zip(found, stages or [None] * len(found), strict=True):
         assignment.pipeline_stage = stage
     return found
+
+
+def _layers(model: keras.Sequential) -> list[keras.Operation]:
+    """Return the layers of a sequential model, with those of nested models among them."""
+    if any(isinstance(layer, keras.Model) for layer in model.layers):
+        return [call.operation for call in calls_of(model)]
+    return list(model.layers)
 
 
 def _functional(model: keras.Model) -> list[FunctionalLayerPipelineStageAssignment]:
@@ -90,7 +97,7 @@ def stage_numbers(model: keras.Model, given: Any) -> list[int]:
         _stage(entry, wanted, sequential) for entry, wanted in zip(given, expected, strict=True)
     ]
     if sequential:
-        _check_in_order(model, stages)
+        _check_in_order(_layers(model), stages)
     else:
         check_assignment(calls_of(model), stages)
     return stages
@@ -116,10 +123,10 @@ def _stage(entry: Any, wanted: Assignment, sequential: bool) -> int:
     return int(entry.pipeline_stage)
 
 
-def _check_in_order(model: keras.Model, stages: list[int]) -> None:
+def _check_in_order(layers: list[keras.Operation], stages: list[int]) -> None:
     before = 0
-    for layer, stage in zip(model.layers, stages, strict=True):
-        first = layer is model.layers[0]
+    for layer, stage in zip(layers, stages, strict=True):
+        first = layer is layers[0]
         if stage not in ((0,) if first else (before, before + 1)):
             wanted = "0" if first else f"{before} or {before + 1}"
             raise ValueError(

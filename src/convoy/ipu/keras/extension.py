@@ -326,6 +326,11 @@ class Extensions:
         """Build a sequential model whose stages were given before its shapes are known."""
         if self.pending_stages is not None:
             if not self.model.built:
+                if not hasattr(x, "shape"):
+                    raise ValueError(
+                        f"{self.model.name!r} has stages, but the shape of its input is not known "
+                        "yet. Call model.build(shape) first, or begin it with a keras.Input."
+                    )
                 self.model.build((batch_size, *x.shape[1:]))
             self._assign()
 
