@@ -14,17 +14,26 @@ FOLDER = Path(__file__).parents[2] / "examples" / "mnist"
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
-    """A small file in the format of MNIST's: a bright square in one of ten places."""
+    return write_digits(tmp_path_factory.mktemp("digits") / "mnist.npz", train=600, test=100)
+
+
+@pytest.fixture(scope="module")
+def more_digits(tmp_path_factory):
+    """Enough for an execution of 20 steps of 80 samples."""
+    return write_digits(tmp_path_factory.mktemp("digits") / "mnist.npz", train=1700, test=1700)
+
+
+def write_digits(file, **counts):
+    """Write a file in the format of MNIST's: a bright square in one of ten places."""
     rng = np.random.default_rng(0)
     arrays = {}
-    for part, count in (("train", 600), ("test", 100)):
+    for part, count in counts.items():
         labels = rng.integers(0, 10, count).astype("uint8")
         images = rng.integers(0, 60, (count, 28, 28)).astype("uint8")
         for image, label in zip(images, labels, strict=True):
             row, column = divmod(int(label), 5)
             image[4 + 12 * row :, 5 * column : 5 * column + 5][:8] += 180
         arrays |= {f"x_{part}": images, f"y_{part}": labels}
-    file = tmp_path_factory.mktemp("digits") / "mnist.npz"
     np.savez(file, **arrays)
     return file
 
@@ -80,8 +89,8 @@ def _plain(text):
         "completed_example/main.py --use-ipu --pipelining --gradient-accumulation-count 4",
     ],
 )
-def test_every_script_runs_to_its_end(digits, command):
-    done = run(digits, *command.split())
+def test_every_script_runs_to_its_end(more_digits, command):
+    done = run(more_digits, *command.split())
     assert "Training" in done.stdout
     assert "Evaluation" in done.stdout
     assert done.stdout.splitlines()[-1] == "Program ran successfully"
