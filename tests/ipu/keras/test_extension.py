@@ -153,8 +153,6 @@ def test_refuses_unknown_reductions_and_options():
         model.set_outfeed_queue_options(outfeed_mode="all")
     with pytest.raises(ValueError, match="'most' is not a ReplicatedMetricReductionMethod"):
         model.set_replication_options("most")
-    with pytest.raises(NotImplementedError, match="LIST"):
-        model.set_replication_options("list")
 
 
 def test_says_once_what_has_no_effect(caplog):

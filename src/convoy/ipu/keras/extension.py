@@ -8,22 +8,18 @@ from typing import Any, Literal, Protocol
 
 import convoy
 import keras
+from convoy import keras_bridge
 from convoy.ipu import notice, optimizers
 from convoy.ipu.accumulation import Accumulation, check_offload, read_dtype
 from convoy.ipu.enums import (
     GradientAccumulationReductionMethod,
-    PipelineSchedule,
     ReplicatedMetricReductionMethod,
 )
 from convoy.ipu.keras import assignment, pipeline_options, steps
-from convoy.ipu.keras.pipeline_options import PipelineOptions
+from convoy.ipu.keras.pipeline_options import SCHEDULES, PipelineOptions
+from convoy.ipu.keras.replica_metrics import PerReplica, counted_by_replica
 
 _ATTRIBUTE = "_convoy_ipu"
-_SCHEDULES = {
-    PipelineSchedule.Grouped: "grouped",
-    PipelineSchedule.Interleaved: "interleaved",
-    PipelineSchedule.Sequential: "sequential",
-}
 _ACCUMULATION_OPTIONS = {
     "offload_weight_update_variables",
     "replicated_optimizer_state_sharding",
@@ -91,6 +87,8 @@ class Extensions:
         self.pipeline = PipelineOptions()
         self.pending_stages: list[int] | None = None
         self.reduction: Literal["sum", "mean"] | None = None
+        self.metric_method = ReplicatedMetricReductionMethod.NONE
+        self.compiled_with: tuple[tuple, dict[str, Any]] | None = None
         self.loss_scale: convoy.AutomaticLossScale | None = None
 
     def install(self, engine: Engine) -> None:
@@ -178,13 +176,18 @@ class Extensions:
         self,
         replicated_metric_reduction_method: str | ReplicatedMetricReductionMethod = "NONE",
     ) -> None:
-        """Choose what is reported of the replicas' metrics: always the mean over all of them."""
-        method = ReplicatedMetricReductionMethod.parse(replicated_metric_reduction_method)
-        if method in (ReplicatedMetricReductionMethod.LIST, ReplicatedMetricReductionMethod.SUM):
-            raise NotImplementedError(
-                f"replicated_metric_reduction_method={method.name}: metrics are those of all "
-                "replicas' data together. Use MEAN or NONE, which both give that."
-            )
+        """Choose what is reported of the replicas' metrics and losses, of models without stages.
+
+        Args:
+            replicated_metric_reduction_method: `NONE` is the value of all data together, `LIST`
+                the value of each replica's own data, `SUM` and `MEAN` the sum and the mean of
+                these.
+        """
+        self.metric_method = ReplicatedMetricReductionMethod.parse(
+            replicated_metric_reduction_method
+        )
+        if self.model.compiled and self.compiled_with is not None:
+            self._compile(self.model.optimizer)
 
     def set_infeed_queue_options(self, **kwargs: Any) -> None:
         """Accept the options of the input queue, whose depth follows from the memory for data."""
@@ -268,7 +271,31 @@ class Extensions:
         if (wishes.reduction, wishes.loss_scale) != (self.reduction, self.loss_scale):
             self.reduction, self.loss_scale = wishes.reduction, wishes.loss_scale
             self._move(len(self.engine.devices))
-        self.native["compile"](wishes.optimizer, *args, **kwargs)
+        self.compiled_with = args, kwargs
+        self._compile(wishes.optimizer)
+
+    def _compile(self, optimizer: Any) -> None:
+        """Compile, with metrics of each replica if they are asked for."""
+        assert self.compiled_with is not None
+        args, kwargs = self.compiled_with
+        method, replicas = self.metric_method, len(self.engine.devices)
+        one_value = method == ReplicatedMetricReductionMethod.NONE
+        if one_value or replicas == 1 or self._stages() is not None:
+            self.native["compile"](optimizer, *args, **kwargs)
+            return
+        signature = inspect.signature(keras.Model.compile)
+        arguments = signature.bind(self.model, optimizer, *args, **kwargs).arguments
+        arguments.pop("self")
+        changed = {
+            name: keras.tree.map_structure(
+                lambda metric: counted_by_replica(metric, replicas, method), arguments[name]
+            )
+            for name in ("metrics", "weighted_metrics")
+            if arguments.get(name) is not None
+        }
+        self.native["compile"](**arguments | changed)
+        loss = PerReplica(keras.metrics.Mean(name="loss"), replicas, method)
+        keras_bridge.track_loss_by(self.model, loss)
 
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         """Train the model, as `keras.Model.fit` does.
@@ -382,7 +409,7 @@ class Extensions:
         accumulation, options = settings
         if options is not None:
             self.native["set_pipelining_options"](
-                schedule=_SCHEDULES[options.schedule],
+                schedule=SCHEDULES[options.schedule],
                 device_mapping=options.device_mapping,
                 recompute=self.engine.allow_recompute,
             )

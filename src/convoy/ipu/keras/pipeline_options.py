@@ -16,6 +16,13 @@ from convoy.ipu.enums import (
 from convoy.ipu.errors import FailedPreconditionError
 from convoy.ipu.ops.pipelining_ops import PipelineStageOptions
 
+SCHEDULES = {
+    PipelineSchedule.Grouped: "grouped",
+    PipelineSchedule.Interleaved: "interleaved",
+    PipelineSchedule.Sequential: "sequential",
+}
+"""By the names that they have in Convoy."""
+
 _NAMED = {"gradient_accumulation_count", "device_mapping", "accumulate_outfeed"}
 _SET_BY_KERAS = {
     "computational_stages",
@@ -121,14 +128,15 @@ def read(
     device_mapping: Any,
     method: GradientAccumulationReductionMethod,
     options: Mapping[str, Any],
+    where: str = "set_pipelining_options",
 ) -> PipelineOptions:
-    """Check what `set_pipelining_options` was given.
+    """Check what `set_pipelining_options` was given, or another that takes the same.
 
     Raises:
         ValueError: if an option is not to be set here, or does not go together with others.
         TypeError: if an option is unknown, or of a wrong type.
     """
-    _check_names(options)
+    _check_names(options, where)
     if device_mapping is not None and not _is_list_of(device_mapping, int):
         raise ValueError(f"device_mapping={device_mapping!r} is not a list of ints.")
     schedule = _member("pipeline_schedule", options, PipelineSchedule.Grouped)
@@ -145,7 +153,7 @@ def read(
     check_offload(options)
     notice.without_effect(
         [name for name, value in options.items() if name in _WITHOUT_EFFECT and value],
-        "set_pipelining_options",
+        where,
     )
     dtype = read_dtype("gradient_accumulation_dtype", options)
     return PipelineOptions(count, device_mapping, schedule, mode, dtype, method)
@@ -160,18 +168,18 @@ def check_count(count: Any) -> None:
         )
 
 
-def _check_names(options: Mapping[str, Any]) -> None:
+def _check_names(options: Mapping[str, Any], where: str) -> None:
     for names, advice in (
-        (_NAMED, "Use the argument of set_pipelining_options that has this meaning"),
+        (_NAMED, "Use the named argument that has this meaning"),
         (_SET_BY_KERAS, "Leave it out: Keras sets it"),
         (_INCOMPATIBLE, "Leave it out: Keras models do not go together with it"),
     ):
         found = sorted(names & set(options))
         if found:
-            raise ValueError(f"set_pipelining_options() does not take {found[0]!r}. {advice}.")
+            raise ValueError(f"{where}() does not take {found[0]!r}. {advice}.")
     unknown = sorted(set(options) - _HONOURED - _WITHOUT_EFFECT)
     if unknown:
-        raise TypeError(f"set_pipelining_options() has no argument {unknown[0]!r}.")
+        raise TypeError(f"{where}() has no argument {unknown[0]!r}.")
 
 
 def _member(name: str, options: Mapping[str, Any], default: Any) -> Any:
