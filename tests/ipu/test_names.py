@@ -7,7 +7,7 @@ from convoy.ipu import missing
 @pytest.mark.parametrize(
     ("module", "name", "advice"),
     [
-        (ipu, "autoshard", "PipelineStage"),
+        (ipu, "autoshard", r"convoy\.split"),
         (ipu, "horovod", r"ipu\.distributed"),
         (ipu, "anything", r"docs/porting\.md"),
         (ipu.keras, "Model", r"plain keras\.Model"),

@@ -130,19 +130,8 @@ class Engine(convoy.Strategy):
         reduction: Literal["sum", "mean"],
         loss_scale: convoy.AutomaticLossScale | None = None,
     ) -> None:
-        bucket = config.optimizations.maximum_cross_replica_sum_buffer_size
-        partials = [
-            getattr(config, category).poplar_options.get("partialsType")
-            for category in ("convolutions", "matmuls")
-        ]
         super().__init__(
-            devices=devices,
-            reduction=reduction,
-            batch_norm_group=config.norms.experimental.distributed_batch_norm_replica_group_size,
-            stochastic_rounding=_ROUNDING[system.stochastic_rounding(config)],
-            half_partials="half" in partials,
-            loss_scale=loss_scale,
-            **({"reduction_bucket": bucket} if bucket else {}),
+            devices=devices, reduction=reduction, loss_scale=loss_scale, **settings(config)
         )
         self.config, self.loss_scale = config, loss_scale
         self.reduction: Literal["sum", "mean"] = reduction
@@ -166,6 +155,21 @@ class Engine(convoy.Strategy):
             reduction or self.reduction,
             loss_scale or self.loss_scale,
         )
+
+
+def settings(config: IPUConfig) -> dict[str, Any]:
+    """Return the arguments of `convoy.Strategy` that a configuration stands for."""
+    bucket = config.optimizations.maximum_cross_replica_sum_buffer_size
+    partials = [
+        getattr(config, category).poplar_options.get("partialsType")
+        for category in ("convolutions", "matmuls")
+    ]
+    return {
+        "batch_norm_group": config.norms.experimental.distributed_batch_norm_replica_group_size,
+        "stochastic_rounding": _ROUNDING[system.stochastic_rounding(config)],
+        "half_partials": "half" in partials,
+        **({"reduction_bucket": bucket} if bucket else {}),
+    }
 
 
 def current() -> IPUStrategyV1 | None:

@@ -6,11 +6,10 @@ _PLAIN_KERAS = "Make a plain keras.Model or keras.Sequential inside of strategy.
 _TUNED = "Set the attributes of an ipu.config.IPUConfig."
 _KERAS_LAYERS = "Use keras.layers and keras.ops, which run on every device."
 _PIPELINE = "Use ipu.keras.PipelineStage and the model's set_pipelining_options()."
-_ESTIMATORS = "Estimators are not there yet: train a keras.Model in strategy.scope()."
 
 INSTEAD = {
-    "autoshard": "Use ipu.keras.PipelineStage, or convoy.split(model, names).",
-    "autoshard_cnn": "Use ipu.keras.PipelineStage, or convoy.split(model, names).",
+    "autoshard": "Use convoy.split(model, stages), or num_shards of an IPURunConfig.",
+    "autoshard_cnn": "Use convoy.split(model, stages), or num_shards of an IPURunConfig.",
     "application_compile_op": "Use keras.Model.export.",
     "control_flow_ops": "Use jax.lax.optimization_barrier for barrier().",
     "custom_ops": "Write a JAX function, or a foreign call by jax.ffi.",
@@ -23,10 +22,6 @@ INSTEAD = {
     "horovod": "Use ipu.distributed.",
     "image_ops": "Use keras.layers.Rescaling or keras.layers.Normalization.",
     "internal_ops": "Use jax.debug.print for print_tensor().",
-    "ipu_estimator": _ESTIMATORS,
-    "ipu_pipeline_estimator": _ESTIMATORS,
-    "ipu_run_config": _ESTIMATORS,
-    "ipu_session_run_hooks": _ESTIMATORS,
     "math_ops": "Use keras.ops.matmul for serialized_matmul().",
     "nn_ops": "Use keras.ops, for example keras.ops.gelu.",
     "normalization_ops": "Use keras.layers.GroupNormalization or LayerNormalization.",
@@ -45,7 +40,6 @@ INSTEAD = {
     "select_ipus": _TUNED,
     "pipeline": _PIPELINE,
     "recomputation_checkpoint": "Use Strategy(remat=...) of convoy.",
-    "OptimizerFunctionOutput": _PIPELINE,
     "layers": _KERAS_LAYERS,
     "MapGradientOptimizer": "Override apply() in a subclass of the optimizer.",
     "CaptureUpstreamGradients": "Use jax.grad or jax.vjp.",

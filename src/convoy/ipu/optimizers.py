@@ -31,6 +31,14 @@ class Wishes:
     loss_scale: convoy.AutomaticLossScale | None = None
 
 
+@dataclass(frozen=True)
+class TrainOp:
+    """A loss, and what makes it smaller."""
+
+    optimizer: Any
+    loss: Any
+
+
 class IpuOptimizer:
     """Wraps an optimizer.
 
@@ -42,6 +50,10 @@ class IpuOptimizer:
     def __init__(self, opt: Any, name: str | None = None) -> None:
         self.opt = opt
         self.name = name or type(self).__name__
+
+    def minimize(self, loss: Any) -> TrainOp:
+        """Return what an estimator is told to do: to make the loss smaller."""
+        return TrainOp(self, loss)
 
     def wishes(self) -> Wishes:
         """Return what this one and those that it wraps say."""

@@ -212,4 +212,8 @@ def _name_what_has_no_effect(config: IPUConfig) -> None:
     for category in ("convolutions", "matmuls"):
         others = set(getattr(config, category).poplar_options) - {"partialsType"}
         changed += [f"{category}.poplar_options[{key!r}]" for key in others]
+    words = config.compilation_poplar_options
+    changed += [
+        f"compilation_poplar_options[{key!r}]" for key in words if not key.startswith("autoReport.")
+    ]
     notice.without_effect(changed, "the configuration")

@@ -7,8 +7,10 @@ from typing import Any
 import jax
 from convoy import cross_replica
 from convoy.ipu.ops.groups import AXIS, groups
+from convoy.ipu.ops.symbolic import on_tensors
 
 
+@on_tensors
 def cross_replica_sum(
     x: Any, replica_group_size: int | None = None, name: str | None = None
 ) -> Any:
@@ -20,6 +22,7 @@ def cross_replica_sum(
     return jax.lax.psum(x, AXIS, axis_index_groups=groups(replica_group_size))
 
 
+@on_tensors
 def cross_replica_mean(
     x: Any, replica_group_size: int | None = None, name: str | None = None
 ) -> Any:
