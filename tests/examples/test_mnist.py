@@ -57,11 +57,15 @@ def test_the_notebook_is_the_page():
     assert notebook.read_text() == made["notebook"](page)
 
 
-def test_the_notebook_runs_in_one_process_with_one_device_and_later_two(digits, tmp_path):
+def cells():
     notebook = json.loads((FOLDER / "walkthrough.ipynb").read_text())
-    code = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
+    return ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_in_one_process_with_one_device_and_later_two(digits, tmp_path):
     script = tmp_path / "walkthrough.py"
-    script.write_text("\n\n".join(code))
+    script.write_text("\n\n".join(cells()))
     done = run(digits, script)
     assert done.stderr == "Resetting existing IPU configuration before applying new configuration\n"
     # Batches of 64: with the incomplete one; on one device; on each of two; in updates of 8.
