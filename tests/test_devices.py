@@ -3,8 +3,11 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from convoy import devices
+from convoy.cpu import threads
 
 
 def test_takes_as_many_devices_as_asked_for():
@@ -44,7 +47,24 @@ def test_refuses_an_empty_list():
         devices.select([])
 
 
-def test_says_what_to_do_when_there_are_too_few():
+def test_splits_the_cpu_again_where_jax_runs_already():
+    chosen = devices.select(9)
+    assert len(set(chosen)) == 9
+    assert not set(chosen) & set(jax.devices())
+    assert devices.select(9) == chosen
+    mesh = jax.sharding.Mesh(np.array(chosen), ("replica",))
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    moved = jax.device_put(jnp.arange(3.0), whole)
+    assert jax.jit(lambda x: x + 1)(moved).tolist() == [1, 2, 3]
+
+
+def test_shares_the_cores_among_the_new_devices():
+    devices.select(9)
+    assert threads.for_each_device() == max(1, threads.cores() // 9)
+
+
+def test_says_what_to_do_when_several_processes_have_too_few(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(ValueError, match=r"9 devices .* JAX has 4 \(cpu\).*CONVOY_DEVICES=9"):
         devices.select(9)
 

@@ -11,6 +11,9 @@ from convoy.pipeline.options import split  # noqa: E402
 from convoy.pipeline.scope import PipelineStage  # noqa: E402
 from convoy.strategy import Strategy, prepare  # noqa: E402
 
+# It is made of all that is above.
+from convoy import estimator  # noqa: E402  # isort: skip
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -22,6 +25,7 @@ __all__ = [
     "__version__",
     "cpu",
     "cross_replica",
+    "estimator",
     "optimizers",
     "prepare",
     "split",

@@ -6,9 +6,13 @@ import contextlib
 import os
 import warnings
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 import jax
 import numpy as np
+from convoy.cpu import threads
+from jaxlib import xla_client
 
 VARIABLE = "CONVOY_DEVICES"
 
@@ -33,13 +37,16 @@ def provide_virtual(count: int) -> None:
     """Have JAX split the CPU into `count` devices, if it has not started yet."""
     if count <= jax.config.jax_num_cpu_devices:  # type: ignore[attr-defined]
         return
-    # Refused once JAX runs: what it has is then what there is, and `select` says so.
+    # Refused once JAX runs: `select` then makes devices beside those that it has.
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", count)
 
 
 def select(devices: int | Sequence[jax.Device] | None) -> tuple[jax.Device, ...]:
     """Return the devices to run on.
+
+    Where JAX runs already, with fewer parts of the CPU than asked for, the CPU is split once more:
+    these devices are none of `jax.devices()`, but arrays move to them as to any other.
 
     Args:
         devices: how many, or which ones; `None` takes the number from `CONVOY_DEVICES`, else one.
@@ -58,9 +65,11 @@ def select(devices: int | Sequence[jax.Device] | None) -> tuple[jax.Device, ...]
         raise ValueError(f"devices={devices!r} is not a number of devices. Pass 1 or more.")
     provide_virtual(int(devices))
     present = jax.devices()
-    if len(present) < devices:
-        raise ValueError(_too_few(int(devices), present))
-    return tuple(present[:devices])
+    if len(present) >= devices:
+        return tuple(present[:devices])
+    if present[0].platform == "cpu" and jax.process_count() == 1:
+        return _split_again(int(devices))
+    raise ValueError(_too_few(int(devices), present))
 
 
 def memory(devices: tuple[jax.Device, ...]) -> int:
@@ -96,13 +105,16 @@ def for_replicas(devices: tuple[jax.Device, ...], replicas: int | None) -> tuple
     return devices[:replicas]
 
 
+@cache
+def _split_again(count: int) -> tuple[jax.Device, ...]:
+    """Split the CPU into devices beside those that JAX has, as it cannot be told of more."""
+    threads.share_among(count)
+    client: Any = xla_client.make_cpu_client(num_devices=count)
+    return tuple(client.devices())
+
+
 def _too_few(count: int, present: Sequence[jax.Device]) -> str:
-    platform = present[0].platform
-    problem = f"{count} devices were asked for, but JAX has {len(present)} ({platform})."
-    if platform != "cpu":
+    problem = f"{count} devices were asked for, but JAX has {len(present)} ({present[0].platform})."
+    if present[0].platform != "cpu":
         return f"{problem} Ask for at most {len(present)}."
-    return (
-        f"{problem} A CPU is split into virtual devices when JAX starts, and it is running "
-        f"already: make the Strategy before the first model or array, or set {VARIABLE}={count} "
-        "before Python starts."
-    )
+    return f"{problem} Set {VARIABLE}={count} before Python starts, in every process."

@@ -631,6 +631,12 @@ def compilation(model: Model) -> object | None:
     return model._loss_tracker
 
 
+def track_loss_by(model: Model, metric: keras.metrics.Metric) -> None:
+    """Have the loss of a compiled model reported by another metric than its mean."""
+    # Not through `setattr`: Keras would count it among the metrics of layers too.
+    vars(model)["_loss_tracker"] = metric
+
+
 def initial_epoch(model: Model, default: int) -> int:
     """Return the epoch to start from: a callback such as `BackupAndRestore` may have set it."""
     return model._initial_epoch or default

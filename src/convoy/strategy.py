@@ -33,9 +33,9 @@ class Strategy:
     made elsewhere are untouched.
 
     Args:
-        devices: how many devices, or which ones; each holds a replica of the model. On a CPU
-            that many virtual ones are made, provided that JAX has not started yet. By default
-            the number in the variable `CONVOY_DEVICES`, else one.
+        devices: how many devices, or which ones; each holds a replica of the model. A CPU is
+            split into that many virtual ones. By default the number in the variable
+            `CONVOY_DEVICES`, else one.
         replicas: how many replicas, if not one on every device. Devices left over are named in a
             warning.
         batch: what `batch_size` in `fit` counts: `"replica"`, the micro-batch of one replica; or
@@ -145,6 +145,14 @@ class Strategy:
         finally:
             _current.reset(token)
 
+    def adopt(self, new: keras.Model) -> None:
+        """Have a model run on this strategy, as `scope` does with every model that is made in it.
+
+        A subclass may add to it, say to give models more methods.
+        """
+        numerics.attach(new, self.numerics)
+        model.attach(new, self.plan, self.data_budget, self.devices)
+
     def _mesh(self) -> jax.sharding.Mesh | None:
         # One device that is JAX's default needs no placement, so arrays stay free to move.
         if len(self.devices) == 1 and self.devices[0] == jax.devices()[0]:
@@ -189,16 +197,11 @@ def prepare(existing: keras.Model, strategy: Strategy | None = None) -> keras.Mo
     strategy = strategy or current() or Strategy()
     if strategy.precision is not None:
         strategy.precision.check(existing)
-    _attach(existing, strategy)
+    strategy.adopt(existing)
     return existing
 
 
 def _adopt(new: keras.Model) -> None:
     strategy = current()
     if strategy is not None:
-        _attach(new, strategy)
-
-
-def _attach(new: keras.Model, strategy: Strategy) -> None:
-    numerics.attach(new, strategy.numerics)
-    model.attach(new, strategy.plan, strategy.data_budget, strategy.devices)
+        strategy.adopt(new)

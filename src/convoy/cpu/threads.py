@@ -4,6 +4,8 @@ import os
 
 import jax
 
+_sharing = 1
+
 
 def cores() -> int:
     """Count the cores this process may run on."""
@@ -17,4 +19,10 @@ def for_each_device() -> int:
 
     Makes JAX choose its devices, if it has not yet: for use while a program is lowered.
     """
-    return max(1, cores() // jax.local_device_count("cpu"))
+    return max(1, cores() // max(_sharing, jax.local_device_count("cpu")))
+
+
+def share_among(devices: int) -> None:
+    """Count on so many devices from now on, where JAX itself knows of fewer."""
+    global _sharing
+    _sharing = max(_sharing, devices)

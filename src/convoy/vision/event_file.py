@@ -11,6 +11,7 @@ import struct
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 _CASTAGNOLI = 0x82F63B78
 
@@ -54,7 +55,7 @@ class EventFile:
 
     def __init__(self, folder: Path) -> None:
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}"
-        self._file = (folder / name).open("xb")
+        self._file = _open_new(folder / name)
         self._write(_field(3, b"brain.Event:2"))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
@@ -71,6 +72,16 @@ class EventFile:
     def _write(self, event: bytes) -> None:
         self._file.write(frame(b"\x09" + struct.pack("<d", time.time()) + event))
         self._file.flush()
+
+
+def _open_new(path: Path) -> BinaryIO:
+    """Open a file that is not there; number it if another run began in the same second."""
+    number = 0
+    while True:
+        try:
+            return path.with_name(path.name + (f".{number}" if number else "")).open("xb")
+        except FileExistsError:
+            number += 1
 
 
 def _varint(value: int) -> bytes:

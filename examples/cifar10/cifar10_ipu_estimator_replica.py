@@ -1,0 +1,6 @@
+"""The same as cifar10_estimator_replica.py, by the name that commands use."""
+
+import runpy
+from pathlib import Path
+
+runpy.run_path(str(Path(__file__).with_name("cifar10_estimator_replica.py")), run_name="__main__")

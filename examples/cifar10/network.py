@@ -1,0 +1,75 @@
+"""What the four scripts have in common: the layers, the data, and the flags."""
+
+from __future__ import annotations
+
+import argparse
+
+import convoy.data  # before keras: chooses its JAX backend
+
+import keras  # isort: skip
+import numpy as np
+
+CLASSES = 10
+LEARNING_RATE = 0.01
+
+
+def layers() -> list[keras.layers.Layer]:
+    """Return the 18 layers of the network, up to the logits."""
+    return [
+        keras.layers.Conv2D(32, 3, padding="same"),
+        keras.layers.Activation("relu"),
+        keras.layers.Conv2D(32, 3),
+        keras.layers.Activation("relu"),
+        keras.layers.Conv2D(32, 3),
+        keras.layers.MaxPooling2D(2),
+        keras.layers.Dropout(0.25),
+        keras.layers.Conv2D(64, 3, padding="same"),
+        keras.layers.Activation("relu"),
+        keras.layers.Conv2D(64, 3),
+        keras.layers.Activation("relu"),
+        keras.layers.MaxPooling2D(2),
+        keras.layers.Dropout(0.25),
+        keras.layers.Flatten(),
+        keras.layers.Dense(512),
+        keras.layers.Activation("relu"),
+        keras.layers.Dropout(0.5),
+        keras.layers.Dense(CLASSES),
+    ]
+
+
+def load_data(folder: str) -> tuple[tuple, tuple]:
+    """Return training and test data: pixels from 0 to 1, and class numbers."""
+    data = convoy.data.load("cifar10", folder)
+    return tuple(
+        (images.astype("float32") / 255, labels.astype("int32"))
+        for images, labels in (data.train, data.test)
+    )
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """Return a parser with the flags that all scripts have."""
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("--batch-size", type=int, default=16, help="samples of a step (16)")
+    made.add_argument("--epochs", type=int, default=150, help="passes through the data (150)")
+    made.add_argument(
+        "--dataset-path",
+        default=".",
+        help="where cifar-10-batches-py or another form of CIFAR-10 is; else it is downloaded",
+    )
+    return made
+
+
+def logits_loss(labels: keras.KerasTensor, logits: keras.KerasTensor) -> keras.KerasTensor:
+    """Return the mean cross-entropy of a batch."""
+    losses = keras.ops.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+    return keras.ops.mean(losses)
+
+
+def accuracy(logits: np.ndarray, labels: np.ndarray) -> float:
+    """Return the share of samples whose largest logit is that of their class."""
+    return float(np.mean(np.argmax(logits, axis=-1) == labels))
+
+
+def show(results: dict[str, float]) -> None:
+    print(f"Validation accuracy: {100 * results['accuracy']:.2f}%")
+    print(f"Validation loss: {results['loss']:.4f}")

@@ -1,0 +1,48 @@
+"""Handwritten digits with plain Keras: where the tutorial begins.
+
+    python3 demo.py
+
+Expected: about 0.93 training accuracy after 3 epochs.
+"""
+
+import convoy  # noqa: F401 - chooses Keras's JAX backend
+import keras
+import numpy as np
+
+BATCH_SIZE = 64
+CLASSES = 10
+
+
+def prepare(images: np.ndarray, labels: np.ndarray) -> tuple:
+    """Scale the pixels, add an axis for the channel, and make labels rows of 0 and 1."""
+    images = np.expand_dims(images.astype("float32") / 255, -1)
+    return images, keras.utils.to_categorical(labels, CLASSES)
+
+
+def model_fn() -> tuple:
+    inputs = keras.Input((28, 28, 1))
+    x = keras.layers.Conv2D(32, 3, activation="relu")(inputs)
+    x = keras.layers.MaxPooling2D(2)(x)
+    x = keras.layers.Conv2D(64, 3, activation="relu")(x)
+    x = keras.layers.MaxPooling2D(2)(x)
+    x = keras.layers.Flatten()(x)
+    x = keras.layers.Dropout(0.5)(x)
+    return inputs, keras.layers.Dense(CLASSES, activation="softmax")(x)
+
+
+print("Keras MNIST example, running on CPU")
+train, test = keras.datasets.mnist.load_data()
+x_train, y_train = prepare(*train)
+x_test, y_test = prepare(*test)
+
+model = keras.Model(*model_fn())
+model.compile("sgd", "categorical_crossentropy", metrics=["accuracy"])
+model.summary()
+
+print("\nTraining")
+model.fit(x_train, y_train, epochs=3, batch_size=BATCH_SIZE)
+
+print("\nEvaluation")
+model.evaluate(x_test, y_test, batch_size=BATCH_SIZE)
+
+print("Program ran successfully")

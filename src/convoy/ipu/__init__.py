@@ -1,0 +1,66 @@
+"""Graphcore's names, for code that is being ported: `from convoy import ipu`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from convoy.ipu import (
+    config,
+    distributed,
+    gradient_accumulation,
+    ipu_compiler,
+    ipu_estimator,
+    ipu_infeed_queue,
+    ipu_multi_worker_strategy,
+    ipu_outfeed_queue,
+    ipu_pipeline_estimator,
+    ipu_run_config,
+    ipu_session_run_hooks,
+    ipu_strategy,
+    keras,
+    loops,
+    missing,
+    ops,
+    optimizers,
+    scopes,
+    utils,
+)
+from convoy.ipu.ops import (
+    all_to_all_op,
+    cross_replica_ops,
+    pipelining_ops,
+    rand_ops,
+    reduce_scatter_op,
+    replication_ops,
+)
+
+__all__ = [
+    "all_to_all_op",
+    "config",
+    "cross_replica_ops",
+    "distributed",
+    "gradient_accumulation",
+    "ipu_compiler",
+    "ipu_estimator",
+    "ipu_infeed_queue",
+    "ipu_multi_worker_strategy",
+    "ipu_outfeed_queue",
+    "ipu_pipeline_estimator",
+    "ipu_run_config",
+    "ipu_session_run_hooks",
+    "ipu_strategy",
+    "keras",
+    "loops",
+    "ops",
+    "optimizers",
+    "pipelining_ops",
+    "rand_ops",
+    "reduce_scatter_op",
+    "replication_ops",
+    "scopes",
+    "utils",
+]
+
+
+def __getattr__(name: str) -> Any:
+    raise missing.error("ipu", name)

@@ -1,0 +1,6 @@
+"""Several processes, of which there is one."""
+
+from convoy.ipu.distributed import popdist_strategy
+from convoy.ipu.distributed.host_collectives import allgather, allreduce, broadcast
+
+__all__ = ["allgather", "allreduce", "broadcast", "popdist_strategy"]

@@ -1,0 +1,48 @@
+"""The strategy whose replicas average their gradients."""
+
+from __future__ import annotations
+
+from convoy.ipu.config import IPUConfig
+from convoy.ipu.ipu_strategy import IPUStrategyV1
+
+
+class PopDistStrategy(IPUStrategyV1):
+    """Runs models on all devices of a run; the gradients of replicas are averaged.
+
+    Args:
+        ipu_device: the logical device.
+        add_ipu_cross_replica_reductions: must be left as it is: gradients are always reduced.
+        enable_dataset_iterators: has no effect, as data sets are read by the engine.
+        enable_keras_extensions: whether models made in the scope run on Convoy's engine.
+    """
+
+    reduction = "mean"
+    takes_pipeline_stages = False
+
+    def __init__(
+        self,
+        ipu_device: str = "/device:IPU:0",
+        add_ipu_cross_replica_reductions: bool = True,
+        enable_dataset_iterators: bool = True,
+        enable_keras_extensions: bool = True,
+    ) -> None:
+        if not add_ipu_cross_replica_reductions:
+            raise NotImplementedError(
+                "add_ipu_cross_replica_reductions=False would let the replicas' weights drift "
+                "apart. Leave it out."
+            )
+        super().__init__(
+            ipu_device,
+            enable_dataset_iterators=enable_dataset_iterators,
+            enable_keras_extensions=enable_keras_extensions,
+        )
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """The number of replicas of a model that takes one device."""
+        return len(self.devices)
+
+    def update_ipu_config(self, config: IPUConfig) -> None:
+        """Write the number of processes, and which this is, into a configuration."""
+        distribution = config.experimental.multi_replica_distribution
+        distribution.process_count, distribution.process_index = 1, 0

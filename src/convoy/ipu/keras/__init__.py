@@ -1,0 +1,24 @@
+"""What Keras models can do under an `IPUStrategy`."""
+
+from typing import Any
+
+from convoy.ipu import missing
+from convoy.ipu.enums import ReplicatedMetricReductionMethod
+from convoy.ipu.keras import optimizers
+from convoy.ipu.keras.assignment import (
+    FunctionalLayerPipelineStageAssignment,
+    SequentialLayerPipelineStageAssignment,
+)
+from convoy.ipu.keras.pipeline_stage import PipelineStage
+
+__all__ = [
+    "FunctionalLayerPipelineStageAssignment",
+    "PipelineStage",
+    "ReplicatedMetricReductionMethod",
+    "SequentialLayerPipelineStageAssignment",
+    "optimizers",
+]
+
+
+def __getattr__(name: str) -> Any:
+    raise missing.error("ipu.keras", name)

@@ -1,0 +1,171 @@
+"""Which layer is in which stage, as objects and as numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+from convoy.pipeline.split import calls_of, check_assignment
+
+
+@dataclass
+class SequentialLayerPipelineStageAssignment:
+    """The stage of a layer of a sequential model."""
+
+    layer: keras.Operation
+    pipeline_stage: int | None = None
+
+    is_nested_model = False
+
+
+@dataclass
+class FunctionalLayerPipelineStageAssignment:
+    """The stage of one call of a layer of a functional model."""
+
+    layer: keras.Operation
+    node_index: int
+    pipeline_stage: int | None = None
+    inbound_layers: list[keras.Operation] = field(default_factory=list, repr=False)
+
+    is_nested_model = False
+
+
+Assignment = SequentialLayerPipelineStageAssignment | FunctionalLayerPipelineStageAssignment
+
+
+def is_sequential(model: keras.Model) -> bool:
+    return isinstance(model, keras.Sequential)
+
+
+def assignments(model: keras.Model, stages: Sequence[int | None] | None) -> list[Assignment]:
+    """Return an object for every layer's call, in the order in which they run.
+
+    Args:
+        model: a functional or sequential model.
+        stages: of the calls; `None` if they have none.
+    """
+    if is_sequential(model):
+        found: list[Any] = list(map(SequentialLayerPipelineStageAssignment, _layers(model)))
+    else:
+        found = _functional(model)
+    for assignment, stage in zip(found, stages or [None] * len(found), strict=True):
+        assignment.pipeline_stage = stage
+    return found
+
+
+def _layers(model: keras.Sequential) -> list[keras.Operation]:
+    """Return the layers of a sequential model, with those of nested models among them."""
+    if any(isinstance(layer, keras.Model) for layer in model.layers):
+        return [call.operation for call in calls_of(model)]
+    return list(model.layers)
+
+
+def _functional(model: keras.Model) -> list[FunctionalLayerPipelineStageAssignment]:
+    found = []
+    made_by: dict[int, keras.Operation] = {}
+    calls: dict[int, int] = {}
+    for call in calls_of(model):
+        number = calls.get(id(call.operation), 0)
+        calls[id(call.operation)] = number + 1
+        sources = [made_by[tensor] for tensor in call.inputs if tensor in made_by]
+        found.append(
+            FunctionalLayerPipelineStageAssignment(call.operation, number, inbound_layers=sources)
+        )
+        made_by |= dict.fromkeys(call.outputs, call.operation)
+    return found
+
+
+def stage_numbers(model: keras.Model, given: Any) -> list[int]:
+    """Check what `set_pipeline_stage_assignment` was given; return the stage of every call.
+
+    Raises:
+        ValueError: if it is not a list with one entry of the right kind for every layer, in their
+            order, or a layer reads what a later stage computes.
+    """
+    if not isinstance(given, list):
+        raise ValueError(f"A stage assignment is a list, but received {type(given).__name__}.")
+    expected = assignments(model, None)
+    if len(given) != len(expected):
+        raise ValueError(
+            f"{len(given)} stages were given for the {len(expected)} layers of {model.name!r}. "
+            "Pass one for each layer, in the order in which they run, without input layers."
+        )
+    sequential = is_sequential(model)
+    stages = [
+        _stage(entry, wanted, sequential) for entry, wanted in zip(given, expected, strict=True)
+    ]
+    if sequential:
+        _check_in_order(_layers(model), stages)
+    else:
+        check_assignment(calls_of(model), stages)
+    return stages
+
+
+def _stage(entry: Any, wanted: Assignment, sequential: bool) -> int:
+    name = wanted.layer.name
+    if sequential and type(entry) is int:
+        return entry
+    if type(entry) is not type(wanted):
+        also = "an int or " if sequential else ""
+        raise ValueError(
+            f"The stage of {name!r} is given by {entry!r}. Pass {also}a {type(wanted).__name__}, "
+            "as get_pipeline_stage_assignment() returns."
+        )
+    if entry.layer is not wanted.layer:
+        raise ValueError(
+            f"{entry.layer.name!r} is given where {name!r} runs. Keep the order of "
+            "get_pipeline_stage_assignment()."
+        )
+    if entry.pipeline_stage is None:
+        raise ValueError(f"Layer {name!r} has no stage. Set its pipeline_stage.")
+    return int(entry.pipeline_stage)
+
+
+def _check_in_order(layers: list[keras.Operation], stages: list[int]) -> None:
+    before = 0
+    for layer, stage in zip(layers, stages, strict=True):
+        first = layer is layers[0]
+        if stage not in ((0,) if first else (before, before + 1)):
+            wanted = "0" if first else f"{before} or {before + 1}"
+            raise ValueError(
+                f"Layer {layer.name!r} has stage {stage}, but can only be in stage {wanted}: "
+                "stages of a sequential model follow each other from 0."
+            )
+        before = stage
+
+
+def summary(model: keras.Model, found: Sequence[Assignment], line_length: int | None) -> list[str]:
+    """Return a table of layers and their stages, as lines."""
+    rows: list[tuple[str, ...]] = []
+    for entry in found:
+        label = f"{entry.layer.name} ({type(entry.layer).__name__})"
+        if isinstance(entry, SequentialLayerPipelineStageAssignment):
+            rows.append((label, str(entry.pipeline_stage)))
+        else:
+            inputs = ", ".join(layer.name for layer in entry.inbound_layers)
+            rows.append((f"{label} ({entry.node_index})", inputs, str(entry.pipeline_stage)))
+    if is_sequential(model):
+        header: tuple[str, ...] = ("Layer (type)", "Pipeline stage")
+        places: tuple[float, ...] = (0.67, 1.0)
+    else:
+        header = ("Layer (type) (node index)", "Input layers", "Pipeline stage")
+        places = (0.5, 0.8, 1.0)
+    width = line_length or (60 if is_sequential(model) else 89)
+
+    def line(fields: Sequence[str]) -> str:
+        text = ""
+        for value, place in zip(fields, places, strict=True):
+            end = int(width * place)
+            text = (text + value)[: end - 1].ljust(end)
+        return text.rstrip()
+
+    return [
+        f"Model: {model.name!r}",
+        "_" * width,
+        line(header),
+        "=" * width,
+        *map(line, rows),
+        "_" * width,
+    ]

@@ -1,0 +1,110 @@
+"""Optimizers for Keras models: gradient accumulation and automatic loss scaling."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import convoy
+from convoy.ipu.optimizers import GradientAccumulationOptimizerV2, IpuOptimizer, Wishes
+
+__all__ = [
+    "ALSGradientAccumulationOptimizer",
+    "ALSOptimizer",
+    "GradientAccumulationOptimizer",
+]
+
+
+class GradientAccumulationOptimizer(GradientAccumulationOptimizerV2):
+    """Puts together the gradients of several micro-batches; of one, it is the optimizer itself."""
+
+    def __new__(cls, opt: Any, num_mini_batches: int, *args: Any, **kwargs: Any) -> Any:
+        del args, kwargs
+        return opt if num_mini_batches == 1 else super().__new__(cls)
+
+
+class ALSOptimizer(IpuOptimizer):
+    """Scales the loss by a factor that follows from the size of the gradients.
+
+    Args:
+        opt: what updates the weights.
+        initial_loss_scaling_factor: the factor to begin with; a power of two.
+        update_frequency: weight updates from one decision to the next.
+        increase_factor: what the factor is multiplied or divided by; a power of two.
+        max_loss_scaling_factor: what the factor stays below; a power of two.
+        accumulate_statistics_over_update_period: must be left as it is.
+        ratio_threshold: the share of large gradients from which on the factor falls.
+        captured_grads_only: must be left as it is: all gradients count.
+        lpf_alpha: must be left at 0: statistics begin anew after each decision.
+        histogram_bin_edge: the size from which on a gradient is large.
+        name: has no effect.
+    """
+
+    def __init__(
+        self,
+        opt: Any,
+        initial_loss_scaling_factor: float = 1,
+        update_frequency: int = 8,
+        increase_factor: float = 2,
+        max_loss_scaling_factor: float = 32768,
+        accumulate_statistics_over_update_period: bool = True,
+        ratio_threshold: float = 10e-6,
+        captured_grads_only: bool = False,
+        lpf_alpha: float = 0.0,
+        histogram_bin_edge: float = 2**13,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(opt, name)
+        powers = {
+            "initial_loss_scaling_factor": initial_loss_scaling_factor,
+            "increase_factor": increase_factor,
+            "max_loss_scaling_factor": max_loss_scaling_factor,
+        }
+        for argument, value in powers.items():
+            if value <= 0 or not float(value).hex().startswith("0x1.0000000000000p"):
+                raise ValueError(f"{argument}={value!r} is not a power of two.")
+        if initial_loss_scaling_factor * increase_factor >= max_loss_scaling_factor:
+            raise ValueError(
+                f"max_loss_scaling_factor={max_loss_scaling_factor} leaves no room for one "
+                f"increase by {increase_factor} of {initial_loss_scaling_factor}. Pass a larger."
+            )
+        if not accumulate_statistics_over_update_period or captured_grads_only or lpf_alpha:
+            raise NotImplementedError(
+                "accumulate_statistics_over_update_period, captured_grads_only and lpf_alpha can "
+                "only be left as they are: statistics are those of all gradients since the last "
+                "decision."
+            )
+        self.loss_scale = convoy.AutomaticLossScale(
+            initial=initial_loss_scaling_factor,
+            period=update_frequency,
+            step=increase_factor,
+            limit=max_loss_scaling_factor,
+            threshold=ratio_threshold,
+            edge=histogram_bin_edge,
+        )
+
+    @property
+    def decrease_factor(self) -> float:
+        """What the factor is multiplied by when it falls."""
+        return 1 / self.loss_scale.step
+
+    def wishes(self) -> Wishes:
+        return replace(super().wishes(), loss_scale=self.loss_scale)
+
+
+class ALSGradientAccumulationOptimizer(GradientAccumulationOptimizerV2):
+    """Puts together the gradients of several micro-batches, of a loss that is scaled.
+
+    Args:
+        als_optimizer: an `ALSOptimizer`.
+        num_mini_batches: micro-batches of a weight update.
+        kwargs: as for `GradientAccumulationOptimizer`.
+    """
+
+    def __init__(self, als_optimizer: ALSOptimizer, num_mini_batches: int, **kwargs: Any) -> None:
+        if not isinstance(als_optimizer, ALSOptimizer):
+            raise ValueError(
+                f"als_optimizer={als_optimizer!r} is not an ALSOptimizer. Wrap the optimizer in "
+                "one."
+            )
+        super().__init__(als_optimizer, num_mini_batches, **kwargs)

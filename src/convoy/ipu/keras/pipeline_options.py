@@ -1,0 +1,199 @@
+"""What `set_pipelining_options` takes, and the rules of each schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from convoy.ipu import notice
+from convoy.ipu.accumulation import check_offload, read_dtype
+from convoy.ipu.enums import (
+    GradientAccumulationReductionMethod,
+    PipelineSchedule,
+    RecomputationMode,
+)
+from convoy.ipu.errors import FailedPreconditionError
+from convoy.ipu.ops.pipelining_ops import PipelineStageOptions
+
+SCHEDULES = {
+    PipelineSchedule.Grouped: "grouped",
+    PipelineSchedule.Interleaved: "interleaved",
+    PipelineSchedule.Sequential: "sequential",
+}
+"""By the names that they have in Convoy."""
+
+_NAMED = {"gradient_accumulation_count", "device_mapping", "accumulate_outfeed"}
+_SET_BY_KERAS = {
+    "computational_stages",
+    "repeat_count",
+    "inputs",
+    "infeed_queue",
+    "outfeed_queue",
+    "optimizer_function",
+}
+_INCOMPATIBLE = {
+    "outfeed_loss",
+    "outfeed_mask",
+    "batch_serialization_iterations",
+    "experimental_normalize_gradients",
+}
+_STAGE_OPTIONS = (
+    "forward_propagation_stages_poplar_options",
+    "backward_propagation_stages_poplar_options",
+)
+_WITHOUT_EFFECT = {
+    *_STAGE_OPTIONS,
+    "weight_update_poplar_options",
+    "gradient_accumulation_for_captured_grads",
+    "offload_weight_update_variables",
+    "replicated_optimizer_state_sharding",
+    "offload_activations",
+    "offload_gradient_accumulation_buffers",
+    "replicated_weight_sharding",
+    "offload_weights",
+    "continuous_weight_updates",
+    "accumulate_outfeed_dtype",
+    "name",
+}
+_HONOURED = {
+    "pipeline_schedule",
+    "recomputation_mode",
+    "gradient_accumulation_dtype",
+}
+
+
+@dataclass(frozen=True)
+class PipelineOptions:
+    """What a user said about a pipeline."""
+
+    count: int | None = None
+    device_mapping: list[int] | None = None
+    schedule: PipelineSchedule = PipelineSchedule.Grouped
+    recomputation_mode: RecomputationMode = RecomputationMode.Auto
+    dtype: str | None = None
+    method: GradientAccumulationReductionMethod = field(
+        default=GradientAccumulationReductionMethod.SUM
+    )
+
+    def check(self, stages: int) -> int:
+        """Return the number of micro-batches of a weight update, if it suits the schedule.
+
+        Raises:
+            ValueError: if it was not set.
+            FailedPreconditionError: if it does not divide as the schedule wants.
+            NotImplementedError: if the schedule does not go together with the rest.
+        """
+        if self.count is None:
+            raise ValueError(
+                "The model has stages, but no number of micro-batches for a weight update. Call "
+                "set_pipelining_options(gradient_accumulation_steps_per_replica=...) first."
+            )
+        unit = {
+            PipelineSchedule.Grouped: 2 * stages,
+            PipelineSchedule.Interleaved: stages,
+            PipelineSchedule.Sequential: 1,
+        }[self.schedule]
+        if self.count % unit:
+            raise FailedPreconditionError(
+                f"gradient_accumulation_steps_per_replica={self.count} is not a multiple of "
+                f"{unit}, as the {self.schedule.name} schedule of {stages} stages wants. Pass "
+                f"{-(-self.count // unit) * unit}, or another schedule."
+            )
+        mapping = self.device_mapping
+        shared = mapping is not None and len(set(mapping)) < len(mapping)
+        if shared and self.schedule == PipelineSchedule.Interleaved:
+            raise NotImplementedError(
+                f"device_mapping={mapping} has several stages on a device, which the Interleaved "
+                "schedule does not train. Use Grouped or Sequential."
+            )
+        return self.count
+
+    def check_recomputation(self) -> None:
+        """Refuse a mode of recomputation that the schedule does not have."""
+        mode, schedule = self.recomputation_mode, self.schedule
+        without = {
+            RecomputationMode.RecomputeThenBackpropagate: PipelineSchedule.Sequential,
+            RecomputationMode.RecomputeAndBackpropagateInterleaved: PipelineSchedule.Interleaved,
+        }
+        if without.get(mode) == schedule:
+            raise NotImplementedError(
+                f"The {schedule.name} schedule does not recompute by {mode.name}. Use "
+                "RecomputationMode.Auto."
+            )
+
+
+def read(
+    count: int | None,
+    device_mapping: Any,
+    method: GradientAccumulationReductionMethod,
+    options: Mapping[str, Any],
+    where: str = "set_pipelining_options",
+) -> PipelineOptions:
+    """Check what `set_pipelining_options` was given, or another that takes the same.
+
+    Raises:
+        ValueError: if an option is not to be set here, or does not go together with others.
+        TypeError: if an option is unknown, or of a wrong type.
+    """
+    _check_names(options, where)
+    if device_mapping is not None and not _is_list_of(device_mapping, int):
+        raise ValueError(f"device_mapping={device_mapping!r} is not a list of ints.")
+    schedule = _member("pipeline_schedule", options, PipelineSchedule.Grouped)
+    mode = _member("recomputation_mode", options, RecomputationMode.Auto)
+    for name in _STAGE_OPTIONS:
+        value = options.get(name)
+        if value is not None and not _is_list_of(value, PipelineStageOptions):
+            raise TypeError(f"{name}={value!r} is not a list of PipelineStageOptions.")
+    if options.get("continuous_weight_updates"):
+        raise NotImplementedError(
+            "continuous_weight_updates=True: weights are updated after every pipeline execution. "
+            "Leave it out."
+        )
+    check_offload(options)
+    notice.without_effect(
+        [name for name, value in options.items() if name in _WITHOUT_EFFECT and value],
+        where,
+    )
+    dtype = read_dtype("gradient_accumulation_dtype", options)
+    return PipelineOptions(count, device_mapping, schedule, mode, dtype, method)
+
+
+def check_count(count: Any) -> None:
+    """Refuse what is not a number of micro-batches."""
+    if count is not None and (type(count) is not int or count < 1):
+        raise ValueError(
+            f"gradient_accumulation_steps_per_replica={count!r} is not a number of micro-batches. "
+            "Pass an int of 1 or more."
+        )
+
+
+def _check_names(options: Mapping[str, Any], where: str) -> None:
+    for names, advice in (
+        (_NAMED, "Use the named argument that has this meaning"),
+        (_SET_BY_KERAS, "Leave it out: Keras sets it"),
+        (_INCOMPATIBLE, "Leave it out: Keras models do not go together with it"),
+    ):
+        found = sorted(names & set(options))
+        if found:
+            raise ValueError(f"{where}() does not take {found[0]!r}. {advice}.")
+    unknown = sorted(set(options) - _HONOURED - _WITHOUT_EFFECT)
+    if unknown:
+        raise TypeError(f"{where}() has no argument {unknown[0]!r}.")
+
+
+def _member(name: str, options: Mapping[str, Any], default: Any) -> Any:
+    value = options.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, type(default)):
+        raise TypeError(f"{name}={value!r} is not a {type(default).__name__}.")
+    return value
+
+
+def _is_list_of(value: Any, kind: type) -> bool:
+    return (
+        isinstance(value, list if kind is int else Sequence)
+        and not isinstance(value, str)
+        and all(isinstance(item, kind) and not isinstance(item, bool) for item in value)
+    )

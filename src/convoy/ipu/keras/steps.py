@@ -1,0 +1,124 @@
+"""How many steps an epoch of `fit` has, by the rules of Graphcore's software."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import keras
+from convoy.ipu.notice import log
+
+DEFAULT_BATCH = 32
+
+
+def steps_per_replica(arguments: dict[str, Any], replicas: int) -> int:
+    """Return the steps of an epoch on each replica.
+
+    Args:
+        arguments: those of `fit`.
+        replicas: of the model.
+
+    Raises:
+        ValueError: if the data does not come in whole batches, its size is unknown, or it has not
+            a batch for each replica.
+    """
+    batches = _batches(arguments)
+    if batches < replicas:
+        raise ValueError(
+            f"The data has {batches} batches, fewer than the {replicas} replicas. Pass more data, "
+            "or a smaller batch_size."
+        )
+    if batches % replicas:
+        log.warning(
+            f"{batches % replicas} of {batches} batches are left out of each epoch: they do not "
+            f"divide over {replicas} replicas."
+        )
+    return batches // replicas
+
+
+def _batches(arguments: dict[str, Any]) -> int:
+    x: Any = arguments.get("x")
+    steps = arguments.get("steps_per_epoch")
+    if hasattr(x, "__next__"):
+        raise ValueError(
+            f"x is a {type(x).__name__}, whose shapes are not known beforehand. Pass arrays or a "
+            "data set."
+        )
+    if steps is not None:
+        return int(steps)
+    if isinstance(x, keras.utils.PyDataset):
+        known = x.num_batches
+    elif _is_arrays(x):
+        return _whole_batches(arguments)
+    else:
+        known = _length(x)
+    if known is None:
+        raise ValueError(
+            f"The number of batches of {type(x).__name__} is not known. Pass steps_per_epoch."
+        )
+    return int(known)
+
+
+def _length(x: Any) -> int | None:
+    # Data sets of unknown length may have the method, and refuse to answer.
+    try:
+        return len(x)
+    except TypeError:
+        return None
+
+
+def _whole_batches(arguments: dict[str, Any]) -> int:
+    samples = int(jax.tree.leaves(arguments["x"])[0].shape[0])
+    split = arguments.get("validation_split") or 0
+    if split and arguments.get("validation_data") is None:
+        samples = math.floor(samples * (1 - split))
+    batch = arguments.get("batch_size") or DEFAULT_BATCH
+    if samples % batch:
+        raise ValueError(
+            f"{samples} samples do not make whole batches of {batch}: {samples % batch} are left. "
+            f"Trim the data to {samples - samples % batch} samples."
+        )
+    return samples // batch
+
+
+def _is_arrays(x: Any) -> bool:
+    leaves = jax.tree.leaves(x)
+    return bool(leaves) and all(getattr(leaf, "shape", ()) for leaf in leaves)
+
+
+def check_execution(steps: int, steps_per_execution: int, accumulation: int) -> None:
+    """Refuse device calls that do not divide an epoch, or end inside of a weight update.
+
+    Args:
+        steps: of an epoch on each replica.
+        steps_per_execution: as given to `compile`; more than an epoch has are one epoch's.
+        accumulation: micro-batches of a weight update.
+
+    Raises:
+        RuntimeError: if a device call would end inside of a weight update.
+        ValueError: if an epoch would end inside of a device call.
+    """
+    _check_updates(steps_per_execution, accumulation)
+    if steps_per_execution > steps:
+        log.warning(
+            f"steps_per_execution={steps_per_execution} is more than the {steps} steps of an epoch "
+            "on each replica; these are run in one execution."
+        )
+        steps_per_execution = steps
+        _check_updates(steps_per_execution, accumulation)
+    if steps % steps_per_execution:
+        raise ValueError(
+            f"The {steps} steps of an epoch on each replica are not a multiple of "
+            f"steps_per_execution={steps_per_execution}. Choose one that divides them, or trim the "
+            "data."
+        )
+
+
+def _check_updates(steps_per_execution: int, accumulation: int) -> None:
+    if steps_per_execution % accumulation:
+        raise RuntimeError(
+            f"steps_per_execution={steps_per_execution} is not a multiple of "
+            f"gradient_accumulation_steps_per_replica={accumulation}, so an execution would end "
+            "inside of a weight update. Choose a multiple."
+        )

@@ -1,0 +1,28 @@
+"""Operations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from convoy.ipu import missing
+from convoy.ipu.ops import (
+    all_to_all_op,
+    cross_replica_ops,
+    pipelining_ops,
+    rand_ops,
+    reduce_scatter_op,
+    replication_ops,
+)
+
+__all__ = [
+    "all_to_all_op",
+    "cross_replica_ops",
+    "pipelining_ops",
+    "rand_ops",
+    "reduce_scatter_op",
+    "replication_ops",
+]
+
+
+def __getattr__(name: str) -> Any:
+    raise missing.error("ipu.ops", name)

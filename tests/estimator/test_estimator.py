@@ -1,0 +1,295 @@
+import json
+import logging
+
+import convoy
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+from convoy.estimator import (
+    ArrayInput,
+    Estimator,
+    EstimatorSpec,
+    EvalSpec,
+    Hook,
+    LoggingHook,
+    ModeKeys,
+    RunConfig,
+    TrainSpec,
+    WarmStart,
+    function,
+    train_and_evaluate,
+)
+
+from .conftest import layers, regression
+
+
+class Notes(Hook):
+    """Writes down what it is told."""
+
+    def __init__(self, stop_after=None):
+        self.steps, self.losses, self.values, self.ends = [], [], [], []
+        self.stop_after = stop_after
+
+    def begin(self, run):
+        self.ends.append(("begin", run.global_step))
+
+    def after_execution(self, run):
+        self.steps.append(run.global_step)
+        self.losses.append(run.loss)
+        self.values.append({name: list(value) for name, value in run.values.items()})
+        run.stopped = run.global_step == self.stop_after
+
+    def after_save(self, run):
+        self.ends.append(("save", run.global_step))
+
+    def end(self, run):
+        self.ends.append(("end", run.global_step))
+
+
+def test_trains_evaluates_and_predicts_as_stock_keras(tmp_path, data, batches, stock):
+    estimator = Estimator(regression, tmp_path, RunConfig(steps_per_execution=2))
+    notes = Notes()
+    estimator.train(batches, steps=4, hooks=[notes])
+    assert notes.steps == [2, 4]
+    assert notes.ends == [("begin", 0), ("save", 4), ("end", 4)]
+    stock.train(2, 4).check(estimator)
+
+    results = estimator.evaluate(lambda: data)
+    loss, error = stock.model.evaluate(*data, verbose=0)
+    assert results == pytest.approx({"loss": loss, "error": error, "global_step": 4}, rel=1e-5)
+
+    predicted = list(estimator.predict(lambda: data[0]))
+    np.testing.assert_allclose(predicted, stock.model.predict(data[0], verbose=0), rtol=1e-5)
+    by_batch = estimator.predict(lambda: (data[0],), yield_single_examples=False)
+    assert [len(part) for part in by_batch] == [16]
+
+
+def test_goes_on_where_another_estimator_ended(tmp_path, batches, stock):
+    for count in (2, 2):
+        Estimator(regression, tmp_path).train(batches, steps=count)
+    # The data begins anew with each; momentum does not.
+    stock.train(2, 2).train(2, 2).check(Estimator(regression, tmp_path))
+    estimator = Estimator(regression, tmp_path).train(batches, max_steps=4)
+    assert estimator.latest_checkpoint().name == "epoch-0000-step-00000004"
+    estimator.train(batches, max_steps=5)
+    assert estimator.latest_checkpoint().name == "epoch-0000-step-00000005"
+
+
+def test_keeps_the_newest_checkpoints_and_evaluates_an_older_one(tmp_path, data, batches):
+    config = RunConfig(checkpoint_every=2, keep=2, summary_every=1)
+    estimator = Estimator(regression, tmp_path, config)
+    estimator.train(batches, steps=6)
+    kept = sorted(path.name for path in tmp_path.glob("epoch-*"))
+    assert kept == ["epoch-0000-step-00000004", "epoch-0000-step-00000006"]
+    assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 1
+    older = estimator.evaluate(lambda: data, checkpoint_path=tmp_path / kept[0])
+    assert older["global_step"] == 4
+    assert older["loss"] != estimator.evaluate(lambda: data)["loss"]
+
+
+def test_replicas_train_as_one_with_a_larger_batch(tmp_path, data, batches, stock):
+    config = RunConfig(strategy=convoy.Strategy(devices=2), steps_per_execution=2)
+    estimator = Estimator(regression, tmp_path, config)
+    estimator.train(batches, steps=4)
+    stock.train(4, 4).check(estimator)
+    steps = estimator.evaluate(lambda: ArrayInput(*data, batch_size=2), steps=4)
+    assert steps["loss"] == pytest.approx(stock.model.evaluate(*data, verbose=0)[0], rel=1e-5)
+    order = estimator.predict(lambda: ArrayInput(data[0], batch_size=1))
+    np.testing.assert_allclose(
+        list(order), stock.model.predict(data[0], verbose=0), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_a_network_is_divided_into_stages_by_itself(tmp_path, data, batches, stock):
+    config = RunConfig(strategy=convoy.Strategy(devices=2), stages=2, report=tmp_path / "reports")
+    estimator = Estimator(regression, tmp_path / "run", config)
+    estimator.train(batches, steps=2)
+    stock.train(2, 2).check(estimator)
+    (report,) = (tmp_path / "reports").iterdir()
+    compiled = json.loads((report / "compilation.json").read_text())
+    assert (compiled["program"], compiled["stages"], compiled["replicas"]) == ("train", 2, 1)
+
+
+def own_loss(features, labels, mode):
+    """Build with a loss of its own, and a JAX function."""
+    outputs = layers(features)
+    predictions = {"outputs": outputs, "twice": 2 * outputs}
+    if mode == ModeKeys.PREDICT:
+        return EstimatorSpec(mode, predictions)
+    error = function(lambda a, b: jnp.square(a - b))(labels, outputs)
+    loss = keras.ops.mean(error)
+    return EstimatorSpec(
+        mode,
+        predictions,
+        loss,
+        "sgd",
+        host_metrics=None
+        if mode == "train"
+        else (lambda labels, y: {"worst": np.abs(labels - y).max()}, [labels, outputs]),
+        logged={"errors": error, "loss": loss} if mode == "train" else {},
+    )
+
+
+def test_hooks_see_every_step_and_can_end_the_run(tmp_path, data, batches, caplog):
+    caplog.set_level(logging.INFO, logger="convoy.estimator")
+    notes = Notes(stop_after=4)
+    logged = LoggingHook(at_end=True, names=["loss"], keep="all", formatter=lambda v: f"all {v}")
+    config = RunConfig(steps_per_execution=2, log_every=2)
+    estimator = Estimator(own_loss, tmp_path, config)
+    estimator.train(batches, steps=8, hooks=[notes, logged])
+    assert notes.steps == [2, 4]
+    for loss, values in zip(notes.losses, notes.values, strict=True):
+        assert np.shape(values["errors"]) == (2, 2, 1)
+        np.testing.assert_allclose(
+            np.mean(values["errors"], axis=(1, 2)), values["loss"], rtol=1e-5
+        )
+        assert loss == pytest.approx(np.mean(values["loss"]), rel=1e-5)
+    text = caplog.text
+    assert f"loss = {notes.losses[0]}, step = 2 (" in text
+    assert len([line for line in text.splitlines() if "all {'loss': array([" in line]) == 1
+
+    results = estimator.evaluate(lambda: data)
+    predicted = list(estimator.predict(lambda: data[0], predict_keys="outputs"))
+    assert all(set(sample) == {"outputs"} for sample in predicted)
+    errors = data[1] - np.array([sample["outputs"] for sample in predicted])
+    expected = {"worst": np.abs(errors).max(), "loss": np.mean(errors**2), "global_step": 4}
+    assert results == pytest.approx(expected, rel=1e-5)
+
+
+def test_begins_with_weights_of_another_run(tmp_path, data, batches):
+    Estimator(regression, tmp_path / "first").train(batches, steps=2)
+    first = Estimator(regression, tmp_path / "first").evaluate(lambda: data)
+    warm = Estimator(regression, tmp_path / "second", warm_start_from=tmp_path / "first")
+    assert warm.evaluate(lambda: data) == first | {"global_step": 0}
+    warm.train(batches, steps=1)
+    assert warm.latest_checkpoint().name == "epoch-0000-step-00000001"
+    some = WarmStart(tmp_path / "first", variables="nothing")
+    with pytest.raises(convoy.CheckpointError, match="'nothing' is found in the path of no"):
+        Estimator(regression, tmp_path / "third", warm_start_from=some).train(batches, steps=1)
+
+
+def test_evaluates_every_checkpoint_while_the_data_is_read_on(tmp_path, data, batches, stock):
+    notes = Notes()
+    estimator = Estimator(regression, tmp_path, RunConfig(checkpoint_every=2))
+    found = []
+
+    def evaluated():
+        found.append(estimator.latest_checkpoint().name[-1])
+        return data
+
+    results = train_and_evaluate(
+        estimator, TrainSpec(batches, max_steps=4, hooks=[notes]), EvalSpec(evaluated)
+    )
+    assert found == ["2", "4"]
+    assert results["global_step"] == 4
+    stock.train(2, 4).check(estimator)
+
+
+def test_reports_what_was_compiled_and_how_it_ran(tmp_path, data, batches):
+    config = RunConfig(tmp_path / "run", steps_per_execution=2, report=tmp_path)
+    estimator = Estimator(regression, config=config)
+    estimator.train(batches, steps=6)
+    estimator.evaluate(lambda: ArrayInput(*data, batch_size=2), steps=4)
+    first, second = sorted(tmp_path.glob("tf_report__*"))
+    compiled = json.loads((first / "compilation.json").read_text())
+    ran = json.loads((first / "execution.json").read_text())
+    assert compiled["program"] == "train"
+    assert compiled["parameters"] == 19
+    assert compiled["bytes"]["weights"] == 19 * 4
+    assert [layer["type"] for layer in compiled["layers"]].count("Dense") == 2
+    assert (ran["executions"], ran["steps"]) == (3, 6)
+    assert json.loads((second / "compilation.json").read_text())["program"] == "eval"
+    assert json.loads((second / "execution.json").read_text())["steps"] == 4
+
+
+def test_a_run_ends_with_its_data(tmp_path, data):
+    estimator = Estimator(regression, tmp_path)
+    estimator.train(lambda: ArrayInput(*data, batch_size=2), steps=100)
+    assert estimator.latest_checkpoint().name == "epoch-0000-step-00000008"
+
+
+@pytest.mark.parametrize(
+    ("limits", "match"),
+    [
+        ({"steps": 1, "max_steps": 1}, "Both steps and max_steps"),
+        ({"steps": 0}, "steps=0 is not a number of steps"),
+        ({"max_steps": -1}, "max_steps=-1 is not a number of steps"),
+    ],
+)
+def test_refuses_limits_that_are_none(tmp_path, batches, limits, match):
+    with pytest.raises(ValueError, match=match):
+        Estimator(regression, tmp_path).train(batches, **limits)
+
+
+def test_refuses_functions_that_do_not_fit(tmp_path, batches, data):
+    def train(model_fn, input_fn=batches):
+        Estimator(model_fn, tmp_path).train(input_fn, steps=1)
+
+    with pytest.raises(ValueError, match="The model function has an argument 'targets'"):
+        train(lambda features, targets: None)
+    with pytest.raises(ValueError, match="returns labels, but the model function does not"):
+        train(lambda features: None)
+    with pytest.raises(ValueError, match="returned NoneType, not an EstimatorSpec"):
+        train(lambda features, labels: None)
+    with pytest.raises(ValueError, match="The input function has an argument 'size'"):
+        train(regression, lambda size: data)
+    with pytest.raises(ValueError, match="returned int, not a data set or arrays"):
+        train(regression, lambda: 3)
+    with pytest.raises(ValueError, match="items of 3 parts"):
+        train(regression, lambda: iter([(data[0], data[1], data[1])]))
+    with pytest.raises(ValueError, match="has no batch"):
+        train(regression, lambda: iter([]))
+    with pytest.raises(ValueError, match=r"params=3 is not a dict"):
+        Estimator(regression, tmp_path, params=3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"mode": "training"}, "'training' is not a mode. Pass one of ModeKeys.TRAIN"),
+        ({"mode": ModeKeys.TRAIN, "loss": "mse"}, "for TRAIN has no optimizer"),
+        ({"mode": ModeKeys.TRAIN, "optimizer": "sgd"}, "for TRAIN has no loss"),
+        ({"mode": ModeKeys.EVAL}, "for EVAL has no loss or host_metrics"),
+        ({"mode": ModeKeys.PREDICT}, "for PREDICT has no predictions"),
+        (
+            {"mode": "eval", "loss": "mse", "metrics": {"a": 1}, "host_metrics": (max, [])},
+            "Both metrics and host_metrics",
+        ),
+        ({"mode": "eval", "loss": "mse", "logged": {"a": 1}}, "not a tensor of the network"),
+    ],
+)
+def test_a_spec_has_what_its_mode_needs(arguments, match):
+    with pytest.raises(ValueError, match=match):
+        EstimatorSpec(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"steps_per_execution": 0}, "steps_per_execution=0"),
+        ({"keep": True}, "keep=True"),
+        ({"checkpoint_every": "epoch"}, "an estimator counts steps"),
+        ({"checkpoint_every": "often"}, "not a distance between checkpoints"),
+    ],
+)
+def test_refuses_a_configuration_that_has_no_meaning(arguments, match):
+    with pytest.raises(ValueError, match=match):
+        RunConfig(**arguments)
+
+
+def test_a_logging_hook_needs_one_distance():
+    with pytest.raises(ValueError, match="pass one of them"):
+        LoggingHook()
+    with pytest.raises(ValueError, match="pass one of them"):
+        LoggingHook(every_steps=1, every_seconds=1)
+
+
+def test_refuses_the_checkpoint_of_another_network(tmp_path, batches):
+    def wider(features, labels, mode):
+        outputs = keras.layers.Dense(1)(keras.layers.Dense(5)(features))
+        return EstimatorSpec(mode, outputs, "mse", "sgd")
+
+    Estimator(regression, tmp_path).train(batches, steps=1)
+    with pytest.raises(convoy.CheckpointError, match="It is of another network"):
+        Estimator(wider, tmp_path).train(batches, steps=1)

@@ -1,0 +1,97 @@
+import argparse
+import json
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.examples.cifar import write_cifar
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "estimator_cnn" / "ipu_estimator_cnn.py"
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return write_cifar(tmp_path_factory.mktemp("cifar"), per_batch=16, test=32)
+
+
+@pytest.fixture(scope="module")
+def functions():
+    return runpy.run_path(str(SCRIPT))
+
+
+@pytest.mark.parametrize(
+    ("batch", "loop", "epochs", "training", "testing"),
+    [
+        (32, 100, 100, 156_300, 300),
+        (16, 500, 100, 313_000, 500),
+        (32, 100, 1, 1_600, 300),
+        (13, 89, 1, 3_916, 712),
+    ],
+)
+def test_steps_fill_device_loops(functions, batch, loop, epochs, training, testing):
+    arguments = argparse.Namespace(batch_size=batch, batches_per_step=loop, epochs=epochs)
+    assert functions["training_steps"](50_000, arguments) == training
+    assert functions["test_steps"](10_000, arguments) == testing
+
+
+def run(folder, images, *flags, environment=None):
+    return subprocess.run(
+        [sys.executable, SCRIPT, "--dataset-path", images, *flags],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+def test_trains_tests_and_reports(images, tmp_path, monkeypatch):
+    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", '{"autoReport.all":"true"}')
+    flags = ("--batch-size", "8", "--batches-per-step", "2", "--log-interval", "0.001")
+    done = run(tmp_path, images, *flags, "--epochs", "0.5", "--model-dir", "run")
+    assert done.returncode == 0, done.stderr
+    # 5 steps of 80 images in batches of 8, up to whole loops; then 4 of 32.
+    assert sorted(path.name for path in (tmp_path / "run").glob("epoch-*")) == [
+        "epoch-0000-step-00000006"
+    ]
+    assert len(re.findall(r"^INFO:convoy\.estimator: loss = \d+\.\d{3}$", done.stderr, re.M)) == 3
+    patterns = (
+        r"Training\.\.\.",
+        r"Took \d+\.\d\d seconds to compile and run",
+        r"Testing\.\.\.",
+        r"Evaluating on 32 examples",
+        r"Test loss: \d+(\.\d+)?",
+        r"Test accuracy: \d+\.\d\d%",
+        r"Took \d+\.\d\d seconds to compile and run",
+    )
+    for line, pattern in zip(done.stdout.splitlines(), patterns, strict=True):
+        assert re.fullmatch(pattern, line)
+    older, newer = sorted(tmp_path.glob("tf_report__*"))
+    for report, program, steps in ((older, "train", 6), (newer, "eval", 4)):
+        assert json.loads((report / "compilation.json").read_text())["program"] == program
+        assert json.loads((report / "execution.json").read_text())["steps"] == steps
+    assert json.loads((older / "compilation.json").read_text())["parameters"] == 1_250_858
+
+
+@pytest.mark.slow
+def test_tests_what_another_run_has_trained(images, tmp_path):
+    flags = ("--batch-size", "8", "--batches-per-step", "2", "--model-dir", "run")
+    trained = run(tmp_path, images, *flags, "--epochs", "0.1", "--train-only")
+    assert trained.returncode == 0, trained.stderr
+    assert "Testing" not in trained.stdout
+    first, second = (run(tmp_path, images, *flags, "--test-only") for _ in range(2))
+    assert first.returncode == 0, first.stderr
+    assert "Training" not in first.stdout
+    assert re.findall("Test loss.*", first.stdout) == re.findall("Test loss.*", second.stdout)
+
+
+@pytest.mark.slow
+def test_takes_odd_numbers_and_generated_data(images, tmp_path):
+    flags = ("--batch-size", "13", "--batches-per-step", "9", "--epochs", "0.001", "--train-only")
+    done = run(tmp_path, images, *flags, "--generated-data")
+    assert done.returncode == 0, done.stderr
+    nothing = run(tmp_path, images, "--train-only", "--test-only")
+    assert (nothing.returncode, nothing.stdout) == (0, "")

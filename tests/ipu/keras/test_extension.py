@@ -1,0 +1,235 @@
+import keras
+import numpy as np
+import pytest
+from convoy import ipu
+from convoy.ipu.errors import FailedPreconditionError
+
+Schedule = ipu.ops.pipelining_ops.PipelineSchedule
+
+
+@pytest.fixture
+def data(rng):
+    return rng.normal(size=(32, 4)).astype("float32"), rng.normal(size=(32, 1)).astype("float32")
+
+
+def sequential():
+    return keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(3, activation="tanh"), keras.layers.Dense(1)]
+    )
+
+
+def staged():
+    inputs = keras.Input((4,))
+    with ipu.keras.PipelineStage(0):
+        x = keras.layers.Dense(3, activation="tanh")(inputs)
+    with ipu.keras.PipelineStage(1):
+        x = keras.layers.Dense(1)(x)
+    return keras.Model(inputs, x)
+
+
+def compiled(model, steps_per_execution=1):
+    model.compile(keras.optimizers.SGD(0.1), "mse", steps_per_execution=steps_per_execution)
+    return model
+
+
+def strategy_scope():
+    return ipu.ipu_strategy.IPUStrategy().scope()
+
+
+def stock_weights(data, batch, factor):
+    """Train with stock Keras on big batches, whose gradients count several times."""
+    keras.utils.set_random_seed(0)
+    model = sequential()
+    model.compile(keras.optimizers.SGD(0.1 * factor), "mse")
+    model.fit(*data, batch_size=batch, shuffle=False, verbose=0)
+    return model.get_weights()
+
+
+def test_stages_train_as_one_big_batch_does(configure, data):
+    configure(4)
+    keras.utils.set_random_seed(0)
+    with strategy_scope():
+        model = staged()
+        model.set_pipelining_options(
+            gradient_accumulation_steps_per_replica=4,
+            gradient_accumulation_reduction_method="mean",
+            pipeline_schedule=Schedule.Grouped,
+        )
+        compiled(model, steps_per_execution=8)
+        history = model.fit(*data, batch_size=2, shuffle=False, verbose=0)
+    assert len(history.history["loss"]) == 1
+    for own, stock in zip(model.get_weights(), stock_weights(data, 16, 2), strict=True):
+        np.testing.assert_allclose(own, stock, rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_in_one_piece_accumulates_by_options_of_its_own(configure, data):
+    configure(1)
+    keras.utils.set_random_seed(0)
+    with strategy_scope():
+        model = sequential()
+        model.set_pipelining_options(gradient_accumulation_steps_per_replica=8)
+        model.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=4)
+        compiled(model, steps_per_execution=4)
+        model.fit(*data, batch_size=4, shuffle=False, verbose=0)
+    assert model.optimizer.iterations == 2
+    for own, stock in zip(model.get_weights(), stock_weights(data, 16, 4), strict=True):
+        np.testing.assert_allclose(own, stock, rtol=1e-5, atol=1e-6)
+
+
+def test_trains_again_without_compiling_again(configure, data):
+    configure(1)
+    with strategy_scope():
+        model = compiled(sequential(), 8)
+        model.fit(*data, batch_size=4, verbose=0)
+        engine = model.fit.__self__.native["fit"].__self__
+        programs = engine.runner.programs
+        model.evaluate(*data, batch_size=4, verbose=0)
+        model.fit(*data, batch_size=4, verbose=0)
+    assert engine.runner.programs is programs
+
+
+def test_evaluates_and_predicts_what_fills_no_batch(configure, data):
+    configure(2)
+    x, y = data[0][:30], data[1][:30]
+    with strategy_scope():
+        model = compiled(sequential(), 4)
+        own = model.evaluate(x, y, batch_size=4, verbose=0)
+        predicted = model.predict(x, batch_size=4, verbose=0)
+    plain = sequential()
+    plain.set_weights(model.get_weights())
+    plain.compile("sgd", "mse")
+    assert own == pytest.approx(plain.evaluate(x, y, verbose=0), rel=1e-5)
+    np.testing.assert_allclose(predicted, plain.predict(x, verbose=0), rtol=1e-5, atol=1e-6)
+
+
+def test_stages_evaluate_without_options(configure, data):
+    configure(2)
+    x, y = data[0][:30], data[1][:30]
+    with strategy_scope():
+        model = compiled(staged(), 4)
+        own = model.evaluate(x, y, batch_size=4, verbose=0)
+    plain = sequential()
+    plain.set_weights(model.get_weights())
+    plain.compile("sgd", "mse")
+    assert own == pytest.approx(plain.evaluate(x, y, verbose=0), rel=1e-5)
+
+
+def test_refuses_an_incomplete_batch_in_training_only(data):
+    with strategy_scope():
+        model = compiled(sequential())
+        with pytest.raises(ValueError, match="30 samples do not make whole batches of 4"):
+            model.fit(data[0][:30], data[1][:30], batch_size=4)
+
+
+def test_reductions_are_shared_and_set_by_every_call():
+    with strategy_scope():
+        model = sequential()
+    model.set_gradient_accumulation_options(2, "mean")
+    model.set_pipelining_options(4)
+    assert model.fit.__self__.method.name == "SUM"
+    assert model.fit.__self__.accumulation == 2
+
+
+@pytest.mark.parametrize("count", [0, -1, 2.0, True])
+def test_refuses_counts_that_are_none(count):
+    with strategy_scope():
+        model = sequential()
+    with pytest.raises(ValueError, match="Pass an int of 1 or more"):
+        model.set_gradient_accumulation_options(count)
+    with pytest.raises(ValueError, match="Pass an int of 1 or more"):
+        model.set_pipelining_options(count)
+
+
+def test_refuses_unknown_reductions_and_options():
+    with strategy_scope():
+        model = sequential()
+    with pytest.raises(ValueError, match="'median' is not a GradientAccumulationReductionMethod"):
+        model.set_gradient_accumulation_options(2, "median")
+    with pytest.raises(ValueError, match="does not take 'num_mini_batches'"):
+        model.set_gradient_accumulation_options(2, num_mini_batches=2)
+    with pytest.raises(ValueError, match="does not take 'dataset'"):
+        model.set_infeed_queue_options(dataset=None)
+    with pytest.raises(ValueError, match="does not take 'outfeed_mode'"):
+        model.set_outfeed_queue_options(outfeed_mode="all")
+    with pytest.raises(ValueError, match="'most' is not a ReplicatedMetricReductionMethod"):
+        model.set_replication_options("most")
+
+
+def test_says_once_what_has_no_effect(caplog):
+    with strategy_scope():
+        model = sequential()
+    for _ in range(2):
+        model.set_asynchronous_callbacks(True)
+        model.set_infeed_queue_options(prefetch_depth=2)
+        model.set_replication_options("MEAN")
+    assert [record.message.split(": ")[-1] for record in caplog.records] == [
+        "asynchronous.",
+        "prefetch_depth.",
+    ]
+
+
+def test_stages_need_a_count_that_suits_the_schedule(configure, data):
+    configure(2)
+    with strategy_scope():
+        model = compiled(staged(), 6)
+        with pytest.raises(ValueError, match="no number of micro-batches"):
+            model.fit(*data, batch_size=4)
+        model.set_pipelining_options(6)
+        with pytest.raises(FailedPreconditionError, match="not a multiple of 4"):
+            model.fit(*data, batch_size=4)
+
+
+def test_stages_need_devices(configure, data):
+    configure(1)
+    with strategy_scope():
+        model = compiled(staged(), 4)
+        model.set_pipelining_options(4)
+        with pytest.raises(ValueError, match="on 2 devices, but 1 are configured"):
+            model.fit(*data, batch_size=4)
+
+
+@pytest.mark.parametrize(
+    ("stages", "devices", "replicas"),
+    [(2, 4, 2), (2, 8, 4), (3, 4, 1), (3, 8, 2), (3, 6, 1), (3, 12, 3), (2, 3, 1)],
+)
+def test_replicas_fill_the_devices_by_powers_of_two(configure, stages, devices, replicas):
+    configure(devices)
+    with strategy_scope():
+        model = sequential()
+    for _ in range(2):
+        assert model.fit.__self__._fill(stages) == replicas
+    assert len(model.fit.__self__.engine.devices) // stages == replicas
+
+
+def test_refuses_what_the_engine_would_bypass(data):
+    class Own(keras.Sequential):
+        def train_step(self, *args):
+            pass
+
+    with strategy_scope():
+        own = Own([keras.Input((4,)), keras.layers.Dense(1)])
+        eager = sequential()
+        eager.compile("sgd", "mse", run_eagerly=True)
+    with pytest.raises(RuntimeError, match="Own overrides train_step"):
+        own.fit(*data)
+    with pytest.raises(RuntimeError, match="run_eagerly=True"):
+        eager.fit(*data)
+    with pytest.raises(RuntimeError, match="run_eagerly=True"):
+        eager.evaluate(*data)
+
+
+def test_optimizers_say_how_gradients_are_put_together(configure, data):
+    configure(2)
+    keras.utils.set_random_seed(0)
+    wrapped = ipu.optimizers.CrossReplicaGradientAccumulationOptimizerV2(
+        keras.optimizers.SGD(0.1), 4, reduction_method="MEAN"
+    )
+    with strategy_scope():
+        model = sequential()
+        model.compile(wrapped, "mse", steps_per_execution=4)
+        model.fit(*data, batch_size=2, shuffle=False, verbose=0)
+    for own, stock in zip(model.get_weights(), stock_weights(data, 16, 1), strict=True):
+        np.testing.assert_allclose(own, stock, rtol=1e-5, atol=1e-6)
+    with strategy_scope():
+        model.compile("sgd", "mse")
+    assert model.fit.__self__.engine.reduction == "sum"

@@ -1,0 +1,76 @@
+import numpy as np
+import pytest
+from convoy.ipu.keras.steps import check_execution, steps_per_replica
+
+
+def arrays(samples, **arguments):
+    return {"x": np.zeros((samples, 2), "float32"), **arguments}
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch", "replicas", "steps"),
+    [(59968, 64, 1, 937), (59904, 64, 2, 468), (9984, 64, 2, 78), (9984, 32, 2, 156)],
+)
+def test_counts_the_steps_of_the_tutorial(samples, batch, replicas, steps):
+    assert steps_per_replica(arrays(samples, batch_size=batch), replicas) == steps
+
+
+def test_refuses_an_incomplete_batch():
+    with pytest.raises(ValueError, match=r"32 are left\. Trim the data to 59968"):
+        steps_per_replica(arrays(60000, batch_size=64), 1)
+
+
+def test_batches_that_do_not_divide_over_replicas_are_left_out(caplog):
+    assert steps_per_replica(arrays(10, batch_size=2), 2) == 2
+    assert "1 of 5 batches are left out" in caplog.text
+
+
+def test_refuses_fewer_batches_than_replicas():
+    with pytest.raises(ValueError, match="1 batches, fewer than the 2 replicas"):
+        steps_per_replica(arrays(4, batch_size=4), 2)
+
+
+def test_steps_per_epoch_counts_the_batches_of_all_replicas():
+    assert steps_per_replica(arrays(100, steps_per_epoch=7), 2) == 3
+
+
+def test_validation_data_is_split_off_first():
+    assert steps_per_replica(arrays(100, batch_size=10, validation_split=0.2), 1) == 8
+
+
+def test_refuses_generators():
+    with pytest.raises(ValueError, match="x is a generator"):
+        steps_per_replica({"x": (i for i in range(3))}, 1)
+
+
+def test_refuses_data_of_unknown_size():
+    class Endless:
+        def __iter__(self):
+            yield 1
+
+    with pytest.raises(ValueError, match=r"Endless is not known\. Pass steps_per_epoch"):
+        steps_per_replica({"x": Endless()}, 1)
+
+
+@pytest.mark.parametrize(
+    ("steps", "execution", "accumulation"), [(468, 468, 1), (936, 936, 8), (12, 4, 2), (8, 1, 1)]
+)
+def test_takes_executions_that_divide_an_epoch(steps, execution, accumulation, caplog):
+    check_execution(steps, execution, accumulation)
+    assert not caplog.records
+
+
+def test_more_steps_than_an_epoch_has_are_one_execution(caplog):
+    check_execution(156, 468, 1)
+    assert "steps_per_execution=468 is more than the 156 steps" in caplog.text
+
+
+@pytest.mark.parametrize(("steps", "execution", "accumulation"), [(8, 6, 4), (8, 1, 2), (6, 8, 4)])
+def test_refuses_executions_that_end_inside_of_a_weight_update(steps, execution, accumulation):
+    with pytest.raises(RuntimeError, match="inside of a weight update"):
+        check_execution(steps, execution, accumulation)
+
+
+def test_refuses_an_epoch_that_ends_inside_of_an_execution():
+    with pytest.raises(ValueError, match=r"10 steps .* not a multiple of steps_per_execution=4"):
+        check_execution(10, 4, 2)

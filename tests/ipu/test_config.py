@@ -1,0 +1,145 @@
+import copy
+
+import numpy as np
+import pytest
+from convoy import ipu
+from convoy.ipu.options import OPTIONS
+
+
+def values_of(config):
+    return config.to_dict()
+
+
+def test_begins_with_the_defaults():
+    config = ipu.config.IPUConfig()
+    assert config.auto_select_ipus == []
+    assert config.allow_recompute is False
+    assert config.optimizations.prefetch_data_streams is True
+    assert config.optimizations.minimum_remote_tensor_size == 128
+    assert config.io_tiles.available_memory_proportion == 0.9
+    assert config.ipu_model.version == "ipu2"
+    assert config.selection_order is ipu.config.SelectionOrder.AUTO
+    assert config.norms.experimental.distributed_batch_norm_replica_group_size == 1
+
+
+def test_configurations_share_nothing():
+    one, other = ipu.config.IPUConfig(), ipu.config.IPUConfig()
+    one.convolutions.poplar_options["partialsType"] = "half"
+    one.auto_select_ipus.append(2)
+    assert other.convolutions.poplar_options == {}
+    assert other.auto_select_ipus == []
+
+
+@pytest.mark.parametrize(
+    ("path", "near"),
+    [
+        ("auto_select_ipu", "auto_select_ipus"),
+        ("floating_point_behavior", "floating_point_behaviour"),
+    ],
+)
+def test_suggests_the_name_that_was_meant(path, near):
+    config = ipu.config.IPUConfig()
+    with pytest.raises(ValueError, match=rf"no option {path}. Did you mean {near}\?"):
+        setattr(config, path, 1)
+    with pytest.raises(ValueError, match=near):
+        getattr(config, path)
+
+
+def test_suggests_names_inside_of_a_category():
+    config = ipu.config.IPUConfig()
+    with pytest.raises(ValueError, match=r"Did you mean norms.use_stable_statistics\?"):
+        config.norms.use_stable_statistic = True
+
+
+def test_finds_a_name_that_is_in_another_category():
+    with pytest.raises(ValueError, match=r"Did you mean floating_point_behaviour.esr\?"):
+        _ = ipu.config.IPUConfig().norms.esr
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("auto_select_ipus", True),
+        ("auto_select_ipus", np.int64(2)),
+        ("auto_select_ipus", [1, True]),
+        ("auto_select_ipus", "2"),
+        ("allow_recompute", 1),
+        ("io_tiles.num_io_tiles", True),
+        ("io_tiles.available_memory_proportion", 1),
+        ("floating_point_behaviour.esr", True),
+        ("selection_order", 2),
+        ("convolutions.poplar_options", {"availableMemoryProportion": 0.6}),
+    ],
+)
+def test_refuses_values_of_another_type(path, value):
+    config = ipu.config.IPUConfig()
+    *categories, name = path.split(".")
+    place = config
+    for category in categories:
+        place = getattr(place, category)
+    with pytest.raises(TypeError, match=path):
+        setattr(place, name, value)
+
+
+def test_refuses_to_replace_a_category():
+    with pytest.raises(Exception, match="norms is a category"):
+        ipu.config.IPUConfig().norms = 1
+
+
+def test_says_what_is_deprecated(caplog):
+    ipu.config.IPUConfig().optimizations.enable_fast_math = True
+    assert "Use optimizations.math.fast" in caplog.text
+
+
+def test_goes_through_a_dict_and_json():
+    config = ipu.config.IPUConfig()
+    config.auto_select_ipus = [2, 1]
+    config.floating_point_behaviour.esr = ipu.config.StochasticRoundingBehaviour.ON
+    config.optimizations.math.fast = True
+    saved = config.to_dict()
+    assert saved["floating_point_behaviour.esr"] == 1
+    assert saved["optimizations.math.fast"] is True
+    other = ipu.config.IPUConfig()
+    other.from_json(config.to_json())
+    assert values_of(other) == saved
+    assert other.floating_point_behaviour.esr is ipu.config.StochasticRoundingBehaviour.ON
+
+
+def test_what_a_dict_leaves_out_stays(caplog):
+    config = ipu.config.IPUConfig()
+    config.allow_recompute = True
+    config.from_dict({"auto_select_ipus": 3})
+    assert config.allow_recompute
+    assert config.auto_select_ipus == 3
+    assert "left as they are" in caplog.text
+
+
+def test_tells_of_its_options():
+    config = ipu.config.IPUConfig()
+    found = config.get_attribute_metadata("norms.use_stable_statistics")
+    assert (found.name, found.type, found.default) == (
+        "norms.use_stable_statistics",
+        (bool,),
+        False,
+    )
+    assert config.norms.get_attribute_metadata("use_stable_statistics") is found
+    assert config.get_attribute_metadata("optimizations.enable_fast_math").deprecated
+    with pytest.raises(ValueError, match=r"no option norms\.nothing"):
+        config.norms.get_attribute_metadata("nothing")
+
+
+def test_copies_and_prints_all_options():
+    config = ipu.config.IPUConfig()
+    config.select_ipus = [1]
+    assert values_of(copy.deepcopy(config)) == values_of(config)
+    lines = str(config).splitlines()
+    assert len(lines) == len(OPTIONS)
+    assert "select_ipus = [1]" in lines
+    assert repr(config).startswith("IPUConfig\n    ")
+    assert str(config.matmuls).splitlines()[0] == "matmuls.poplar_options = {}"
+
+
+def test_a_bool_becomes_a_way_to_round():
+    behaviour = ipu.config.StochasticRoundingBehaviour
+    assert behaviour.from_bool(True) is behaviour.ON
+    assert behaviour.from_bool(False) is behaviour.OFF

@@ -1,0 +1,82 @@
+import pytest
+from convoy import ipu
+from convoy.ipu.ipu_run_config import ALL, IPURunConfig, RunConfig, report_folder
+
+
+def configuration(count):
+    config = ipu.config.IPUConfig()
+    config.auto_select_ipus = count
+    return config
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"num_replicas": 2}, ValueError, "need ipu_options whose auto_select_ipus is 2"),
+        ({"num_shards": 2}, ValueError, "need ipu_options"),
+        ({"ipu_options": "two"}, TypeError, "ipu_options is str, not an IPUConfig"),
+        (
+            {"ipu_options": configuration(2)},
+            ValueError,
+            "1 devices, but auto_select_ipus selects 2",
+        ),
+        (
+            {"ipu_options": configuration([1, 4]), "ordinal": 1, "num_replicas": 2},
+            ValueError,
+            "2 devices, but auto_select_ipus selects 4",
+        ),
+        (
+            {"ipu_options": configuration([1]), "ordinal": 1},
+            ValueError,
+            "ordinal=1, but auto_select_ipus has 1 logical devices",
+        ),
+        ({"iterations_per_loop": 0}, ValueError, "iterations_per_loop=0"),
+        ({"prefetch_depth": 256}, ValueError, "prefetch_depth=256 is not from 1 to 255"),
+    ],
+)
+def test_refuses_numbers_that_do_not_fit_together(arguments, error, match):
+    with pytest.raises(error, match=match):
+        IPURunConfig(**arguments)
+
+
+def test_replicas_and_shards_are_all_the_devices():
+    config = IPURunConfig(ipu_options=configuration(4), num_replicas=2, num_shards=2)
+    assert config.devices == 4
+
+
+def test_speaks_of_the_same_as_the_native_one():
+    config = RunConfig(
+        IPURunConfig(iterations_per_loop=5),
+        model_dir="here",
+        tf_random_seed=3,
+        save_summary_steps=0,
+        save_checkpoints_steps=10,
+        keep_checkpoint_max=0,
+        log_step_count_steps=None,
+    ).native()
+    assert (config.steps_per_execution, config.seed, config.model_dir) == (5, 3, "here")
+    assert (config.checkpoint_every, config.keep) == (10, ALL)
+    assert config.summary_every is config.log_every is config.report is None
+    assert RunConfig().native().checkpoint_every == "600s"
+
+
+def test_refuses_what_one_process_cannot_do():
+    with pytest.raises(NotImplementedError, match="num_replicas"):
+        RunConfig(train_distribute=object())
+    with pytest.raises(ValueError, match="Both save_checkpoints_steps and save_checkpoints_secs"):
+        RunConfig(save_checkpoints_steps=1, save_checkpoints_secs=1)
+
+
+def test_reports_are_asked_for_by_a_variable_or_the_configuration(monkeypatch):
+    config = ipu.config.IPUConfig()
+    assert report_folder(config) is None
+    config.compilation_poplar_options = {"autoReport.all": "true", "autoReport.directory": "a"}
+    assert str(report_folder(config)) == "a"
+    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", '{"autoReport.directory": "b"}')
+    assert str(report_folder(config)) == "b"
+    assert report_folder(None) is None
+    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", '{"autoReport.all": "true"}')
+    assert str(report_folder(None)) == "."
+    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", "all")
+    with pytest.raises(ValueError, match="is not JSON"):
+        report_folder(None)

@@ -1,0 +1,140 @@
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+from convoy import ipu
+
+PopDistStrategy = ipu.distributed.popdist_strategy.PopDistStrategy
+
+
+def weighing():
+    """A model whose gradient is the mean of its inputs."""
+    return keras.Sequential(
+        [keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")]
+    )
+
+
+def mean_output(y_true, y_pred):
+    return keras.ops.mean(y_pred + 0 * y_true, axis=-1)
+
+
+def weight_after_one_update(strategy, count=1, **options):
+    x = np.array([[1.0], [2.0], [4.0], [8.0]], "float32")
+    with strategy.scope():
+        model = weighing()
+        if options:
+            model.set_gradient_accumulation_options(count, **options)
+        model.compile(keras.optimizers.SGD(1.0), mean_output, steps_per_execution=count)
+    model.fit(x[: 2 * count], x[: 2 * count], batch_size=1, shuffle=False, verbose=0)
+    return float(model.get_weights()[0][0, 0])
+
+
+def test_replicas_add_up_their_gradients(configure):
+    configure(2)
+    assert weight_after_one_update(ipu.ipu_strategy.IPUStrategy()) == -(1 + 2)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "method", "expected"),
+    [
+        (ipu.ipu_strategy.IPUStrategy, "sum", -(1 + 2 + 4 + 8)),
+        (ipu.ipu_strategy.IPUStrategy, "mean", -(1 + 2 + 4 + 8) / 2),
+        (ipu.ipu_strategy.IPUStrategy, "RUNNING_MEAN", -(1 + 2 + 4 + 8) / 2),
+        (PopDistStrategy, "sum", -(1 + 2 + 4 + 8) / 2),
+        (PopDistStrategy, "mean", -(1 + 2 + 4 + 8) / 4),
+    ],
+)
+def test_gradients_of_micro_batches_and_replicas(configure, strategy, method, expected):
+    configure(2)
+    options = {"gradient_accumulation_reduction_method": method}
+    assert weight_after_one_update(strategy(), 2, **options) == expected
+
+
+def test_tells_keras_of_one_replica(configure):
+    configure(2)
+    assert ipu.ipu_strategy.IPUStrategy().num_replicas_in_sync == 1
+    assert PopDistStrategy().num_replicas_in_sync == 2
+
+
+def test_a_scope_uses_the_configuration_that_is_then_in_force(configure):
+    configure(1)
+    strategy = ipu.ipu_strategy.IPUStrategy()
+    with strategy.scope():
+        one = weighing()
+    configure(2)
+    with strategy.scope():
+        two = weighing()
+    assert one.fit.__self__.engine.replicas == 1
+    assert two.fit.__self__.engine.replicas == 2
+
+
+def test_options_reach_the_engine(configure):
+    def change(config):
+        config.norms.experimental.distributed_batch_norm_replica_group_size = 2
+        config.optimizations.maximum_cross_replica_sum_buffer_size = 100
+        config.floating_point_behaviour.set_all = True
+
+    configure(4, change)
+    with ipu.ipu_strategy.IPUStrategy().scope():
+        model = weighing()
+    engine = model.fit.__self__.engine
+    assert engine.plan.norm_group == 2
+    assert engine.plan.bucket_bytes == 100
+    assert engine.numerics.stochastic_rounding == "on"
+
+
+def test_leaves_models_plain_without_extensions():
+    with ipu.ipu_strategy.IPUStrategy(enable_keras_extensions=False).scope():
+        assert "fit" not in vars(weighing())
+
+
+def test_refuses_a_device_that_is_no_ipu():
+    with pytest.raises(ValueError, match="'/device:CPU:0' is not an IPU"):
+        ipu.ipu_strategy.IPUStrategy("/device:CPU:0")
+
+
+def test_runs_functions(configure):
+    configure(2)
+    strategy = ipu.ipu_strategy.IPUStrategy()
+    index = ipu.replication_ops.replication_index
+    total = strategy.run(
+        lambda x: ipu.cross_replica_ops.cross_replica_sum(x * index()), args=(np.float32(3),)
+    )
+    assert total == 3
+    with pytest.raises(RuntimeError, match=r"Call run\(\)"):
+        strategy.experimental_run_v2(None)
+
+
+def test_names_its_place_in_a_configuration():
+    config = ipu.config.IPUConfig()
+    PopDistStrategy().update_ipu_config(config)
+    assert config.experimental.multi_replica_distribution.process_count == 1
+
+
+LATE = """
+import convoy, keras, numpy as np
+x = np.arange(32, dtype="float32").reshape(16, 2) / 32
+def train():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(x, x[:, :1], batch_size=4, verbose=0)
+    return model
+train()
+from convoy import ipu
+for count in (1, 2):
+    config = ipu.config.IPUConfig()
+    config.auto_select_ipus = count
+    config.configure_ipu_system()
+    with ipu.ipu_strategy.IPUStrategy().scope():
+        model = train()
+    print(model.fit.__self__.engine.replicas)
+train()
+"""
+
+
+def test_more_devices_can_be_configured_after_training_has_begun():
+    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "2"]
+    assert "Resetting existing IPU configuration" in done.stderr

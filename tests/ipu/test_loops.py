@@ -1,0 +1,116 @@
+import numpy as np
+import pytest
+from convoy import ipu
+
+repeat, while_loop = ipu.loops.repeat, ipu.loops.while_loop
+Infeed = ipu.ipu_infeed_queue.IPUInfeedQueue
+Outfeed = ipu.ipu_outfeed_queue.IPUOutfeedQueue
+Mode = ipu.ipu_outfeed_queue.IPUOutfeedMode
+
+
+def numbers(count):
+    return [np.float32(number) for number in range(1, count + 1)]
+
+
+def test_carries_values_from_one_time_to_the_next():
+    total, power = repeat(3, lambda a, b: (a + b, b * 2), [np.float32(0), np.float32(1)])
+    assert (total, power) == (7, 8)
+    assert repeat(3, lambda a: a + 1, np.float32(0)) == 3
+    assert repeat(3, lambda: None) is None
+
+
+def test_takes_elements_as_arguments():
+    pairs = [(np.float32(a), np.float32(10 * a)) for a in (1, 2)]
+    assert repeat(2, lambda total, a, b: total + a + b, np.float32(0), Infeed(pairs)) == 33
+    named = [{"label": np.float32(a), "image": np.float32(0)} for a in (1, 2)]
+    assert repeat(2, lambda total, image, label: total + label, np.float32(0), Infeed(named)) == 3
+
+
+def test_a_queue_goes_on_where_it_was():
+    queue = Infeed(numbers(4))
+    assert repeat(2, lambda total, x: total + x, np.float32(0), queue) == 3
+    assert repeat(2, lambda total, x: total + x, np.float32(0), queue) == 7
+    with pytest.raises(RuntimeError, match="ended after 4 elements"):
+        repeat(1, lambda total, x: total + x, np.float32(0), queue)
+
+
+def test_replicas_take_turns_at_the_queue(configure):
+    configure(2)
+    infeed, outfeed = Infeed(numbers(4)), Outfeed()
+
+    def body(total, x):
+        outfeed.enqueue(x)
+        return total + ipu.cross_replica_ops.cross_replica_sum(x)
+
+    with ipu.scopes.ipu_scope("/device:IPU:0"):
+        results = ipu.ipu_compiler.compile(
+            lambda: repeat(2, body, np.float32(0), infeed), inputs=[]
+        )
+    assert results == (10,)
+    assert outfeed.dequeue().tolist() == [[1, 2], [3, 4]]
+    assert outfeed.dequeue() == []
+
+
+def test_an_outfeed_keeps_all_or_the_last():
+    everything, last = Outfeed(), Outfeed(outfeed_mode=Mode.LAST)
+
+    def body(x):
+        everything.enqueue({"x": x})
+        last.enqueue(x)
+        return x + 1
+
+    repeat(2, lambda x: repeat(2, body, x), np.float32(0))
+    repeat(1, body, np.float32(9))
+    assert everything.dequeue()["x"].tolist() == [0, 1, 2, 3, 9]
+    assert last.dequeue() == 9
+    repeat(2, body, np.float32(0))
+    assert [element["x"] for element in everything] == [0, 1]
+    with pytest.raises(RuntimeError, match="keeps ALL"):
+        iter(last)
+
+
+def test_runs_as_long_as_a_condition_holds():
+    assert while_loop(lambda x: x < 10, lambda x: x * 2, np.float32(1)) == 16
+    limited = while_loop(lambda x: x < 10, lambda x: x * 2, np.float32(1), maximum_iterations=2)
+    assert limited == 4
+
+
+def test_compiles_functions():
+    assert ipu.ipu_compiler.compile(lambda: None) is None
+    assert ipu.ipu_compiler.compile(lambda x: x + 1, [np.float32(1)]) == (2,)
+    assert ipu.ipu_compiler.compile(lambda x: {"y": x}, [np.float32(1)]) == {"y": 1}
+
+
+def test_refuses_bodies_that_return_something_else():
+    with pytest.raises(TypeError, match="returned 2 values, but 1 are carried"):
+        repeat(2, lambda x: (x, x), np.float32(0))
+    with pytest.raises(TypeError, match=r"returned int32\[\] for a value that is float32\[\]"):
+        repeat(2, lambda x: np.int32(1), np.float32(0))
+
+
+def test_refuses_wrong_use_of_queues():
+    with pytest.raises(ValueError, match="from 1 to 255"):
+        Infeed([], prefetch_depth=256)
+    with pytest.raises(ValueError, match="device_ordinal=-1"):
+        Infeed([], device_ordinal=-1)
+    with pytest.raises(ValueError, match="is gone"):
+        Infeed([]).get_next()
+    with pytest.raises(ValueError, match="differ in shape"):
+        repeat(2, lambda x: None, None, Infeed([np.zeros(2), np.zeros(1)]))
+    with pytest.raises(ValueError, match="buffer_depth=0"):
+        Outfeed(buffer_depth=0)
+    with pytest.raises(ValueError, match="outside of a program"):
+        Outfeed().enqueue(1)
+    with pytest.raises(ValueError, match="Nothing was put"):
+        Outfeed().dequeue()
+    with pytest.raises(NotImplementedError, match=r"Use repeat\(\)"):
+        while_loop(lambda: True, lambda: None, None, Infeed([]))
+    twice = Outfeed()
+    with pytest.raises(ValueError, match="twice"):
+        repeat(1, lambda x: (twice.enqueue(x), twice.enqueue(x), x)[2], np.float32(0))
+
+
+def test_counts_the_arrays_of_an_element():
+    queue = Infeed([{"a": np.zeros(2), "b": np.zeros(3)}])
+    assert queue.number_of_tuple_elements == 2
+    assert queue.prefetch_depth == 3

@@ -1,0 +1,77 @@
+import keras
+import pytest
+from convoy import ipu
+from convoy.ipu import missing
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "advice"),
+    [
+        (ipu, "autoshard", r"convoy\.split"),
+        (ipu, "horovod", r"ipu\.distributed"),
+        (ipu, "anything", r"docs/porting\.md"),
+        (ipu.keras, "Model", r"plain keras\.Model"),
+        (ipu.keras, "PipelineSequential", "set_pipelining_options"),
+        (ipu.keras, "FunctionalNestedModelPipelineStageAssignment", "one flat list"),
+        (ipu.utils, "create_ipu_config", "IPUConfig"),
+        (ipu.utils, "set_convolution_options", "IPUConfig"),
+        (ipu.ops, "nn_ops", r"keras\.ops"),
+        (ipu.ops.pipelining_ops, "pipeline", "PipelineStage"),
+        (ipu.optimizers, "MapGradientOptimizer", "apply"),
+    ],
+)
+def test_says_what_to_use_instead(module, name, advice):
+    with pytest.raises(AttributeError, match=rf"has no attribute '{name}'\. .*{advice}"):
+        getattr(module, name)
+
+
+def test_gives_advice_only_for_what_is_not_there():
+    assert not [name for name in missing.INSTEAD if name in ipu.__all__]
+
+
+def test_old_names_lead_to_the_same_things():
+    assert ipu.utils.IPUConfig is ipu.config.IPUConfig
+    assert ipu.cross_replica_ops is ipu.ops.cross_replica_ops
+    assert ipu.ipu_strategy.IPUStrategyV1 is ipu.ipu_strategy.IPUStrategy
+
+
+def test_strategies_that_are_gone_say_so():
+    with pytest.raises(NotImplementedError, match="PopDistStrategy"):
+        ipu.ipu_multi_worker_strategy.IPUMultiWorkerStrategy(None)
+
+
+def test_a_seed_begins_all_random_numbers():
+    ipu.utils.reset_ipu_seed(7)
+    first = keras.random.uniform((2,))
+    ipu.utils.reset_ipu_seed(7)
+    assert (first == keras.random.uniform((2,))).all()
+    with pytest.raises(NotImplementedError, match="stream of its own"):
+        ipu.utils.reset_ipu_seed(7, experimental_identical_replicas=True)
+    ipu.utils.move_variable_initialization_to_cpu()
+    assert not ipu.utils.running_on_ipu_model()
+
+
+def test_one_process_has_what_all_have():
+    assert ipu.distributed.allgather([1, 2]).tolist() == [[1, 2]]
+    assert ipu.distributed.allreduce(3, "SUM") == 3
+    assert ipu.distributed.broadcast(3) == 3
+
+
+def test_scopes_say_what_has_no_effect(caplog):
+    with (
+        ipu.scopes.ipu_shard(0),
+        ipu.scopes.ipu_jit_scope("0"),
+        ipu.scopes.partials_type("float32"),
+    ):
+        pass
+    assert not caplog.records
+    with ipu.scopes.ipu_shard(1), ipu.scopes.stochastic_rounding(True):
+        pass
+    assert "ipu_shard(1)" in caplog.text
+    assert "stochastic_rounding" in caplog.text
+    with pytest.raises(ValueError, match="pass 'float16' or 'float32'"):
+        ipu.scopes.partials_type("int8").__enter__()
+    with pytest.raises(ValueError, match="is not configured"):
+        ipu.scopes.ipu_scope("/device:IPU:1").__enter__()
+    with pytest.raises(NotImplementedError, match=r"jax\.pure_callback"):
+        ipu.scopes.outside_compilation_scope()

@@ -1,0 +1,68 @@
+import convoy
+import pytest
+from convoy import ipu
+from convoy.ipu.accumulation import Accumulation
+from convoy.ipu.optimizers import Wishes, read
+
+own, keras_own = ipu.optimizers, ipu.keras.optimizers
+Method = ipu.gradient_accumulation.GradientAccumulationReductionMethod
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "expected"),
+    [
+        ("sgd", Wishes("sgd")),
+        (own.CrossReplicaOptimizer("sgd"), Wishes("sgd", "mean")),
+        (own.ShardedOptimizer("sgd"), Wishes("sgd")),
+        (
+            own.GradientAccumulationOptimizerV2("sgd", 4, dtype="float32"),
+            Wishes("sgd", None, Accumulation(4, Method.SUM, "float32")),
+        ),
+        (
+            own.GradientAccumulationOptimizer(own.CrossReplicaOptimizer("sgd"), 2),
+            Wishes("sgd", "mean", Accumulation(2, Method.SUM)),
+        ),
+        (
+            own.CrossReplicaGradientAccumulationOptimizer("sgd", 2),
+            Wishes("sgd", "mean", Accumulation(2, Method.SUM)),
+        ),
+        (
+            keras_own.GradientAccumulationOptimizer("sgd", 2, reduction_method=Method.MEAN),
+            Wishes("sgd", None, Accumulation(2, Method.MEAN)),
+        ),
+        (
+            keras_own.ALSGradientAccumulationOptimizer(keras_own.ALSOptimizer("sgd"), 2),
+            Wishes(
+                "sgd",
+                None,
+                Accumulation(2, Method.SUM),
+                convoy.AutomaticLossScale(period=8, edge=2**13),
+            ),
+        ),
+    ],
+)
+def test_wrapped_optimizers_speak_together(optimizer, expected):
+    assert read(optimizer) == expected
+
+
+def test_one_micro_batch_needs_no_accumulation():
+    assert keras_own.GradientAccumulationOptimizer("sgd", 1) == "sgd"
+
+
+def test_refuses_numbers_that_have_no_meaning():
+    with pytest.raises(ValueError, match="num_mini_batches=0"):
+        own.GradientAccumulationOptimizerV2("sgd", 0)
+    with pytest.raises(ValueError, match="initial_loss_scaling_factor=3 is not a power of two"):
+        keras_own.ALSOptimizer("sgd", initial_loss_scaling_factor=3)
+    with pytest.raises(ValueError, match="leaves no room"):
+        keras_own.ALSOptimizer("sgd", 16384)
+    with pytest.raises(ValueError, match="threshold"):
+        keras_own.ALSOptimizer("sgd", ratio_threshold=2)
+    with pytest.raises(NotImplementedError, match="lpf_alpha"):
+        keras_own.ALSOptimizer("sgd", lpf_alpha=0.5)
+    with pytest.raises(ValueError, match="is not an ALSOptimizer"):
+        keras_own.ALSGradientAccumulationOptimizer("sgd", 2)
+
+
+def test_factors_rise_and_fall_alike():
+    assert keras_own.ALSOptimizer("sgd", increase_factor=4).decrease_factor == 0.25

@@ -1,0 +1,136 @@
+import jax
+import pytest
+from convoy import ipu
+from convoy.ipu import system
+
+
+def test_one_device_by_default():
+    assert system.devices_of("/device:IPU:0") == (jax.devices()[0],)
+    with pytest.raises(RuntimeError, match="No IPU system is configured"):
+        ipu.config.get_ipu_config()
+
+
+def test_each_entry_is_a_logical_device(configure):
+    configure([2, 1])
+    assert system.devices_of("/device:IPU:0") == tuple(jax.devices()[:2])
+    assert system.devices_of("/device:IPU:1") == (jax.devices()[2],)
+    assert ipu.utils.get_num_of_ipus_in_device("/device:IPU:0") == 2
+    assert len(ipu.config.get_ipu_config()) == 2
+    with pytest.raises(ValueError, match="'/device:IPU:2' is not configured"):
+        system.devices_of("/device:IPU:2")
+
+
+def test_devices_are_selected_by_number():
+    config = ipu.config.IPUConfig()
+    config.select_ipus = [3, 1]
+    config.configure_ipu_system()
+    assert system.devices_of("/device:IPU:0") == (jax.devices()[3],)
+    assert system.devices_of("/device:IPU:1") == (jax.devices()[1],)
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [("ZIGZAG", [0, 1, 2, 3]), ("SNAKE", [0, 1, 3, 2]), ("HOOF", [0, 2, 3, 1])],
+)
+def test_devices_follow_each_other_as_asked_for(configure, order, expected):
+    configure(4, lambda c: setattr(c, "selection_order", ipu.config.SelectionOrder[order]))
+    assert [device.id for device in system.devices_of("/device:IPU:0")] == expected
+
+
+def test_a_number_becomes_a_list_when_it_is_applied(configure):
+    assert configure(2).auto_select_ipus == [2]
+
+
+def test_warns_when_another_configuration_is_replaced(configure, caplog):
+    configure(1)
+    configure(1)
+    assert "Resetting existing IPU configuration" not in caplog.text
+    configure(2)
+    assert "Resetting existing IPU configuration before applying new" in caplog.text
+
+
+def test_later_changes_have_no_effect(configure):
+    config = configure(1)
+    config.auto_select_ipus = 4
+    assert len(system.devices_of("/device:IPU:0")) == 1
+    assert ipu.config.get_ipu_config()[0].auto_select_ipus == [1]
+
+
+def test_names_once_what_has_no_effect(configure, caplog):
+    def change(config):
+        config.matmuls.clear_pass_type = True
+        config.convolutions.poplar_options["availableMemoryProportion"] = "0.6"
+
+    configure(1, change)
+    configure(2, change)
+    said = [record.message for record in caplog.records if "No effect" in record.message]
+    assert said == [
+        "No effect on these devices, and ignored in the configuration: "
+        "convolutions.poplar_options['availableMemoryProportion'], matmuls.clear_pass_type."
+    ]
+
+
+def set_at(path, value):
+    def change(config):
+        *categories, name = path.split(".")
+        for category in categories:
+            config = getattr(config, category)
+        setattr(config, name, value)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "error", "match"),
+    [
+        ("select_ipus", [0], Exception, "Both auto_select_ipus and select_ipus"),
+        (
+            "norms.experimental.distributed_batch_norm_replica_group_size",
+            0,
+            ValueError,
+            "Assign 1 or more",
+        ),
+        ("io_tiles.place_ops_on_io_tiles", True, ValueError, "needs io_tiles.num_io_tiles"),
+        (
+            "device_connection.type",
+            ipu.config.DeviceConnectionType.PRE_COMPILE,
+            ValueError,
+            "needs device_connection.version",
+        ),
+        (
+            "experimental.multi_replica_distribution.process_count",
+            2,
+            NotImplementedError,
+            "replicas are those of one process",
+        ),
+    ],
+)
+def test_refuses_options_that_do_not_fit_together(configure, path, value, error, match):
+    with pytest.raises(error, match=match):
+        configure(1, set_at(path, value))
+
+
+def test_refuses_a_process_that_is_none_of_them(configure):
+    def change(config):
+        config.experimental.multi_replica_distribution.process_count = 1
+        config.experimental.multi_replica_distribution.process_index = 1
+
+    with pytest.raises(ValueError, match="process_index = 1 is not from 0 to 0"):
+        configure(1, change)
+
+
+def test_refuses_a_device_that_is_named_twice():
+    config = ipu.config.IPUConfig()
+    config.select_ipus = [1, 1]
+    with pytest.raises(ValueError, match="names a device twice"):
+        config.configure_ipu_system()
+
+
+def test_refuses_what_is_not_a_configuration():
+    with pytest.raises(TypeError, match="takes an IPUConfig, but received dict"):
+        ipu.config.configure_ipu_system({})
+
+
+def test_refuses_options_that_were_changed_in_place(configure):
+    with pytest.raises(TypeError, match=r"gcl_poplar_options = \{'a': 1\}"):
+        configure(1, lambda config: config.gcl_poplar_options.update(a=1))
