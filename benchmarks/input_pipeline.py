@@ -2,6 +2,8 @@
 
 The same images (JPEGs of the sizes of ImageNet's), the same work: read, decode, a random part of
 random shape brought to 224 x 224, mirrored at random, batches of 64 as bytes. In turns in one run.
+A second of a core is a second in which one of the peer's threads or processes had one: other
+programs on the machine take time from a peer, but not from this figure.
 Expected: Convoy is not slower than either. Five minutes on two cores:
 
     .venv/bin/python -m benchmarks.input_pipeline
@@ -78,12 +80,30 @@ class Runner:
         self._signal(signal.SIGSTOP)
 
     def measure(self, seconds: float) -> float:
+        """Return the images that were made in a second of a core."""
         self._signal(signal.SIGCONT)
+        before, began = self._processor_seconds(), time.perf_counter()
         self.process.stdin.write(f"{seconds}\n")
         self.process.stdin.flush()
-        answer = float(self.process.stdout.readline())
+        rate = float(self.process.stdout.readline())
+        elapsed = time.perf_counter() - began
+        used = self._processor_seconds() - before
         self._signal(signal.SIGSTOP)
-        return answer
+        return rate * elapsed / used
+
+    def _processor_seconds(self) -> float:
+        """Return the time that all its processes and threads have had a core so far."""
+        total = 0
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[2]) == self.process.pid:  # the group that it began
+                total += int(fields[11]) + int(fields[12])
+        return total / os.sysconf("SC_CLK_TCK")
 
     def end(self) -> None:
         self._signal(signal.SIGKILL)
@@ -94,7 +114,7 @@ class Runner:
 
 
 def measure(names: list[str], root: Path, cores: int, rounds: int, seconds: float):
-    """Return images per second of each peer, a figure for each round."""
+    """Return images per second and core of each peer, a figure for each round."""
     found: dict[str, list[float]] = {name: [] for name in names}
     runners = []
     try:
@@ -121,11 +141,10 @@ def page(found: dict[int, dict[str, list[float]]], about: str) -> list[str]:
     ]
     for cores, rates in found.items():
         for name, values in rates.items():
-            each = [value / cores for value in values]
             ratios = [ours / theirs for ours, theirs in zip(rates["convoy"], values, strict=True)]
             lines.append(
-                f"| {name} | {cores} | {statistics.median(each):.0f} ({min(each):.0f} to "
-                f"{max(each):.0f}) | {statistics.median(ratios):.2f} ({min(ratios):.2f} to "
+                f"| {name} | {cores} | {statistics.median(values):.0f} ({min(values):.0f} to "
+                f"{max(values):.0f}) | {statistics.median(ratios):.2f} ({min(ratios):.2f} to "
                 f"{max(ratios):.2f}) |"
             )
     return [*lines, ""]
