@@ -6,7 +6,7 @@ INTEROP := .venv-interop
 SANITIZED := .venv-sanitized
 # A process of tests for each core: most of the time goes into compiling, on one thread.
 PARALLEL := --numprocesses auto --dist worksteal
-BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard src/convoy/cpu/native/*)
+BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard src/convoy/*/native/*)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup train test test-all test-sanitized soak lint bench-peers clean

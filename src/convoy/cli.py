@@ -42,10 +42,23 @@ def train(words: Sequence[str]) -> int:
 
 
 def data(words: Sequence[str]) -> int:
-    """Look after data sets: `convoy data verify` reads and counts one."""
-    from convoy.data.verify import main as data_main
+    """Look after data sets: `verify`, `build-imagenet` or `bench`, and flags."""
+    from convoy.data import build_imagenet, verify
+    from convoy.vision import data_bench
 
-    return data_main(words)
+    actions = {
+        "verify": verify.main,
+        "build-imagenet": build_imagenet.main,
+        "bench": data_bench.main,
+    }
+    if words and words[0] in actions:
+        return actions[words[0]](words[1:])
+    if list(words) in ([], ["--help"], ["-h"]):
+        for name, action in actions.items():
+            print(f"convoy data {name:<16} {(action.__doc__ or '').splitlines()[0]}")
+        return 0 if words else 2
+    print(f"convoy data: error: {words[0]!r} is not one of {', '.join(actions)}.", file=sys.stderr)
+    return 2
 
 
 VERBS = {"doctor": doctor}

@@ -799,9 +799,9 @@ class Batches(EpochIterator):
     def whole_batches(self) -> int | None:
         """Batches of an epoch that are as large as all others, if that is known."""
         known = self.num_batches
-        if known is None or self.steps_per_epoch or not self.data_adapter.has_partial_batch:
-            return known
-        return known - 1
+        if known is None or self.steps_per_epoch or isinstance(self.data_adapter, PyDatasetAdapter):
+            return known  # whether a data set has a smaller batch, it does not say
+        return known - 1 if self.data_adapter.has_partial_batch else known
 
     @property
     def shuffle(self) -> bool | str:

@@ -1,5 +1,9 @@
 """Runs that are stopped, and go on with another model in another process: or as good as that."""
 
+import contextlib
+import shutil
+import subprocess
+
 import convoy
 import keras
 import numpy as np
@@ -107,3 +111,28 @@ class Subject:
 @pytest.fixture(scope="package")
 def plain():
     return Subject()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of its own, of one megabyte."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = shutil.which("mount")
+    if mount is None:
+        pytest.skip("mounting a file system: there is no such command here")
+    command = [mount, "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"mounting a file system is not permitted here: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill(folder):
+    """Take all the room that a file system has; returns the file that takes it."""
+    filler = folder / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+    return filler

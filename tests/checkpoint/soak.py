@@ -28,6 +28,7 @@ VARIANTS = (
     "pipelined",
     "half",
     "augmented",
+    "application",
 )
 KILLS_PER_RUN = 4
 
@@ -52,6 +53,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
     parser.add_argument("--output", type=Path, help="a page to write")
     options = parser.parse_args()
     rng = np.random.default_rng(options.seed)
@@ -60,8 +62,8 @@ def main():
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         victims = Victims(folder / "programs")
-        shares = np.array_split(np.arange(options.kills), len(VARIANTS))
-        for variant, share in zip(VARIANTS, shares, strict=True):
+        shares = np.array_split(np.arange(options.kills), len(options.variants))
+        for variant, share in zip(options.variants, shares, strict=True):
             killed, runs = soak(victims, variant, folder / variant, rng, len(share))
             at = collections.Counter(killed)
             where = ", ".join(f"{count} at {kind}" for kind, count in sorted(at.items()))

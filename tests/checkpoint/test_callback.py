@@ -13,7 +13,7 @@ from convoy.checkpoint import CheckpointError, store
 from convoy.checkpoint.folder import Folder, Position
 from keras import layers
 
-from .conftest import SAMPLES, StopAt, StopError, Subject
+from .conftest import SAMPLES, StopAt, StopError, Subject, fill
 
 # Mid-epoch, before the last device call, before validation, and at the start of an epoch.
 POINTS = [(0, 2), (0, 4), (1, np.inf), (2, 0), (2, 4)]
@@ -132,6 +132,23 @@ def test_resumes_a_data_set_without_reading_what_was_done(plain, tmp_path, worke
     assert actual == expected
     # Two of the first epoch's six batches were left, and then the second epoch.
     assert len(dataset.read) == 2 + 6
+
+
+@pytest.mark.filterwarnings("ignore:os.fork")
+def test_resumes_a_data_set_that_worker_processes_read(plain, tmp_path):
+    def run(*callbacks, **settings):
+        dataset = Rows(plain, workers=2, use_multiprocessing=True)
+        outcome = plain.run(*callbacks, x=dataset, epochs=2, **settings)
+        assert dataset.read == []  # not in this process
+        return outcome
+
+    expected = run(convoy.Checkpoints(tmp_path / "whole", every=2))
+    for point in [(0, 4), (1, 2)]:
+        with pytest.raises(StopError):
+            run(convoy.Checkpoints(tmp_path / "pieces", every=2), StopAt(*point))
+    actual = run(convoy.Checkpoints(tmp_path / "pieces", every=2), spoil=True)
+    assert actual == expected
+    assert hash_of(tmp_path / "pieces") == hash_of(tmp_path / "whole")
 
 
 class Reordered(Rows):
@@ -359,3 +376,40 @@ def test_a_disk_that_stays_full_is_an_error_at_the_end_and_the_model_is_there(pl
     values = plain.values()
     assert values == plain.run()[2]
     assert positions(tmp_path) == [(1, 0)]
+
+
+class FillDisk(keras.callbacks.Callback):
+    """Fills a file system from some epoch on to another."""
+
+    def __init__(self, folder, first, last):
+        super().__init__()
+        self.folder, self.first, self.last = folder, first, last
+
+    def on_epoch_end(self, epoch, logs=None):
+        for thread in threading.enumerate():
+            if thread.name == "convoy-checkpoint":
+                thread.join()
+        if epoch == self.first:
+            fill(self.folder)
+        elif epoch == self.last:
+            (self.folder / "filler").unlink()
+
+
+def test_a_file_system_that_is_full_for_a_while_does_not_stop_a_run(plain, small_disk):
+    with pytest.warns(UserWarning, match="No space left on device.*Training goes on"):
+        actual = plain.run(FillDisk(small_disk, 1, 2), convoy.Checkpoints(small_disk / "run"))
+    assert actual == plain.run()
+    assert positions(small_disk / "run") == [(1, 0), (3, 0)]
+
+
+def test_a_run_that_met_a_full_file_system_goes_on_when_there_is_room(plain, small_disk):
+    with (
+        pytest.warns(UserWarning, match="No space left on device"),
+        pytest.raises(CheckpointError, match="could not be written: No space left on device"),
+    ):
+        plain.run(FillDisk(small_disk, 1, 9), convoy.Checkpoints(small_disk / "run"))
+    assert plain.values() == plain.run()[2]
+    assert positions(small_disk / "run") == [(1, 0)]
+    (small_disk / "filler").unlink()
+    resumed = plain.run(convoy.Checkpoints(small_disk / "run"), spoil=True)
+    assert resumed == plain.run()

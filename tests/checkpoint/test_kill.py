@@ -8,7 +8,7 @@ from convoy.checkpoint import EXIT_STATUS
 from convoy.checkpoint.folder import Folder
 
 from .kill import Victims, kill_until_done
-from .victim import STRATEGIES
+from .victim import VARIANTS
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def test_a_run_that_is_killed_three_times_ends_with_the_same_bits(victims, whole
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", STRATEGIES)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_every_kind_of_run_that_is_killed_ends_with_the_same_bits(victims, variant, tmp_path):
     expected = victims.run(variant, tmp_path / "whole")
     assert expected.status == 0

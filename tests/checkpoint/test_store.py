@@ -12,6 +12,8 @@ import pytest
 from convoy.checkpoint import CheckpointError, DamagedError, store, tensors
 from convoy.checkpoint.folder import Folder, Position
 
+from .conftest import fill
+
 FILES = [store.MANIFEST, store.ARRAYS, store.MODEL]
 FIRST, SECOND = Position(0, 4), Position(1, 0)
 
@@ -216,6 +218,26 @@ def test_a_full_disk_is_an_error_and_leaves_the_earlier_ones(folder):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert sorted(folder.path.iterdir()) == before
     assert newest_seed(folder) == 2
+
+
+def test_a_file_system_without_room_is_an_error_and_leaves_the_earlier_ones(small_disk):
+    folder = Folder(small_disk / "run")
+    folder.open_for_writing()
+    folder.write(FIRST, content(1))
+    before = sorted(folder.path.iterdir())
+    arrays = dict(content(3).arrays) | {"more": np.zeros(1 << 20, "uint8")}
+    with pytest.raises(CheckpointError, match=r"could not be written: No space left on device"):
+        folder.write(SECOND, store.Content(arrays, {}, {}))
+    assert sorted(folder.path.iterdir()) == before
+    filler = fill(small_disk)
+    with pytest.raises(CheckpointError, match=r"could not be written: No space left on device"):
+        folder.write(SECOND, content(2))
+    assert sorted(folder.path.iterdir()) == before
+    assert newest_seed(folder) == 1
+    filler.unlink()
+    folder.write(SECOND, content(2))
+    assert newest_seed(folder) == 2
+    folder.close()
 
 
 @pytest.mark.parametrize("step", ["mkdir", "arrays", "manifest", "sync", "rename"])

@@ -5,6 +5,7 @@ longer than training. A process writes a line whenever it gets somewhere (`tick 
 outcome at the end.
 """
 
+import csv
 import hashlib
 import json
 import os
@@ -19,6 +20,7 @@ import numpy as np
 from convoy.checkpoint import store
 from convoy.checkpoint.folder import Folder
 from convoy.engine import numerics
+from convoy.vision import application, watch
 from keras import layers
 
 SAMPLES, EPOCHS = 96, 3
@@ -39,6 +41,8 @@ STRATEGIES = {
     },
     "augmented": {"devices": 1},
 }
+APPLICATION = "application"
+VARIANTS = (*STRATEGIES, APPLICATION)
 
 
 class Order(keras.metrics.Metric):
@@ -135,6 +139,30 @@ def train(variant, folder):
     return outcome(model, history, folder)
 
 
+def small(shape, classes):
+    """The model of the application, by the name `__main__:small`."""
+    layer = [layers.Conv2D(4, 3), layers.BatchNormalization(), layers.GlobalAveragePooling2D()]
+    return keras.Sequential([keras.Input(shape), *layer, layers.Dense(classes, "softmax")])
+
+
+def run_application(folder):
+    """Train by `convoy train`, with images that are changed at random on the host."""
+    words = ["--model-name", "__main__:small", "--dataset", "digits", "--seed", "3", "--resume"]
+    words += ["--micro-batch-size", "8", "--weight-updates-per-epoch", "6", "--num-epochs", "3"]
+    words += ["--logs-per-epoch", "3", "--state-every", "2", "--precision", "32.32"]
+    words += ["--mixup", "0.2", "--rand-augment", "0.5", "--optimizer-params", "{momentum: 0.9}"]
+    status = application.main([*words, "--output-dir", str(folder)])
+    if status:
+        sys.exit(status)
+    with (Path(folder) / "metrics.csv").open() as file:
+        rows = [
+            {name: row[name] for name in row if name not in ("throughput", "compilation")}
+            for row in csv.DictReader(file)
+        ]
+    saved = sorted(path.name for path in (Path(folder) / "checkpoints").iterdir())
+    return {"rows": rows, "checkpoints": saved, "checkpoint": newest_hash(Path(folder) / "state")}
+
+
 def model_replicas(variant):
     return 1 if variant == "pipelined" else STRATEGIES[variant]["devices"]
 
@@ -145,14 +173,28 @@ def outcome(model, history, folder):
     digest = hashlib.sha256()
     for variable in variables:
         digest.update(np.asarray(variable.value).tobytes())
-    found = Folder(folder)
-    manifest = store.read_manifest(found.at(found.positions()[-1]))
     return {
         "history": history.history,
         "epochs": history.epoch,
         "values": digest.hexdigest(),
-        "checkpoint": store.state_hash(manifest),
+        "checkpoint": newest_hash(folder),
     }
+
+
+def newest_hash(folder):
+    found = Folder(folder)
+    return store.state_hash(store.read_manifest(found.at(found.positions()[-1])))
+
+
+def watch_calls():
+    """Tick after each device call of the application."""
+    show = watch.Watch._show
+
+    def ticking_show(self, record):
+        show(self, record)
+        tick("call")
+
+    watch.Watch._show = ticking_show
 
 
 def watch_writing():
@@ -173,7 +215,9 @@ def watch_writing():
 def child(variant, folder):
     try:
         watch_writing()
-        result = json.dumps(train(variant, folder))
+        watch_calls()
+        run = run_application(folder) if variant == APPLICATION else train(variant, folder)
+        result = json.dumps(run)
         os.write(1, f"result {result}\n".encode())
         os._exit(0)
     except SystemExit as error:

@@ -1,15 +1,7 @@
-from itertools import chain
-
 import numpy as np
 import pytest
 from convoy.data import augment
-from convoy.data.batches import endless_batches
 from convoy.data.rand_augment import rand_augment
-
-
-@pytest.fixture(autouse=True)
-def fresh_start():
-    """Nothing here makes a layer, so nothing has to be cleared."""
 
 
 @pytest.fixture
@@ -72,53 +64,6 @@ def test_standardised_images_have_mean_0_and_deviation_1(images):
 def test_bytes_drop_fractions_and_wrap_around():
     numbers = np.array([0, 1.9, 255, -1, 256, 257.5])
     assert augment.to_bytes(numbers).tolist() == [0, 1, 255, 255, 0, 1]
-
-
-def batches(count, **settings):
-    x = np.arange(10)[:, None, None, None]
-    made = endless_batches(
-        x,
-        np.arange(10),
-        3,
-        **{"batches_per_epoch": 3, "shuffle": True, "seed": 5} | settings,
-        transform=settings.pop("transform", lambda x, y, rng: (x, y)),
-    )
-    return [next(made)[1].tolist() for _ in range(count)]
-
-
-def test_an_epoch_has_no_sample_twice_and_the_next_another_order():
-    six = batches(6)
-    assert all(len(set(chain(*six[start : start + 3]))) == 9 for start in (0, 3))
-    assert six[:3] != six[3:]
-
-
-def test_order_depends_on_the_seed_alone():
-    assert batches(6) == batches(6)
-    assert batches(6) != batches(6, seed=6)
-
-
-def test_without_shuffling_data_come_as_they_are():
-    assert batches(4, shuffle=False) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [0, 1, 2]]
-
-
-def test_an_epoch_longer_than_the_data_goes_through_it_again():
-    five = batches(5, batches_per_epoch=5)
-    assert len(set(chain(*five[:3]))) == 9
-    assert len(set(chain(*five[3:]))) == 6
-
-
-def test_data_that_does_not_fill_a_batch_is_refused():
-    made = endless_batches(
-        np.zeros((2, 1)),
-        np.zeros(2),
-        3,
-        batches_per_epoch=1,
-        shuffle=False,
-        seed=0,
-        transform=lambda x, y, rng: (x, y),
-    )
-    with pytest.raises(ValueError, match="2 samples do not fill a batch of 3"):
-        next(made)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

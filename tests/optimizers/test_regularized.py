@@ -131,3 +131,37 @@ def test_keras_can_scale_the_loss_around_it(rng):
 def test_what_it_cannot_go_around_is_refused(optimizer, settings, why):
     with pytest.raises(ValueError, match=why):
         Regularized(optimizer(), **settings)
+
+
+def clipped_gradient(weight, gradient, **settings):
+    """Return what a gradient becomes, at a learning rate of 1."""
+    optimizer = Regularized(optimizers.SGD(1.0), **settings)
+    return np.asarray(weight) - steps_of(optimizer, weight, [gradient])
+
+
+def test_adaptive_clipping_limits_each_output_by_the_norm_of_its_weights():
+    weight = np.array([[3.0, 0.0], [4.0, 0.0]])  # two outputs, of norm 5 and 0
+    gradient = np.array([[0.6, 0.3], [0.8, 0.4]])  # of norm 1 and 0.5
+    actual = clipped_gradient(weight, gradient, clip=0.1)
+    # 0.1 x 5, and 0.1 x the smallest norm that counts.
+    np.testing.assert_allclose(np.linalg.norm(actual, axis=0), [0.5, 1e-4], rtol=1e-3)
+    np.testing.assert_allclose(actual[:, 0], [0.3, 0.4], rtol=1e-5)
+    np.testing.assert_allclose(clipped_gradient(weight, gradient, clip=1000), gradient, rtol=1e-5)
+
+
+def test_adaptive_clipping_takes_a_bias_as_one_and_a_kernel_by_output(rng):
+    bias, kernel = rng.normal(size=6), rng.normal(size=(3, 3, 2, 4))
+    of_bias = clipped_gradient(bias, 10 * bias, clip=0.5)
+    np.testing.assert_allclose(np.linalg.norm(of_bias), 0.5 * np.linalg.norm(bias), rtol=1e-4)
+    of_kernel = clipped_gradient(kernel, 10 * rng.normal(size=kernel.shape), clip=0.5)
+    norms = np.linalg.norm(of_kernel.reshape(-1, 4), axis=0)
+    np.testing.assert_allclose(
+        norms, 0.5 * np.linalg.norm(kernel.reshape(-1, 4), axis=0), rtol=1e-4
+    )
+
+
+def test_adaptive_clipping_is_kept_in_the_configuration():
+    copy = Regularized.from_config(Regularized(optimizers.SGD(1.0), clip=0.25).get_config())
+    assert copy.clip == 0.25
+    with pytest.raises(ValueError, match=r"Regularized\(clip=-1\): pass 0 or more"):
+        Regularized(optimizers.SGD(1.0), clip=-1)

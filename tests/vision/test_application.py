@@ -6,7 +6,9 @@ import shutil
 
 import numpy as np
 import pytest
-from convoy.vision.event_file import masked_checksum
+from convoy.data.checksum import masked_checksum
+from convoy.vision.models import make_model
+from convoy.vision.validation import load_checkpoint
 
 SMALL = ("--precision", "32.32", "--seed", 1, "--micro-batch-size", 5)
 
@@ -24,7 +26,7 @@ def test_trains_validates_and_leaves_a_run_behind(application, tmp_path):
     assert len(accuracies(done.out, "validation")) == 2
     (folder,) = (tmp_path / "runs").iterdir()
     names = {path.name.split(".")[0] for path in folder.iterdir()}
-    assert names == {"recipe", "metrics", "events", "curves", "checkpoints"}
+    assert names == {"recipe", "metrics", "events", "curves", "checkpoints", "state"}
     saved = sorted(path.name for path in (folder / "checkpoints").iterdir())
     assert saved == ["epoch_1.0.weights.h5", "epoch_2.0.weights.h5"]
     assert re.search(r"best checkpoint +runs/\S+/epoch_[12]\.0\.weights\.h5 \([\d.]+%\)", done.out)
@@ -82,6 +84,8 @@ def test_without_checkpoints_the_final_weights_are_validated(application, tmp_pa
     [
         (["--no-such-flag"], "--no-such-flag is not a flag"),
         (["--model", "toy_modle"], "'toy_modle' is not a model. Did you mean toy_model"),
+        (["--pipeline-splits", "auto"], "pass auto and a number of stages, 2 or more"),
+        (["--ema", "1"], "--ema 1.0: pass a momentum from 0 to less than 1"),
         (["--pipeline-splits", "conv2d_7"], "'conv2d_7' is not a layer of 'toy_model'"),
         (["--pipeline-splits", "flatten", "conv2d_1"], "'conv2d_1': it does not come after"),
         (["--dataset-path", "/nowhere"], "/nowhere: there is no such folder"),
@@ -165,6 +169,13 @@ FLAGS = {
         *("--optimizer-params", "{momentum: 0.9, base_decay_exponent: -8, epsilon: 1e-3}"),
     ],
     "adamw with clipping": ["--optimizer", "adamw", "--clip-norm", 1],
+    "adaptive clipping and averaged weights": [
+        *("--adaptive-clip", 0.01, "--ema", 0.9, "--l2-regularization", 1e-4),
+    ],
+    "averaged weights of replicas": ["--ema", 0.9, "--num-replicas", 2],
+    "stages where they are cheapest": [
+        *("--pipeline-splits", "auto", 2, "--gradient-accumulation", 4, "--ema", 0.5),
+    ],
     "mixing images": ["--mixup", 0.2, "--cutmix", 1.0, "--label-smoothing", 0.1],
     "random augmentation": ["--rand-augment", 0.5],
     "random erasing": ["--random-erasing", 0.5, "--accelerator-side-preprocess"],
@@ -232,3 +243,54 @@ def test_replicas_and_accumulation_do_not_change_the_update(application):
         ),
     ):
         np.testing.assert_allclose(losses(*words), plain, atol=2e-4)
+
+
+def metrics(folder):
+    return (folder / "metrics.csv").read_text().splitlines()
+
+
+@pytest.mark.slow
+def test_checkpoints_hold_the_average_of_the_weights(application, tmp_path):
+    """With a momentum of nearly 1, that is nearly what training began with."""
+    words = (*SMALL, "--num-epochs", 2, "--lr-schedule-params", "{initial_learning_rate: 0.05}")
+    held = {}
+    for ema in (0.0, 0.9999):
+        done = application(*words, "--ema", ema, "--output-dir", f"ema{ema}")
+        assert done.status == 0, done.err
+        saved = tmp_path / f"ema{ema}" / "checkpoints"
+        models = []
+        for epoch in (1, 2):
+            model = make_model("toy_model", (32, 32, 3), 10)
+            load_checkpoint(model, saved / f"epoch_{epoch}.0.weights.h5")
+            models.append(np.concatenate([np.ravel(w) for w in model.get_weights()]))
+        held[ema] = np.abs(models[1] - models[0]).max()
+    assert held[0.9999] < held[0.0] / 20
+    # Averages are looked at, not trained with.
+    losses = [
+        [row["loss"] for row in csv.DictReader(metrics(tmp_path / f"ema{ema}"))][:2]
+        for ema in (0.0, 0.9999)
+    ]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.slow
+def test_four_epochs_leave_four_checkpoints_each_better_than_the_one_before(application):
+    words = ("--precision", "32.32", "--seed", 1, "--micro-batch-size", 10, "--augment", False)
+    rate = ("--lr-schedule-params", "{initial_learning_rate: 0.001}")
+    done = application(*words, *rate, "--num-epochs", 4, "--checkpoint-output-dir", "kept")
+    assert done.status == 0, done.err
+    losses = re.findall(r"validation: .*'loss: ([\d.]+)'", done.out)
+    assert len(losses) == 4
+    assert sorted(losses, key=float, reverse=True) == losses
+    assert len(set(losses)) == 4
+
+
+@pytest.mark.slow
+def test_an_empty_folder_of_checkpoints_is_said(application, tmp_path):
+    (tmp_path / "empty").mkdir()
+    words = (*SMALL, "--training", False, "--checkpoint-input-dir", "empty")
+    done = application(*words)
+    assert done.status == 0, done.err
+    assert "empty has no checkpoint." in done.err
+    assert "the weights are random" in done.err
+    assert len(accuracies(done.out, "validation")) == 1

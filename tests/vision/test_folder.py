@@ -4,7 +4,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from convoy.vision.event_file import masked_checksum
+from convoy.data.checksum import masked_checksum
 from convoy.vision.folder import RunFolder, find_checkpoints
 from convoy.vision.record import Record
 from convoy.vision.validation import sweep_metrics

@@ -55,3 +55,18 @@ def test_lars_and_adam():
 def test_missing_and_unknown_parameters_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         make_optimizer(Options(**options), Constant(1.0), 4)
+
+
+def test_adaptive_clipping():
+    assert step(5.0, adaptive_clip=0.25) == pytest.approx(0.75)
+
+
+def test_weights_are_averaged():
+    optimizer = make_optimizer(Options(ema=0.5, weight_decay=0.0), Constant(1.0), 4)
+    weight = keras.Variable(np.ones(1, "float32"))
+    for _ in range(2):
+        optimizer.apply([np.ones(1, "float32")], [weight])
+    assert float(weight.numpy()[0]) == -1
+    optimizer.finalize_variable_values([weight])
+    # The first average is the first weight, 0; the next is half of it and half of -1.
+    assert float(weight.numpy()[0]) == pytest.approx(-0.5)

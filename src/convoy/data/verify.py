@@ -4,31 +4,77 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-from convoy.data.catalog import DATASETS, load
+from convoy.data import jpeg
+from convoy.data.catalog import DATASETS, DatasetInfo, load
+from convoy.data.image_files import ImageFiles, find_images
+from convoy.data.records import DamagedDataError
+
+
+class Counted(NamedTuple):
+    """What was found of a split."""
+
+    part: str
+    images: int
+    classes: int
+    damaged: list[str]
 
 
 def main(words: Sequence[str]) -> int:
-    """Read a data set, count it, and compare with what it should have."""
-    parser = argparse.ArgumentParser(prog="convoy data", description=main.__doc__)
-    parser.add_argument("action", choices=("verify",))
+    """Read a data set, count it, and compare with what it should have.
+
+    Of image files every checksum is looked at, and whether an image has its end.
+    """
+    parser = argparse.ArgumentParser(prog="convoy data verify", description=main.__doc__)
     parser.add_argument("--dataset", choices=tuple(DATASETS), required=True)
     parser.add_argument("--dataset-path", default=".", help="its folder (default: .)")
     options = parser.parse_args(words)
+    info = DATASETS[options.dataset]
+    whole = True
     try:
-        data = load(options.dataset, options.dataset_path)
+        for found in _count(info, Path(options.dataset_path)):
+            for name in found.damaged:
+                print(f"damaged: {name}", file=sys.stderr)
+            expected = info.size(found.part)
+            whole &= found.images == expected and found.classes == info.classes
+            whole &= not found.damaged
+            print(
+                f"{found.part:<6} {found.images:>7} images of {expected}, "
+                f"{found.classes} classes of {info.classes}"
+                + (f", {len(found.damaged)} damaged" if found.damaged else "")
+            )
     except ValueError as error:
         print(f"convoy data: error: {error}", file=sys.stderr)
         return 2
-    whole = True
-    for part, (images, labels) in (("train", data.train), ("test", data.test)):
-        expected, classes = data.info.size(part), len(np.unique(labels))
-        whole &= len(images) == expected and classes == data.info.classes
-        print(
-            f"{part:<6} {len(images):>7} images of {expected}, "
-            f"{classes} classes of {data.info.classes}"
-        )
     print(f"{options.dataset} is {'whole' if whole else 'not whole'}")
     return 0 if whole else 1
+
+
+def _count(info: DatasetInfo, folder: Path) -> Iterator[Counted]:
+    if info.name == "imagenet":
+        for part in ("train", "test"):
+            yield _count_files(part, find_images(folder, part))
+        return
+    data = load(info.name, folder)
+    for part, (images, labels) in (("train", data.train), ("test", data.test)):
+        yield Counted(part, len(images), len(np.unique(labels)), [])
+
+
+def _count_files(part: str, files: ImageFiles) -> Counted:
+    labels: set[int] = set()
+    damaged = list(files.damaged)
+    whole = 0
+    for index in range(len(files)):
+        try:
+            sample = files.read(index)
+            jpeg.check(sample.data)
+        except DamagedDataError as error:
+            damaged.append(f"{files.name(index)}: {error}")
+            continue
+        labels.add(sample.label)
+        whole += 1
+    return Counted(part, whole, len(labels), damaged)

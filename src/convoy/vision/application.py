@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+from convoy.checkpoint import CheckpointError
+from convoy.checkpoint.leaving import Left
+from convoy.vision import resume
 from convoy.vision.folder import RunFolder, default_folder, find_checkpoints
 from convoy.vision.images import Images, open_images
 from convoy.vision.options import Options
@@ -20,6 +22,7 @@ from convoy.vision.parse import as_recipe, parse, stop
 from convoy.vision.plan import make_plan
 from convoy.vision.progress import Output, show_duration
 from convoy.vision.record import Record
+from convoy.vision.trackers import Listener, check_installed, trackers
 from convoy.vision.training import Training, describe, prepare_training, train, training_strategy
 from convoy.vision.validation import (
     Validation,
@@ -39,7 +42,7 @@ def main(words: Sequence[str] | None = None, program: str = "convoy train") -> i
         return Application(options, Output()).run()
     except ValueError as error:
         stop(str(error), program)
-    except FloatingPointError as error:
+    except (FloatingPointError, CheckpointError) as error:
         print(f"{program}: error: {error}", file=sys.stderr)
         return 1
 
@@ -57,18 +60,20 @@ class Application:
 
     def __init__(self, options: Options, output: Output) -> None:
         self.output = output
-        self.plan = make_plan(options)
-        # With the seed that was drawn, but else as they were given, so that all notes come again.
-        self.asked = replace(options, seed=self.plan.seed)
-        options = self.plan.options
         self.folder = RunFolder(
             Path(options.output_dir or default_folder(options.model_name, options.dataset)),
             Path(options.checkpoint_output_dir) if options.checkpoint_output_dir else None,
         )
+        resume.check_resumable(options)
+        options = resume.with_earlier_seed(options, self.folder)
+        self.plan = make_plan(options)
+        resume.check_folder(options, self.folder)
+        # With the seed that was drawn, but else as they were given, so that all notes come again.
+        self.asked = replace(options, seed=self.plan.seed)
+        options = self.plan.options
         self.given = self._given_checkpoints(options)
-        self.listeners: list[Callable[[Record], None]] = []
-        if options.wandb and importlib.util.find_spec("wandb") is None:
-            raise ValueError("--wandb needs the package wandb. Install it with: pip install wandb")
+        self.listeners: list[Listener] = []
+        check_installed(options)
 
     def _given_checkpoints(self, options: Options) -> list[Path] | None:
         """Return the checkpoints to validate, if they are not those that the run will write."""
@@ -82,10 +87,12 @@ class Application:
     def run(self) -> int:
         """Run the phases that were asked for; returns the exit status."""
         images, training, validation = self._prepare()
-        self.folder.open(as_recipe(self.plan.options))
-        if self.plan.options.wandb:
-            self._open_wandb()
-        with contextlib.closing(self.folder):
+        options = self.plan.options
+        self.folder.open(as_recipe(options), goes_on=options.resume)
+        with (
+            contextlib.closing(self.folder),
+            trackers(options, self.folder.path) as self.listeners,
+        ):
             return self._run_phases(images, training, validation)
 
     def _run_phases(
@@ -107,8 +114,11 @@ class Application:
             self.output.end()
             print(f"Interrupted; what there is, is in {self.folder.path}", file=sys.stderr)
             return INTERRUPTED
+        except Left:
+            self.output.end()
+            raise
         self._summarise(watch, records, time.perf_counter() - began)
-        return 0
+        return 1 if self.folder.failures else 0
 
     def _prepare(self) -> tuple[Images, Training | None, Validation | None]:
         """Do all that can fail before anything is written."""
@@ -120,9 +130,9 @@ class Application:
         strategies = {make: make(self.plan) for make, _, wanted in makers if wanted}
         keras.utils.set_random_seed(self.plan.seed)
         images = open_images(options, self.plan.info, self.plan.seed)
-        if len(images.train[0]) != self.plan.info.train:
-            self.plan = make_plan(self.asked, len(images.train[0]))
-        for note in self.plan.notes:
+        if images.train_samples not in (0, self.plan.info.train):
+            self.plan = make_plan(self.asked, images.train_samples)
+        for note in (*self.plan.notes, *resume.differences(self.plan.options, self.folder)):
             print(f"convoy train: {note}", file=sys.stderr)
         training = validation = None
         if options.training:
@@ -183,20 +193,3 @@ class Application:
             rows.append(("curves", picture))
         for name, value in rows:
             self.output.line(f"{name:<18} {value}")
-
-    def _open_wandb(self) -> None:
-        wandb = importlib.import_module("wandb")
-        options = self.plan.options
-        name = options.wandb_run_name or self.folder.path.name
-        run = wandb.init(
-            project="convoy",
-            name=name,
-            tags=options.wandb_tags,
-            config=dict(as_recipe(options)),
-            dir=str(self.folder.path),
-        )
-        self.listeners.append(
-            lambda record: run.log(
-                {k: v for k, v in asdict(record).items() if isinstance(v, float)}
-            )
-        )

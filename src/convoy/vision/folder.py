@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import csv
+import contextlib
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import keras
 import yaml
 from convoy.vision.event_file import EventFile
+from convoy.vision.metrics_file import MetricsFile
 from convoy.vision.record import Record
 
 ENDING = ".weights.h5"
@@ -31,49 +33,102 @@ class RunFolder:
     def __init__(self, path: Path, checkpoints: Path | None = None) -> None:
         self.path = path
         self.checkpoints = checkpoints or path / "checkpoints"
-        self.records: list[Record] = []
         self.written: list[Path] = []
         """The checkpoints of this run, in its order."""
+        self.failures: list[str] = []
+        """What could not be written."""
+        self._metrics: MetricsFile | None = None
         self._events: EventFile | None = None
 
-    def open(self, recipe: Mapping[str, Any]) -> None:
-        """Make the folder, and write the recipe with which the run can be repeated."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        text = yaml.safe_dump({"run": dict(recipe)}, sort_keys=False)
-        head = f"# convoy train --config-path {self.path / 'recipe.yml'} --config run\n"
-        (self.path / "recipe.yml").write_text(head + text)
-        with self._metrics.open("w", newline="") as file:
-            csv.writer(file).writerow([field.name for field in fields(Record)])
-        self._events = EventFile(self.path)
+    @property
+    def recipe(self) -> Path:
+        return self.path / "recipe.yml"
 
     @property
-    def _metrics(self) -> Path:
-        return self.path / "metrics.csv"
+    def state(self) -> Path:
+        """Where all is that a run needs to go on."""
+        return self.path / "state"
+
+    @property
+    def records(self) -> list[Record]:
+        return [] if self._metrics is None else self._metrics.records
+
+    def open(self, recipe: Mapping[str, Any], *, goes_on: bool = False) -> None:
+        """Make the folder, and write the recipe with which the run can be repeated.
+
+        Args:
+            recipe: flags and their values.
+            goes_on: whether an earlier run may have been here, with which this one goes on.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        text = yaml.safe_dump({"run": dict(recipe)}, sort_keys=False)
+        head = f"# convoy train --config-path {self.recipe} --config run\n"
+        unfinished = self.path / ".recipe.unfinished"
+        unfinished.write_text(head + text)
+        unfinished.replace(self.recipe)
+        self._metrics = MetricsFile(self.path / "metrics.csv", goes_on=goes_on)
+        self._events = EventFile(self.path)
+
+    def go_on(self, rows: int, checkpoints: Sequence[str]) -> None:
+        """Take over what the earlier run had left where this one goes on.
+
+        Args:
+            rows: how many records.
+            checkpoints: the names of its checkpoints.
+        """
+        if self._metrics is None or self._events is None:
+            return
+        self._metrics.keep(rows)
+        if len(self.records) < rows:
+            self._fail(f"{self._metrics.path} has lost {rows - len(self.records)} rows of {rows}")
+        self.written = [
+            path for path in map(self.checkpoints.joinpath, checkpoints) if path.is_file()
+        ]
+        self._events.restart(self.records[-1].update if self.records else 0)
 
     def add(self, record: Record) -> None:
         """Write a record at once, so that a run that is cut short has left it."""
-        self.records.append(record)
-        with self._metrics.open("a", newline="") as file:
-            csv.writer(file).writerow(asdict(record).values())
+        if self._metrics is None or self._events is None:
+            return
         values = {
-            name: value
+            f"{record.phase}/{name}": value
             for name, value in asdict(record).items()
             if isinstance(value, float) and name not in ("epoch", "compilation")
         }
-        if self._events is not None:
-            self._events.scalars(
-                record.update, {f"{record.phase}/{name}": value for name, value in values.items()}
-            )
+        try:
+            self._metrics.add(record)
+            self._events.scalars(record.update, values)
+        except OSError as error:
+            self._fail(f"a record could not be written to {self.path}: {error.strerror}")
 
-    def save(self, model: keras.Model, epoch: float) -> Path:
-        """Write a checkpoint; a file of that name is there whole or not at all."""
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
+    def save(self, model: keras.Model, epoch: float, *, averaged: bool = False) -> Path | None:
+        """Write a checkpoint; a file of that name is there whole or not at all.
+
+        If it cannot be written, that is said, and training goes on.
+
+        Args:
+            model: whose weights are written.
+            epoch: for the name.
+            averaged: whether to write the moving averages that the optimizer keeps instead.
+        """
         path = self.checkpoints / f"epoch_{round(epoch, 6)}{ENDING}"
         unfinished = path.with_name(f".unfinished{ENDING}")
-        model.save_weights(unfinished, overwrite=True)
-        os.replace(unfinished, path)
-        self.written.append(path)
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            with averages_of(model) if averaged else contextlib.nullcontext():
+                model.save_weights(unfinished, overwrite=True)
+            os.replace(unfinished, path)
+        except (OSError, RuntimeError) as error:  # the latter by h5py, when it closes a file
+            unfinished.unlink(missing_ok=True)
+            self._fail(f"{path} could not be written: {' '.join(str(error).split())}")
+            return None
+        if path not in self.written:
+            self.written.append(path)
         return path
+
+    def _fail(self, what: str) -> None:
+        self.failures.append(what)
+        print(f"convoy train: {what}", file=sys.stderr)
 
     def remove_checkpoints(self) -> None:
         """Delete what this run has written, and the folder if nothing else is in it."""
@@ -89,6 +144,18 @@ class RunFolder:
         self._events.close()
         self._events = None
         return draw_curves(self.records, self.path / "curves.png") if self.records else None
+
+
+@contextlib.contextmanager
+def averages_of(model: keras.Model) -> Iterator[None]:
+    """Have a model hold the moving averages of its weights for a while."""
+    kept = [(variable, variable.value) for variable in model.trainable_variables]
+    model.optimizer.finalize_variable_values(model.trainable_variables)
+    try:
+        yield
+    finally:
+        for variable, value in kept:
+            variable.assign(value)
 
 
 def default_folder(model: str, dataset: str) -> Path:

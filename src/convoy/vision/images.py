@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import keras
 import numpy as np
-from convoy.data import augment
-from convoy.data.batches import Batch, endless_batches
+from convoy.data.batches import Batch, Batches, Order
 from convoy.data.catalog import DatasetInfo, Split, load
-from convoy.data.rand_augment import rand_augment
+from convoy.data.image_batches import ImageBatches, InOrder, MakeBatch, OnDamage
+from convoy.data.image_files import ImageFiles, find_images
 from convoy.data.synthetic import synthetic_split
+from convoy.data.transform import Output, Transformation
 from convoy.vision.options import Options
 from convoy.vision.plan import RunPlan
 
 
 @dataclass(frozen=True)
 class Images:
-    """The splits of a run, as bytes."""
+    """The splits of a run: bytes in memory, or files that are read while it goes on."""
 
-    train: Split
-    test: Split
+    train: Split | ImageFiles
+    test: Split | ImageFiles
+
+    @property
+    def train_samples(self) -> int:
+        return _count(self.train)
+
+    @property
+    def test_samples(self) -> int:
+        return _count(self.test)
 
 
 def open_images(options: Options, info: DatasetInfo, seed: int) -> Images:
@@ -39,33 +53,88 @@ def open_images(options: Options, info: DatasetInfo, seed: int) -> Images:
         # The device makes images; one byte asks for each.
         rng = np.random.default_rng(seed)
         return Images(*(_numbers(info, info.size(part), rng) for part in ("train", "test")))
+    if info.name == "imagenet":
+        return _open_files(options)
     data = load(info.name, options.dataset_path)
     return Images(data.train, data.test)
 
 
-def training_input(plan: RunPlan, images: Images) -> dict[str, Any]:
+def _open_files(options: Options) -> Images:
+    if importlib.util.find_spec("cv2") is None:
+        raise ValueError(
+            "Decoding images needs the package opencv-python-headless. Install it with: "
+            "pip install 'keras-convoy[images]'"
+        )
+    root, nothing = Path(options.dataset_path), (np.zeros(0), np.zeros(0))
+    images = Images(
+        find_images(root, "train") if options.training else nothing,
+        find_images(root, "test") if options.validation else nothing,
+    )
+    for files in (images.train, images.test):
+        if not isinstance(files, tuple) and files.damaged and options.damaged_images == "stop":
+            raise ValueError(f"{files.damaged[0]}. Pass --damaged-images skip to go on without.")
+    return images
+
+
+@contextlib.contextmanager
+def training_input(plan: RunPlan, images: Images) -> Iterator[dict[str, Any]]:
     """Return the arguments of `fit` that say what to train on."""
-    options, batch, events = plan.options, plan.batch, plan.events
-    steps = events.keras_epoch * batch.accumulation
+    batch, events = plan.batch, plan.events
+    transformation = training_transformation(plan)
+    if not isinstance(images.train, tuple):
+        make = MakeBatch(
+            images.train,
+            batch.micro_batch,
+            transformation,
+            training=plan.options.augment,
+            mirror=plan.options.augment and not plan.options.accelerator_side_preprocess,
+            on_damage=_on_damage(plan),
+        )
+        order = training_order(plan, len(images.train))
+        with _closing(
+            ImageBatches(make, order, _fit_batches(plan), _workers(plan), _say)
+        ) as batches:
+            yield {"x": batches, "shuffle": False}
+        return
     x, y = images.train
     # Keras would make an update of samples that are left over, or save them for the next epoch.
     divides = events.keras_epoch * batch.global_batch == len(x)
-    if divides and not _is_random(plan):
-        return {
-            "x": _normalised(plan, x),
+    if (
+        divides
+        and not transformation.changes
+        and plan.options.synthetic_data not in ("cpu", "host")
+    ):
+        yield {
+            "x": transformation.bring(x),
             "y": y,
             "batch_size": batch.micro_batch,
-            "shuffle": options.shuffle,
+            "shuffle": plan.options.shuffle,
         }
-    return {"x": _batches(plan, images), "steps_per_epoch": steps, "shuffle": False}
+        return
+    order = training_order(plan, len(x))
+    yield {"x": Batches(x, y, order, _fit_batches(plan), transformation), "shuffle": False}
 
 
-def test_input(plan: RunPlan, images: Images) -> dict[str, Any]:
+@contextlib.contextmanager
+def test_input(plan: RunPlan, images: Images) -> Iterator[dict[str, Any]]:
     """Return the arguments of `evaluate` that say what to validate on: all held-out images."""
+    transformation = Transformation(plan.info, _output(plan))
+    if not isinstance(images.test, tuple):
+        size = plan.validation_batch
+        make = MakeBatch(
+            images.test, size, transformation, training=False, on_damage=_on_damage(plan)
+        )
+        order = InOrder(len(images.test), size)
+        with _closing(
+            ImageBatches(make, order, order.num_batches, _workers(plan), _say)
+        ) as batches:
+            yield {"x": batches}
+        return
     x, y = images.test
     if plan.options.synthetic_data in ("cpu", "host"):
-        return {"x": TestBatches(plan, images)}
-    return {"x": _normalised(plan, x), "y": y, "batch_size": plan.validation_batch}
+        yield {"x": TestBatches(x, y, plan.validation_batch, transformation)}
+        return
+    yield {"x": transformation.bring(x), "y": y, "batch_size": plan.validation_batch}
 
 
 class TestBatches(keras.utils.PyDataset):
@@ -73,74 +142,98 @@ class TestBatches(keras.utils.PyDataset):
 
     __test__ = False
 
-    def __init__(self, plan: RunPlan, images: Images) -> None:
+    def __init__(
+        self, images: np.ndarray, labels: np.ndarray, size: int, transformation: Transformation
+    ) -> None:
         super().__init__()
-        self.plan = plan
-        self.images, self.labels = images.test
+        self.images = images
+        self.labels = labels
+        self.size = size
+        self.transformation = transformation
 
     def __len__(self) -> int:
-        return -(-len(self.labels) // self.plan.validation_batch)
+        return -(-len(self.labels) // self.size)
 
     def __getitem__(self, number: int) -> Batch:
-        size = self.plan.validation_batch
-        part = slice(number * size, (number + 1) * size)
-        return _normalised(self.plan, self.images[part]), np.ascontiguousarray(self.labels[part])
+        part = slice(number * self.size, (number + 1) * self.size)
+        return self.transformation.bring(self.images[part]), np.ascontiguousarray(self.labels[part])
 
 
-def _batches(plan: RunPlan, images: Images) -> Iterator[Batch]:
+def training_transformation(plan: RunPlan) -> Transformation:
+    """Return what happens to images on the host before they are trained on."""
     info, options = plan.info, plan.options
-
-    def transform(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> Batch:
-        on_host = not options.accelerator_side_preprocess
-        if options.rand_augment and options.synthetic_data is None:
-            x = rand_augment(x, options.rand_augment, rng)
-        if _augments(plan) and info.flip and on_host:
-            x = augment.random_flip(x, rng)
-        x = _normalised(plan, x)
-        if _augments(plan) and info.crop_padding:
-            x = augment.random_crop(x, info.crop_padding, rng)
-        if not plan.mixes_labels:
-            return np.ascontiguousarray(x), y
-        shares = np.eye(info.classes, dtype=np.float32)[y]
-        # With both, each batch is mixed in one way or the other.
-        if options.mixup and (not options.cutmix or rng.random() < 0.5):
-            return augment.mixup(x, shares, options.mixup, rng)
-        return augment.cutmix(x, shares, options.cutmix, rng)
-
-    return endless_batches(
-        *images.train,
-        plan.batch.micro_batch,
-        batches_per_epoch=plan.events.updates_per_epoch * plan.batch.micro_batches_per_update,
-        shuffle=options.shuffle,
-        seed=plan.seed,
-        transform=transform,
+    augments = options.augment and options.synthetic_data is None
+    return Transformation(
+        info,
+        _output(plan),
+        # Files are mirrored as they are decoded.
+        flip=augments
+        and info.flip
+        and info.name != "imagenet"
+        and not options.accelerator_side_preprocess,
+        crop=augments and bool(info.crop_padding),
+        rand_augment=options.rand_augment if options.synthetic_data is None else 0.0,
+        mixup=options.mixup,
+        cutmix=options.cutmix,
     )
 
 
-def _augments(plan: RunPlan) -> bool:
-    return plan.options.augment and plan.options.synthetic_data is None
+def training_order(plan: RunPlan, samples: int) -> Order:
+    """Return which samples come when; in epochs of the data, whatever is an epoch to Keras."""
+    return Order(
+        samples,
+        plan.batch.micro_batch,
+        batches_per_epoch=plan.events.updates_per_epoch * plan.batch.micro_batches_per_update,
+        shuffle=plan.options.shuffle,
+        seed=plan.seed,
+    )
 
 
-def _is_random(plan: RunPlan) -> bool:
-    """Say whether batches are made one by one: images change, or are all the same one."""
-    info, on_host = plan.info, not plan.options.accelerator_side_preprocess
-    changes = bool(info.crop_padding) or (info.flip and on_host)
-    if plan.options.synthetic_data in ("cpu", "host"):
-        return True
-    random = plan.mixes_labels or bool(plan.options.rand_augment)
-    return (_augments(plan) and changes) or random
+@contextlib.contextmanager
+def _closing(batches: ImageBatches) -> Iterator[ImageBatches]:
+    """Have the workers end afterwards, and say what they could not read."""
+    try:
+        yield batches
+    finally:
+        batches.close()
+        if batches.damaged:
+            print(
+                f"convoy train: {len(batches.damaged)} damaged images were skipped; others took "
+                "their places.",
+                file=sys.stderr,
+            )
 
 
-def _normalised(plan: RunPlan, x: np.ndarray) -> np.ndarray:
-    """Return images as they are moved to the device."""
+def _fit_batches(plan: RunPlan) -> int:
+    """Return the batches of what is an epoch to Keras."""
+    return plan.events.keras_epoch * plan.batch.micro_batches_per_update
+
+
+def _output(plan: RunPlan) -> Output:
+    """Return the form in which images are moved to the device."""
     options = plan.options
     if options.synthetic_data in ("ipu", "device"):
-        return x
+        return "unchanged"
     if options.eight_bit_transfer:
-        return augment.to_bytes(x)
-    if options.accelerator_side_preprocess:
-        return x.astype(np.float32)
-    return augment.normalise(x, plan.info.normalisation)
+        return "bytes"
+    return "numbers" if options.accelerator_side_preprocess else "normalised"
+
+
+def _workers(plan: RunPlan) -> int:
+    cores, asked = len(os.sched_getaffinity(0)), plan.options.pipeline_num_parallel
+    return cores if asked is None else min(asked, cores)
+
+
+def _on_damage(plan: RunPlan) -> OnDamage:
+    return cast(OnDamage, plan.options.damaged_images)
+
+
+def _say(name: str) -> None:
+    print(f"convoy train: skipped {name}", file=sys.stderr)
+
+
+def _count(split: Split | ImageFiles) -> int:
+    return len(split[1]) if isinstance(split, tuple) else len(split)
 
 
 def _numbers(info: DatasetInfo, size: int, rng: np.random.Generator) -> Split:

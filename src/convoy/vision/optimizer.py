@@ -48,20 +48,27 @@ def make_optimizer(options: Options, schedule: Schedule, batch: int) -> keras.op
         params.pop("momentum", None)
     needed = _NEEDS[options.optimizer]
     check_keys("--optimizer-params", params, needed, {*needed, *_MAY_HAVE[options.optimizer]})
-    clip = {} if options.clip_norm is None else {"global_clipnorm": options.clip_norm}
-    optimizer = _make(options.optimizer, params, schedule, batch, clip)
-    if options.l2_regularization or options.weight_decay:
+    common: dict[str, Any] = {}
+    if options.clip_norm is not None:
+        common["global_clipnorm"] = options.clip_norm
+    if options.ema:
+        common |= {"use_ema": True, "ema_momentum": options.ema}
+    optimizer = _make(options.optimizer, params, schedule, batch, common)
+    if options.l2_regularization or options.weight_decay or options.adaptive_clip:
         return convoy.optimizers.Regularized(
-            optimizer, l2=options.l2_regularization, weight_decay=options.weight_decay
+            optimizer,
+            l2=options.l2_regularization,
+            weight_decay=options.weight_decay,
+            clip=options.adaptive_clip,
         )
     return optimizer
 
 
 def _make(
-    name: str, params: Mapping[str, Any], schedule: Schedule, batch: int, clip: Mapping[str, Any]
+    name: str, params: Mapping[str, Any], schedule: Schedule, batch: int, common: Mapping[str, Any]
 ) -> keras.optimizers.Optimizer:
     if name == "lars":
-        return convoy.optimizers.LARS(schedule, **params, **clip)
+        return convoy.optimizers.LARS(schedule, **params, **common)
     if name == "rmsprop":
         decay = 2.0 ** params["base_decay_exponent"] * batch
         if not 0 <= decay <= 1:
@@ -74,11 +81,11 @@ def _make(
             rho=1 - decay,
             momentum=params["momentum"],
             epsilon=params["epsilon"],
-            **clip,
+            **common,
         )
     make = {
         "sgd": keras.optimizers.SGD,
         "adam": keras.optimizers.Adam,
         "adamw": keras.optimizers.AdamW,
     }[name]
-    return make(schedule, **params, **clip)
+    return make(schedule, **params, **common)

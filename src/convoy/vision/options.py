@@ -51,6 +51,9 @@ class Options:
     checkpoint_input_dir: str | None = _phase(
         None, "validate the checkpoints of this folder instead of those of the run", text
     )
+    resume: bool = _phase(
+        False, "go on with the run in --output-dir where it was stopped, if it was", boolean
+    )
     compile_only: bool = _phase(
         False, "stop after the first device call; its program stays in the program cache", boolean
     )
@@ -76,6 +79,18 @@ class Options:
 
     dataset: str = _data("cifar10", "the data set", text, choices=tuple(DATASETS))
     dataset_path: str = _data(".", "folder of the data set", text)
+    pipeline_num_parallel: int | None = _data(
+        None,
+        "processes that decode image files, at most (and by default) one for each core; 0 is none "
+        "but this one",
+        whole,
+    )
+    damaged_images: str = _data(
+        "skip",
+        "leave out files and records that cannot be read, and name them; or stop",
+        text,
+        choices=("skip", "stop"),
+    )
     synthetic_data: str | None = _data(
         None,
         "random images, made on the host (cpu, host) or on the device (ipu, device)",
@@ -109,7 +124,10 @@ class Options:
     weight_updates_per_epoch: int = _batch(-1, "instead of as many as the data gives", whole)
     num_epochs: int = _batch(1, "epochs", whole)
     pipeline_splits: list[str] = _batch(
-        [], "layers with which the second and later stages begin", text, many=True
+        [],
+        "layers with which the second and later stages begin; or auto and how many stages",
+        text,
+        many=True,
     )
     device_mapping: list[int] | None = _batch(None, "the device of each stage", whole, many=True)
     pipeline_schedule: str = _batch(
@@ -146,6 +164,12 @@ class Options:
     weight_decay: float = _learning(0.0, "decay that goes past the optimizer's state", number)
     l2_regularization: float = _learning(0.0, "decay that goes through the optimizer", number)
     clip_norm: float | None = _learning(None, "longest gradient of all weights together", number)
+    adaptive_clip: float = _learning(
+        0.0, "longest gradient of an output, as a share of its weights; 0 is any", number
+    )
+    ema: float = _learning(
+        0.0, "average the weights, with this momentum, and validate the average", number
+    )
 
     logs_per_epoch: Fraction = _event(Fraction(1), "how often; 1/2 is every 2nd epoch", fraction)
     ckpts_per_epoch: Fraction | None = _event(
@@ -155,10 +179,17 @@ class Options:
     checkpoint_output_dir: str | None = _event(
         None, "where checkpoints go (default: in the run's folder)", text
     )
+    state_every: str = _event(
+        "epoch",
+        "how often all that --resume needs is written: epoch, a number of weight updates, a time "
+        "such as 10m, or never",
+        text,
+    )
     clean_dir: bool = _event(False, "delete the run's checkpoints after validation", boolean)
     output_dir: str | None = _event(
         None, "the run's folder (default: runs/<model>-<dataset>-<time>)", text
     )
+    mlflow: bool = _event(False, "log to MLflow, where its own settings say", boolean)
     wandb: bool = _event(False, "log to Weights & Biases", boolean)
     wandb_run_name: str | None = _event(None, "name of the run there", text)
     wandb_tags: list[str] | None = _event(None, "tags of the run there", text, many=True)
@@ -191,9 +222,6 @@ class Options:
     )
     nanoo: bool = _ipu(
         False, "NaN on overflow", boolean, no_effect="overflow is always infinite, as in IEEE 754"
-    )
-    pipeline_num_parallel: int = _ipu(
-        48, "host parallelism", whole, no_effect="images in memory need none"
     )
     fused_preprocessing: bool = _ipu(False, "fused normalising", boolean, no_effect=_XLA)
     half_partials: bool = _ipu(False, "sums in 16 bits", boolean, no_effect=_XLA)

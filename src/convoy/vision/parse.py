@@ -179,11 +179,11 @@ def _suggest(word: str, known: Iterable[str], prefix: str = "") -> str:
 
 
 def as_recipe(options: Options) -> Mapping[str, Any]:
-    """Return options as the mapping that a recipe file holds, without what only names a recipe."""
+    """Return options as the mapping that a recipe file holds, without those of one command only."""
     plain: dict[str, Any] = {}
     for field in fields(options):
         value = getattr(options, field.name)
-        if field.name in ("config", "config_path") or value is None:
+        if field.name in ("config", "config_path", "resume") or value is None:
             continue
         known = isinstance(value, (bool, int, float, str, list, dict))
         plain[field.name.replace("_", "-")] = value if known else str(value)

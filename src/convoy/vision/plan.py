@@ -15,6 +15,9 @@ from convoy.vision.flags import flag_of
 from convoy.vision.norm import check_norm
 from convoy.vision.options import Options
 
+AUTO = "auto"
+"""Instead of layers, to have the cuts found by what layers cost."""
+
 
 @dataclass(frozen=True)
 class RunPlan:
@@ -126,7 +129,14 @@ def check_options(options: Options) -> None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} {value}: pass 1 or more.")
-    not_negative = ("loss_scaling", "weight_decay", "l2_regularization", "mixup", "cutmix")
+    not_negative = (
+        "loss_scaling",
+        "weight_decay",
+        "l2_regularization",
+        "adaptive_clip",
+        "mixup",
+        "cutmix",
+    )
     for name in not_negative:
         if getattr(options, name) < 0:
             value = getattr(options, name)
@@ -135,6 +145,12 @@ def check_options(options: Options) -> None:
         if not 0 <= getattr(options, name) <= 1:
             value = getattr(options, name)
             raise ValueError(f"--{name.replace('_', '-')} {value}: pass a number from 0 to 1.")
+    if not 0 <= options.ema < 1:
+        raise ValueError(f"--ema {options.ema}: pass a momentum from 0 to less than 1, as 0.999.")
+    if (options.pipeline_num_parallel or 0) < 0:
+        raise ValueError(
+            f"--pipeline-num-parallel {options.pipeline_num_parallel}: pass 0 or more."
+        )
     if options.weight_updates_per_epoch == 0:
         raise ValueError("--weight-updates-per-epoch 0: pass 1 or more, or -1 for all of the data.")
     if options.gradient_accumulation_count is not None and options.global_batch_size is not None:
@@ -170,9 +186,24 @@ def _check_preprocessing(options: Options) -> None:
         raise ValueError("--mixup makes numbers of bytes; leave --eight-bit-transfer out.")
 
 
+def count_stages(splits: list[str]) -> int:
+    """Return the number of stages that `--pipeline-splits` asks for.
+
+    Raises:
+        ValueError: if it is `auto`, and not followed by a number.
+    """
+    if not splits or splits[0] != AUTO:
+        return len(splits) + 1
+    if len(splits) != 2 or not splits[1].isdecimal() or int(splits[1]) < 2:
+        raise ValueError(
+            f"--pipeline-splits {' '.join(splits)}: pass auto and a number of stages, 2 or more."
+        )
+    return int(splits[1])
+
+
 def _stages(options: Options) -> tuple[int, int]:
     """Return the number of stages, and of devices that one replica takes."""
-    stages, mapping = len(options.pipeline_splits) + 1, options.device_mapping
+    stages, mapping = count_stages(options.pipeline_splits), options.device_mapping
     memory = options.available_memory_proportion
     if len(memory) > 1 and stages == 1:
         raise ValueError("--available-memory-proportion: a model in one piece takes one value.")

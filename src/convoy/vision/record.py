@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,13 +62,17 @@ class Record:
 
 
 def average(records: Sequence[Record]) -> Record:
-    """Join records of equally many samples; what is not a mean is that of the last."""
+    """Join records of equally many samples; what is not a mean is that of the last.
+
+    Throughputs that are not known (NaN) are left out.
+    """
+    times = [1 / record.throughput for record in records if not math.isnan(record.throughput)]
     compilation = next((r.compilation for r in records if r.compilation is not None), None)
     return replace(
         records[-1],
         loss=fmean(record.loss for record in records),
         accuracy=fmean(record.accuracy for record in records),
-        throughput=len(records) / sum(1 / record.throughput for record in records),
+        throughput=len(times) / sum(times),
         compilation=compilation,
     )
 

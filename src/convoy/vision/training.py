@@ -9,14 +9,16 @@ from typing import Literal
 
 import convoy
 import keras
+from convoy.pipeline.split import calls_of
 from convoy.vision.folder import RunFolder
 from convoy.vision.images import Images, training_input
 from convoy.vision.loss import make_accuracy, make_loss
 from convoy.vision.network import make_network, recommended_splits
 from convoy.vision.optimizer import make_optimizer
-from convoy.vision.plan import RunPlan
+from convoy.vision.plan import AUTO, RunPlan
 from convoy.vision.progress import Output
 from convoy.vision.record import Record
+from convoy.vision.resume import make_checkpoints
 from convoy.vision.schedules import Schedule, make_schedule
 from convoy.vision.watch import Watch
 
@@ -77,7 +79,10 @@ def prepare_training(plan: RunPlan, strategy: convoy.Strategy) -> Training:
             steps_per_execution=plan.steps_per_execution,
             auto_scale_loss=False,
         )
-    if plan.stages > 1:
+    automatic = options.pipeline_splits[:1] == [AUTO]
+    if automatic and plan.in_pipeline:
+        convoy.split(model, plan.stages, batch_size=plan.batch.micro_batch)
+    elif plan.stages > 1 and not automatic:
         convoy.split(model, options.pipeline_splits)
     if plan.in_pipeline:
         model.set_pipelining_options(
@@ -88,6 +93,14 @@ def prepare_training(plan: RunPlan, strategy: convoy.Strategy) -> Training:
     else:
         model.reset_pipeline_stage_assignment()
     return Training(plan, model, schedule)
+
+
+def first_layers(model: keras.Model) -> list[str]:
+    """Return the layers with which the second and later stages of a model begin."""
+    stages = model.get_pipeline_stage_assignment() or []
+    names = [call.name for call in calls_of(model)]
+    places = zip(names[1:], stages, stages[1:], strict=False)
+    return [name for name, before, stage in places if stage != before]
 
 
 def describe(training: Training, output: Output) -> None:
@@ -103,7 +116,9 @@ def describe(training: Training, output: Output) -> None:
         f"weight updates      {plan.events.updates_per_epoch} per epoch, "
         f"{plan.events.per_call} per device call"
     )
-    if plan.stages > 1:
+    if plan.options.pipeline_splits[:1] == [AUTO]:
+        output.line(f"pipeline splits     {' '.join(first_layers(training.model))}")
+    elif plan.stages > 1:
         recommended = recommended_splits(training.model, plan.stages)
         if recommended != plan.options.pipeline_splits:
             output.line(f"Recommended splits = {recommended}")
@@ -121,7 +136,9 @@ def train(
     watch = Watch(plan, training.schedule, folder, output, listeners)
     if plan.options.mlperf_logging:
         _rehearse(training, images)
-    _fit(training, images, plan.events.keras_epochs, [watch])
+    checkpoints = make_checkpoints(plan, folder)
+    watchers = [watch] if checkpoints is None else [watch, checkpoints]
+    _fit(training, images, plan.events.keras_epochs, watchers)
     return watch
 
 
@@ -138,6 +155,5 @@ def _rehearse(training: Training, images: Images) -> None:
 def _fit(
     training: Training, images: Images, epochs: int, watchers: list[keras.callbacks.Callback]
 ) -> None:
-    training.model.fit(
-        **training_input(training.plan, images), epochs=epochs, verbose=0, callbacks=watchers
-    )
+    with training_input(training.plan, images) as data:
+        training.model.fit(**data, epochs=epochs, verbose=0, callbacks=watchers)

@@ -39,8 +39,8 @@ class Validation:
 
     def __init__(self, plan: RunPlan, strategy: convoy.Strategy, images: Images) -> None:
         self.plan = plan
-        self.input = test_input(plan, images)
-        self.samples = len(images.test[1])
+        self.images = images
+        self.samples = images.test_samples
         if not self.samples:
             raise ValueError(f"{plan.info.name} has no image to validate on.")
         with strategy.scope():
@@ -63,13 +63,14 @@ class Validation:
         """Validate checkpoints in their order."""
         records = []
         output.begin(len(paths), "validating ...")
-        for done, path in enumerate(paths, start=1):
-            load_checkpoint(self.model, path)
-            record = self._evaluate(epoch_of(path))
-            records.append(record)
-            self._report(record, folder, output, listeners)
-            accuracy = {"accuracy": f"{record.accuracy:.2%}"}
-            output.advance(done, f"checkpoint {done}/{len(paths)}", accuracy)
+        with test_input(self.plan, self.images) as data:
+            for done, path in enumerate(paths, start=1):
+                load_checkpoint(self.model, path)
+                record = self._evaluate(data, epoch_of(path))
+                records.append(record)
+                self._report(record, folder, output, listeners)
+                accuracy = {"accuracy": f"{record.accuracy:.2%}"}
+                output.advance(done, f"checkpoint {done}/{len(paths)}", accuracy)
         output.end()
         return records
 
@@ -84,13 +85,14 @@ class Validation:
         """Validate some weights, or those that the model was made with."""
         if weights is not None:
             self.model.set_weights(weights)
-        record = self._evaluate(epoch)
+        with test_input(self.plan, self.images) as data:
+            record = self._evaluate(data, epoch)
         self._report(record, folder, output, listeners)
         return record
 
-    def _evaluate(self, epoch: float) -> Record:
+    def _evaluate(self, data: dict[str, Any], epoch: float) -> Record:
         began = time.perf_counter()
-        values: dict[str, Any] = self.model.evaluate(**self.input, verbose=0, return_dict=True)
+        values: dict[str, Any] = self.model.evaluate(**data, verbose=0, return_dict=True)
         return Record(
             "validation",
             round(epoch * self.plan.events.updates_per_epoch),

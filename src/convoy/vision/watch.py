@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import keras
@@ -13,6 +14,9 @@ from convoy.vision.plan import RunPlan
 from convoy.vision.progress import Output
 from convoy.vision.record import Record, average
 from convoy.vision.schedules import Schedule
+
+# What differs between two runs that are the same.
+_TIMELESS = {"throughput": None, "compilation": None}
 
 
 class Watch(keras.callbacks.Callback):
@@ -42,6 +46,23 @@ class Watch(keras.callbacks.Callback):
         self.listeners = listeners
         self.calls: list[Record] = []
         self._since_log: list[Record] = []
+        self._steps, self._sums = 0, {"loss": 0.0, "training_accuracy": 0.0}
+
+    def get_state(self) -> dict[str, Any]:
+        """Return what a checkpoint has to hold, without times: equal runs have equal states."""
+        return {
+            "rows": len(self.folder.records),
+            "checkpoints": [path.name for path in self.folder.written],
+            "since_log": [asdict(record) | _TIMELESS for record in self._since_log],
+            "steps": self._steps,
+            "sums": dict(self._sums),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on where another run was."""
+        self.folder.go_on(state["rows"], state["checkpoints"])
+        self._since_log = [Record(**row | {"throughput": math.nan}) for row in state["since_log"]]
+        self._steps, self._sums = state["steps"], dict(state["sums"])
 
     def on_train_begin(self, logs: Any = None) -> None:
         del logs
@@ -67,7 +88,7 @@ class Watch(keras.callbacks.Callback):
         if self.plan.options.compile_only:
             self.model.stop_training = True
         elif self.plan.events.saves_at(record.update):
-            self.folder.save(self.model, record.epoch)
+            self.folder.save(self.model, record.epoch, averaged=bool(self.plan.options.ema))
 
     def on_train_end(self, logs: Any = None) -> None:
         del logs

@@ -1,0 +1,194 @@
+"""`convoy data build-imagenet`: from folders of images to shards of records."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from convoy.data import examples, jpeg
+from convoy.data.crops import Area
+from convoy.data.image_files import SPLITS, Folder, find_folder
+from convoy.data.records import DamagedDataError, frame
+
+NAMES = {"train": "train", "test": "validation"}
+SHARDS = {"train": 1024, "test": 128}
+_UNFINISHED = ".unfinished-"
+
+
+def main(words: Sequence[str]) -> int:
+    """Make record files of ImageNet's images.
+
+    The source has a folder `train`, and a folder `val` or `validation`, each with a folder for each
+    class. A shard is there whole or not at all, and one that is there is not made again.
+    """
+    parser = argparse.ArgumentParser(prog="convoy data build-imagenet", description=main.__doc__)
+    parser.add_argument("--source", type=Path, required=True, help="folder of folders of images")
+    parser.add_argument("--output", type=Path, required=True, help="where the shards go")
+    parser.add_argument("--train-shards", type=int, default=SHARDS["train"])
+    parser.add_argument("--validation-shards", type=int, default=SHARDS["test"])
+    parser.add_argument("--synsets", type=Path, help="class names in the order of their labels")
+    parser.add_argument("--metadata", type=Path, help="lines of class name, tab, description")
+    parser.add_argument("--boxes", type=Path, help="CSV: file, xmin, ymin, xmax, ymax, from 0 to 1")
+    parser.add_argument("--seed", type=int, default=0, help="of the order in which images are put")
+    parser.add_argument("--damaged-images", choices=("skip", "stop"), default="skip")
+    options = parser.parse_args(words)
+    try:
+        return _build(options)
+    except ValueError as error:
+        print(f"convoy data build-imagenet: error: {error}", file=sys.stderr)
+        return 2
+
+
+def _build(options: argparse.Namespace) -> int:
+    shards = {"train": options.train_shards, "test": options.validation_shards}
+    folders = {split: _find(options.source, split) for split in SPLITS}
+    found = {split: folder for split, folder in folders.items() if folder is not None}
+    if not found:
+        raise ValueError(f"{options.source} has neither a folder train nor a folder val.")
+    for split, folder in found.items():
+        if not 1 <= shards[split] <= len(folder):
+            raise ValueError(f"{len(folder)} images of {split} do not fill {shards[split]} shards.")
+    notes = Notes.read(options.synsets, options.metadata, options.boxes)
+    for folder in found.values():
+        notes.check(folder)
+    options.output.mkdir(parents=True, exist_ok=True)
+    skipped = 0
+    for split, folder in found.items():
+        order = np.random.default_rng(options.seed).permutation(len(folder))
+        for number, indices in enumerate(np.array_split(order, shards[split])):
+            name = f"{NAMES[split]}-{number:05}-of-{shards[split]:05}"
+            skipped += _write_shard(options, name, folder, indices, notes)
+        print(f"{split:<6} {len(folder):>9} images in {shards[split]} shards", flush=True)
+    if skipped:
+        print(f"{skipped} damaged images were left out")
+    return 0
+
+
+def _find(source: Path, split: str) -> Folder | None:
+    if not source.is_dir():
+        raise ValueError(f"--source {source}: there is no such folder.")
+    return find_folder(source, split)
+
+
+class Notes:
+    """What is known of images beside their pixels.
+
+    Args:
+        labels: the label of each class, from 1 on; `None` numbers folders by name.
+        texts: what classes are called.
+        boxes: where things are in images, by file name.
+    """
+
+    def __init__(
+        self,
+        labels: Mapping[str, int] | None,
+        texts: Mapping[str, str],
+        boxes: Mapping[str, list[Area]],
+    ) -> None:
+        self.labels = labels
+        self.texts = texts
+        self.boxes = boxes
+
+    @classmethod
+    def read(cls, synsets: Path | None, metadata: Path | None, boxes: Path | None) -> Notes:
+        """Read the files there are.
+
+        Raises:
+            ValueError: if one is not what it should be.
+        """
+        labels = None
+        if synsets is not None:
+            names = _text(synsets).split()
+            labels = {name: label for label, name in enumerate(names, start=1)}
+        texts = {}
+        for line in _text(metadata).splitlines() if metadata else ():
+            name, tab, text = line.partition("\t")
+            if not tab:
+                raise ValueError(f"{metadata}: {line!r} is not a class, a tab and a description.")
+            texts[name] = text
+        places: dict[str, list[Area]] = defaultdict(list)
+        for row in csv.reader(_text(boxes).splitlines()) if boxes else ():
+            try:
+                left, top, right, bottom = (float(value) for value in row[1:])
+            except ValueError:
+                raise ValueError(f"{boxes}: {row} is not a file and four numbers.") from None
+            places[Path(row[0]).stem].append((top, left, bottom, right))
+        return cls(labels, texts, places)
+
+    def check(self, folder: Folder) -> None:
+        unknown = set(folder.classes) - set(self.labels or folder.classes)
+        if unknown:
+            raise ValueError(f"{folder.root / min(unknown)} is not among the classes of --synsets.")
+
+    def label(self, folder: Folder, index: int) -> int:
+        label = int(folder.labels[index])
+        return label + 1 if self.labels is None else self.labels[folder.classes[label]]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def _write_shard(
+    options: argparse.Namespace, name: str, folder: Folder, indices: np.ndarray, notes: Notes
+) -> int:
+    """Write a shard unless it is there; returns how many images were left out."""
+    path = options.output / name
+    if path.exists():
+        return 0
+    skipped = 0
+    unfinished = options.output / f"{_UNFINISHED}{name}"
+    with unfinished.open("wb") as file:
+        for index in indices:
+            try:
+                record = make_record(folder, int(index), notes)
+            except DamagedDataError as error:
+                message = f"{folder.name(int(index))}: {error}"
+                if options.damaged_images == "stop":
+                    unfinished.unlink()
+                    raise ValueError(f"{message}.") from None
+                print(f"convoy data build-imagenet: skipped {message}", file=sys.stderr)
+                skipped += 1
+                continue
+            file.write(frame(record))
+    unfinished.rename(path)
+    return skipped
+
+
+def make_record(folder: Folder, index: int, notes: Notes) -> bytes:
+    """Return an image and what is known of it, as an example.
+
+    Raises:
+        DamagedDataError: if it is not whole.
+    """
+    data = jpeg.as_plain_jpeg(folder.read(index).data)
+    height, width = jpeg.size_of(data)
+    name = folder.names[index]
+    synset, _, file = name.partition("/")
+    boxes = notes.boxes.get(Path(file).stem, [])
+    sides = {"ymin": 0, "xmin": 1, "ymax": 2, "xmax": 3}
+    label = notes.label(folder, index)
+    return examples.encode(
+        {
+            "image/encoded": [data],
+            "image/height": [height],
+            "image/width": [width],
+            "image/colorspace": [b"RGB"],
+            "image/channels": [3],
+            "image/format": [b"JPEG"],
+            "image/filename": [file.encode()],
+            "image/class/label": [label],
+            "image/class/synset": [synset.encode()],
+            "image/class/text": [notes.texts.get(synset, "").encode()],
+            **{f"image/object/bbox/{key}": [b[side] for b in boxes] for key, side in sides.items()},
+            "image/object/bbox/label": [label] * len(boxes),
+        }
+    )

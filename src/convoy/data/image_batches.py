@@ -1,0 +1,213 @@
+"""Batches of compressed images, which worker processes read, decode and change."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+from convoy.data import jpeg
+from convoy.data.batches import Batch, Positions
+from convoy.data.crops import centre_crop, inception_crop
+from convoy.data.image_files import ImageFiles
+from convoy.data.records import DamagedDataError
+from convoy.data.transform import Transformation
+from convoy.data.worker_pool import WorkerPool
+
+OnDamage = Literal["skip", "stop"]
+# So many damaged images in a row are no accident.
+MOST_DAMAGED = 100
+
+
+class Asked(NamedTuple):
+    """A batch to make: which images, and the seed of what chance does to them."""
+
+    indices: np.ndarray
+    seed: tuple[int, ...]
+
+
+class Made(NamedTuple):
+    """What a batch has beside its images."""
+
+    labels: np.ndarray
+    damaged: list[str]
+
+
+@dataclass(frozen=True)
+class MakeBatch:
+    """Makes a batch of images; in a process of its own, or in this one.
+
+    Attributes:
+        files: where the images are.
+        size: images in a batch.
+        transformation: of the batch; mirroring is not left to it.
+        training: whether a random part of each image is shown, else the middle.
+        mirror: whether that part is mirrored at random.
+        on_damage: whether another image takes the place of one that cannot be read, or that is an
+            error.
+    """
+
+    files: ImageFiles
+    size: int
+    transformation: Transformation
+    training: bool
+    mirror: bool = False
+    on_damage: OnDamage = "skip"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.size, *self.transformation.info.shape)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.transformation.dtype
+
+    def run(self, task: Asked, out: np.ndarray) -> Made:
+        """Fill an array with images.
+
+        Raises:
+            DamagedDataError: if one is damaged, and that is to be an error.
+        """
+        rng = np.random.default_rng(task.seed)
+        count = len(task.indices)
+        # Bytes are decoded to where they are wanted.
+        in_place = self.dtype == np.uint8
+        images = out[:count] if in_place else np.empty((count, *self.shape[1:]), np.uint8)
+        labels, damaged = np.empty(count, np.int32), list[str]()
+        for place, index in enumerate(task.indices):
+            labels[place] = self._show(int(index), images[place], rng, damaged)
+        changed, labels = self.transformation(images, labels, rng)
+        if changed is not images or not in_place:
+            out[:count] = changed
+        return Made(labels, damaged)
+
+    def _show(
+        self, index: int, out: np.ndarray, rng: np.random.Generator, damaged: list[str]
+    ) -> int:
+        """Put an image, or the next one that is whole, into an array, and return its label."""
+        for step in range(MOST_DAMAGED):
+            near = (index + step) % len(self.files)
+            try:
+                return self._decode(near, out, rng)
+            except DamagedDataError as error:
+                said = f"{self.files.name(near)}: {error}"
+                if self.on_damage == "stop":
+                    raise DamagedDataError(f"{said}.") from None
+                damaged.append(said)
+        raise DamagedDataError(
+            f"{self.files.name(index)} and the {MOST_DAMAGED - 1} images after it are damaged."
+        )
+
+    def _decode(self, index: int, out: np.ndarray, rng: np.random.Generator) -> int:
+        sample = self.files.read(index)
+        classes = self.transformation.info.classes
+        if not 0 <= sample.label < classes:
+            raise DamagedDataError(f"its label {sample.label} is not one of {classes} classes")
+        height, width = jpeg.size_of(sample.data)
+        if not self.training:
+            jpeg.decode_part(sample.data, centre_crop(height, width), out)
+            return sample.label
+        box = inception_crop(height, width, rng, sample.objects)
+        mirrored = self.mirror and rng.random() < 0.5
+        jpeg.decode_part(sample.data, box, out, mirrored=mirrored)
+        return sample.label
+
+
+class Order(Protocol):
+    """Which images are in which batch of the run."""
+
+    def chosen(self, position: int) -> np.ndarray: ...
+
+    def seed_of(self, position: int) -> tuple[int, ...]: ...
+
+
+class InOrder:
+    """All samples, one after the other; the last batch may be smaller."""
+
+    def __init__(self, samples: int, size: int) -> None:
+        self.samples = samples
+        self.size = size
+
+    @property
+    def num_batches(self) -> int:
+        return -(-self.samples // self.size)
+
+    def chosen(self, position: int) -> np.ndarray:
+        first = position % self.num_batches * self.size
+        return np.arange(first, min(first + self.size, self.samples))
+
+    def seed_of(self, position: int) -> tuple[int, ...]:
+        del position
+        return (0,)
+
+
+class ImageBatches(Positions):
+    """Batches of compressed images.
+
+    Args:
+        make: what makes a batch.
+        order: which images are in it.
+        num_batches: of what is an epoch to Keras.
+        workers: processes that make batches ahead; 0 makes each where and when it is asked for.
+        say: is called once for each image that cannot be read.
+    """
+
+    def __init__(
+        self,
+        make: MakeBatch,
+        order: Order,
+        num_batches: int,
+        workers: int,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        super().__init__(num_batches)
+        self.make = make
+        self.order = order
+        self.count = workers
+        self.say = say
+        self.damaged = dict.fromkeys(make.files.damaged)
+        """What could not be read, each named once."""
+        for name in self.damaged:
+            say(name)
+        self._pool: WorkerPool | None = None
+        self._ahead: deque[int] = deque()
+
+    def __getitem__(self, number: int) -> Batch:
+        position = self.position(number)
+        images, made = self._take(position) if self.count else self._make(position)
+        for name in made.damaged:
+            if name not in self.damaged:
+                self.damaged[name] = None
+                self.say(name)
+        return images[: len(made.labels)], made.labels
+
+    def close(self) -> None:
+        """End the worker processes."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+            self._ahead.clear()
+
+    def _asked(self, position: int) -> Asked:
+        return Asked(self.order.chosen(position), self.order.seed_of(position))
+
+    def _make(self, position: int) -> tuple[np.ndarray, Made]:
+        out = np.empty(self.make.shape, self.make.dtype)
+        return out, self.make.run(self._asked(position), out)
+
+    def _take(self, position: int) -> tuple[np.ndarray, Any]:
+        """Return a batch from the workers, and have them make those that come after it."""
+        if self._pool is None:
+            self._pool = WorkerPool(self.make, self.count)
+        if self._ahead and self._ahead[0] != position:
+            self._pool.forget()
+            self._ahead.clear()
+        following = self._ahead[-1] + 1 if self._ahead else position
+        while len(self._ahead) < self._pool.capacity:
+            self._pool.ask(self._asked(following))
+            self._ahead.append(following)
+            following += 1
+        self._ahead.popleft()
+        return self._pool.take()

@@ -1,0 +1,267 @@
+"""Compressed images with their labels, one by one: in folders by class, or in record files."""
+
+from __future__ import annotations
+
+import os
+import re
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from convoy.data import examples, records
+from convoy.data.crops import Area
+from convoy.data.records import CutShortError, DamagedDataError
+
+ENDINGS = (".jpeg", ".jpg", ".png", ".webp", ".bmp")
+SPLITS = {"train": ("train",), "test": ("val", "validation", "test")}
+_SHARD = re.compile(r"(?P<split>[a-z]+)-(?P<number>\d+)-of-(?P<total>\d+)")
+_BOX = tuple(f"image/object/bbox/{side}" for side in ("ymin", "xmin", "ymax", "xmax"))
+_ENCODED, _LABEL = "image/encoded", "image/class/label"
+_WANTED = frozenset((_ENCODED, _LABEL, *_BOX))
+
+
+class Sample(NamedTuple):
+    """A compressed image.
+
+    Attributes:
+        data: its bytes.
+        label: its class, from 0 on.
+        objects: where things are in it, if that is known.
+    """
+
+    data: bytes
+    label: int
+    objects: tuple[Area, ...] = ()
+
+
+class ImageFiles(Protocol):
+    """Images that can be read in any order, in any process."""
+
+    @property
+    def damaged(self) -> tuple[str, ...]:
+        """What of the files cannot be read at all."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def name(self, index: int) -> str:
+        """Return what a person finds the image by."""
+        ...
+
+    def read(self, index: int) -> Sample:
+        """Return an image.
+
+        Raises:
+            DamagedDataError: if it is not what was written.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Files in folders, each of which is a class; classes are numbered by name."""
+
+    root: Path
+    names: tuple[str, ...]
+    labels: np.ndarray
+    classes: tuple[str, ...]
+    damaged: tuple[str, ...] = ()
+
+    @classmethod
+    def find(cls, root: Path, classes: Sequence[str] | None = None) -> Folder:
+        """Return the images in a folder of folders.
+
+        Args:
+            root: the folder.
+            classes: all that there may be; those that there are, by default.
+
+        Raises:
+            ValueError: if there are none, or one of another class.
+        """
+        found = class_names(root)
+        unknown = set(found) - set(classes or found)
+        if unknown:
+            raise ValueError(f"{root / min(unknown)} is not a class that there is to train on.")
+        classes = tuple(classes or found)
+        names: list[str] = []
+        labels: list[int] = []
+        for label, name in enumerate(classes):
+            if name not in found:
+                continue
+            files = sorted(
+                entry.name
+                for entry in os.scandir(root / name)
+                if entry.name.lower().endswith(ENDINGS)
+            )
+            names += [f"{name}/{file}" for file in files]
+            labels += [label] * len(files)
+        if not names:
+            raise ValueError(f"{root} has no folders with images in them, one for each class.")
+        return cls(root, tuple(names), np.array(labels, np.int32), classes)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def name(self, index: int) -> str:
+        return str(self.root / self.names[index])
+
+    def read(self, index: int) -> Sample:
+        try:
+            data = (self.root / self.names[index]).read_bytes()
+        except OSError as error:
+            raise DamagedDataError(f"it cannot be read: {error.strerror}") from None
+        return Sample(data, int(self.labels[index]))
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Record files; `places` has the file, begin and length of each record."""
+
+    files: tuple[Path, ...]
+    places: np.ndarray
+    damaged: tuple[str, ...] = ()
+    _open: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def find(cls, root: Path, split: str) -> Shards | None:
+        """Return the shards of a split in a folder; `None` if there are none.
+
+        Raises:
+            ValueError: if some of them are missing.
+        """
+        found = sorted(
+            (int(match["number"]), int(match["total"]), root / match.string)
+            for match in map(_SHARD.fullmatch, os.listdir(root))
+            if match and match["split"] in SPLITS[split]
+        )
+        if not found:
+            return None
+        total = found[0][1]
+        missing = sorted(set(range(total)) - {number for number, _, _ in found})
+        if missing or len(found) != total:
+            raise ValueError(
+                f"{root} has {len(found)} shards of {total} for {split}; the first that is "
+                f"missing is number {missing[0] if missing else total}."
+            )
+        files = tuple(path for _, _, path in found)
+        index = root / f".convoy-{split}-index.npz"
+        shards = cls._read_index(index, files)
+        if shards is None:
+            shards = cls.scan(files)
+            shards._write_index(index)
+        return shards
+
+    @classmethod
+    def scan(cls, files: tuple[Path, ...]) -> Shards:
+        places, damaged = [], []
+        for number, file in enumerate(files):
+            try:
+                found = records.scan(file)
+            except CutShortError as error:
+                damaged.append(str(error))
+                found = error.found
+            places.append(np.column_stack([np.full(len(found), number), found]))
+        return cls(files, np.concatenate(places), tuple(damaged))
+
+    def _write_index(self, path: Path) -> None:
+        """Note where records are, for the next time; not if some are damaged, or it cannot be."""
+        if self.damaged:
+            return
+        unfinished = path.with_name(f"{path.name}-{os.getpid()}")
+        try:
+            with unfinished.open("xb") as file:
+                np.savez(file, files=_stamps(self.files), places=self.places)
+            unfinished.replace(path)
+        except OSError:
+            unfinished.unlink(missing_ok=True)
+
+    @classmethod
+    def _read_index(cls, path: Path, files: tuple[Path, ...]) -> Shards | None:
+        """Return the shards as they were noted, if no file has changed since."""
+        try:
+            with np.load(path, allow_pickle=False) as noted:
+                if np.array_equal(noted["files"], _stamps(files)):
+                    return cls(files, noted["places"])
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            pass  # there is none, or it is not one
+        return None
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def name(self, index: int) -> str:
+        file = int(self.places[index, 0])
+        first = int(np.searchsorted(self.places[:, 0], file))
+        return f"{self.files[file]}, record {index - first}"
+
+    def read(self, index: int) -> Sample:
+        file, begin, length = (int(value) for value in self.places[index])
+        data = records.read(self._descriptor(file), begin, length)
+        found = examples.decode(data, _WANTED)
+        if not found.get(_ENCODED) or not found.get(_LABEL):
+            raise DamagedDataError(f"it has no {_LABEL if found.get(_ENCODED) else _ENCODED}")
+        boxes = zip(*(found.get(side, ()) for side in _BOX), strict=False)
+        # Labels in record files count from 1: 0 is for what is none of the classes.
+        return Sample(found[_ENCODED][0], found[_LABEL][0] - 1, tuple(boxes))
+
+    def _descriptor(self, file: int) -> int:
+        if file not in self._open:
+            self._open[file] = os.open(self.files[file], os.O_RDONLY | os.O_CLOEXEC)
+        return self._open[file]
+
+    def __getstate__(self) -> dict[str, object]:
+        # A descriptor means nothing to another process.
+        return {**vars(self), "_open": {}}
+
+
+def _stamps(files: Sequence[Path]) -> np.ndarray:
+    """Return what tells one version of a file from another."""
+    found = [file.stat() for file in files]
+    return np.array([(int(stat.st_size), stat.st_mtime_ns) for stat in found], np.int64)
+
+
+def class_names(root: Path) -> list[str]:
+    """Return the names of folders in a folder, in order."""
+    return sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+
+
+def find_folder(root: Path, split: str) -> Folder | None:
+    """Return the images of a split in folders by class, or `None` if there is no folder of it.
+
+    Classes are those of the training images, so that a label means the same in both.
+    """
+    found = {s: [root / n for n in SPLITS[s] if (root / n).is_dir()] for s in SPLITS}
+    if not found[split]:
+        return None
+    classes = class_names(found["train"][0]) if found["train"] else None
+    return Folder.find(found[split][0], classes)
+
+
+def find_images(root: Path, split: str) -> ImageFiles:
+    """Return the images of a split: from shards in a folder, else from a folder in it.
+
+    Args:
+        root: where `train-00000-of-01024` and its sisters are, or folders `train` and `val`.
+        split: `"train"` or `"test"`.
+
+    Raises:
+        ValueError: if there are none, or some are missing.
+    """
+    if not root.is_dir():
+        raise ValueError(f"--dataset-path {root}: there is no such folder.")
+    shards = Shards.find(root, split)
+    if shards is not None:
+        return shards
+    folder = find_folder(root, split)
+    if folder is not None:
+        return folder
+    wanted = SPLITS[split][0]
+    shard = "train-00000-of-01024" if split == "train" else "validation-00000-of-00128"
+    raise ValueError(
+        f"{root.resolve()} has no images of the {split} split. Put record files such as {shard} "
+        f"there, or a folder {wanted} with a folder of images for each class; `convoy data "
+        "build-imagenet` makes the first of the second."
+    )

@@ -1,0 +1,100 @@
+"""Record files and examples, bit for bit as others write and read them."""
+
+import struct
+
+import numpy as np
+import pytest
+from convoy.data import examples, records
+from convoy.data.checksum import masked_checksum, slow_crc32c
+from convoy.data.records import CutShortError, DamagedDataError
+
+DATA = [b"first", b"", bytes(range(256)) * 3]
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "some"
+    path.write_bytes(b"".join(records.frame(data) for data in DATA))
+    return path
+
+
+def test_the_checksum_is_crc32c_turned_and_shifted():
+    assert slow_crc32c(b"123456789") == 0xE3069283
+    for data in DATA:
+        plain = slow_crc32c(data)
+        turned = (plain >> 15 | plain << 17) + 0xA282EAD8 & 0xFFFFFFFF
+        assert masked_checksum(data) == turned
+
+
+def test_a_record_is_length_and_data_with_a_checksum_each(file):
+    whole = file.read_bytes()
+    assert struct.unpack("<Q", whole[:8])[0] == 5
+    assert struct.unpack("<I", whole[8:12])[0] == masked_checksum(whole[:8])
+    assert whole[12:17] == b"first"
+    assert struct.unpack("<I", whole[17:21])[0] == masked_checksum(b"first")
+
+
+def test_what_is_read_is_what_was_written(file):
+    assert list(records.read_all(file)) == DATA
+    assert records.scan(file).tolist() == [[12, 5], [33, 0], [49, 768]]
+
+
+def test_a_changed_byte_is_found(file):
+    whole = file.read_bytes()
+    for place in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 0x10
+        file.write_bytes(damaged)
+        with pytest.raises(DamagedDataError, match=r"some, record \d"):
+            list(records.read_all(file))
+
+
+@pytest.mark.parametrize("length", [3, 14, 25, 40, 100, 800])
+def test_a_file_cut_short_has_the_records_before(file, length):
+    file.write_bytes(file.read_bytes()[:length])
+    with pytest.raises(CutShortError, match="the file ends in its") as raised:
+        records.scan(file)
+    expected = [place for place in [[12, 5], [33, 0], [49, 768]] if sum(place) + 4 <= length]
+    assert raised.value.found.tolist() == expected
+
+
+FEATURES = {
+    "image/encoded": [b"\xff\xd8", b""],
+    "numbers": [1, 300, -1, 2**40],
+    "shares": [0.5, -1.25],
+    "none": [],
+}
+
+
+def test_an_example_comes_back():
+    data = examples.encode(FEATURES)
+    assert examples.decode(data, FEATURES) == FEATURES
+    assert examples.decode(data, {"shares"}) == {"shares": [0.5, -1.25]}
+
+
+def test_an_example_has_the_bytes_that_tensorflow_writes():
+    # What tf.train.Example(...).SerializeToString(deterministic=True) returns for these.
+    assert examples.encode({"a": [3]}).hex() == "0a0c0a0a0a016112051a030a0103"
+    assert examples.encode({"b": [b"x"]}).hex() == "0a0c0a0a0a016212050a030a0178"
+    assert examples.encode({"c": [1.5]}).hex() == "0a0f0a0d0a0163120812060a040000c03f"
+
+
+def test_numbers_that_are_not_packed_are_read_too():
+    # int64_list { value: 5 value: 300 }, each with a tag of its own.
+    apart = bytes.fromhex("0a0e0a0c0a016112071a05080508ac02")
+    assert examples.decode(apart, {"a"}) == {"a": [5, 300]}
+
+
+@pytest.mark.parametrize("length", [1, 5, 12])
+def test_an_example_cut_short_is_refused(length):
+    with pytest.raises(DamagedDataError, match=r"it is not a tf\.train\.Example"):
+        examples.decode(examples.encode(FEATURES)[:-length], FEATURES)
+
+
+def test_chance_is_refused_or_read_but_never_crashes(rng):
+    for _ in range(300):
+        data = rng.integers(0, 256, rng.integers(1, 30), dtype=np.uint8).tobytes()
+        try:
+            examples.decode(data, {"a"})
+        except DamagedDataError:
+            continue
