@@ -9,8 +9,10 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
+from convoy import processes
 
 VARIABLE = "CONVOY_DEVICES"
+PER_REPLICA = "CONVOY_DEVICES_PER_REPLICA"
 
 
 def requested() -> int | None:
@@ -29,6 +31,12 @@ def requested() -> int | None:
     return int(text)
 
 
+def per_replica() -> int | None:
+    """Return the number of devices that `convoy launch` was told to give each replica."""
+    text = os.environ.get(PER_REPLICA, "")
+    return int(text) if text.isdigit() else None
+
+
 def provide_virtual(count: int) -> None:
     """Have JAX split the CPU into `count` devices, if it has not started yet."""
     if count <= jax.config.jax_num_cpu_devices:  # type: ignore[attr-defined]
@@ -43,10 +51,13 @@ def select(devices: int | Sequence[jax.Device] | None) -> tuple[jax.Device, ...]
 
     Args:
         devices: how many, or which ones; `None` takes the number from `CONVOY_DEVICES`, else one.
+            In a run of several processes it is all of theirs.
 
     Raises:
         ValueError: if there are fewer devices than that.
     """
+    if processes.count() > 1:
+        return _of_all_processes(devices)
     if devices is None:
         devices = requested() or 1
     if not isinstance(devices, (int, np.integer)):
@@ -65,7 +76,8 @@ def select(devices: int | Sequence[jax.Device] | None) -> tuple[jax.Device, ...]
 
 def memory(devices: tuple[jax.Device, ...]) -> int:
     """Return the bytes of memory that one of some devices has; virtual ones share the host's."""
-    stats = devices[0].memory_stats() if devices[0].platform != "cpu" else None
+    own = next(device for device in devices if device.process_index == processes.index())
+    stats = own.memory_stats() if own.platform != "cpu" else None
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"]
     host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -94,6 +106,19 @@ def for_replicas(devices: tuple[jax.Device, ...], replicas: int | None) -> tuple
         stacklevel=3,
     )
     return devices[:replicas]
+
+
+def _of_all_processes(devices: int | Sequence[jax.Device] | None) -> tuple[jax.Device, ...]:
+    """Return the devices of all processes: none can be left out of what they do together."""
+    present = tuple(jax.devices())
+    asked = devices if isinstance(devices, int) or devices is None else len(devices)
+    if asked not in (None, len(present)):
+        raise ValueError(
+            f"{asked} devices were asked for, but the {processes.count()} processes of this run "
+            f"were launched with {len(present)}. Leave `devices` out, or launch with "
+            f"--num-replicas {asked}."
+        )
+    return present
 
 
 def _too_few(count: int, present: Sequence[jax.Device]) -> str:
