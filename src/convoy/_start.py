@@ -7,14 +7,15 @@ import sys
 
 
 def start() -> None:
-    """Choose Keras's backend, the devices, their kernels and memory, and the programs' folder."""
+    """Choose Keras's backend, the devices, their kernels and memory; join other processes."""
     _choose_backend()
-    from convoy import compilation_cache, cpu, devices
+    from convoy import compilation_cache, cpu, devices, processes
     from convoy.cpu import memory
 
     count = devices.requested()
     if count is not None:
         devices.provide_virtual(count)
+    processes.join()
     compilation_cache.enable()
     cpu.enable()
     memory.keep()

@@ -61,9 +61,16 @@ def data(words: Sequence[str]) -> int:
     return 2
 
 
+def launch(words: Sequence[str]) -> int:
+    """Run a script in several processes, on one host or many."""
+    from convoy.launch.command import main as launch_main
+
+    return launch_main(words)
+
+
 VERBS = {"doctor": doctor}
 # These read their flags themselves.
-APPLICATIONS = {"train": train, "data": data}
+APPLICATIONS = {"train": train, "data": data, "launch": launch}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

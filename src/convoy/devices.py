@@ -11,10 +11,12 @@ from typing import Any
 
 import jax
 import numpy as np
+from convoy import processes
 from convoy.cpu import threads
 from jaxlib import xla_client
 
 VARIABLE = "CONVOY_DEVICES"
+PER_REPLICA = "CONVOY_DEVICES_PER_REPLICA"
 
 
 def requested() -> int | None:
@@ -31,6 +33,12 @@ def requested() -> int | None:
             f"{VARIABLE}={text!r} is not a number of devices. Set it to 1 or more, or unset it."
         )
     return int(text)
+
+
+def per_replica() -> int | None:
+    """Return the number of devices that `convoy launch` was told to give each replica."""
+    text = os.environ.get(PER_REPLICA, "")
+    return int(text) if text.isdigit() else None
 
 
 def provide_virtual(count: int) -> None:
@@ -50,10 +58,13 @@ def select(devices: int | Sequence[jax.Device] | None) -> tuple[jax.Device, ...]
 
     Args:
         devices: how many, or which ones; `None` takes the number from `CONVOY_DEVICES`, else one.
+            In a run of several processes it is all of theirs.
 
     Raises:
         ValueError: if there are fewer devices than that.
     """
+    if processes.count() > 1:
+        return _of_all_processes(devices)
     if devices is None:
         devices = requested() or 1
     if not isinstance(devices, (int, np.integer)):
@@ -74,7 +85,8 @@ def select(devices: int | Sequence[jax.Device] | None) -> tuple[jax.Device, ...]
 
 def memory(devices: tuple[jax.Device, ...]) -> int:
     """Return the bytes of memory that one of some devices has; virtual ones share the host's."""
-    stats = devices[0].memory_stats() if devices[0].platform != "cpu" else None
+    own = next(device for device in devices if device.process_index == processes.index())
+    stats = own.memory_stats() if own.platform != "cpu" else None
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"]
     host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -111,6 +123,19 @@ def _split_again(count: int) -> tuple[jax.Device, ...]:
     threads.share_among(count)
     client: Any = xla_client.make_cpu_client(num_devices=count)
     return tuple(client.devices())
+
+
+def _of_all_processes(devices: int | Sequence[jax.Device] | None) -> tuple[jax.Device, ...]:
+    """Return the devices of all processes: none can be left out of what they do together."""
+    present = tuple(jax.devices())
+    asked = devices if isinstance(devices, int) or devices is None else len(devices)
+    if asked not in (None, len(present)):
+        raise ValueError(
+            f"{asked} devices were asked for, but the {processes.count()} processes of this run "
+            f"were launched with {len(present)}. Leave `devices` out, or launch with "
+            f"--num-replicas {asked}."
+        )
+    return present
 
 
 def _too_few(count: int, present: Sequence[jax.Device]) -> str:

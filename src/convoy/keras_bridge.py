@@ -660,8 +660,11 @@ class Batches(EpochIterator):
         super().__init__(*args, **kwargs)
         self._length_known = self.num_batches is not None
         self._unread = 0
+        self._is_read: Callable[[int], bool] | None = None
 
     def _get_iterator(self) -> Iterator[Any]:
+        if self._is_read is not None:
+            _leave_out_in_data_set(self.data_adapter, self._is_read)
         unread, self._unread = self._unread, 0
         if unread and isinstance(self.data_adapter, ArrayDataAdapter):
             return _skip_arrays(self.data_adapter, unread)
@@ -691,6 +694,21 @@ class Batches(EpochIterator):
         for _ in itertools.islice(self._current_iterator, before):
             pass
         self._steps_seen = before
+
+    def read_only(self, is_read: Callable[[int], bool]) -> bool:
+        """Have some batches of every epoch hold zeros, where the input can do without reading them.
+
+        Args:
+            is_read: says of the place of a batch in the epoch whether it is read.
+
+        Returns:
+            Whether that can be done.
+        """
+        adapter = self.data_adapter
+        possible = isinstance(adapter, PyDatasetAdapter) and self.num_batches is not None
+        if possible and self.steps_per_epoch is None:
+            self._is_read = is_read
+        return self._is_read is not None
 
     def drop_read_ahead(self) -> None:
         """Forget what workers have read beyond the one batch that building the model took.
@@ -819,16 +837,34 @@ def _tells_state(dataset: Any) -> bool:
 
 def _skip_in_data_set(adapter: PyDatasetAdapter, count: int) -> None:
     """Have the first batches of the coming epoch hold nothing."""
+    order = _order_to_come(adapter) or range(count)
+    _use_data_set(adapter, _Unread(adapter.py_dataset, frozenset(order[:count])))
+
+
+def _leave_out_in_data_set(adapter: PyDatasetAdapter, is_read: Callable[[int], bool]) -> None:
+    """Have some batches of the coming epoch hold zeros."""
+    if not isinstance(adapter.py_dataset, _Shared):
+        _use_data_set(adapter, _Shared(adapter.py_dataset))
+    places = enumerate(_order_to_come(adapter))
+    adapter.py_dataset.unread = frozenset(index for at, index in places if not is_read(at))
+
+
+def _order_to_come(adapter: PyDatasetAdapter) -> list[int]:
+    """Return the order that the adapter is about to draw; nothing if the data set has no end."""
     length = adapter.py_dataset.num_batches
-    order = list(range(count if length is None else length))
-    if adapter.shuffle and length is not None:
-        # What the adapter is about to do, without drawing from the generator.
+    order = list(range(length or 0))
+    if adapter.shuffle:
+        # Without drawing from the generator itself.
         generator = random.Random()
         generator.setstate(random.getstate())
         generator.shuffle(order)
-    adapter.py_dataset = _Unread(adapter.py_dataset, frozenset(order[:count]))
+    return order
+
+
+def _use_data_set(adapter: PyDatasetAdapter, dataset: keras.utils.PyDataset) -> None:
+    adapter.py_dataset = dataset
     if adapter.enqueuer:
-        adapter.enqueuer.py_dataset = adapter.py_dataset
+        adapter.enqueuer.py_dataset = dataset
 
 
 def _skip_arrays(adapter: ArrayDataAdapter, count: int) -> Iterator[Any]:
@@ -873,11 +909,41 @@ class _Unread(keras.utils.PyDataset):
         raise AttributeError(name)
 
 
+class _Shared(_Unread):
+    """A data set some batches of which another process reads; here they hold zeros."""
+
+    def __init__(self, dataset: keras.utils.PyDataset) -> None:
+        super().__init__(dataset, ())
+        self._zeros = keras.tree.map_structure(np.zeros_like, dataset[0])
+
+    def __getitem__(self, index: int) -> Any:
+        return self._zeros if index in self.unread else self.dataset[index]
+
+    def on_epoch_end(self) -> None:
+        self.dataset.on_epoch_end()
+
+
 def build_for_prediction(model: Model, x: Any) -> None:
     """Create the variables of a model that has not been called yet."""
     if not all(layer.built for layer in model._flatten_layers()):
         with keras.StatelessScope():
             model(x)
+
+
+def without_files(callbacks: Any) -> list[keras.callbacks.Callback]:
+    """Leave out Keras's own callbacks that write files: one process of a run does that."""
+    return [
+        c for c in keras.tree.flatten(callbacks) if c is not None and not isinstance(c, _WRITERS)
+    ]
+
+
+_WRITERS = (
+    keras.callbacks.BackupAndRestore,
+    keras.callbacks.CSVLogger,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TensorBoard,
+)
 
 
 class Callbacks(keras.callbacks.CallbackList):

@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 import keras
-from convoy import keras_bridge
-from convoy.engine import check, numerics
+from convoy import keras_bridge, processes
+from convoy.engine import check, numerics, random_state
 from convoy.engine.feed import Budget, Feed
 from convoy.engine.input import check_batch, open_input
 from convoy.engine.pace import Pace
@@ -181,6 +181,7 @@ class EngineMethods:
         """
         check.check_model(self.model, "fit")
         self._plan_stages()
+        random_state.agree()
         epochs = keras_bridge.limit_epochs(epochs)
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = keras_bridge.train_validation_split(
@@ -207,10 +208,12 @@ class EngineMethods:
                 batch_size=validation_batch_size or batch_size,
                 steps=validation_steps,
             )
+        self._check_same_run(epochs=epochs, steps_per_epoch=feed.steps, batch_size=batch_size)
         watchers = self._callbacks(callbacks, verbose, feed, epochs=epochs, add_history=True)
         self.runner.train(
             feed, validation, pace, watchers, range(initial_epoch, epochs), validation_freq
         )
+        self.runner.release()
         return self.model.history
 
     def evaluate(
@@ -229,7 +232,9 @@ class EngineMethods:
         self._plan_stages()
         feed, pace, _ = self._open_once("evaluate", (x, y, sample_weight), batch_size, steps)
         watchers = self._callbacks(callbacks, verbose, feed)
+        self._check_same_run(steps=feed.steps, batch_size=batch_size)
         logs = self.runner.evaluate(feed, pace, watchers)
+        self.runner.release()
         return logs if return_dict else keras_bridge.flat_metrics(self.model, logs)
 
     def predict(
@@ -244,7 +249,11 @@ class EngineMethods:
         check.check_model(self.model, "predict")
         self._plan_stages()
         feed, pace, budget = self._open_once("predict", (x, None, None), batch_size, steps)
-        return self.runner.predict(feed, pace, budget, self._callbacks(callbacks, verbose, feed))
+        self._check_same_run(steps=feed.steps, batch_size=batch_size)
+        watchers = self._callbacks(callbacks, verbose, feed)
+        outputs = self.runner.predict(feed, pace, budget, watchers)
+        self.runner.release()
+        return outputs
 
     def train_on_batch(
         self,
@@ -303,11 +312,24 @@ class EngineMethods:
         plan = self.runner.current
         return open_input(self.model, mode, data, plan, budget, pace.block_steps, **settings)
 
+    def _check_same_run(self, **asked: Any) -> None:
+        """Refuse to run if other processes were asked for something else."""
+        if processes.count() > 1:
+            plan = self.runner.current
+            shapes = [list(variable.shape) for variable in self.model.variables]
+            said = {"model": shapes, "gradient_accumulation": plan.accumulation.count}
+            processes.check_same("run", asked | said | {"steps_per_execution": self._pace_asked()})
+
+    def _pace_asked(self) -> int | str:
+        return "auto" if self.runner.automatic else int(self.model.steps_per_execution)
+
     def _callbacks(
         self, callbacks: Any, verbose: str | int, feed: Feed, **settings: Any
     ) -> keras.callbacks.CallbackList:
         if isinstance(callbacks, keras.callbacks.CallbackList):
             return callbacks
+        if not processes.is_first():
+            verbose, callbacks = 0, keras_bridge.without_files(callbacks)
         return keras_bridge.Callbacks(
             callbacks,
             add_progbar=verbose != 0,

@@ -10,7 +10,7 @@ import jax
 import keras
 import numpy as np
 from convoy import devices as device_choice
-from convoy import keras_bridge, model
+from convoy import keras_bridge, model, processes
 from convoy import precision as precisions
 from convoy.engine import loss_scale as loss_scales
 from convoy.engine import numerics
@@ -35,7 +35,8 @@ class Strategy:
     Args:
         devices: how many devices, or which ones; each holds a replica of the model. A CPU is
             split into that many virtual ones. By default the number in the variable
-            `CONVOY_DEVICES`, else one.
+            `CONVOY_DEVICES`, else one; in a script that `convoy launch` runs, the devices of all
+            its processes.
         replicas: how many replicas, if not one on every device. Devices left over are named in a
             warning.
         batch: what `batch_size` in `fit` counts: `"replica"`, the micro-batch of one replica; or
@@ -106,7 +107,8 @@ class Strategy:
     ) -> None:
         self.devices = device_choice.for_replicas(device_choice.select(devices), replicas)
         if data_budget is None:
-            data_budget = device_choice.memory(self.devices) // 4
+            # Processes that decide by it must decide alike, on whatever hosts they are.
+            data_budget = processes.from_first(device_choice.memory(self.devices) // 4)
         elif data_budget < 0:
             raise ValueError(f"data_budget={data_budget} is not a number of bytes. Pass 0 or more.")
         self.data_budget = data_budget

@@ -1,4 +1,6 @@
+import convoy
 import jax
+import keras
 import numpy as np
 import pytest
 from convoy.engine.feed import Cut, Placement, fetcher
@@ -109,3 +111,35 @@ def test_a_batch_that_does_not_divide_is_run_whole_and_said_once():
         found = [(c.batch, c.steps, c.spread) for c in chunks(feed)]
     assert found == [(3, 4, False)]
     assert len(said) == 1
+
+
+class Batched(keras.utils.PyDataset):
+    """Arrays as a data set of batches."""
+
+    def __init__(self, x, y, batch):
+        super().__init__()
+        self.x, self.y, self.batch = x, y, batch
+
+    @property
+    def num_batches(self):
+        return -(-len(self.x) // self.batch)
+
+    def __getitem__(self, index):
+        rows = slice(index * self.batch, (index + 1) * self.batch)
+        return self.x[rows], self.y[rows]
+
+
+def test_a_data_set_gives_each_replica_batches_of_its_own(rng):
+    x, y = rng.normal(size=(12, 3)).astype("float32"), rng.normal(size=(12, 2)).astype("float32")
+
+    def trained(*data, **settings):
+        keras.utils.set_random_seed(0)
+        with convoy.Strategy(devices=2).scope():
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+            model.compile("sgd", "mse")
+        model.fit(*data, shuffle=False, verbose=0, **settings)
+        return model.get_weights()
+
+    from_arrays = trained(x, y, batch_size=2)
+    for ours, theirs in zip(trained(Batched(x, y, 2)), from_arrays, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)

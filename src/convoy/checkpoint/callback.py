@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
+from convoy import processes
 from convoy.checkpoint import snapshot
 from convoy.checkpoint.background import Background
 from convoy.checkpoint.errors import CheckpointError
@@ -93,7 +94,8 @@ class Checkpoints(keras.callbacks.Callback):
         Raises:
             CheckpointError: if the folder cannot be used, or what is in it.
         """
-        self.folder.open_for_writing()
+        if processes.is_first():
+            self.folder.open_for_writing()
         progress.feed.make_repeatable()
         found = self._find(progress)
         self._snapshots = snapshot.Snapshots(progress, self.recipe)
@@ -118,12 +120,13 @@ class Checkpoints(keras.callbacks.Callback):
                     "passed. Pass an empty folder, or resume=True to go on with that run."
                 )
             return None
-        newest = self.folder.newest()
-        if newest is None:
+        newest = self.folder.newest() if processes.is_first() else None
+        content = snapshot.of_first(newest and newest[1])
+        if content is None:
             return None
-        position, content = newest
         found = snapshot.resumption(progress, content)
-        self.folder.set_aside_after(position)
+        if newest is not None:
+            self.folder.set_aside_after(newest[0])
         return found
 
     def record(self, progress: Progress) -> None:
@@ -133,8 +136,8 @@ class Checkpoints(keras.callbacks.Callback):
             Left: in that case, when the checkpoint is written.
         """
         better = self._is_better(progress)
-        leaving = self._leaving.asked
-        if leaving or better or progress.finished or self.every.due(progress):
+        leaving, due = processes.any_of([bool(self._leaving.asked), self.every.due(progress)])
+        if leaving or better or progress.finished or due:
             self._save(progress)
         if not (leaving or progress.finished):
             return
@@ -142,13 +145,20 @@ class Checkpoints(keras.callbacks.Callback):
         if self._failure is not None:
             raise self._failure
         if leaving:
-            where = self.folder.at(Position(progress.epoch, progress.step))
-            message = f"Left on {leaving.name}, exit status {EXIT_STATUS}; checkpoint: {where}"
+            processes.wait_for_all("the checkpoint is written")
+            raise Left(self._say_leaving(progress))
+
+    def _say_leaving(self, progress: Progress) -> str:
+        where = self.folder.at(Position(progress.epoch, progress.step))
+        signal = self._leaving.asked
+        reason = signal.name if signal else "a signal to another process"
+        message = f"Left on {reason}, exit status {EXIT_STATUS}; checkpoint: {where}"
+        if processes.is_first():
             print(message, flush=True)
-            raise Left(message)
+        return message
 
     def wants_to_leave(self) -> bool:
-        return self._leaving.asked is not None
+        return processes.any_of([self._leaving.asked is not None])[0]
 
     def end_run(self) -> None:
         self._leaving.end()
@@ -177,7 +187,8 @@ class Checkpoints(keras.callbacks.Callback):
             self.folder.write(position, content)
             self.folder.keep_only(kept(self.folder.positions(), self.keep, best))
 
-        self._background.start(write)
+        if processes.is_first():
+            self._background.start(write)
 
     def _wait(self) -> None:
         """Wait until the last checkpoint is written, and say so if it could not be."""

@@ -13,13 +13,14 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-from convoy import keras_bridge
+from convoy import keras_bridge, processes
 from convoy.checkpoint import callback_state
 from convoy.checkpoint.errors import CheckpointError
 from convoy.checkpoint.store import Content, Json
 from convoy.engine import random_state
 from convoy.engine.feed import Place
 from convoy.engine.progress import Progress, Resumption
+from convoy.engine.put import to_host
 from convoy.engine.random_state import RandomState
 from convoy.engine.state import State, Variables
 
@@ -44,7 +45,7 @@ class Snapshots:
 
     def take(self, progress: Progress) -> Content:
         """Return the state of a run as host arrays, which waits for its devices."""
-        values = {name: np.asarray(v) for name, v in named_values(self.variables, progress)}
+        values = {name: to_host(v) for name, v in named_values(self.variables, progress)}
         callbacks, arrays = callback_state.capture(progress.callbacks)
         state = {
             "epoch": progress.epoch,
@@ -67,6 +68,19 @@ class Snapshots:
             "accumulated": progress.plan.accumulation.count,
             "recipe": self.recipe,
         }
+
+
+def of_first(content: Content | None) -> Content | None:
+    """Return what the first process of a run has read; only that one looks into the folder."""
+    if processes.count() == 1:
+        return content
+    kinds = {n: (list(a.shape), str(a.dtype)) for n, a in content.arrays.items()} if content else {}
+    said = processes.from_first(content and {"arrays": kinds, "state": content.state})
+    if said is None:
+        return None
+    empty = [np.zeros(shape, jnp.dtype(dtype)) for shape, dtype in said["arrays"].values()]
+    arrays = processes.arrays_from_first(list(content.arrays.values()) if content else empty)
+    return Content(dict(zip(said["arrays"], arrays, strict=True)), said["state"], {})
 
 
 def resumption(progress: Progress, content: Content) -> Resumption | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import jax
+from convoy.engine.put import put
 from convoy.engine.random_state import RandomState
 from convoy.engine.replicate import AXIS
 
@@ -150,6 +151,17 @@ class Placement:
         self.replicas = mesh.size if mesh else 1
 
     @property
+    def spans_processes(self) -> bool:
+        """Whether some of the devices are another process's."""
+        return self.mesh is not None and self.mesh.is_multi_process
+
+    def is_own(self, replica: int) -> bool:
+        """Say whether a replica runs in this process."""
+        if self.mesh is None:
+            return True
+        return self.mesh.devices.flat[replica].process_index == jax.process_index()
+
+    @property
     def platform(self) -> str:
         device = self.mesh.devices.flat[0] if self.mesh else jax.devices()[0]
         return device.platform
@@ -161,7 +173,8 @@ class Placement:
         return self._put(block, jax.sharding.PartitionSpec(None, AXIS))
 
     def _put(self, tree: Any, spec: jax.sharding.PartitionSpec) -> Any:
-        return jax.device_put(tree, self.mesh and jax.sharding.NamedSharding(self.mesh, spec))
+        sharding = None if self.mesh is None else jax.sharding.NamedSharding(self.mesh, spec)
+        return put(tree, sharding)
 
 
 class Budget:

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import jax
+from convoy import processes
 
 # Callbacks are promised once a second; steps vary in length, so aim for half of that.
 TARGET_SECONDS = 0.5
@@ -40,7 +41,7 @@ class AutomaticPace:
         if self._warm:
             fitting = int(TARGET_SECONDS * steps / (time.perf_counter() - start))
             groups = min(fitting, self.steps * GROWTH) // self.group
-            self.steps = max(1, groups) * self.group
+            self.steps = processes.from_first(max(1, groups) * self.group)
         self._warm = True
 
 

@@ -7,11 +7,12 @@ from typing import Any
 import jax
 import keras
 import numpy as np
-from convoy import cpu, keras_bridge
+from convoy import cpu, keras_bridge, processes
 from convoy.engine.compose import Composition, given
 from convoy.engine.feed import Chunk, shapes, share_shapes, size
 from convoy.engine.hoist import Hoisted, Prepared
 from convoy.engine.plan import Plan
+from convoy.engine.put import is_elsewhere, to_host, to_own
 from convoy.engine.replicate import Roles
 from convoy.engine.shard import Shards
 from convoy.engine.state import Mode, State, Variables
@@ -45,7 +46,7 @@ class Programs:
             The values of the metrics, or for prediction the outputs as host arrays.
         """
         self._wait_for_all_but_one()
-        state = self.variables.read()
+        state = self._placed(self.variables.read())
         program, hoisted = self._program(chunk)
         kept, changing = self._divide(state, hoisted)
         count = np.int32(chunk.micro_batches // self.composition.accumulated(chunk))
@@ -73,12 +74,25 @@ class Programs:
         if self.placement.mesh is None:
             return
         state = self.variables.read()
+        if self.placement.spans_processes:
+            state = agreed(state)
         placed = State(*self.placement.everywhere(tuple(state._replace(optimizer=[]))))
         if self.shards is not None:
             optimizer = self.shards.place(state.optimizer)
         else:
             optimizer = self.placement.everywhere(state.optimizer)
         self.variables.write(placed._replace(optimizer=optimizer))
+
+    def release(self) -> None:
+        """Leave the variables to this process alone, where other processes shared them."""
+        if self.placement.spans_processes:
+            self.variables.write(jax.tree.map(to_own, self.variables.read()))
+
+    def _placed(self, state: State) -> State:
+        """Move what a callback has set since the last device call, alike in all processes."""
+        if not self.placement.spans_processes:
+            return state
+        return jax.tree.map(lambda v: v if is_elsewhere(v) else self.placement.everywhere(v), state)
 
     def memory(self, chunk: Chunk) -> Any:
         """Return XLA's own analysis of the memory that a chunk's program takes on a device."""
@@ -130,6 +144,16 @@ def output_bytes(model: keras.Model, state: State, example: Any) -> int:
     return size(outputs)
 
 
+def agreed(state: State) -> State:
+    """Take the first process's values of what is not yet shared by all processes."""
+    values, structure = jax.tree.flatten(state)
+    own = [place for place, value in enumerate(values) if not is_elsewhere(value)]
+    shared = processes.arrays_from_first([np.asarray(values[place]) for place in own])
+    for place, value in zip(own, shared, strict=True):
+        values[place] = value
+    return jax.tree.unflatten(structure, values)
+
+
 class ProgramCache:
     """A model's programs, kept until it is compiled anew."""
 
@@ -152,6 +176,11 @@ class ProgramCache:
         """Return the programs of a mode, if there are any."""
         return self._made.get(mode)
 
+    def release(self) -> None:
+        """Leave the variables to this process alone."""
+        for programs in self._made.values():
+            programs.release()
+
     def _make(self, mode: Mode) -> Programs:
         if self.plan.pipeline is not None:
             return self.plan.pipeline.programs(self.model, self.plan, mode)
@@ -162,7 +191,7 @@ def _rows(outputs: Any, chunk: Chunk) -> Any:
     """Turn outputs by step into outputs by sample."""
 
     def rows(leaf: jax.Array) -> np.ndarray:
-        steps = np.asarray(leaf)[: chunk.micro_batches]
+        steps = to_host(leaf)[: chunk.micro_batches]
         return steps.reshape(-1, *steps.shape[2:])
 
     return jax.tree.map(rows, outputs)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from convoy import keras_bridge
+from convoy import keras_bridge, processes
 
 
 class RandomState(NamedTuple):
@@ -42,6 +42,12 @@ def restore(state: RandomState) -> None:
     random.setstate(state.python)
     np.random.set_state(state.numpy)
     keras_bridge.set_global_seed(state.keras)
+
+
+def agree() -> None:
+    """Draw in all processes what the first one draws."""
+    if processes.count() > 1:
+        restore(RandomState.from_json(processes.from_first(capture().to_json())))
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import keras
 import numpy as np
-from convoy import keras_bridge
+from convoy import keras_bridge, processes
 from convoy.engine.feed import Budget, Feed
 from convoy.engine.interrupt import Uninterrupted
 from convoy.engine.pace import Pace, make_pace
@@ -61,7 +61,7 @@ class Runner:
         model = self.model
         model.stop_training = False
         callbacks.on_train_begin()
-        first = keras_bridge.initial_epoch(model, epochs.start)
+        first = processes.from_first(keras_bridge.initial_epoch(model, epochs.start))
         progress = Progress(
             model, self.current, feed, callbacks.callbacks, first, last_epoch=epochs.stop
         )
@@ -144,6 +144,10 @@ class Runner:
             recorder.record(progress)
         progress.metrics = None
         return {f"val_{name}": value for name, value in values.items()}
+
+    def release(self) -> None:
+        """Leave the variables to this process alone, where other processes shared them."""
+        self._programs.release()
 
     def evaluate(
         self,

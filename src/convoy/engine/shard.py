@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import jax
 from convoy.engine.plan import Plan
+from convoy.engine.put import put
 from convoy.engine.replicate import AXIS, EVERYWHERE
 from convoy.engine.state import Arrays, State, Variables
 from convoy.engine.step import Logs, Position, Step
@@ -31,7 +32,7 @@ class Shards:
 
     def place(self, optimizer: Arrays) -> Arrays:
         """Move the optimizer's state to where it belongs."""
-        return jax.device_put(optimizer, self._shardings())
+        return [put(v, s) for v, s in zip(optimizer, self._shardings(), strict=True)]
 
     def keep(self, step: Step) -> Step:
         """Have a step leave the optimizer's state divided, and all else on every replica."""

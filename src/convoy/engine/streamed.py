@@ -68,6 +68,8 @@ class Streamed:
         self.limit = limit
         self.restarts = restarts
         self.per_step = batches_per_step
+        if placement.spans_processes and batches_per_step > 1:
+            batches.read_only(self._is_own)
         self.steps = self._count_steps()
         self._left_out = 0
         self._said_undivided = False
@@ -88,6 +90,15 @@ class Streamed:
             return known if known is None else -(-known // self.per_step)
         whole, group = self.batches.whole_batches, self.cut.group
         return whole if whole is None else whole // (self.per_step * group) * group
+
+    def _is_own(self, place: int) -> bool:
+        """Say whether a batch is of a replica of this process.
+
+        The last ones are every replica's: one of them may be smaller, and then none is divided.
+        """
+        update = self.per_step * self.cut.group
+        last = (self.batches.num_batches - 1) // update * update
+        return place >= last or self.placement.is_own(place % self.per_step)
 
     def begin_epoch(self) -> None:
         if self.restarts:

@@ -10,12 +10,13 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-from convoy import keras_bridge
+from convoy import keras_bridge, processes
 from convoy.engine.check import check_losses
 from convoy.engine.feed import Chunk, fetcher
 from convoy.engine.plan import Plan
 from convoy.engine.program import output_bytes
-from convoy.engine.replicate import SEED_STRIDE, Roles
+from convoy.engine.put import to_own
+from convoy.engine.replicate import Roles
 from convoy.engine.state import Mode, Variables
 from convoy.engine.step import Fetch
 from convoy.pipeline.body import Body, Rest, fetched, make_body, make_prediction
@@ -69,6 +70,11 @@ class ForwardPrograms:
     def place(self) -> None:
         """Move the variables to where their stages run."""
         self.layout.place(self.variables, {})
+
+    def release(self) -> None:
+        """Leave the variables to this process alone, where other processes shared them."""
+        if self.placement.spans_processes:
+            self.variables.write(jax.tree.map(to_own, self.variables.read()))
 
     def limit_outputs(self, example: Any, budget: int, most: int) -> int:
         """Choose how many steps' outputs a prediction keeps on the devices, and return it."""
@@ -154,14 +160,13 @@ class ForwardCall:
         for variable, is_seed in zip(
             own.variables.parts.non_trainable, own.roles.seeds, strict=True
         ):
-            for replica in self.replicas[1:] if is_seed else ():
+            for replica in self.replicas if is_seed else ():
                 value = self.values[replica][id(variable)]
-                offset = np.uint32(SEED_STRIDE * replica & 0xFFFFFFFF)
-                self.values[replica][id(variable)] = value + offset.astype(value.dtype)
+                self.values[replica][id(variable)] = value + self.layout.seed_offset(replica, value)
         last = self.layout.last_column
         metrics = [last.split(x) for x in keras_bridge.values(own.variables.parts.metrics)]
         self.metrics: list[Arrays] = [[m[replica] for m in metrics] for replica in self.replicas]
-        for replica in self.replicas[1:]:
+        for replica in self.layout.beginning_anew(self.chunk):
             self.metrics[replica] = [
                 jnp.zeros_like(value) if aggregation == "sum" else value
                 for value, aggregation in zip(
@@ -195,7 +200,7 @@ class ForwardCall:
         values = self.values[replica]
         received = self.mail.receive(number, micro_batch, replica)
         loss = self.losses.pop((replica, micro_batch), None)
-        where = position(self.chunk, place, micro_batch, replica) if layout.reads[number] else ()
+        where = self._position(place, micro_batch, replica) if layout.reads[number] else ()
         rest = Rest(
             [values[id(v)] for v in stage.non_trainable],
             where,
@@ -219,10 +224,18 @@ class ForwardCall:
             self.metrics[replica] = metrics
         return loss
 
+    def _position(self, place: int, micro_batch: int, replica: int) -> tuple:
+        return position(self.layout, self.chunk, place, micro_batch, replica)
+
     def joined_outputs(self) -> Any:
         """Return the outputs of all samples in their order, as host arrays."""
-        parts = [part for step in zip(*self.outputs, strict=True) for part in step]
-        return jax.tree.map(lambda *leaves: np.concatenate([np.asarray(x) for x in leaves]), *parts)
+        steps = [
+            jax.tree.map(lambda *leaves: np.concatenate([np.asarray(x) for x in leaves]), *parts)
+            for parts in zip(*self.outputs, strict=True)
+        ]
+        if self.chunk.spread and self.own.placement.spans_processes:
+            steps = [jax.tree.map(processes.joined, step) for step in steps]
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *steps)
 
     def finish(self) -> Arrays:
         """Write what changed back to the variables, and return the metrics' values."""
@@ -234,10 +247,12 @@ class ForwardCall:
             column = self._column(variable)
             if not is_seed and jnp.issubdtype(values[0].dtype, jnp.floating):
                 value = sum(jax.device_put(v, column.devices[0]) for v in values) / len(values)
+            elif is_seed:
+                value = values[0] - layout.seed_offset(0, values[0])
             else:
                 value = values[0]
             keras_bridge.assign([variable], [column.put(value)])
-        totals = total_metrics(self.metrics, own.roles, spread=self.chunk.spread)
+        totals = total_metrics(self.metrics, own.roles, layout, spread=self.chunk.spread)
         last = layout.last_column
         keras_bridge.assign(own.variables.parts.metrics, [last.put(total) for total in totals])
         return totals

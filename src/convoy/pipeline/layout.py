@@ -11,6 +11,9 @@ import keras
 import numpy as np
 from convoy import keras_bridge
 from convoy.engine.feed import Chunk
+from convoy.engine.program import agreed
+from convoy.engine.put import to_own
+from convoy.engine.replicate import SEED_STRIDE
 from convoy.engine.state import Variables
 from convoy.pipeline.body import reads_data, received_by
 from convoy.pipeline.placement import PipelinePlacement
@@ -19,16 +22,20 @@ from convoy.pipeline.stage import stages_of
 
 
 class Column:
-    """One place in the pipeline, in all replicas."""
+    """One place in the pipeline, in all replicas; lists are of those of this process."""
 
     def __init__(self, placement: PipelinePlacement, place: int) -> None:
-        self.devices = [row[place] for row in placement.rows]
+        self.devices = [row[place] for row in placement.own_rows]
         self.mesh = placement.column(place) if placement.replicas > 1 else None
+        self._spans_processes = placement.spans_processes
 
     def put(self, value: Any) -> jax.Array:
         """Move a value to every replica."""
         if self.mesh is None:
             return jax.device_put(value, self.devices[0])
+        if self._spans_processes:
+            own = to_own(value)
+            return self.join([jax.device_put(own, device) for device in self.devices])
         everywhere = jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
         return jax.device_put(value, everywhere)
 
@@ -65,7 +72,10 @@ class Layout:
         placement: PipelinePlacement,
     ) -> None:
         self.mapping, self.placement = mapping, placement
-        self.replicas = range(placement.replicas)
+        self.replicas = range(len(placement.own_rows))
+        """Those of this process."""
+        self.first_replica = placement.first_own
+        """The number of the first of them, among all."""
         self.stages = stages_of(model, calls_of(model), assignment)
         self.last = len(self.stages) - 1
         self.received = [received_by(s, s.number == self.last, model) for s in self.stages]
@@ -90,6 +100,15 @@ class Layout:
     def last_column(self) -> Column:
         """The place at which losses and metrics are computed."""
         return self.columns[self.mapping[self.last]]
+
+    def seed_offset(self, replica: int, seed: jax.Array) -> np.ndarray:
+        """Return what a replica's random stream is away from that of the first of all."""
+        offset = SEED_STRIDE * (self.first_replica + replica) & 0xFFFFFFFF
+        return np.uint32(offset).astype(seed.dtype)
+
+    def beginning_anew(self, chunk: Chunk) -> Sequence[int]:
+        """Return the replicas whose metrics are added to those of the first one of all."""
+        return self.replicas[0 if self.first_replica else 1 :] if chunk.spread else ()
 
     def device(self, replica: int, place: int) -> jax.Device:
         return self.columns[place].devices[replica]
@@ -136,8 +155,10 @@ class Layout:
             variables: all that the programs use.
             slots: the places of the optimizer's own.
         """
-        parts = variables.parts
-        for part, values in zip(parts, variables.read(), strict=True):
+        parts, state = variables.parts, variables.read()
+        if self.placement.spans_processes:
+            state = agreed(state)
+        for part, values in zip(parts, state, strict=True):
             if part is parts.metrics or part is parts.numerics:
                 homes = [self.last_column] * len(part)
             else:
@@ -170,10 +191,11 @@ class Mail:
         return tuple(found)
 
 
-def position(chunk: Chunk, place: int, index: int, replica: int) -> tuple:
+def position(layout: Layout, chunk: Chunk, place: int, index: int, replica: int) -> tuple:
     """Return where a micro-batch is at a place, for the function that `fetcher` makes."""
+    number = np.int32(layout.first_replica + replica)
     if chunk.layout == "block":
-        return chunk.source[replica][place], np.int32(index), np.int32(replica)
+        return chunk.source[replica][place], np.int32(index), number
     arrays, order, offset = chunk.source
     source = (arrays[replica][place], order and order[replica][place], offset)
-    return source, np.int32(index), np.int32(replica)
+    return source, np.int32(index), number

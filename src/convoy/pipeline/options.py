@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import keras
+from convoy import devices as device_choice
+from convoy import processes
 from convoy.engine.input import DEFAULT_BATCH
 from convoy.engine.state import Mode
 from convoy.keras_bridge import graph_calls
@@ -108,6 +110,12 @@ def pipeline_placement(model: keras.Model, pipelining: Pipelining, plan: Plan) -
             f"so none for the stage that begins with layer {_first_layer(model, homeless)!r}. "
             f"Pass devices={width} or more, fewer stages, or a device_mapping that shares devices."
         )
+    placed = PipelinePlacement(devices, width, ())
+    if any(device.process_index != row[0].process_index for row in placed.rows for device in row):
+        raise ValueError(
+            f"{model.name!r} is in stages on {width} devices, but they are not all of one process. "
+            f"Launch with --devices-per-replica {width}, or a multiple of it."
+        )
     calls = calls_of(model)
     stages = stages_of(model, calls, stages_of_model(model) or [0] * len(calls))
     last = len(stages) - 1
@@ -151,12 +159,14 @@ def split(
     convoy.split(model, stages="auto", batch_size=4)
     ```
     """
-    devices = devices_of(model)
     if stages == "auto":
-        stages = len(devices)
+        stages = device_choice.per_replica() or len(devices_of(model))
     if isinstance(stages, int) and not isinstance(stages, bool):
         _check_numbers(stages, batch_size)
-        set_stages(model, split_by_cost(model, stages, batch_size, devices))
+        own = [d for d in devices_of(model) if d.process_index == processes.index()]
+        # What is measured differs, the cut must not.
+        cut = processes.from_first(split_by_cost(model, stages, batch_size, own))
+        set_stages(model, cut)
     elif isinstance(stages, Sequence) and not isinstance(stages, str):
         set_stages(model, split_by_name(model, stages))
     else:

@@ -27,8 +27,19 @@ class PipelinePlacement(Placement):
         super().__init__(mesh=None)
         self.replicas = len(devices) // width
         self.rows = [devices[r * width : (r + 1) * width] for r in range(self.replicas)]
+        own = [r for r, row in enumerate(self.rows) if row[0].process_index == jax.process_index()]
+        self.own_rows = [self.rows[replica] for replica in own]
+        """Those of this process, which starts what runs on them."""
+        self.first_own = own[0] if own else 0
         self.readers = tuple(readers)
         self.left_over = tuple(devices[self.replicas * width :])
+
+    @property
+    def spans_processes(self) -> bool:
+        return len(self.own_rows) < len(self.rows)
+
+    def is_own(self, replica: int) -> bool:
+        return replica - self.first_own in range(len(self.own_rows))
 
     @property
     def platform(self) -> str:
@@ -39,13 +50,13 @@ class PipelinePlacement(Placement):
         return jax.sharding.Mesh(np.array([row[place] for row in self.rows]), (AXIS,))
 
     def everywhere(self, tree: Any) -> list[dict[int, Any]]:
-        """Copy data to every reader of every replica."""
-        return [{k: jax.device_put(tree, row[k]) for k in self.readers} for row in self.rows]
+        """Copy data to every reader of every replica of this process."""
+        return [{k: jax.device_put(tree, row[k]) for k in self.readers} for row in self.own_rows]
 
     def divided(self, block: Any) -> list[dict[int, Any]]:
-        """Give each replica its share of the second axis, which is the sample."""
+        """Give each replica of this process its share of the second axis, which is the sample."""
         placed = []
-        for replica, row in enumerate(self.rows):
+        for replica, row in enumerate(self.own_rows, start=self.first_own):
             share = jax.tree.map(lambda leaf, r=replica: self._share(leaf, r), block)
             placed.append({k: jax.device_put(share, row[k]) for k in self.readers})
         return placed

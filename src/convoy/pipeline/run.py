@@ -14,12 +14,13 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-from convoy import cpu, keras_bridge
+from convoy import cpu, keras_bridge, processes
 from convoy.engine import numerics
 from convoy.engine.check import check_losses
 from convoy.engine.feed import Chunk, fetcher
 from convoy.engine.plan import Plan
-from convoy.engine.replicate import SEED_STRIDE, Roles
+from convoy.engine.put import to_own
+from convoy.engine.replicate import Roles
 from convoy.engine.state import Variables
 from convoy.engine.whole_batch import WholeBatch
 from convoy.pipeline.body import Rest, make_body
@@ -86,6 +87,11 @@ class PipelinePrograms:
                 slots.setdefault(id(variable), place)
         self.layout.place(self.variables, slots)
 
+    def release(self) -> None:
+        """Leave the variables to this process alone, where other processes shared them."""
+        if self.placement.spans_processes:
+            self.variables.write(jax.tree.map(to_own, self.variables.read()))
+
     def run(self, chunk: Chunk) -> Any:
         """Run a chunk's weight updates; the variables then hold their outcome."""
         while len(self._running) > 1:
@@ -100,7 +106,7 @@ class PipelinePrograms:
     def recorder(self, schedule: Schedule) -> Recorder | None:
         if not self.options.record:
             return None
-        return Recorder(schedule, self.placement.replicas, alone=self.alone)
+        return Recorder(schedule, len(self.layout.replicas), alone=self.alone)
 
     def stage_programs(self, chunk: Chunk) -> list[StageProgram]:
         """Return the programs of all stages for chunks of this kind."""
@@ -203,16 +209,14 @@ class Call:
         for variable, is_seed in zip(
             own.variables.parts.non_trainable, own.roles.seeds, strict=True
         ):
-            for replica in self.replicas:
-                if is_seed and replica:
-                    value = self.values[replica][id(variable)]
-                    offset = np.uint32(SEED_STRIDE * replica & 0xFFFFFFFF)
-                    self.values[replica][id(variable)] = value + offset.astype(value.dtype)
+            for replica in self.replicas if is_seed else ():
+                value = self.values[replica][id(variable)]
+                self.values[replica][id(variable)] = value + self.layout.seed_offset(replica, value)
         last = self.layout.last_column
         metrics = keras_bridge.values(own.variables.parts.metrics)
         self.metrics = [list(values) for values in zip(*map(last.split, metrics), strict=True)]
         self.metrics = self.metrics or [[] for _ in self.replicas]
-        for replica in self.replicas[1:]:
+        for replica in self.layout.beginning_anew(self.chunk):
             self.metrics[replica] = [
                 jnp.zeros_like(value) if aggregation == "sum" else value
                 for value, aggregation in zip(
@@ -269,7 +273,7 @@ class Call:
             loss = self.no_loss[replica]
         where: tuple = ()
         if layout.reads[number]:
-            where = position(self.chunk, place, self.first + micro_batch, replica)
+            where = position(layout, self.chunk, place, self.first + micro_batch, replica)
         rest = Rest(
             [values[id(v)] for v in stage.non_trainable],
             where,
@@ -388,6 +392,9 @@ class Call:
         if not self.chunk.spread:
             # A rest was the same on every replica.
             counts = [tuple(c) for (replica, _), c in self.counts.items() if c and not replica]
+        elif self.layout.placement.spans_processes:
+            totals = (processes.total(count) for count in zip(*counts, strict=True))
+            counts = [tuple(jnp.asarray(total) for total in totals)]
         moved = jax.device_put((self.numerics, counts, here), device)
         values, counts, here = moved
         large, counted = ([count[i] for count in counts] for i in range(2))
@@ -402,38 +409,46 @@ class Call:
         """Write all values back to the variables, and return those of the metrics."""
         own = self.own
         parts = own.variables.parts
+        seeds = {
+            id(v)
+            for v, is_seed in zip(parts.non_trainable, own.roles.seeds, strict=True)
+            if is_seed
+        }
         for place, column in enumerate(self.layout.columns):
             for variable in [*own.trainable[place], *own.statistics[place]]:
                 values = [x[id(variable)] for x in self.values]
-                keras_bridge.assign([variable], [_agreed(column, values)])
+                if id(variable) in seeds:
+                    # They go on from the first replica's; the others are some strides away from it.
+                    value = column.put(values[0] - self.layout.seed_offset(0, values[0]))
+                elif jnp.issubdtype(values[0].dtype, jnp.floating):
+                    value = column.join(values)
+                else:
+                    value = column.put(values[0])
+                keras_bridge.assign([variable], [value])
             keras_bridge.assign(own.updates[place].variables, self.optimizer[place])
         last = self.layout.last_column
         keras_bridge.assign(parts.numerics, [last.put(value) for value in self.numerics])
-        totals = total_metrics(self.metrics, own.roles, spread=self.chunk.spread)
+        totals = total_metrics(self.metrics, own.roles, self.layout, spread=self.chunk.spread)
         keras_bridge.assign(parts.metrics, [last.put(total) for total in totals])
         return totals
 
 
-def total_metrics(metrics: list[Arrays], roles: Roles, *, spread: bool) -> Arrays:
+def total_metrics(metrics: list[Arrays], roles: Roles, layout: Layout, *, spread: bool) -> Arrays:
     """Return the metrics of all replicas from those of each, on the first one's device."""
+    spans_processes = layout.placement.spans_processes
 
     def total(values: tuple[jax.Array, ...], aggregation: str) -> jax.Array:
         first = values[0]
-        if len(values) == 1 or not spread:
+        if not spread:
             return first  # a rest was the same on every replica
         (device,) = first.devices()
         whole = sum((jax.device_put(value, device) for value in values[1:]), first)
-        return whole if aggregation == "sum" else whole / len(values)
+        if spans_processes:
+            whole = jax.device_put(processes.total([whole]), device)
+        return whole if aggregation == "sum" else whole / layout.placement.replicas
 
     of_each = zip(zip(*metrics, strict=True), roles.aggregations, strict=True)
     return [total(values, aggregation) for values, aggregation in of_each]
-
-
-def _agreed(column: Column, values: list[jax.Array]) -> jax.Array:
-    # Random states go on from the first replica's; the others are some strides away from it.
-    if jnp.issubdtype(values[0].dtype, jnp.floating):
-        return column.join(values)
-    return column.put(values[0])
 
 
 def check_model(model: keras.Model, plan: Plan) -> None:

@@ -12,6 +12,7 @@ from convoy.engine import numerics
 from convoy.engine.loss_scale import all_finite, unscale
 from convoy.engine.numerics import Settings, pack, split_key, unpack
 from convoy.engine.plan import Plan
+from convoy.engine.reduce import reducer
 from convoy.engine.replicate import AXIS, EVERYWHERE
 from convoy.engine.update import apply_rounding
 
@@ -69,7 +70,7 @@ class DeviceUpdate:
         self.clip = model.optimizer.global_clipnorm
         self.optimizer = optimizer
         self.settings = numerics.of(model).settings
-        self.reduction = plan.reduction
+        self.over_replicas = reducer(plan.reduction, plan.bucket_bytes)
         self.mesh = mesh
         self.dtypes = [plan.accumulation.dtype or variable.dtype for variable in trainable]
         self.variables = [model.optimizer.variables[slot] for slot in slots]
@@ -94,8 +95,7 @@ class DeviceUpdate:
         scaled.
         """
         if self.mesh is not None:
-            over = jax.lax.pmean if self.reduction == "mean" else jax.lax.psum
-            total = [over(gradient, AXIS) for gradient in total]
+            total = self.over_replicas(total)
             statistics = [_mean(value) for value in statistics]
         finite = None
         if factor is not None:

@@ -1,0 +1,46 @@
+"""Arrays on devices, some of which may be another process's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def put(tree: Any, sharding: jax.sharding.Sharding | None) -> Any:
+    """Move arrays that every process has to devices; each moves what belongs on its own."""
+    if sharding is None or sharding.is_fully_addressable:
+        return jax.device_put(tree, sharding)
+    return jax.tree.map(lambda value: _put_share(value, sharding), tree)
+
+
+def to_host(value: Any) -> np.ndarray:
+    """Return the whole of an array; all processes must ask if it is divided over them."""
+    if is_elsewhere(value) and not value.is_fully_replicated:
+        from jax.experimental import multihost_utils
+
+        return np.asarray(multihost_utils.process_allgather(value, tiled=True))
+    return np.asarray(value)
+
+
+def to_own(value: jax.Array) -> jax.Array:
+    """Return an array as this process's own, for computations that the others do not share."""
+    if not is_elsewhere(value):
+        return value
+    return (
+        value.addressable_data(0) if value.is_fully_replicated else jax.numpy.array(to_host(value))
+    )
+
+
+def is_elsewhere(value: Any) -> bool:
+    """Return whether an array is on devices of other processes, too."""
+    return isinstance(value, jax.Array) and not value.is_fully_addressable
+
+
+def _put_share(value: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+    if isinstance(value, jax.Array) and value.sharding.is_equivalent_to(sharding, value.ndim):
+        return value
+    host = to_host(value)
+    host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
+    return jax.make_array_from_callback(host.shape, sharding, lambda share: host[share])

@@ -1,0 +1,26 @@
+"""Runs a script that knows nothing of Convoy inside of a strategy's scope.
+
+    python -m convoy.launch.plain script.py its arguments
+
+`batch_size` in the script stays the global one, so that its results stay the same.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+from convoy.strategy import Strategy
+
+
+def main() -> None:
+    """Run the script that the first argument names, as Python itself would."""
+    sys.argv = sys.argv[1:]
+    sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
+    with Strategy(batch="global").scope():
+        runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+"""One run in several processes: which of them this is, and how they agree.
+
+`convoy launch` starts the processes and tells each its place by variables; importing Convoy joins
+them. From then on `jax.devices()` has the devices of all, and what a model holds is the same in
+every process.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import platform
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import jax
+import numpy as np
+
+COORDINATOR = "CONVOY_COORDINATOR"
+COUNT = "CONVOY_PROCESSES"
+INDEX = "CONVOY_PROCESS"
+ADDRESS = "CONVOY_ADDRESS"
+HEARTBEAT = "CONVOY_HEARTBEAT"
+"""The file to write to, to say that this process is alive."""
+CLUSTER = "cluster"
+"""As the coordinator: ask Slurm, Kubernetes or MPI for all of it."""
+
+# A process that starts last, on a loaded machine, may import for a while.
+JOIN_SECONDS = 300
+BEAT_SECONDS = 0.5
+_PACKAGES = ("keras-convoy", "keras", "jax", "jaxlib", "numpy")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which of several processes this is.
+
+    Attributes:
+        coordinator: address and port of the first process, or `"cluster"`.
+        count: how many there are.
+        index: which one this is.
+        address: where this one can be reached by the others; by default as its host is called.
+    """
+
+    coordinator: str
+    count: int
+    index: int
+    address: str | None = None
+
+
+_place = Place("", 1, 0)
+
+
+def count() -> int:
+    """Return how many processes this run has."""
+    return _place.count
+
+
+def index() -> int:
+    """Return which one this is."""
+    return _place.index
+
+
+def is_first() -> bool:
+    """Return whether this is the process that writes files and shows progress."""
+    return _place.index == 0
+
+
+def requested() -> Place | None:
+    """Return the place that the environment gives this process.
+
+    Raises:
+        ValueError: if the variables do not make sense together.
+    """
+    coordinator = os.environ.get(COORDINATOR)
+    if not coordinator:
+        return None
+    if coordinator == CLUSTER:
+        return Place(CLUSTER, 0, 0)
+    numbers = {name: os.environ.get(name, "") for name in (COUNT, INDEX)}
+    for name, text in numbers.items():
+        if not text.isdigit():
+            raise ValueError(
+                f"{COORDINATOR} is set, but {name}={text!r} is not a number. Start the processes "
+                "by `convoy launch`, or set all of its variables."
+            )
+    total, own = int(numbers[COUNT]), int(numbers[INDEX])
+    if own >= total:
+        raise ValueError(f"{INDEX}={own} does not exist in {COUNT}={total} processes.")
+    return Place(coordinator, total, own, os.environ.get(ADDRESS))
+
+
+def join() -> None:
+    """Join the other processes, if the environment names some. JAX must not have started.
+
+    Raises:
+        ConnectionError: if they cannot be reached.
+        RuntimeError: if they run other versions.
+    """
+    global _place
+    _begin_heartbeat()
+    asked = requested()
+    if asked is None or asked.count == 1:
+        return
+    try:
+        if asked.coordinator == CLUSTER:
+            jax.distributed.initialize()
+        else:
+            jax.distributed.initialize(
+                asked.coordinator,
+                asked.count,
+                asked.index,
+                cluster_detection_method="deactivate",
+                coordinator_bind_address=asked.coordinator,
+                initialization_timeout=JOIN_SECONDS,
+            )
+    except RuntimeError as error:
+        raise ConnectionError(_why_not_joined(asked, str(error))) from error
+    _exchange_at(asked.address)
+    _place = Place(asked.coordinator, jax.process_count(), jax.process_index(), asked.address)
+    check_same("version", _versions())
+
+
+def from_first(value: Any) -> Any:
+    """Return what the first process passed, which must be fit for JSON."""
+    if count() == 1:
+        return value
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    length = int(_broadcast(np.int32(len(text))))
+    return json.loads(_broadcast(_padded(text, length)).tobytes())
+
+
+def arrays_from_first(arrays: list[np.ndarray]) -> list[np.ndarray]:
+    """Return the arrays of the first process; all must have passed such shapes and types."""
+    return _broadcast(arrays) if count() > 1 and arrays else arrays
+
+
+def from_all(value: Any) -> list[Any]:
+    """Return what each process passed, which must be fit for JSON, in their order."""
+    if count() == 1:
+        return [value]
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    lengths = _gather(np.int32(len(text)))
+    rows = _gather(_padded(text, int(lengths.max())))
+    return [json.loads(row[:length].tobytes()) for row, length in zip(rows, lengths, strict=True)]
+
+
+def any_of(flags: list[bool]) -> list[bool]:
+    """Return for each flag whether it is set in any process."""
+    if count() == 1:
+        return flags
+    return [any(process) for process in zip(*_gather(np.array(flags)).tolist(), strict=True)]
+
+
+def total(arrays: Sequence[Any]) -> np.ndarray:
+    """Return the sum of some arrays, and of those of the other processes."""
+    own = np.sum([np.asarray(array) for array in arrays], axis=0)
+    return _gather(own).sum(axis=0, dtype=own.dtype) if count() > 1 else own
+
+
+def joined(rows: np.ndarray) -> np.ndarray:
+    """Return the rows of all processes, one's after the other's."""
+    return np.concatenate(_gather(rows)) if count() > 1 else rows
+
+
+def check_same(what: str, described: dict[str, Any]) -> None:
+    """Refuse to run if the processes were not told the same.
+
+    Args:
+        what: is described.
+        described: by name, as JSON can hold it.
+
+    Raises:
+        RuntimeError: with the first thing that differs, in every process.
+    """
+    first, *others = from_all(described)
+    for number, other in enumerate(others, start=1):
+        for name in first | other:
+            if first.get(name) != other.get(name):
+                raise RuntimeError(
+                    f"Process {number} has another {what} than process 0: {name} is "
+                    f"{other.get(name)!r} there, and {first.get(name)!r} here. Run the same "
+                    "script with the same flags and versions in all processes."
+                )
+
+
+def wait_for_all(what: str) -> None:
+    """Wait until all processes have come to this point."""
+    if count() > 1:
+        from jax.experimental import multihost_utils
+
+        multihost_utils.sync_global_devices(what)
+
+
+def _begin_heartbeat() -> None:
+    """Tell whoever started this process that it is alive, until it is not."""
+    file = os.environ.pop(HEARTBEAT, "")
+    if not file:
+        return
+
+    def beat() -> None:
+        try:
+            while True:
+                os.write(int(file), b".")
+                time.sleep(BEAT_SECONDS)
+        except OSError:
+            pass  # nobody listens any more
+
+    threading.Thread(target=beat, name="convoy-heartbeat", daemon=True).start()
+
+
+def _broadcast(tree: Any) -> Any:
+    from jax.experimental import multihost_utils
+
+    return multihost_utils.broadcast_one_to_all(tree)
+
+
+def _gather(array: Any) -> np.ndarray:
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.process_allgather(array))
+
+
+def _padded(text: np.ndarray, length: int) -> np.ndarray:
+    """Give all processes' texts one length; what is too long is not the one that is read."""
+    row = np.zeros(length, np.uint8)
+    row[: len(text)] = text[:length]
+    return row
+
+
+def _versions() -> dict[str, Any]:
+    versions: dict[str, Any] = {name: metadata.version(name) for name in _PACKAGES}
+    return versions | {"python": platform.python_version()}
+
+
+def _exchange_at(address: str | None) -> None:
+    """Have this process be reached at one address; by default JAX takes its host's name."""
+    if address is None:
+        return
+    from jax._src import distributed, xla_bridge
+    from jaxlib import _jax
+
+    collectives = _jax.make_gloo_tcp_collectives(
+        distributed_client=distributed.global_state.client, hostname=address
+    )
+    factory = functools.partial(xla_bridge.make_cpu_client, collectives=collectives)
+    xla_bridge.register_backend_factory("cpu", factory, priority=0, fail_quietly=False)
+
+
+def _why_not_joined(asked: Place, error: str) -> str:
+    if "in use" in error or "Failed to start RPC server" in error:
+        return (
+            f"{asked.coordinator} cannot be listened on: the port is in use, or the address is "
+            "not this host's. Pass another --port, or end the program that has it."
+        )
+    return (
+        f"Process {asked.index} could not join {asked.count} processes at {asked.coordinator}: "
+        f"{error.splitlines()[0]}"
+    )

@@ -1,0 +1,212 @@
+"""`convoy launch` as a user calls it: real processes that train together."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import convoy
+import keras
+import numpy as np
+import pytest
+from convoy.launch import command
+
+from . import worker
+
+SCRIPT = Path(worker.__file__)
+SOURCE = Path(convoy.__file__).parents[1]
+
+
+def launch(*words, **settings):
+    """Run the command, and return how it ended and what it printed."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("XLA_")}
+    environment |= {"CONVOY_COMPILATION_CACHE": "0", "PYTHONPATH": str(SOURCE)}
+    return subprocess.run(
+        [sys.executable, "-m", "convoy.cli", "launch", *map(str, words)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        **settings,
+    )
+
+
+def outcomes(folder, count):
+    return [json.loads((folder / f"{n}.json").read_text()) for n in range(count)]
+
+
+def in_one_process(devices, **settings):
+    keras.utils.set_random_seed(worker.SEED)
+    return worker.train(convoy.Strategy(devices=devices), **settings)
+
+
+def assert_same_run(one, other):
+    for name in ("weights", "predicted", "called"):
+        for a, b in zip(one[name], other[name], strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6, err_msg=name)
+    np.testing.assert_allclose(one["evaluated"], other["evaluated"], rtol=1e-5)
+    assert one["history"].keys() == other["history"].keys()
+    for name, values in one["history"].items():
+        np.testing.assert_allclose(values, other["history"][name], rtol=1e-5, err_msg=name)
+
+
+def test_two_processes_train_as_one_does_and_the_first_one_shows_it(tmp_path):
+    ended = launch("--num-instances", 2, SCRIPT, tmp_path)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    first, second = outcomes(tmp_path, 2)
+    assert first["processes"] == 2
+    assert first == second
+    assert_same_run(first, in_one_process(2))
+    assert [line[:3] for line in ended.stdout.splitlines() if "Epoch 1/3" in line] == ["[0]"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arrangement", [(2, 4), (4, 4)])
+def test_more_processes_and_replicas_train_as_one_does(tmp_path, arrangement):
+    processes, replicas = arrangement
+    ended = launch("--num-instances", processes, "--num-replicas", replicas, SCRIPT, tmp_path)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = outcomes(tmp_path, processes)
+    assert all(outcome == found[0] for outcome in found)
+    assert_same_run(found[0], in_one_process(replicas))
+
+
+@pytest.mark.slow
+def test_each_process_reads_its_own_batches_of_a_data_set(tmp_path):
+    ended = launch("--num-instances", 2, SCRIPT, tmp_path, "--data-set")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    first, second = outcomes(tmp_path, 2)
+    batches, last = worker.SAMPLES // 4, 2
+    # Each looks at two, to build the model and to see what they are like; all read the last update.
+    assert [len(outcome["read"]) for outcome in (first, second)] == [2 + batches + last] * 2
+    assert set(first["read"]) | set(second["read"]) == set(range(batches))
+    keras.utils.set_random_seed(worker.SEED)
+    expected = worker.train_on_data_set(convoy.Strategy(devices=2))
+    for a, b in zip(first["weights"], expected["weights"], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_pipelines_in_two_processes_train_as_two_in_one_do(tmp_path):
+    words = ["--num-instances", 2, "--num-replicas", 2, "--devices-per-replica", 2]
+    ended = launch(*words, SCRIPT, tmp_path, "--staged")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    first, second = outcomes(tmp_path, 2)
+    assert first == second
+    assert_same_run(first, in_one_process(4, staged=True))
+
+
+def test_a_process_that_is_killed_ends_all_and_a_restart_ends_with_the_same_bits(tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for folder in (whole, killed):
+        folder.mkdir()
+    words = [SCRIPT, whole, "--checkpoints", whole / "checkpoints"]
+    assert launch("--num-instances", 2, *words).returncode == 0
+    words = [SCRIPT, killed, "--checkpoints", killed / "checkpoints", "--die", "1:3:SIGKILL"]
+    ended = launch("--num-instances", 2, "--max-restarts", 1, *words)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "process 1 on localhost" in ended.stderr
+    assert "was ended by SIGKILL" in ended.stderr
+    assert "all start again; 0 restarts are left" in ended.stderr
+    assert outcomes(killed, 2) == outcomes(whole, 2)
+
+
+@pytest.mark.slow
+def test_without_restarts_the_status_is_that_of_the_signal(tmp_path):
+    ended = launch("--num-instances", 2, SCRIPT, tmp_path, "--die", "1:3:SIGKILL")
+    assert ended.returncode == 128 + signal.SIGKILL
+    assert not list(tmp_path.glob("*.json"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGSTOP])
+def test_a_process_that_leaves_or_hangs_takes_the_others_along(tmp_path, number):
+    words = [
+        SCRIPT,
+        tmp_path,
+        "--checkpoints",
+        tmp_path / "checkpoints",
+        "--die",
+        f"1:3:{number.name}",
+    ]
+    ended = launch("--num-instances", 2, "--heartbeat-timeout", 5, *words)
+    if number == signal.SIGTERM:
+        assert ended.returncode == 75, ended.stdout + ended.stderr
+        assert "a signal to another process, exit status 75" in ended.stdout
+    else:
+        assert ended.returncode == 1
+        assert "was not heard of any more" in ended.stderr
+    ended = launch("--num-instances", 2, *words)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_a_plain_script_runs_on_replicas_with_its_own_batch(tmp_path):
+    script = tmp_path / "plain.py"
+    script.write_text(
+        "import sys, keras, numpy as np\n"
+        "keras.utils.set_random_seed(0)\n"
+        "model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])\n"
+        "model.compile('sgd', 'mse')\n"
+        "x = np.arange(32).reshape(8, 4) / 32\n"
+        "model.fit(x, x[:, :2], batch_size=4, verbose=0, shuffle=False)\n"
+        "kind = type(vars(model).get('fit')).__name__\n"
+        "print(sys.argv[1], kind, *np.ravel(model.get_weights()[0]))\n"
+    )
+    ended = launch("--replicas", 2, script, "argument")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    plain = subprocess.run(
+        [sys.executable, script, "argument"],
+        env=os.environ | {"KERAS_BACKEND": "jax"},
+        capture_output=True,
+        text=True,
+    )
+    rank, *words = ended.stdout.split()
+    expected = plain.stdout.split()
+    assert [rank, *words[:2]] == ["[0]", "argument", "method"]
+    assert expected[:2] == ["argument", "NoneType"]
+    np.testing.assert_allclose(np.array(words[2:], float), np.array(expected[2:], float), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "There is no program to run"),
+        (["--num-instances", "2", "missing.py"], "missing.py does not exist"),
+        (["--replicas", "2", "ls"], "--replicas runs Python scripts"),
+        (["--num-instances", "2", "--num-replicas", "3", "ls"], "Pass --num-replicas 4"),
+        (["--replicas", "2", "--num-replicas", "3", str(SCRIPT)], "contradict each other"),
+        (["--host", "a", "--hostfile", "b", "ls"], "both passed"),
+        (["--heartbeat-timeout", "0", "ls"], "too short"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(capsys, words, message):
+    assert command.main(words) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_options_of_graphcore_are_taken_and_those_without_effect_named(capsys):
+    words = "--vipu-partition p --numa-aware --ipus-per-replica 1 --num-replicas 1 true"
+    assert command.main(words.split()) == 0
+    assert "--vipu-partition have no effect" in capsys.readouterr().err
+    assert command.main(["--numa-aware", "1", "--num-instances", "1", "true"]) == 0
+
+
+def test_a_cluster_gives_the_place_of_a_process(tmp_path):
+    script = tmp_path / "show.py"
+    script.write_text(
+        "import os\nprint(os.environ['CONVOY_COORDINATOR'], os.environ['CONVOY_DEVICES'])\n"
+    )
+    words = ["--num-instances", "2", "--num-replicas", "4", str(script)]
+    environment = os.environ | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+    ended = subprocess.run(
+        [sys.executable, "-m", "convoy.cli", "launch", *words],
+        env=environment | {"PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.stdout.split() == ["cluster", "2"]
+    assert "started by Slurm" in ended.stderr

@@ -1,0 +1,55 @@
+import pytest
+from convoy.launch.topology import LaunchError, Topology, read_hosts
+
+
+def environments(topology):
+    return [task.environment for task in topology.tasks(["true"])]
+
+
+def test_each_process_is_told_its_place_and_its_devices():
+    first, second = environments(Topology(instances=2, replicas=4, devices_per_replica=3))
+    assert first["CONVOY_COORDINATOR"] == second["CONVOY_COORDINATOR"]
+    assert first["CONVOY_COORDINATOR"].startswith("127.0.0.1:")
+    assert (first["CONVOY_PROCESS"], second["CONVOY_PROCESS"]) == ("0", "1")
+    assert first["CONVOY_PROCESSES"] == second["CONVOY_PROCESSES"] == "2"
+    assert first["CONVOY_DEVICES"] == second["CONVOY_DEVICES"] == "6"
+
+
+def test_one_process_has_nobody_to_join():
+    (only,) = environments(Topology(instances=1, replicas=2))
+    assert only["CONVOY_DEVICES"] == "2"
+    assert "CONVOY_COORDINATOR" not in only
+
+
+def test_hosts_take_processes_in_blocks_and_are_reached_by_their_names():
+    topology = Topology(instances=4, replicas=4, hosts=("h1", "h2"), port=4000)
+    tasks = topology.tasks(["true"])
+    assert [task.host for task in tasks] == ["h1", "h1", "h2", "h2"]
+    assert [task.share["number"] for task in tasks] == [0, 1, 0, 1]
+    assert {task.environment["CONVOY_COORDINATOR"] for task in tasks} == {"h1:4000"}
+    assert [task.environment["CONVOY_ADDRESS"] for task in tasks] == ["h1", "h1", "h2", "h2"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"instances": 0, "replicas": 1}, "--num-instances 0 is too few"),
+        ({"instances": 2, "replicas": 3}, "Pass --num-replicas 4"),
+        ({"instances": 3, "replicas": 3, "hosts": ("a", "b")}, "Pass a multiple of 2"),
+        ({"instances": 1, "replicas": 1, "devices_per_replica": 0}, "--devices-per-replica 0"),
+    ],
+)
+def test_numbers_that_do_not_fit_say_what_to_pass(settings, message):
+    with pytest.raises(LaunchError, match=message):
+        Topology(**settings)
+
+
+def test_a_host_file_names_a_host_in_each_line(tmp_path):
+    file = tmp_path / "hosts"
+    file.write_text("h1 slots=2\n\n# none\nh2  # the other\n")
+    assert read_hosts(str(file)) == ("h1", "h2")
+    file.write_text("# none\n")
+    with pytest.raises(LaunchError, match="names no host"):
+        read_hosts(str(file))
+    with pytest.raises(LaunchError, match="cannot be read: No such file"):
+        read_hosts(str(tmp_path / "missing"))
