@@ -59,7 +59,9 @@ class Graph:
         names = [tensor.name for tensor in self._signature.inputs]
         self._names.update(zip(first.inputs, names, strict=True))
         for one, other in zip(first.equations, second.equations, strict=True):
-            if self._is_known(one, 0) and self._is_known(other, 1):
+            # What has the size of the batch is left to the graph, although it is known.
+            same = [var.aval for var in one.outvars] == [var.aval for var in other.outvars]
+            if same and self._is_known(one, 0) and self._is_known(other, 1):
                 continue
             name = one.primitive.name
             if name not in OPERATIONS:

@@ -94,6 +94,11 @@ def _rsqrt(graph: Graph, step: Step) -> None:
     graph.add("Reciprocal", root, result=step.result)
 
 
+def _complement_of_erf(graph: Graph, step: Step) -> None:
+    one = graph.constant(np.array(1, step.atoms[0].aval.dtype))
+    graph.add("Sub", one, graph.add("Erf", step.inputs[0]), result=step.result)
+
+
 def _square(graph: Graph, step: Step) -> None:
     graph.add("Mul", step.inputs[0], step.inputs[0], result=step.result)
 
@@ -136,10 +141,10 @@ def _convolution(graph: Graph, step: Step) -> None:
     lhs, rhs, out = parameters["dimension_numbers"]
     if set(parameters["lhs_dilation"]) - {1} or parameters["batch_group_count"] != 1:
         raise OnnxFormError("a transposed convolution")
-    source = _ordered(graph, step.inputs[0], lhs)
+    source = _ordered(graph, graph.name(step.atoms[0]), lhs)
     weights = graph.value(step.atoms[1])
     if weights is None:
-        kernel = _ordered(graph, step.inputs[1], rhs)
+        kernel = _ordered(graph, graph.name(step.atoms[1]), rhs)
     else:
         kernel = graph.constant(np.transpose(weights, rhs))
     ends = parameters["padding"]
@@ -209,6 +214,7 @@ OPERATIONS: dict[str, Operation] = {
     "conv_general_dilated": _convolution,
     "convert_element_type": _convert,
     "dot_general": _dot,
+    "erfc": _complement_of_erf,
     "expand_dims": _reshape,
     "integer_pow": _integer_power,
     "pad": _pad,
