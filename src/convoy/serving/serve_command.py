@@ -32,13 +32,22 @@ def main(words: Sequence[str]) -> int:
         settings = _settings(options)
     except (OSError, ValueError) as error:
         parser.error(" ".join(str(error).split()))
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    _show_what_happens()
     try:
         asyncio.run(_run(models, settings))
     except OSError as error:
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _show_what_happens() -> None:
+    """Tell on the standard error which versions come and go, and nothing of other packages."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    logger = logging.getLogger("convoy.serving")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
 
 
 async def _run(models: list[ModelConfig], options: ServerOptions) -> None:

@@ -200,6 +200,9 @@ class Server:
         except web.HTTPRequestEntityTooLarge:
             message = f"A request has at most {self.options.max_request_bytes} bytes."
             return _plain_error(413, message)
+        except ConnectionResetError:
+            # The client has left; nobody reads this.
+            return _plain_error(Code.CANCELLED.http_status, "The client closed the connection.")
         except (web.RequestPayloadError, HttpProcessingError):
             return _plain_error(400, "The body of the request is not what its headers say.")
         except web.HTTPException as error:
