@@ -28,7 +28,7 @@ def test_they_work_unchanged(server):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not TOOL.exists(), reason="make test-clients makes .venv-clients")
-def test_schemathesis_finds_nothing(server):
+def test_schemathesis_finds_nothing(server, tmp_path):
     checks = [
         "not_a_server_error",
         "status_code_conformance",
@@ -37,5 +37,6 @@ def test_schemathesis_finds_nothing(server):
     ]
     words = ["run", f"http://127.0.0.1:{server.server.port}/openapi.json", "--seed", "1"]
     words += ["--checks", ",".join(checks), "--max-examples", "50"]
-    done = subprocess.run([TOOL, *words], capture_output=True, text=True, timeout=600)
+    settings = {"capture_output": True, "text": True, "timeout": 600, "cwd": tmp_path}
+    done = subprocess.run([TOOL, *words], **settings)
     assert done.returncode == 0, done.stdout + done.stderr
