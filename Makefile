@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INTEROP := .venv-interop
+CLIENTS := .venv-clients
 SANITIZED := .venv-sanitized
 # A process of tests for each core: most of the time goes into compiling, on one thread.
 PARALLEL := --numprocesses auto --dist worksteal
 BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard src/convoy/*/native/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-all test-sanitized soak lint bench-peers clean
+.PHONY: help setup train test test-all test-clients test-sanitized soak soak-serving lint bench-peers clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -39,6 +40,16 @@ $(INTEROP)/.installed: $(BUILT_FROM)
 	@$(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,interop]'
 	@touch $@
 
+test-clients: setup $(CLIENTS)/.installed ## The official clients of TensorFlow Serving and Triton against the server
+	@$(BIN)/python -m pytest tests/serving/test_official_clients.py
+
+$(CLIENTS)/.installed: Makefile
+	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  requests schemathesis tensorflow-cpu 'tritonclient[http]'
+	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps tensorflow-serving-api
+	@touch $@
+
 # Leaks are not looked for: Python and JAX free little at exit.
 test-sanitized: $(SANITIZED)/.installed ## The CPU kernels with every access to memory checked
 	@LD_PRELOAD="$$(for name in asan ubsan stdc++; do $(CXX) -print-file-name=lib$$name.so; done | tr '\n' ' ')" \
@@ -54,6 +65,9 @@ $(SANITIZED)/.installed: $(BUILT_FROM)
 soak: setup ## Kill 100 runs at random moments, and find the same bits
 	@$(BIN)/python tests/checkpoint/soak.py $(ARGS)
 
+soak-serving: setup ## Ten minutes of load on a server, with new versions and clients that misbehave
+	@$(BIN)/python -m tests.serving.soak $(ARGS)
+
 lint: setup
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
@@ -63,4 +77,4 @@ bench-peers: setup ## Convoy beside its peers: 40 minutes, a page in benchmarks/
 	@$(BIN)/python -m benchmarks.peers.run $(ARGS)
 
 clean: ## Remove the environment and what was built
-	rm -rf $(VENV) $(VENV)-peers $(INTEROP) $(SANITIZED) build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-peers $(INTEROP) $(CLIENTS) $(SANITIZED) build dist .mypy_cache .pytest_cache .ruff_cache

@@ -9,6 +9,7 @@ from convoy.checkpoint import CheckpointError, Checkpoints  # noqa: E402
 from convoy.engine.loss_scale import AutomaticLossScale  # noqa: E402
 from convoy.pipeline.options import split  # noqa: E402
 from convoy.pipeline.scope import PipelineStage  # noqa: E402
+from convoy.serving import export  # noqa: E402
 from convoy.strategy import Strategy, prepare  # noqa: E402
 
 # It is made of all that is above.
@@ -26,6 +27,7 @@ __all__ = [
     "cpu",
     "cross_replica",
     "estimator",
+    "export",
     "optimizers",
     "prepare",
     "split",

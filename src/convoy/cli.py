@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import platform
 import sys
 from collections.abc import Sequence
@@ -68,9 +69,47 @@ def launch(words: Sequence[str]) -> int:
     return launch_main(words)
 
 
+def export(words: Sequence[str]) -> int:
+    """Write a trained model as a version that can be served."""
+    from convoy.serving.export_command import main as export_main
+
+    return export_main(words)
+
+
+def serve(words: Sequence[str]) -> int:
+    """Serve exported models by TensorFlow Serving's APIs."""
+    return _with_serving("convoy.serving.serve_command", words)
+
+
+def request(words: Sequence[str]) -> int:
+    """Send images to a server, and measure it."""
+    return _with_serving("convoy.serving.request_command", words)
+
+
+def _with_serving(module: str, words: Sequence[str]) -> int:
+    """Run a command that needs packages of the extra `serving`."""
+    try:
+        command = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        print(
+            f"convoy: error: {error.name} is not installed. Install the server with: "
+            "pip install 'keras-convoy[serving]'",
+            file=sys.stderr,
+        )
+        return 1
+    return command.main(words)
+
+
 VERBS = {"doctor": doctor}
 # These read their flags themselves.
-APPLICATIONS = {"train": train, "data": data, "launch": launch}
+APPLICATIONS = {
+    "train": train,
+    "data": data,
+    "launch": launch,
+    "export": export,
+    "serve": serve,
+    "request": request,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -52,6 +53,7 @@ class EngineMethods:
         "get_pipeline_stage_assignment",
         "reset_pipeline_stage_assignment",
         "print_pipeline_stage_assignment_summary",
+        "export_for_serving",
     )
 
     def __init__(self, model: keras.Model, plan: Plan, data_budget: int) -> None:
@@ -141,6 +143,21 @@ class EngineMethods:
         calls = calls_of(self.model)
         for call, stage in zip(calls, stages or [0] * len(calls), strict=True):
             print(f"stage {stage}  {type(call.operation).__name__:24} {call.name}")
+
+    def export_for_serving(self, folder: str | Path, **settings: Any) -> Path:
+        """Write the model as a new version that `convoy serve` can serve.
+
+        Args:
+            folder: the model's folder, with a folder for each version.
+            **settings: those of `convoy.export`.
+
+        Returns:
+            The version's folder.
+        """
+        # What serves models is above what trains them.
+        from convoy.serving import export
+
+        return export(self.model, folder, **settings)
 
     def _plan_stages(self) -> None:
         """Make a plan for stages if the model has them, or drop it."""

@@ -11,10 +11,10 @@ Any part may be missing. Each result but the last has only one reader, so nothin
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,17 @@ from convoy.cpu.inference import FusedConvolution
 from convoy.trace import Atom, Trace, Values, evaluate, read
 from jax import lax
 from jax.extend.core import JaxprEqn, Literal, Var
+
+
+class Kernel(Protocol):
+    """What computes a chain."""
+
+    def pack(self, weights: jax.Array) -> jax.Array:
+        """Bring weights into the layout that the kernel reads."""
+
+    def __call__(
+        self, source: jax.Array, packed: jax.Array, bias: jax.Array, addend: jax.Array | None
+    ) -> jax.Array: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,18 +62,7 @@ class Chain:
     def result(self) -> Var:
         return self.equations[-1].outvars[0]
 
-    def kernel(self) -> FusedConvolution | None:
-        weights, (out,) = self.convolution.invars[1], self.convolution.outvars
-        return FusedConvolution.find(
-            self.source.aval,
-            weights.aval,
-            out.aval,
-            self.parameters,
-            adds=self.addend is not None,
-            rectifies=self.rectifies,
-        )
-
-    def compute(self, kernel: FusedConvolution, values: Values) -> jax.Array:
+    def compute(self, kernel: Kernel, values: Values) -> jax.Array:
         weights = read(self.convolution.invars[1], values)
         features = self.parameters.dimension_numbers.rhs_spec[0]
         scale: Any = None
@@ -85,6 +85,9 @@ class Chain:
         return kernel(read(self.source, values), kernel.pack(weights), shift, addend)
 
 
+FindKernel = Callable[[Chain], Kernel | None]
+
+
 def fuse(trace: Trace, constants: Collection[Var]) -> Trace:
     """Rewrite a trace so that each chain in it is one call.
 
@@ -93,8 +96,25 @@ def fuse(trace: Trace, constants: Collection[Var]) -> Trace:
         constants: those of its inputs that stay the same over many calls. Only convolutions with
             weights that follow from these are rewritten.
     """
-    search = _Search(trace, trace.made_from(constants))
-    kernels: dict[Chain, FusedConvolution] = {}
+    return rewrite_chains(trace, constants, _one_call)
+
+
+def _one_call(chain: Chain) -> FusedConvolution | None:
+    weights, (out,) = chain.convolution.invars[1], chain.convolution.outvars
+    return FusedConvolution.find(
+        chain.source.aval,
+        weights.aval,
+        out.aval,
+        chain.parameters,
+        adds=chain.addend is not None,
+        rectifies=chain.rectifies,
+    )
+
+
+def rewrite_chains(trace: Trace, constants: Collection[Var], find: FindKernel) -> Trace:
+    """Rewrite a trace so that each chain for which `find` has a kernel is computed by that."""
+    search = _Search(trace, trace.made_from(constants), find)
+    kernels: dict[Chain, Kernel] = {}
     for equation in trace.equations:
         kernels |= search.longest_from(equation)
     ends = {id(chain.equations[-1]): chain for chain in kernels}
@@ -115,8 +135,9 @@ def fuse(trace: Trace, constants: Collection[Var]) -> Trace:
 class _Search:
     """Who reads and who writes each value of a trace, and which equations are in a chain."""
 
-    def __init__(self, trace: Trace, constant: set[Var]) -> None:
+    def __init__(self, trace: Trace, constant: set[Var], find: FindKernel) -> None:
         self.constant = constant
+        self.find = find
         self.taken: set[int] = set()
         self._reads: Counter[Var] = Counter(a for a in trace.outputs if isinstance(a, Var))
         self._reader: dict[Var, JaxprEqn] = {}
@@ -128,7 +149,7 @@ class _Search:
                     self._reader[atom] = equation
             self._writer |= dict.fromkeys(equation.outvars, equation)
 
-    def longest_from(self, equation: JaxprEqn) -> dict[Chain, FusedConvolution]:
+    def longest_from(self, equation: JaxprEqn) -> dict[Chain, Kernel]:
         """Find the longest chain from a convolution that there is a kernel for."""
         if equation.primitive is not lax.conv_general_dilated_p:
             return {}
@@ -137,7 +158,7 @@ class _Search:
         bare = Chain(equation, (equation,))
         for start in (replace(bare, padding=self._padding(equation)), bare):
             for chain in reversed(self._grown(start)):
-                kernel = chain.kernel()
+                kernel = self.find(chain)
                 if kernel is not None:
                     self.taken.update(map(id, chain.equations))
                     return {chain: kernel}

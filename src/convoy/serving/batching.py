@@ -1,0 +1,186 @@
+"""Requests that come at the same time, answered by one call of the model.
+
+While the model runs, requests wait in a queue; the next call takes as many of them as fit. A batch
+is filled up with zeros to the next size that the model was compiled for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from convoy.serving.errors import Code, ServingError
+from convoy.serving.signature import Arrays
+
+Run = Callable[[Arrays], Arrays]
+Observe = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """How requests are put together.
+
+    Attributes:
+        max_batch_size: most samples of one call; by default the largest size of the model.
+        timeout: seconds that the first of a batch waits for others. With 0, a call takes what came
+            while the one before it ran.
+        max_enqueued_samples: samples that may wait. A request beyond is refused at once.
+    """
+
+    max_batch_size: int | None = None
+    timeout: float = 0.0
+    max_enqueued_samples: int = 1000
+
+
+@dataclass(eq=False)
+class _Waiting:
+    arrays: Arrays
+    samples: int
+    arrived: float
+    answer: asyncio.Future[Arrays]
+
+
+class Batcher:
+    """The queue in front of one version of a model. All methods are for its event loop.
+
+    Args:
+        run: computes a batch of one of the sizes; called in a thread of its own.
+        sizes: of batches that it can compute.
+        options: how to put requests together.
+        observe: is told the samples and the size of every batch.
+    """
+
+    def __init__(
+        self, run: Run, sizes: Sequence[int], options: BatchOptions, observe: Observe
+    ) -> None:
+        self._run = run
+        self._options = options
+        self._observe = observe
+        limit = options.max_batch_size or max(sizes)
+        self.sizes = sorted(size for size in sizes if size <= limit) or [min(sizes)]
+        self._queue: deque[_Waiting] = deque()
+        self._samples = 0
+        self._changed = asyncio.Event()
+        self._closing = False
+        self._thread = ThreadPoolExecutor(1, "convoy-serving")
+        self._task = asyncio.get_running_loop().create_task(self._serve())
+
+    @property
+    def largest(self) -> int:
+        return self.sizes[-1]
+
+    @property
+    def waiting_samples(self) -> int:
+        return self._samples
+
+    async def submit(self, arrays: Arrays, samples: int) -> Arrays:
+        """Return the outputs for a request's samples.
+
+        Raises:
+            ServingError: if too many samples wait already, or the model failed.
+        """
+        if self._samples + samples > max(self._options.max_enqueued_samples, samples):
+            raise ServingError(
+                Code.RESOURCE_EXHAUSTED,
+                f"The queue is full: {self._samples} samples wait, and "
+                f"{self._options.max_enqueued_samples} may. Try again later.",
+            )
+        loop = asyncio.get_running_loop()
+        parts = []
+        for start in range(0, samples, self.largest):
+            part = {name: array[start : start + self.largest] for name, array in arrays.items()}
+            count = min(self.largest, samples - start)
+            parts.append(_Waiting(part, count, time.monotonic(), loop.create_future()))
+        self._queue.extend(parts)
+        self._samples += samples
+        self._changed.set()
+        answers = await asyncio.gather(*(part.answer for part in parts))
+        if len(answers) == 1:
+            return answers[0]
+        return {name: np.concatenate([answer[name] for answer in answers]) for name in answers[0]}
+
+    async def close(self) -> None:
+        """Answer what waits, then stop."""
+        self._closing = True
+        self._changed.set()
+        await self._task
+        self._thread.shutdown()
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            while not self._queue:
+                if self._closing:
+                    return
+                await self._wait(None)
+            await self._wait_for_more()
+            batch = self._take()
+            if not batch:
+                continue
+            try:
+                answers = await loop.run_in_executor(self._thread, self._compute, batch)
+            except Exception as error:  # whatever the model's program raised
+                failure = ServingError(Code.INTERNAL, f"The model failed: {error}")
+                for waiting in batch:
+                    if not waiting.answer.done():
+                        waiting.answer.set_exception(failure)
+            else:
+                for waiting, answer in zip(batch, answers, strict=True):
+                    if not waiting.answer.done():
+                        waiting.answer.set_result(answer)
+
+    async def _wait(self, seconds: float | None) -> None:
+        self._changed.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), seconds)
+
+    async def _wait_for_more(self) -> None:
+        until = self._queue[0].arrived + self._options.timeout
+        while not self._closing and self._samples < self.largest:
+            left = until - time.monotonic()
+            if left <= 0:
+                return
+            await self._wait(left)
+
+    def _take(self) -> list[_Waiting]:
+        """Take requests off the queue, as many as fit, without those that nobody waits for."""
+        batch: list[_Waiting] = []
+        samples = 0
+        while self._queue and samples + self._queue[0].samples <= self.largest:
+            waiting = self._queue.popleft()
+            self._samples -= waiting.samples
+            if not waiting.answer.done():
+                batch.append(waiting)
+                samples += waiting.samples
+        return batch
+
+    def _compute(self, batch: Sequence[_Waiting]) -> list[Arrays]:
+        samples = sum(waiting.samples for waiting in batch)
+        size = next(size for size in self.sizes if size >= samples)
+        self._observe(samples, size)
+        inputs = {
+            name: _filled([waiting.arrays[name] for waiting in batch], size)
+            for name in batch[0].arrays
+        }
+        outputs = self._run(inputs)
+        answers, start = [], 0
+        for waiting in batch:
+            stop = start + waiting.samples
+            answers.append({name: value[start:stop] for name, value in outputs.items()})
+            start = stop
+        return answers
+
+
+def _filled(arrays: Sequence[np.ndarray], size: int) -> np.ndarray:
+    """Put arrays together along the batch, and fill up with zeros."""
+    missing = size - sum(map(len, arrays))
+    if not missing:
+        return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    shape = (missing, *arrays[0].shape[1:])
+    return np.concatenate([*arrays, np.zeros(shape, arrays[0].dtype)])

@@ -1,0 +1,216 @@
+"""From a Keras model to a version in a model's folder."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import keras
+import numpy as np
+from convoy import cpu
+from convoy.serving import artifact, other_formats
+from convoy.serving.artifact import Artifact, Program
+from convoy.serving.errors import ArtifactError
+from convoy.serving.forward import (
+    Forward,
+    input_shapes,
+    input_structure,
+    input_tensors,
+    output_structure,
+    signature_of,
+)
+from convoy.serving.signature import Arrays, Signature
+
+Format = Literal["convoy", "onnx", "saved_model"]
+BATCH_SIZES = (1, 2, 4, 8, 16)
+PLATFORMS = ("cpu", "cuda", "tpu")
+_WRITERS = {"onnx": other_formats.write_onnx, "saved_model": other_formats.write_saved_model}
+
+
+def export(
+    model: keras.Model,
+    folder: str | Path,
+    *,
+    version: int | None = None,
+    batch_sizes: Sequence[int] = BATCH_SIZES,
+    class_names: Sequence[str] = (),
+    preprocessing: Callable[[Any], Any] | None = None,
+    output_names: Sequence[str] | None = None,
+    format: Format = "convoy",
+) -> Path:
+    """Write a model as a new version that `convoy serve` can serve.
+
+    Batch normalisation is folded into convolutions. The model itself stays as it is.
+
+    Args:
+        model: a functional or sequential model with weights.
+        folder: the model's folder; versions are folders `1`, `2`, ... in it. A version appears
+            there whole or not at all.
+        version: by default one more than the newest.
+        batch_sizes: the sizes of batch to make programs for. A server fills up to the next size.
+        class_names: what the positions of the only output mean.
+        preprocessing: a layer, or any function of a symbolic tensor, from images as bytes to what
+            the model takes. A `keras.Model` says by its own input what requests bring; otherwise
+            that is `uint8` of the model's shape.
+        output_names: by default the keys of a model that returns a dictionary, else `output_0` and
+            so on.
+        format: `"convoy"`; or, where their packages are installed, `"onnx"` (the version is a
+            folder with `model.onnx`) or `"saved_model"` (TensorFlow's).
+
+    Returns:
+        The version's folder.
+
+    Raises:
+        ValueError: if the model cannot be exported, before anything is written.
+        convoy.serving.errors.ArtifactError: if the folder cannot be written.
+
+    Example:
+        convoy.export(model, "models/digits", preprocessing=keras.layers.Rescaling(1 / 255))
+    """
+    served = _with_preprocessing(_checked(model), preprocessing)
+    sizes = _checked_sizes(batch_sizes)
+    names = _output_names(served, output_names)
+    _check_classes(served, class_names)
+    other_formats.check_installed(format)
+    passes = {size: Forward(served, size, cpu.fold) for size in sizes}
+    signature = _signature(served, passes[sizes[0]], names, sizes[0])
+    base = Path(folder)
+    if format != "convoy":
+        return artifact.add_version(base, version, partial(_WRITERS[format], served, signature))
+    weights: dict[str, np.ndarray] = {}
+    programs: dict[int, Program] = {}
+    for size, forward in passes.items():
+        constants = [np.asarray(value) for value in forward.constants]
+        programs[size] = Program(_portable(forward), artifact.distinct(constants, weights))
+    example = _example(served, signature)
+    _make_folder(base)
+    with tempfile.TemporaryDirectory(prefix=artifact.UNFINISHED, dir=base) as scratch:
+        saved = _save(served, Path(scratch) / artifact.MODEL)
+        content = Artifact(
+            signature, programs, weights, example, tuple(map(str, class_names)), _about(model)
+        )
+        return artifact.write(base, content, version, saved)
+
+
+def _checked(model: keras.Model) -> keras.Model:
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"export() takes a keras.Model, but received {type(model).__name__}.")
+    if not getattr(model, "inputs", None):
+        raise ValueError(
+            f"{model.name!r} does not know the shape of its input. Only functional and sequential "
+            "models with a keras.Input can be exported."
+        )
+    # Without the optimizer, whose state has no place in what is served.
+    return keras.Model(input_structure(model), output_structure(model), name=model.name)
+
+
+def _with_preprocessing(
+    model: keras.Model, preprocessing: Callable[[Any], Any] | None
+) -> keras.Model:
+    if preprocessing is None:
+        return model
+    tensors = input_tensors(model)
+    if len(tensors) != 1:
+        raise ValueError(f"preprocessing is for models with one input; {model.name!r} has more.")
+    shape, dtype, name = tensors[0].shape, "uint8", tensors[0].name
+    if isinstance(preprocessing, keras.Model) and preprocessing.inputs:
+        shape, dtype = preprocessing.inputs[0].shape[1:], preprocessing.inputs[0].dtype
+    inputs = keras.Input(shape, dtype=dtype, name=name)
+    return keras.Model(inputs, model(preprocessing(inputs)), name=model.name)
+
+
+def _checked_sizes(sizes: Sequence[int]) -> list[int]:
+    if not sizes or any(not isinstance(size, int) or size < 1 for size in sizes):
+        raise ValueError(f"batch_sizes={list(sizes)}: pass whole numbers, 1 or more.")
+    return sorted(set(sizes))
+
+
+def _output_names(model: keras.Model, wanted: Sequence[str] | None) -> list[str]:
+    outputs = output_structure(model)
+    count = len(jax.tree.leaves(outputs))
+    if wanted is not None:
+        if len(set(wanted)) != count:
+            raise ValueError(
+                f"output_names={list(wanted)}: the model has {count} outputs; name each."
+            )
+        return list(wanted)
+    if isinstance(outputs, dict):
+        return [str(key) for key in sorted(outputs)]
+    return [f"output_{index}" for index in range(count)]
+
+
+def _check_classes(model: keras.Model, names: Sequence[str]) -> None:
+    shapes = [tuple(leaf.shape) for leaf in jax.tree.leaves(output_structure(model))]
+    if names and (len(shapes) != 1 or shapes[0][1:] != (len(names),)):
+        raise ValueError(
+            f"{len(names)} class_names were given, but the model's outputs have the shapes "
+            f"{shapes}. Pass a name for each position of the only output."
+        )
+
+
+def _signature(model: keras.Model, forward: Forward, names: list[str], size: int) -> Signature:
+    for shape, name in zip(forward.output_shapes, names, strict=True):
+        if not shape.shape or shape.shape[0] != size:
+            raise ValueError(
+                f"Output {name!r} of {size} samples has the shape {shape.shape}. Only models whose "
+                "outputs begin with the batch can be served."
+            )
+    return signature_of(model, forward, names)
+
+
+def _portable(forward: Forward) -> bytes:
+    constants = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in forward.constants]
+    exporting = jax.export.export(jax.jit(forward.run), platforms=PLATFORMS)
+    return bytes(exporting(constants, *forward.input_shapes).serialize())
+
+
+def _example(model: keras.Model, signature: Signature) -> Arrays:
+    """Return a made-up sample, and what the model returns for it, before anything is folded."""
+    rng = np.random.default_rng(0)
+    arrays: Arrays = {}
+    inputs = []
+    for tensor, shape in zip(signature.inputs, input_shapes(signature.inputs, 1), strict=True):
+        dtype = tensor.numpy_dtype
+        values = rng.random(shape.shape) if dtype.kind not in "iub" else rng.integers(0, 2)
+        if dtype == np.uint8:
+            values = rng.integers(0, 256, shape.shape)
+        arrays[tensor.name] = np.broadcast_to(values, shape.shape).astype(dtype)
+        inputs.append(arrays[tensor.name])
+    structure = jax.tree.structure(input_structure(model))
+    outputs = jax.tree.leaves(model(jax.tree.unflatten(structure, inputs), training=False))
+    for tensor, value in zip(signature.outputs, outputs, strict=True):
+        arrays[f"={tensor.name}"] = np.asarray(value)
+    return arrays
+
+
+def _save(model: keras.Model, path: Path) -> Path | None:
+    try:
+        model.save(path)
+    except (TypeError, ValueError, NotImplementedError, AttributeError):
+        # A layer without get_config(). The programs do without.
+        path.unlink(missing_ok=True)
+        return None
+    return path
+
+
+def _make_folder(base: Path) -> None:
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArtifactError(
+            f"{base} could not be made: {error.strerror}. Pass another folder."
+        ) from error
+
+
+def _about(model: keras.Model) -> dict[str, Any]:
+    packages = {"convoy": "keras-convoy", "keras": "keras", "jax": "jax"}
+    return {
+        "model": model.name,
+        "parameters": model.count_params(),
+        "versions": {name: metadata.version(package) for name, package in packages.items()},
+    }

@@ -1,0 +1,88 @@
+"""What a server counts: for Prometheus, and for the page."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+
+import numpy as np
+from convoy.serving.errors import Code
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+# From a tenth of a millisecond to ten seconds.
+SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
+SAMPLES = (1, 2, 4, 8, 16, 32, 64, 128)
+# Requests over which the page takes its percentiles.
+RECENT = 1000
+NAMES = ("p50", "p95", "p99")
+
+
+class Metrics:
+    """The numbers of one server."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "convoy_requests",
+            "Requests that were answered.",
+            ("model", "method", "code"),
+            registry=self.registry,
+        )
+        self._seconds = Histogram(
+            "convoy_request_seconds",
+            "From the arrival of a request's body to its answer.",
+            ("model", "method"),
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self._batches = Histogram(
+            "convoy_batch_samples",
+            "Samples of requests that one call of the model took.",
+            ("model",),
+            buckets=SAMPLES,
+            registry=self.registry,
+        )
+        self._padding = Counter(
+            "convoy_padding_samples",
+            "Zeros that batches were filled up with.",
+            ("model",),
+            registry=self.registry,
+        )
+        self._waiting = Gauge(
+            "convoy_waiting_samples", "Samples that wait.", ("model",), registry=self.registry
+        )
+        self._available = Gauge(
+            "convoy_available_versions",
+            "Versions that answer requests.",
+            ("model",),
+            registry=self.registry,
+        )
+        self._recent: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))
+
+    def answered(self, model: str, method: str, code: Code, seconds: float) -> None:
+        """Count a request."""
+        self._requests.labels(model, method, code.name).inc()
+        if code == Code.OK:
+            self._seconds.labels(model, method).observe(seconds)
+            self._recent[model].append(seconds)
+
+    def batch(self, model: str, samples: int, size: int) -> None:
+        """Count a call of a model."""
+        self._batches.labels(model).observe(samples)
+        self._padding.labels(model).inc(size - samples)
+
+    def state(self, model: str, available: int, waiting: int) -> None:
+        """Note what a model is doing right now."""
+        self._available.labels(model).set(available)
+        self._waiting.labels(model).set(waiting)
+
+    def percentiles(self, model: str) -> dict[str, float]:
+        """Return milliseconds of a model's recent requests; nothing if there were none."""
+        recent = list(self._recent.get(model, ()))
+        if not recent:
+            return {}
+        values = np.percentile(recent, (50, 95, 99)) * 1000
+        return {name: round(float(v), 3) for name, v in zip(NAMES, values, strict=True)}
+
+    def text(self) -> bytes:
+        """Return all of it in Prometheus's format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,233 @@
+"""JAX's operations in ONNX's terms: those that forward passes of convolutional networks have."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from convoy.serving.onnx_graph import Graph, OnnxFormError, Step
+from onnx import helper
+
+Operation = Callable[[Graph, Step], None]
+
+
+def _same(name: str) -> Operation:
+    """Return an operation that is the same in both, whatever its operands."""
+
+    def operation(graph: Graph, step: Step) -> None:
+        graph.add(name, *step.inputs, result=step.result)
+
+    return operation
+
+
+def _reduce(name: str) -> Operation:
+    def operation(graph: Graph, step: Step) -> None:
+        axes = graph.constant(np.array(step.parameters["axes"], np.int64))
+        graph.add(name, step.inputs[0], axes, keepdims=0, result=step.result)
+
+    return operation
+
+
+def _reshape(graph: Graph, step: Step) -> None:
+    if step.parameters.get("dimensions") is not None:
+        raise OnnxFormError("a reshape that changes the order of elements")
+    graph.add("Reshape", step.inputs[0], graph.shape(step.result_shapes), result=step.result)
+
+
+def _broadcast(graph: Graph, step: Step) -> None:
+    def with_ones(equation: Any) -> list[int]:
+        shape = [1] * len(equation.params["shape"])
+        places = equation.params["broadcast_dimensions"]
+        for size, place in zip(equation.invars[0].aval.shape, places, strict=True):
+            shape[place] = size
+        return shape
+
+    small = graph.add("Reshape", step.inputs[0], graph.shape(step.shapes(with_ones)))
+    graph.add("Expand", small, graph.shape(step.result_shapes), result=step.result)
+
+
+def _transpose(graph: Graph, step: Step) -> None:
+    order = list(step.parameters["permutation"])
+    graph.add("Transpose", step.inputs[0], perm=order, result=step.result)
+
+
+def _convert(graph: Graph, step: Step) -> None:
+    target = helper.np_dtype_to_tensor_dtype(np.dtype(step.parameters["new_dtype"]))
+    graph.add("Cast", step.inputs[0], to=target, result=step.result)
+
+
+def _concatenate(graph: Graph, step: Step) -> None:
+    axis = step.parameters["dimension"]
+    graph.add("Concat", *step.inputs, axis=axis, result=step.result)
+
+
+def _pad(graph: Graph, step: Step) -> None:
+    ends = step.parameters["padding_config"]
+    if any(low < 0 or high < 0 or inner for low, high, inner in ends):
+        raise OnnxFormError("padding that crops, or goes between elements")
+    pads = np.array([low for low, _, _ in ends] + [high for _, high, _ in ends], np.int64)
+    graph.add("Pad", step.inputs[0], graph.constant(pads), step.inputs[1], result=step.result)
+
+
+def _slice(graph: Graph, step: Step) -> None:
+    if step.parameters != step.other.params:
+        raise OnnxFormError("a slice of the batch")
+    starts, limits = step.parameters["start_indices"], step.parameters["limit_indices"]
+    strides = step.parameters["strides"] or [1] * len(starts)
+    values = [starts, limits, range(len(starts)), strides]
+    parts = [graph.constant(np.array(list(part), np.int64)) for part in values]
+    graph.add("Slice", step.inputs[0], *parts, result=step.result)
+
+
+def _select(graph: Graph, step: Step) -> None:
+    which, when_false, when_true = step.inputs
+    if len(step.atoms) != 3 or step.atoms[0].aval.dtype != jnp.bool_:
+        raise OnnxFormError("a choice between more than two")
+    graph.add("Where", which, when_true, when_false, result=step.result)
+
+
+def _rsqrt(graph: Graph, step: Step) -> None:
+    root = graph.add("Sqrt", step.inputs[0])
+    graph.add("Reciprocal", root, result=step.result)
+
+
+def _complement_of_erf(graph: Graph, step: Step) -> None:
+    one = graph.constant(np.array(1, step.atoms[0].aval.dtype))
+    graph.add("Sub", one, graph.add("Erf", step.inputs[0]), result=step.result)
+
+
+def _square(graph: Graph, step: Step) -> None:
+    graph.add("Mul", step.inputs[0], step.inputs[0], result=step.result)
+
+
+def _integer_power(graph: Graph, step: Step) -> None:
+    exponent = np.array(step.parameters["y"], step.atoms[0].aval.dtype)
+    graph.add("Pow", step.inputs[0], graph.constant(exponent), result=step.result)
+
+
+def _clamp(graph: Graph, step: Step) -> None:
+    low, x, high = step.inputs
+    graph.add("Min", graph.add("Max", x, low), high, result=step.result)
+
+
+def _dot(graph: Graph, step: Step) -> None:
+    (left, right), (left_batch, right_batch) = step.parameters["dimension_numbers"]
+    ranks = [atom.aval.ndim for atom in step.atoms]
+    letters = iter(string.ascii_lowercase)
+    names: list[dict[int, str]] = [{}, {}]
+    for pairs in ((left_batch, right_batch), (left, right)):
+        for a, b in zip(*pairs, strict=True):
+            names[0][a] = names[1][b] = next(letters)
+    for side, rank in enumerate(ranks):
+        for axis in range(rank):
+            if axis not in names[side]:
+                names[side][axis] = next(letters)
+    operands = ["".join(names[side][axis] for axis in range(ranks[side])) for side in (0, 1)]
+    out = "".join(names[0][axis] for axis in left_batch)
+    for side, used in ((0, {*left, *left_batch}), (1, {*right, *right_batch})):
+        out += "".join(names[side][axis] for axis in range(ranks[side]) if axis not in used)
+    if ranks == [2, 2] and tuple(left) == (1,) and tuple(right) == (0,):
+        graph.add("MatMul", *step.inputs, result=step.result)
+        return
+    equation = f"{operands[0]},{operands[1]}->{out}"
+    graph.add("Einsum", *step.inputs, equation=equation, result=step.result)
+
+
+def _convolution(graph: Graph, step: Step) -> None:
+    parameters = step.parameters
+    lhs, rhs, out = parameters["dimension_numbers"]
+    if set(parameters["lhs_dilation"]) - {1} or parameters["batch_group_count"] != 1:
+        raise OnnxFormError("a transposed convolution")
+    source = _ordered(graph, graph.name(step.atoms[0]), lhs)
+    weights = graph.value(step.atoms[1])
+    if weights is None:
+        kernel = _ordered(graph, graph.name(step.atoms[1]), rhs)
+    else:
+        kernel = graph.constant(np.transpose(weights, rhs))
+    ends = parameters["padding"]
+    made = graph.add(
+        "Conv",
+        source,
+        kernel,
+        strides=list(parameters["window_strides"]),
+        dilations=list(parameters["rhs_dilation"]),
+        group=parameters["feature_group_count"],
+        pads=[low for low, _ in ends] + [high for _, high in ends],
+    )
+    back = [int(axis) for axis in np.argsort(out)]
+    graph.add("Transpose", made, perm=back, result=step.result)
+
+
+def _pool(name: str) -> Operation:
+    def operation(graph: Graph, step: Step) -> None:
+        parameters = step.parameters
+        window, strides = parameters["window_dimensions"], parameters["window_strides"]
+        dilations = [*parameters["base_dilation"], *parameters["window_dilation"]]
+        axes = [axis for axis in range(len(window)) if axis not in (0, _channels(window))]
+        if set(dilations) - {1} or window[0] != 1 or window[_channels(window)] != 1:
+            raise OnnxFormError("a pooling over samples or channels, or with gaps")
+        order = [0, _channels(window), *axes]
+        ends = parameters["padding"]
+        settings: dict[str, Any] = {
+            "kernel_shape": [window[axis] for axis in axes],
+            "strides": [strides[axis] for axis in axes],
+            "pads": [ends[axis][0] for axis in axes] + [ends[axis][1] for axis in axes],
+        }
+        if name == "AveragePool":
+            settings["count_include_pad"] = 1
+        made = graph.add(name, _ordered(graph, step.inputs[0], order), **settings)
+        if name == "AveragePool":  # the sum was asked for
+            count = np.array(np.prod(settings["kernel_shape"]), step.result.aval.dtype)
+            made = graph.add("Mul", made, graph.constant(count))
+        back = [int(axis) for axis in np.argsort(order)]
+        graph.add("Transpose", made, perm=back, result=step.result)
+
+    return operation
+
+
+def _channels(window: Sequence[int]) -> int:
+    """Return the axis that is not pooled over, besides the samples'; the last if there are more."""
+    return len(window) - 1 if window[-1] == 1 else 1
+
+
+def _ordered(graph: Graph, name: str, order: Sequence[int]) -> str:
+    return graph.add("Transpose", name, perm=list(order))
+
+
+_ALIKE = {
+    "abs": "Abs", "add": "Add", "add_any": "Add", "ceil": "Ceil", "copy": "Identity", "cos": "Cos",
+    "copy_p": "Identity", "div": "Div", "eq": "Equal", "erf": "Erf", "exp": "Exp", "floor": "Floor",
+    "ge": "GreaterOrEqual", "gt": "Greater", "le": "LessOrEqual", "log": "Log", "lt": "Less",
+    "logistic": "Sigmoid", "max": "Max", "min": "Min", "mul": "Mul", "neg": "Neg", "not": "Not",
+    "pow": "Pow", "sign": "Sign", "sin": "Sin", "sqrt": "Sqrt", "stop_gradient": "Identity",
+    "sub": "Sub", "tanh": "Tanh",
+}  # fmt: skip
+
+OPERATIONS: dict[str, Operation] = {
+    **{name: _same(other) for name, other in _ALIKE.items()},
+    "broadcast_in_dim": _broadcast,
+    "clamp": _clamp,
+    "concatenate": _concatenate,
+    "conv_general_dilated": _convolution,
+    "convert_element_type": _convert,
+    "dot_general": _dot,
+    "erfc": _complement_of_erf,
+    "expand_dims": _reshape,
+    "integer_pow": _integer_power,
+    "pad": _pad,
+    "reduce_max": _reduce("ReduceMax"),
+    "reduce_min": _reduce("ReduceMin"),
+    "reduce_sum": _reduce("ReduceSum"),
+    "reduce_window_max": _pool("MaxPool"),
+    "reduce_window_sum": _pool("AveragePool"),
+    "reshape": _reshape,
+    "rsqrt": _rsqrt,
+    "select_n": _select,
+    "slice": _slice,
+    "square": _square,
+    "squeeze": _reshape,
+    "transpose": _transpose,
+}

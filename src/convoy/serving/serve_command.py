@@ -1,0 +1,195 @@
+"""`convoy serve`: models over HTTP and gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from convoy.serving.batching import BatchOptions
+from convoy.serving.server import Server, ServerOptions, serve_until_stopped
+from convoy.serving.versions import ModelConfig, Policy
+from convoy.vision.parse import Parser
+
+PROGRAM = "convoy serve"
+TOKEN = "CONVOY_SERVING_TOKEN"
+
+
+def main(words: Sequence[str]) -> int:
+    """Serve exported models by TensorFlow Serving's APIs."""
+    parser = make_parser()
+    options = parser.parse_args(words)
+    try:
+        models = [_model(word) for word in options.model]
+        if options.config is not None:
+            models += read_config(options.config)
+        _check(models)
+        settings = _settings(options)
+    except (OSError, ValueError) as error:
+        parser.error(" ".join(str(error).split()))
+    _show_what_happens()
+    try:
+        asyncio.run(_run(models, settings))
+    except OSError as error:
+        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _show_what_happens() -> None:
+    """Tell on the standard error which versions come and go, and nothing of other packages."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    logger = logging.getLogger("convoy.serving")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+
+
+async def _run(models: list[ModelConfig], options: ServerOptions) -> None:
+    server = Server(models, options)
+
+    def started() -> None:
+        scheme = "http" if options.certificate is None else "https"
+        if options.port is not None:
+            print(f"REST and the page: {scheme}://{options.host}:{server.port}/", flush=True)
+        if options.grpc_port is not None:
+            print(f"gRPC: {options.host}:{server.grpc_port}", flush=True)
+
+    await serve_until_stopped(server, started)
+
+
+def make_parser() -> Parser:
+    parser = Parser(prog=PROGRAM, description="Serve models that convoy export wrote.")
+    models = parser.add_argument_group("models")
+    models.add_argument(
+        "--model", action="append", default=[], metavar="NAME=FOLDER", help="may be repeated"
+    )
+    models.add_argument(
+        "--config", type=Path, help="a YAML file with models, which versions, and their labels"
+    )
+    models.add_argument("--poll-seconds", type=float, default=1.0, help="0: look only once")
+    models.add_argument(
+        "--allow-reload", action="store_true", help="let clients change the models, by gRPC"
+    )
+    listening = parser.add_argument_group("listening")
+    listening.add_argument("--host", default="127.0.0.1", help="default: this machine only")
+    listening.add_argument("--port", type=int, default=8501, help="of REST; -1: none")
+    listening.add_argument("--grpc-port", type=int, default=8500, help="-1: none")
+    listening.add_argument(
+        "--token", help=f"that clients must send (default: the variable {TOKEN})"
+    )
+    listening.add_argument("--tls-certificate", type=Path, help="a PEM file")
+    listening.add_argument("--tls-key", type=Path, help="a PEM file")
+    limits = parser.add_argument_group("batching and limits")
+    limits.add_argument("--max-batch-size", type=int, help="default: the largest exported")
+    limits.add_argument(
+        "--batch-timeout-micros", type=int, default=0, help="that the first of a batch waits"
+    )
+    limits.add_argument(
+        "--max-enqueued-samples", type=int, default=1000, help="that wait; more are refused"
+    )
+    limits.add_argument("--max-request-bytes", type=int, default=64 << 20)
+    limits.add_argument("--request-seconds", type=float, default=60.0)
+    limits.add_argument(
+        "--stop-seconds", type=float, default=30.0, help="for what was accepted, at the end"
+    )
+    return parser
+
+
+def _settings(options: Any) -> ServerOptions:
+    counts = ("max_batch_size", "max_enqueued_samples", "max_request_bytes", "request_seconds")
+    for name in counts:
+        value = getattr(options, name)
+        if value is not None and value <= 0:
+            raise ValueError(f"--{name.replace('_', '-')} {value}: pass more than 0.")
+    if (options.tls_certificate is None) != (options.tls_key is None):
+        raise ValueError("--tls-certificate and --tls-key go together. Pass both.")
+    for file in (options.tls_certificate, options.tls_key):
+        if file is not None and not file.is_file():
+            raise ValueError(f"{file}: there is no such file.")
+    if options.port < 0 and options.grpc_port < 0:
+        raise ValueError("--port -1 and --grpc-port -1 leave nothing to listen on.")
+    return ServerOptions(
+        host=options.host,
+        port=None if options.port < 0 else options.port,
+        grpc_port=None if options.grpc_port < 0 else options.grpc_port,
+        poll_seconds=max(0.0, options.poll_seconds),
+        request_seconds=options.request_seconds,
+        stop_seconds=options.stop_seconds,
+        max_request_bytes=options.max_request_bytes,
+        token=options.token or os.environ.get(TOKEN) or None,
+        certificate=options.tls_certificate,
+        key=options.tls_key,
+        may_reload=options.allow_reload,
+        batching=BatchOptions(
+            options.max_batch_size,
+            max(0, options.batch_timeout_micros) / 1e6,
+            options.max_enqueued_samples,
+        ),
+    )
+
+
+def _model(word: str) -> ModelConfig:
+    name, equals, folder = word.partition("=")
+    if not (name and equals and folder):
+        raise ValueError(f"--model {word}: pass NAME=FOLDER.")
+    return ModelConfig(name, Path(folder))
+
+
+def read_config(file: Path) -> list[ModelConfig]:
+    """Read a file with models.
+
+    Raises:
+        ValueError: if something in it is not understood.
+    """
+    try:
+        content = yaml.safe_load(file.read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(f"--config {file} cannot be read: {error}") from None
+    if not isinstance(content, dict) or not isinstance(content.get("models"), dict):
+        raise ValueError(f"--config {file}: expected `models:` with a model under each name.")
+    return [_of_file(str(name), entry, file) for name, entry in content["models"].items()]
+
+
+def _of_file(name: str, entry: Any, file: Path) -> ModelConfig:
+    known = {"path", "versions", "labels"}
+    if not isinstance(entry, dict) or "path" not in entry or set(entry) - known:
+        raise ValueError(f"--config {file}: {name} takes {', '.join(sorted(known))}.")
+    labels = entry.get("labels") or {}
+    if not isinstance(labels, dict) or not all(type(v) is int for v in labels.values()):
+        raise ValueError(f"--config {file}: the labels of {name} must map names to versions.")
+    return ModelConfig(name, file.parent / entry["path"], _policy(entry, name, file), labels)
+
+
+def _policy(entry: dict[str, Any], name: str, file: Path) -> Policy:
+    """Read `all`, a number of the latest, or a list of versions."""
+    versions = entry.get("versions", 1)
+    if versions == "all":
+        return Policy(latest=0)
+    if type(versions) is int and versions > 0:
+        return Policy(latest=versions)
+    if isinstance(versions, list) and versions and all(type(v) is int for v in versions):
+        return Policy(specific=tuple(versions))
+    raise ValueError(
+        f"--config {file}: versions of {name}: {versions!r} is neither `all`, nor how many of the "
+        "latest, nor a list of versions."
+    )
+
+
+def _check(models: Sequence[ModelConfig]) -> None:
+    names = [model.name for model in models]
+    if not names:
+        raise ValueError("There is no model to serve. Pass --model NAME=FOLDER or --config FILE.")
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"Two models are called {name}. Give each a name of its own.")
+        if "/" in name or ":" in name:
+            raise ValueError(f"A model cannot be called {name}: paths have / and : in them.")
+    for model in models:
+        if not model.path.is_dir():
+            raise ValueError(f"{model.name}: {model.path} is not a folder. Export a model there.")

@@ -1,0 +1,148 @@
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+from convoy.serving.batching import Batcher, BatchOptions
+from convoy.serving.errors import Code, ServingError
+
+
+class Doubler:
+    """A model that says which batches it was given, and can be held up."""
+
+    def __init__(self):
+        self.batches = []
+        self.entered = asyncio.Event()
+        self.go_on = threading.Event()
+        self.go_on.set()
+        self._loop = asyncio.get_running_loop()
+
+    def __call__(self, arrays):
+        self.batches.append(arrays["x"].copy())
+        self._loop.call_soon_threadsafe(self.entered.set)
+        assert self.go_on.wait(600)
+        if (arrays["x"] < 0).any():
+            raise FloatingPointError("negative")
+        return {"y": 2 * arrays["x"]}
+
+
+def values(*numbers):
+    return {"x": np.array(numbers, np.float32)}
+
+
+def batcher(model, sizes=(1, 2, 4), **options):
+    return Batcher(model, sizes, BatchOptions(**options), lambda samples, size: None)
+
+
+async def held(batcher, model):
+    """Have the model stuck in a request; return that request."""
+    model.go_on.clear()
+    first = asyncio.create_task(batcher.submit(values(1), 1))
+    await model.entered.wait()
+    return first
+
+
+def test_requests_that_come_while_the_model_runs_share_a_batch():
+    async def test():
+        model = Doubler()
+        made = batcher(model)
+        first = await held(made, model)
+        more = [asyncio.create_task(made.submit(values(x), 1)) for x in (2, 3, 4)]
+        while made.waiting_samples < 3:
+            await asyncio.sleep(0)
+        model.go_on.set()
+        answers = [(await task)["y"].tolist() for task in (first, *more)]
+        await made.close()
+        assert answers == [[2], [4], [6], [8]]
+        assert [batch.tolist() for batch in model.batches] == [[1], [2, 3, 4, 0]]
+
+    asyncio.run(test())
+
+
+def test_a_batch_waits_for_others_as_long_as_it_may():
+    async def test():
+        model = Doubler()
+        made = batcher(model, timeout=60.0)
+        tasks = [asyncio.create_task(made.submit(values(x), 1)) for x in (1, 2, 3, 4)]
+        await asyncio.gather(*tasks)  # it is full, so nobody waits for the timeout
+        lonely = asyncio.create_task(made.submit(values(5), 1))
+        while not made.waiting_samples:
+            await asyncio.sleep(0)
+        await made.close()  # does not wait for it either
+        assert (await lonely)["y"].tolist() == [10]
+        assert [batch.tolist() for batch in model.batches] == [[1, 2, 3, 4], [5]]
+
+    asyncio.run(test())
+
+
+def test_a_large_request_takes_several_calls():
+    async def test():
+        model = Doubler()
+        made = batcher(model)
+        answer = await made.submit(values(*range(9)), 9)
+        await made.close()
+        assert answer["y"].tolist() == [2.0 * x for x in range(9)]
+        assert [len(batch) for batch in model.batches] == [4, 4, 1]
+
+    asyncio.run(test())
+
+
+def test_a_full_queue_refuses_at_once():
+    async def test():
+        model = Doubler()
+        made = batcher(model, max_enqueued_samples=2)
+        first = await held(made, model)
+        waiting = [asyncio.create_task(made.submit(values(x), 1)) for x in (2, 3)]
+        while made.waiting_samples < 2:
+            await asyncio.sleep(0)
+        with pytest.raises(ServingError, match="2 samples wait") as refused:
+            await made.submit(values(4), 1)
+        assert refused.value.code == Code.RESOURCE_EXHAUSTED
+        model.go_on.set()
+        assert [(await task)["y"][0] for task in (first, *waiting)] == [2, 4, 6]
+        assert (await made.submit(values(4), 1))["y"].tolist() == [8]
+        await made.close()
+
+    asyncio.run(test())
+
+
+def test_nobody_computes_for_a_client_that_left():
+    async def test():
+        model = Doubler()
+        made = batcher(model)
+        first = await held(made, model)
+        gone, there = (asyncio.create_task(made.submit(values(x), 1)) for x in (2, 3))
+        while made.waiting_samples < 2:
+            await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.sleep(0)
+        model.go_on.set()
+        assert (await there)["y"].tolist() == [6]
+        await first
+        await made.close()
+        assert [batch.tolist() for batch in model.batches] == [[1], [3]]
+
+    asyncio.run(test())
+
+
+def test_a_failure_is_told_to_those_in_the_batch_only():
+    async def test():
+        made = batcher(Doubler())
+        with pytest.raises(ServingError, match="negative") as failed:
+            await made.submit(values(-1), 1)
+        assert failed.value.code == Code.INTERNAL
+        assert (await made.submit(values(1), 1))["y"].tolist() == [2]
+        await made.close()
+
+    asyncio.run(test())
+
+
+def test_batches_can_be_limited():
+    async def test():
+        model = Doubler()
+        made = batcher(model, max_batch_size=3)
+        await made.submit(values(1, 2, 3), 3)
+        await made.close()
+        assert [len(batch) for batch in model.batches] == [2, 1]
+
+    asyncio.run(test())

@@ -1,0 +1,182 @@
+"""From a run of `convoy train` to answers over the network, by the commands alone."""
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import convoy
+import keras
+import numpy as np
+import pytest
+from convoy import cli
+from convoy.data.augment import normalise
+from convoy.data.catalog import DATASETS
+from convoy.serving.servable import Servable
+from convoy.serving.serve_command import read_config
+from convoy.serving.versions import Policy
+from convoy.vision.first_layers import Preprocess
+from convoy.vision.folder import RunFolder
+from convoy.vision.network import make_network
+from convoy.vision.parse import as_recipe, parse
+from tests.serving.models import classifier, half_plus
+
+FLAGS = [
+    "--dataset",
+    "cifar10",
+    "--model-name",
+    "toy_model_bn",
+    "--precision",
+    "32.32",
+    "--seed",
+    "1",
+]
+
+
+@pytest.fixture
+def run_of_training(tmp_path, monkeypatch):
+    """The folder that `convoy train` leaves behind, and its network."""
+    monkeypatch.chdir(tmp_path)
+    options = parse(FLAGS)
+    network = make_network(options, DATASETS["cifar10"], micro_batches=1)
+    rng = np.random.default_rng(0)
+    network.set_weights([rng.uniform(0.1, 0.5, value.shape) for value in network.get_weights()])
+    folder = RunFolder(tmp_path / "run")
+    folder.open(as_recipe(options))
+    for epoch in (1.0, 2.0):
+        folder.save(network, epoch)
+    folder.close()
+    return network
+
+
+def test_a_run_of_convoy_train_is_exported(run_of_training, tmp_path, rng, capsys):
+    command = ["export", "--export-dir", "models/cifar", "--batch-sizes", "4"]
+    for checkpoint in ("run", "run/checkpoints/epoch_1.0.weights.h5"):
+        assert cli.main([*command, "--checkpoint", checkpoint]) == 0
+    assert capsys.readouterr().out == "models/cifar/1\nmodels/cifar/2\n"
+    images = rng.integers(0, 256, (4, 32, 32, 3)).astype(np.uint8)
+    expected = run_of_training(normalise(images, "standardise"))
+    for version in ("1", "2"):
+        served = Servable(tmp_path / "models" / "cifar" / version)
+        (outputs,) = served.run({served.signature.inputs[0].name: images}).values()
+        np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-6)
+        assert served.class_names[:2] == ("airplane", "automobile")
+
+
+@pytest.mark.slow
+def test_random_weights_are_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = [*FLAGS, "--batch-sizes", "1"]
+    assert cli.main(["export", "--export-dir", "models", *words]) == 0
+    assert "the weights are random" in capsys.readouterr().err
+
+
+def test_keras_files_and_checkpoints_are_exported(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = classifier()
+    model.save("model.keras")
+    command = ["export", "--batch-sizes", "1", "--preprocessing", "scale"]
+    (tmp_path / "names").write_text("a\nb\nc\nd\ne\n")
+    names = ["--class-names", "names"]
+    export = [*command, *names, "--export-dir", "a", "--checkpoint", "model.keras"]
+    assert cli.main(export) == 0
+    cli.main(["checkpoint", "convert", "model.keras", "checkpoint"])
+    assert cli.main([*command, "--export-dir", "b", "--checkpoint", "checkpoint"]) == 0
+    image = np.arange(192, dtype=np.uint8).reshape(1, 8, 8, 3)
+    expected = model(image / np.float32(255))
+    for folder in ("a", "b"):
+        found = Servable(tmp_path / folder / "1").run({"image": image})["output_0"]
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert Servable(tmp_path / "a" / "1").class_names == tuple("abcde")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--checkpoint", "none"], "--checkpoint none: there is no such file or folder."),
+        (["--dataset", "digits", "--modle", "x"], "--modle is not a flag."),
+        (["--checkpoint", "."], "neither a .keras or .weights.h5 file"),
+    ],
+)
+def test_wrong_words_are_one_line(tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    try:
+        status = cli.main(["export", "--export-dir", "models", *words])
+    except SystemExit as stopped:
+        status = stopped.code
+    said = capsys.readouterr().err
+    assert status == 2
+    assert message in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "models").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "There is no model to serve."),
+        (["--model", "half"], "--model half: pass NAME=FOLDER."),
+        (["--model", "half=none"], "none is not a folder."),
+        (["--model", "a=.", "--model", "a=."], "Two models are called a."),
+        (["--model", "a=.", "--tls-key", "x"], "go together"),
+        (["--model", "a=.", "--port", "-1", "--grpc-port", "-1"], "nothing to listen on"),
+        (["--model", "a=.", "--max-request-bytes", "0"], "pass more than 0"),
+    ],
+)
+def test_a_server_that_cannot_start_says_so(tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["serve", *words])
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_file_says_which_models(tmp_path):
+    file = tmp_path / "models.yml"
+    file.write_text(
+        "models:\n"
+        "  a: {path: a}\n"
+        "  b: {path: /b, versions: all, labels: {stable: 1}}\n"
+        "  c: {path: c, versions: [1, 2]}\n"
+        "  d: {path: d, versions: 2}\n"
+    )
+    found = read_config(file)
+    assert [str(config.path) for config in found] == [
+        str(tmp_path / "a"),
+        "/b",
+        *(str(tmp_path / n) for n in "cd"),
+    ]
+    assert [c.policy for c in found] == [Policy(), Policy(0), Policy(specific=(1, 2)), Policy(2)]
+    assert found[1].labels == {"stable": 1}
+    for wrong in ("models: []", "models: {a: 1}", "models: {a: {path: a, versions: x}}"):
+        file.write_text(wrong)
+        with pytest.raises(ValueError, match=r"models\.yml"):
+            read_config(file)
+
+
+@pytest.mark.slow
+def test_a_server_serves_until_it_is_told_to_stop(tmp_path):
+    convoy.export(half_plus(2), tmp_path / "half", batch_sizes=[1])
+    command = [sys.executable, "-m", "convoy.cli", "serve", "--model", f"half={tmp_path / 'half'}"]
+    command += ["--port", "0", "--grpc-port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            address = process.stdout.readline().split()[-1]
+            grpc_address = process.stdout.readline().split()[-1]
+            body = json.dumps({"instances": [1.0, 2.0]}).encode()
+            with urllib.request.urlopen(f"{address}v1/models/half:predict", body) as response:
+                assert json.loads(response.read()) == {"predictions": [2.5, 3.0]}
+            words = ["--model", "half", "--port", grpc_address.split(":")[1], "--num-images", "20"]
+            assert cli.main(["request", *words]) == 0
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+def test_preprocessing_is_the_one_of_the_training():
+    """What a server does before the network is what `convoy train` does on the host."""
+    images = np.random.default_rng(0).integers(0, 256, (2, 4, 4, 3)).astype(np.uint8)
+    for kind in ("scale", "standardise", "imagenet"):
+        found = Preprocess(kind)(keras.ops.cast(images, "float32"))
+        np.testing.assert_allclose(found, normalise(images, kind), rtol=1e-4, atol=1e-5)

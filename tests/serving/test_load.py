@@ -1,0 +1,59 @@
+"""Requests from processes, counted and timed."""
+
+import numpy as np
+import pytest
+from convoy.serving.client import Address, GrpcClient, RequestError, RestClient
+from convoy.serving.load import LoadOptions, Outcome, Share, _batches, _send, send_load
+from convoy.serving.request_command import report
+
+
+def clients(server, model):
+    yield RestClient(Address("127.0.0.1", server.server.port, model))
+    yield GrpcClient(Address("127.0.0.1", server.server.grpc_port, model))
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_every_request_is_counted(server, pictures, later):
+    for client in clients(server, "pictures"):
+        options = LoadOptions(None, images=50, batch_size=2, later=later)
+        images, labels = _batches(options, client.input)
+        assert labels is None
+        share = _send(options, client, images, lambda number: np.array([0, 1]), False)
+        client.close()
+        assert (len(share.latencies), share.judged, share.failures) == (25, 50, [])
+        best = pictures[1](images(0) / np.float32(255)).argmax(1)
+        assert share.correct == 25 * int((np.asarray(best) == [0, 1]).sum())
+
+
+def test_refusals_are_told(server):
+    for client in clients(server, "half_plus_two"):
+        with pytest.raises(RequestError, match="expected"):
+            client.predict(np.zeros((1, 2), np.float32), 60)
+        client.close()
+    with pytest.raises(RequestError, match=r"Latest\(none\)"):
+        RestClient(Address("127.0.0.1", server.server.port, "none"))
+
+
+def test_the_report_adds_processes_up(capsys):
+    options = LoadOptions(None, processes=2, images=3, batch_size=2)
+    shares = [Share(10.0, 11.0, [0.1, 0.3], 3, 4), Share(10.5, 12.0, [0.2, 0.2], 1, 4, ["429"])]
+    outcome = Outcome(options, tuple(shares))
+    assert (outcome.seconds, outcome.throughput, outcome.accuracy) == (2.0, 4.0, 0.5)
+    report(outcome)
+    assert capsys.readouterr().out.splitlines() == [
+        "Full time in ms: 2000.00",
+        "Processed num_images * num_threads: 4 * 2 = 8",
+        "Average throughput: 4.00 samples/sec",
+        "Latency in ms: p50 200.00, p95 285.00, p99 297.00",
+        "Accuracy: 50.00%",
+        "Failed requests: 1; the first: 429",
+    ]
+
+
+@pytest.mark.slow
+def test_processes_send_at_the_same_time(server):
+    address = Address("127.0.0.1", server.server.grpc_port, "pictures")
+    outcome = send_load(LoadOptions(address, processes=2, images=20))
+    assert (outcome.answered, outcome.failures) == (40, [])
+    with pytest.raises(RequestError):
+        send_load(LoadOptions(Address("127.0.0.1", server.server.grpc_port, "none"), processes=1))
