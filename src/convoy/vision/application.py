@@ -16,6 +16,7 @@ from convoy.checkpoint import CheckpointError
 from convoy.checkpoint.leaving import Left
 from convoy.vision import resume
 from convoy.vision.folder import RunFolder, default_folder, find_checkpoints
+from convoy.vision.group import as_one_run
 from convoy.vision.images import Images, open_images
 from convoy.vision.options import Options
 from convoy.vision.parse import as_recipe, parse, stop
@@ -39,7 +40,8 @@ def main(words: Sequence[str] | None = None, program: str = "convoy train") -> i
     """Train and validate an image classifier."""
     options = parse(sys.argv[1:] if words is None else words, program)
     try:
-        return Application(options, Output()).run()
+        with as_one_run(options) as (options, output):
+            return Application(options, output).run()
     except ValueError as error:
         stop(str(error), program)
     except (FloatingPointError, CheckpointError) as error:

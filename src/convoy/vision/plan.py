@@ -201,6 +201,15 @@ def count_stages(splits: list[str]) -> int:
     return int(splits[1])
 
 
+def devices_of_a_replica(options: Options) -> int:
+    """Return how many devices one replica takes.
+
+    Raises:
+        ValueError: if stages and devices do not fit together.
+    """
+    return _stages(options)[1]
+
+
 def _stages(options: Options) -> tuple[int, int]:
     """Return the number of stages, and of devices that one replica takes."""
     stages, mapping = count_stages(options.pipeline_splits), options.device_mapping
