@@ -26,7 +26,7 @@ from benchmarks.input_runner import PIPELINES
 from benchmarks.peers import environments, machine
 from convoy import cli
 
-ENVIRONMENTS = {"tf.data": "tensorflow", "torch": "torch", "torch-io": "torch"}
+ENVIRONMENTS = {"tf.data": "tensorflow", "torch": "torch"}
 # Height and width, as in ImageNet: most are 375 x 500, some are small, a few are large.
 SIZES = [(375, 500)] * 6 + [(500, 375)] * 3 + [(333, 500)] * 2 + [(240, 320)] + [(768, 1024)]
 QUALITY = 92
@@ -118,7 +118,8 @@ def measure(names: list[str], root: Path, cores: int, rounds: int, seconds: floa
     found: dict[str, list[float]] = {name: [] for name in names}
     runners = []
     try:
-        runners += [Runner(name, root, cores, root / f"{name}.log") for name in names]
+        for name in names:
+            runners.append(Runner(name, root, cores, root / f"{name}.log"))
         for number in range(rounds):
             for runner in runners[number % len(runners) :] + runners[: number % len(runners)]:
                 found[runner.name].append(runner.measure(seconds))

@@ -86,31 +86,50 @@ def tf_data(root: Path, cores: int):
     yield from dataset.as_numpy_iterator()
 
 
-def torch_loader(root: Path, cores: int, *, tensors: bool):
-    """As torchvision's own examples do: with Pillow, or with its decoder of its own."""
+def torch_loader(root: Path, cores: int):
+    """As torchvision's `ImageFolder` and `RandomResizedCrop` do, with Pillow.
+
+    By hand: torchvision's wheel does not load beside a torch that is made for CPUs.
+    """
+    import math
+    import random
+
+    import numpy as np
     import torch
-    from torchvision import datasets, io
-    from torchvision.transforms import v2
+    from PIL import Image
+
+    class Images(torch.utils.data.Dataset):
+        def __init__(self):
+            folders = sorted(path for path in (root / "train").iterdir())
+            self.samples = [
+                (path, label) for label, folder in enumerate(folders) for path in folder.iterdir()
+            ]
+
+        def __len__(self):
+            return len(self.samples)
+
+        def __getitem__(self, index):
+            path, label = self.samples[index]
+            with path.open("rb") as file:
+                image = Image.open(file).convert("RGB")
+            image = image.crop(random_box(*image.size)).resize((SIZE, SIZE), Image.BILINEAR)
+            if random.random() < 0.5:
+                image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+            return torch.from_numpy(np.asarray(image).copy()), label
+
+    def random_box(width, height):
+        for _ in range(10):
+            pixels = width * height * random.uniform(0.05, 1.0)
+            ratio = math.exp(random.uniform(math.log(0.75), math.log(1.33)))
+            wide, high = round(math.sqrt(pixels * ratio)), round(math.sqrt(pixels / ratio))
+            if 0 < wide <= width and 0 < high <= height:
+                left, top = random.randint(0, width - wide), random.randint(0, height - high)
+                return left, top, left + wide, top + high
+        return 0, 0, width, height
 
     torch.set_num_threads(1)
-
-    def decode(path):
-        return io.decode_image(io.read_file(path), mode=io.ImageReadMode.RGB)
-
-    steps = [
-        v2.RandomResizedCrop(SIZE, scale=(0.05, 1.0), ratio=(0.75, 1.33), antialias=not tensors),
-        v2.RandomHorizontalFlip(),
-        *([] if tensors else [v2.PILToTensor()]),
-    ]
-    more = {"loader": decode} if tensors else {}
-    dataset = datasets.ImageFolder(str(root / "train"), v2.Compose(steps), **more)
     loader = torch.utils.data.DataLoader(
-        dataset,
-        BATCH,
-        shuffle=True,
-        num_workers=cores,
-        drop_last=True,
-        persistent_workers=True,
+        Images(), BATCH, shuffle=True, num_workers=cores, drop_last=True, persistent_workers=True
     )
     while True:
         yield from loader
@@ -120,8 +139,7 @@ PIPELINES = {
     "convoy": lambda root, cores: convoy_batches(root / "shards", cores),
     "convoy-folder": lambda root, cores: convoy_batches(root / "folder", cores),
     "tf.data": lambda root, cores: tf_data(root / "shards", cores),
-    "torch": lambda root, cores: torch_loader(root / "folder", cores, tensors=False),
-    "torch-io": lambda root, cores: torch_loader(root / "folder", cores, tensors=True),
+    "torch": lambda root, cores: torch_loader(root / "folder", cores),
 }
 
 
@@ -130,7 +148,7 @@ def main() -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     batches = PIPELINES[name](root, cores)
     images, _ = next(batches)
-    assert tuple(images.shape) in ((BATCH, SIZE, SIZE, 3), (BATCH, 3, SIZE, SIZE)), images.shape
+    assert tuple(images.shape) == (BATCH, SIZE, SIZE, 3), images.shape
     assert "uint8" in str(images.dtype), images.dtype
     print("ready", flush=True)
     for line in sys.stdin:

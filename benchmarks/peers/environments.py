@@ -27,7 +27,7 @@ def requirements() -> dict[str, list[str]]:
         "keras-jax": [jax, keras],
         "tensorflow": ["tensorflow-cpu", keras],
         # This release's wheel is the one for CPUs. onnx writes the model that ONNX Runtime reads.
-        "torch": ["torch==2.13.0", "torchvision==0.28.0", keras, "onnx", "onnxscript"],
+        "torch": ["torch==2.13.0", "pillow", keras, "onnx", "onnxscript"],
         "onnxruntime": ["onnxruntime"],
     }
 
