@@ -1,5 +1,6 @@
 import pytest
-from benchmarks.peers.profile import kind_of
+from benchmarks.peers.profile import FUSED, kind_of
+from benchmarks.peers.workloads import WORKLOADS
 
 
 @pytest.mark.parametrize(
@@ -16,4 +17,8 @@ from benchmarks.peers.profile import kind_of
     ],
 )
 def test_instructions_are_told_apart_by_name(instruction, kind):
-    assert kind_of(instruction) == kind
+    assert kind_of(instruction, WORKLOADS["resnet50"]) == kind
+
+
+def test_without_training_our_kernels_are_convolutions_with_all_that_follows_them():
+    assert kind_of("ffi_call.3", WORKLOADS["infer-1"]) == FUSED
