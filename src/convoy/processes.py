@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import platform
+import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -107,6 +108,8 @@ def join() -> None:
     asked = requested()
     if asked is None or asked.count == 1:
         return
+    if asked.coordinator != CLUSTER and asked.index == 0:
+        _check_can_listen(asked.coordinator)
     try:
         if asked.coordinator == CLUSTER:
             jax.distributed.initialize()
@@ -252,12 +255,20 @@ def _exchange_at(address: str | None) -> None:
     xla_bridge.register_backend_factory("cpu", factory, priority=0, fail_quietly=False)
 
 
+def _check_can_listen(coordinator: str) -> None:
+    """Refuse an address that JAX cannot listen on: it may end the process without a word."""
+    host, _, port = coordinator.rpartition(":")
+    try:
+        with socket.create_server((host, int(port))):
+            pass
+    except (OSError, ValueError) as error:
+        raise ConnectionError(
+            f"{coordinator} cannot be listened on: {error}. Pass another --port, or end the "
+            "program that has it."
+        ) from error
+
+
 def _why_not_joined(asked: Place, error: str) -> str:
-    if "in use" in error or "Failed to start RPC server" in error:
-        return (
-            f"{asked.coordinator} cannot be listened on: the port is in use, or the address is "
-            "not this host's. Pass another --port, or end the program that has it."
-        )
     return (
         f"Process {asked.index} could not join {asked.count} processes at {asked.coordinator}: "
         f"{error.splitlines()[0]}"

@@ -93,7 +93,7 @@ def test_without_checkpoints_the_final_weights_are_validated(application, tmp_pa
         (["--lr-schedule", "cosine"], "epochs_to_total_decay is missing"),
         (["--optimizer", "lars"], "weight_decay, eeta, epsilon is missing"),
         (["--wandb"], "--wandb needs the package wandb"),
-        (["--num-replicas", "64"], "64 devices were asked for"),
+        (["--num-replicas", "64"], "50 images do not make a weight update of 320"),
     ],
 )
 def test_what_is_wrong_is_one_line_and_nothing_is_written(application, tmp_path, words, message):
