@@ -84,7 +84,13 @@ def _parser() -> argparse.ArgumentParser:
         help="as --num-replicas, for a script that knows nothing of Convoy: it runs inside of a "
         "strategy's scope, where batch_size is the global one",
     )
-    add("--numa-aware", type=_on_or_off, default=False, help="keep a process on one memory node")
+    add(
+        "--numa-aware",
+        type=_on_or_off,
+        default=False,
+        metavar="1",
+        help="keep a process on one memory node",
+    )
     add("-H", "--host", metavar="A,B", help="hosts, reached by ssh (default: this one)")
     add("--hostfile", metavar="FILE", help="the same, one in a line")
     add("--port", type=int, default=0, help="of the first process (default: a free one)")
