@@ -22,6 +22,12 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+needs_glibc = pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc" or "libasan" in os.environ.get("LD_PRELOAD", ""),
+    reason="settings of glibc, and sanitizers have an allocator of their own",
+)
+
+
 def faults(**variables: str) -> int:
     environment = {**os.environ, **variables}
     command = [sys.executable, "-c", COUNT_FAULTS_OF_FOUR_ARRAYS]
@@ -29,12 +35,12 @@ def faults(**variables: str) -> int:
     return int(done.stdout)
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="settings of glibc")
+@needs_glibc
 def test_freed_memory_is_used_again_without_new_pages():
     assert faults() < PAGES_OF_ONE_ARRAY // 8
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="settings of glibc")
+@needs_glibc
 def test_variable_leaves_the_c_library_as_it_is():
     # NumPy asks for huge pages, of which one fault brings in 512 small ones.
     assert faults(CONVOY_KEEP_MEMORY="0") >= 4 * PAGES_OF_ONE_ARRAY // 512 > 0

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 
+import keras
 import pytest
 from convoy.checkpoint import store
 from convoy.checkpoint.folder import Folder
@@ -72,6 +73,8 @@ def test_a_run_that_is_killed_goes_on_to_the_same_end(small_cifar, tmp_path):
 @pytest.mark.slow
 def test_a_run_that_is_told_to_leave_goes_on_too(application, tmp_path, monkeypatch):
     def words(folder, *more):
+        # As in a process of its own, names of layers begin anew: they are part of the state.
+        keras.backend.clear_session(free_memory=False)
         return ("--precision", "32.32", "--micro-batch-size", 5, "--output-dir", folder, *more)
 
     def interrupt(self, record):
