@@ -105,14 +105,19 @@ def replaced_operations(replacements: Any) -> Iterator[None]:
         "reduce_values": loss_module,
     }
     places = {name: module for name, module in places.items() if hasattr(replacements, name)}
-    originals = {name: getattr(module, name) for name, module in places.items()}
-    for name, module in places.items():
-        setattr(module, name, partial(getattr(replacements, name), originals[name]))
-    try:
-        yield
-    finally:
+    # They are replaced for all threads, so one traces at a time.
+    with _replacing:
+        originals = {name: getattr(module, name) for name, module in places.items()}
         for name, module in places.items():
-            setattr(module, name, originals[name])
+            setattr(module, name, partial(getattr(replacements, name), originals[name]))
+        try:
+            yield
+        finally:
+            for name, module in places.items():
+                setattr(module, name, originals[name])
+
+
+_replacing = threading.RLock()
 
 
 # Graphs -------------------------------------------------------------------------------------
