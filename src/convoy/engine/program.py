@@ -83,11 +83,6 @@ class Programs:
             optimizer = self.placement.everywhere(state.optimizer)
         self.variables.write(placed._replace(optimizer=optimizer))
 
-    def release(self) -> None:
-        """Leave the variables to this process alone, where other processes shared them."""
-        if self.placement.spans_processes:
-            self.variables.write(jax.tree.map(to_own, self.variables.read()))
-
     def _placed(self, state: State) -> State:
         """Move what a callback has set since the last device call, alike in all processes."""
         if not self.placement.spans_processes:
@@ -177,9 +172,10 @@ class ProgramCache:
         return self._made.get(mode)
 
     def release(self) -> None:
-        """Leave the variables to this process alone."""
-        for programs in self._made.values():
-            programs.release()
+        """Leave the variables to this process alone, where other processes shared them."""
+        if self.plan.placement.spans_processes:
+            for programs in self._made.values():
+                programs.variables.write(jax.tree.map(to_own, programs.variables.read()))
 
     def _make(self, mode: Mode) -> Programs:
         if self.plan.pipeline is not None:

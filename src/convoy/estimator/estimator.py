@@ -173,6 +173,9 @@ class Estimator:
     def _steps_to_run(self, done: int, steps: int | None, max_steps: int | None) -> int | None:
         return steps if max_steps is None else max(0, max_steps - done)
 
+    def _check_loops(self, steps: int | None) -> None:
+        """Refuse steps that do not fill device calls, where that is a rule; here it is none."""
+
     def _check_trained(self, trained: int, steps: int | None) -> None:
         if steps is not None and trained < steps:
             log.info(f"The data ended after {trained} of {steps} steps.")
@@ -208,6 +211,7 @@ class Estimator:
             Numbers by name: `loss`, the spec's metrics, and `global_step`. They are those of all
             samples of all replicas.
         """
+        self._check_loops(steps)
         network, data = self._open(ModeKeys.EVAL, input_fn)
         step = self._load(network, checkpoint_path)
         run = Run(self, ModeKeys.EVAL, step)

@@ -213,30 +213,6 @@ class IPUEstimator(Estimator):
                 f"The data ended after {trained} of {steps} steps. Repeat the data set."
             )
 
-    def evaluate(
-        self,
-        input_fn: Callable[..., Any],
-        steps: int | None = None,
-        hooks: Sequence[Hook] = (),
-        checkpoint_path: str | Path | None = None,
-        name: str | None = None,
-    ) -> dict[str, float]:
-        """Compute loss and metrics of the newest checkpoint.
-
-        Args:
-            input_fn: returns a data set.
-            steps: a multiple of `iterations_per_loop`; by default all of the data.
-            hooks: told of the run.
-            checkpoint_path: a checkpoint other than the newest.
-            name: of the evaluation, for the log.
-
-        Returns:
-            Numbers by name: `loss`, the spec's metrics, and `global_step`. They are those of all
-            samples of all replicas.
-        """
-        self._check_loops(steps)
-        return super().evaluate(input_fn, steps, hooks, checkpoint_path, name)
-
     def predict(
         self,
         input_fn: Callable[..., Any],

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 
-OUTPUT, ALIVE, STARTED, ENDED = "o", "h", "s", "x"
+KINDS = OUTPUT, ALIVE, STARTED, ENDED = "o", "h", "s", "x"
 CANNOT_RUN = 127
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType
 
 from convoy import processes
@@ -221,10 +222,10 @@ def _run(options: argparse.Namespace, topology: Topology, command: list[str]) ->
 
     for restarts_left in range(options.max_restarts, -1, -1):
         group = Group(topology.tasks(command), show, silence=options.heartbeat_timeout)
-        with _signals_to(group) as asked:
+        with _signals_to(group):
             status = group.run()
         failed = group.failed
-        if failed is None or status == EXIT_STATUS or asked.to_leave:
+        if failed is None or status == EXIT_STATUS or group.told_to_end:
             return status
         _say(f"{failed.how_it_ended()} after {time.monotonic() - failed.started:.0f} s.")
         if failed.last_lines:
@@ -235,27 +236,20 @@ def _run(options: argparse.Namespace, topology: Topology, command: list[str]) ->
     return status
 
 
-class _signals_to:  # noqa: N801 - a context manager, named for how it reads
-    """Passes SIGTERM and SIGINT on to a group, for its processes to leave together."""
+@contextlib.contextmanager
+def _signals_to(group: Group) -> Iterator[None]:
+    """Pass SIGTERM and SIGINT on to a group, for its processes to leave together."""
 
-    def __init__(self, group: Group) -> None:
-        self.group = group
-        self.to_leave = False
-        self._before: dict[int, object] = {}
-
-    def __enter__(self) -> _signals_to:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._before[number] = signal.signal(number, self._pass_on)
-        return self
-
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+    def pass_on(number: int, frame: FrameType | None) -> None:
         del frame
-        self.to_leave = True
-        self.group.send(number)
+        group.tell(number)
 
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+    before = {n: signal.signal(n, pass_on) for n in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _say(text: str) -> None:

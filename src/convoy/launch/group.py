@@ -109,6 +109,8 @@ class Group:
         self.silence = silence
         self.failed: Member | None = None
         """The process that the group ended for, if it did."""
+        self.told_to_end = False
+        """Whether somebody has sent it a signal."""
         self.members: list[Member] = []
         self._heard: queue.Queue[Event] = queue.Queue()
         self._readers: list[threading.Thread] = []
@@ -126,8 +128,12 @@ class Group:
         finally:
             self._end_all()
 
-    def send(self, number: int) -> None:
+    def tell(self, number: int) -> None:
         """Pass a signal on to all processes."""
+        self.told_to_end = True
+        self._send(number)
+
+    def _send(self, number: int) -> None:
         for member in self.members:
             member.send(str(number))
 
@@ -162,9 +168,9 @@ class Group:
         with member.agent.stdout as lines:
             for line in lines:
                 kind, text = line[:1], line[1:].rstrip("\n")
-                try:
+                if kind in agent.KINDS and text.startswith('"'):
                     self._heard.put((member, kind, json.loads(text)))
-                except json.JSONDecodeError:
+                else:
                     self._heard.put((member, agent.OUTPUT, line.rstrip("\n")))
         self._heard.put((member, agent.ENDED, str(member.agent.wait())))
 
@@ -206,7 +212,7 @@ class Group:
         If one has failed, the others are told. If it has left, they leave as well.
         """
         if self.failed is not None and self.failed.status != EXIT_STATUS:
-            self.send(signal.SIGTERM)
+            self._send(signal.SIGTERM)
         end = time.monotonic() + seconds
         while self._running() and time.monotonic() < end:
             self._listen(LOOK_SECONDS)

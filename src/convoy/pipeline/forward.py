@@ -15,7 +15,6 @@ from convoy.engine.check import check_losses
 from convoy.engine.feed import Chunk, fetcher
 from convoy.engine.plan import Plan
 from convoy.engine.program import output_bytes
-from convoy.engine.put import to_own
 from convoy.engine.replicate import Roles
 from convoy.engine.state import Mode, Variables
 from convoy.engine.step import Fetch
@@ -70,11 +69,6 @@ class ForwardPrograms:
     def place(self) -> None:
         """Move the variables to where their stages run."""
         self.layout.place(self.variables, {})
-
-    def release(self) -> None:
-        """Leave the variables to this process alone, where other processes shared them."""
-        if self.placement.spans_processes:
-            self.variables.write(jax.tree.map(to_own, self.variables.read()))
 
     def limit_outputs(self, example: Any, budget: int, most: int) -> int:
         """Choose how many steps' outputs a prediction keeps on the devices, and return it."""

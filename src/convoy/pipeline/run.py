@@ -19,7 +19,6 @@ from convoy.engine import numerics
 from convoy.engine.check import check_losses
 from convoy.engine.feed import Chunk, fetcher
 from convoy.engine.plan import Plan
-from convoy.engine.put import to_own
 from convoy.engine.replicate import Roles
 from convoy.engine.state import Variables
 from convoy.engine.whole_batch import WholeBatch
@@ -86,11 +85,6 @@ class PipelinePrograms:
             for variable in update.variables:
                 slots.setdefault(id(variable), place)
         self.layout.place(self.variables, slots)
-
-    def release(self) -> None:
-        """Leave the variables to this process alone, where other processes shared them."""
-        if self.placement.spans_processes:
-            self.variables.write(jax.tree.map(to_own, self.variables.read()))
 
     def run(self, chunk: Chunk) -> Any:
         """Run a chunk's weight updates; the variables then hold their outcome."""
