@@ -18,7 +18,7 @@ _TYPES = {"float16": 1, "bfloat16": 2, "float32": 3}
 
 
 def lower(ctx: mlir.LoweringRuleContext, lhs: Any, rhs: Any, **parameters: Any) -> Sequence[Any]:
-    """Lower to oneDNN; where that cannot be, to XLA in the layout it is fast at."""
+    """Lower to a native kernel; where that cannot be, to XLA in the layout it is fast at."""
     own = rules.jax_rule(lax.conv_general_dilated_p)
     if placement.must_be_portable(ctx):
         return own(ctx, lhs, rhs, **parameters)
@@ -45,8 +45,8 @@ def _rewrite(
 
 def _native(
     ctx: mlir.LoweringRuleContext, parameters: ConvolutionParameters
-) -> tuple[OneDnnConvolution, np.ndarray, int] | None:
-    """Find a form of the convolution that oneDNN takes on this machine."""
+) -> tuple[OneDnnConvolution, np.ndarray, int, str] | None:
+    """Find a form of the convolution that there is a kernel for on this machine."""
     kernels = library.find()
     lhs, rhs, out = placement.arrays(*ctx.avals_in, *ctx.avals_out)
     dtype = lhs.dtype.name
@@ -56,7 +56,8 @@ def _native(
     if found is None:
         return None
     description, count = describe(found, dtype), threads.for_each_device()
-    return (found, description, count) if kernels.implementation(description, count) else None
+    implementation = kernels.implementation(description, count)
+    return (found, description, count, implementation) if implementation else None
 
 
 def describe(convolution: OneDnnConvolution, dtype: str) -> np.ndarray:
@@ -78,8 +79,10 @@ def _call(
     convolution: OneDnnConvolution,
     description: np.ndarray,
     count: int,
+    implementation: str,
 ) -> Sequence[Any]:
-    tally.count(f"convolution by oneDNN, {convolution.kind.name.lower().replace('_', ' ')}")
+    kind = convolution.kind.name.lower().replace("_", " ")
+    tally.count(f"convolution by {library.maker(implementation)}, {kind}")
     if convolution.reverse_rhs:
         rhs = _reverse(rhs, convolution.reverse_rhs)
     operands, avals = [lhs, rhs], placement.arrays(*ctx.avals_in)

@@ -23,6 +23,7 @@ class FusedConvolution:
     result: jax.ShapeDtypeStruct
     adds: bool
     rectifies: bool
+    implementation: str
 
     @classmethod
     def find(
@@ -35,7 +36,7 @@ class FusedConvolution:
         adds: bool,
         rectifies: bool,
     ) -> FusedConvolution | None:
-        """Return oneDNN's form of a convolution between such arrays, if it has one."""
+        """Return the native form of a convolution between such arrays, if there is one."""
         kernels = library.find()
         is_single = all(array.dtype == jnp.float32 for array in (lhs, rhs, out))
         if kernels is None or not is_single or parameters.crops:
@@ -47,11 +48,12 @@ class FusedConvolution:
         numbers[0] = Kind.INFERENCE
         description = np.append(numbers, np.array([adds, rectifies], np.int64))
         count = threads.for_each_device()
-        if not kernels.implementation(description, count):
+        implementation = kernels.implementation(description, count)
+        if not implementation:
             return None
         size = kernels.packed_bytes(description, count)
         result = jax.ShapeDtypeStruct(out.shape, out.dtype)
-        return cls(description, count, size, result, adds, rectifies)
+        return cls(description, count, size, result, adds, rectifies, implementation)
 
     def pack(self, weights: jax.Array) -> jax.Array:
         """Bring weights into the layout that the kernel reads."""
@@ -62,7 +64,8 @@ class FusedConvolution:
         self, source: jax.Array, packed: jax.Array, bias: jax.Array, addend: jax.Array | None
     ) -> jax.Array:
         follows = [", addition"] * self.adds + [", rectifier"] * self.rectifies
-        tally.count("convolution by oneDNN, inference" + "".join(follows))
+        maker = library.maker(self.implementation)
+        tally.count(f"convolution by {maker}, inference" + "".join(follows))
         if addend is None:
             addend = jnp.asarray(np.zeros(0, np.float32))
         return self._call("convoy_fused_convolution", self.result, source, packed, bias, addend)

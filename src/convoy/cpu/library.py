@@ -88,7 +88,7 @@ class Library:
         )
 
     def implementation(self, description: np.ndarray, threads: int) -> str | None:
-        """Name what oneDNN would run a convolution with, if it has anything worth running."""
+        """Name what a convolution would be run with, if there is anything worth running."""
         name = self._handle.convoy_convolution_implementation(
             description.ctypes.data, description.size, threads
         )
@@ -97,6 +97,11 @@ class Library:
     def packed_bytes(self, description: np.ndarray, threads: int) -> int:
         """Return the size of a convolution's weights in the layout that it is run with."""
         return self._handle.convoy_packed_bytes(description.ctypes.data, description.size, threads)
+
+
+def maker(implementation: str) -> str:
+    """Name whose kernel an implementation is."""
+    return "Winograd's method" if implementation.startswith("winograd") else "oneDNN"
 
 
 class Unavailable(Exception):  # noqa: N818 - a state that is reported, not an error

@@ -1,51 +1,43 @@
-// Running a convolution on several threads.
+// What carries out a convolution on several threads.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 
-#include "plan.h"
+#include "convolution.h"
 #include "workspace.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace convoy {
 
-// Where the batch is large enough it is cut into one part for each thread, which is run by one of
-// XLA's threads with a primitive made for one thread: no barriers within, no second set of threads
-// beside XLA's. Smaller batches are left to oneDNN and OpenMP.
+// Where the arrays of a call lie. Which of the first three is written depends on the kind of
+// convolution; the other two are there for inference only.
+struct Arrays {
+  char* source;
+  char* weights;
+  char* destination;
+  char* bias = nullptr;
+  char* addend = nullptr;
+};
+
+// Immutable after construction, so that any number of threads may run it at once.
 class Execution {
  public:
-  // Throws dnnl::error where oneDNN cannot do it.
-  Execution(const Convolution& convolution, int64_t threads);
+  virtual ~Execution() = default;
 
-  void Run(const Arrays& arrays, Workspaces& workspaces, xla::ffi::ThreadPool& pool) const;
+  virtual void Run(const Arrays& arrays, Workspaces& workspaces,
+                   xla::ffi::ThreadPool& pool) const = 0;
 
   // Inference takes its weights as this writes them.
-  void Pack(char* weights, char* packed) const;
-  size_t packed_bytes() const { return plan_->weights_bytes(); }
+  virtual void Pack(char* weights, char* packed) const = 0;
+  virtual size_t packed_bytes() const = 0;
 
-  const char* implementation() const { return plan_->implementation(); }
-
- private:
-  struct Part {
-    const Plan* plan;
-    int64_t first;
-  };
-
-  Part PartAt(int64_t index) const;
-  void Cut(const Convolution& convolution, int64_t parts);
-  void RunPart(const Part& part, Arrays arrays, Workspaces& workspaces) const;
-  void SumOverParts(const Arrays& arrays, Workspaces& workspaces,
-                    xla::ffi::ThreadPool& pool) const;
-
-  bool sums_over_batch_, takes_packed_weights_;
-  int64_t threads_;
-  int omp_threads_;
-  int64_t parts_, part_batch_;
-  size_t source_step_, destination_step_;  // bytes from one image to the next
-  size_t element_bytes_;
-  std::unique_ptr<const Plan> plan_;       // of all parts but perhaps the last
-  std::unique_ptr<const Plan> last_plan_;  // null where the parts are alike
+  // Good for the process's lifetime.
+  virtual const char* implementation() const = 0;
 };
+
+// The fastest there is. Throws where there is none worth using.
+std::unique_ptr<const Execution> MakeExecution(const Convolution& convolution, int64_t threads);
 
 }  // namespace convoy

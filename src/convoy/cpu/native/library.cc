@@ -36,8 +36,8 @@ Workspaces& SharedWorkspaces() {
 std::shared_ptr<const Execution> Find(const int64_t* description, size_t size, int64_t threads) {
   std::vector<int64_t> key(description, description + size);
   key.push_back(threads);
-  return Executions().Get(key, [&] {
-    return std::make_shared<const Execution>(Convolution::Parse(description, size), threads);
+  return Executions().Get(key, [&]() -> std::shared_ptr<const Execution> {
+    return MakeExecution(Convolution::Parse(description, size), threads);
   });
 }
 

@@ -4,18 +4,9 @@
 #include <cstddef>
 
 #include "convolution.h"
+#include "execution.h"
 
 namespace convoy {
-
-// Where the arrays of a call lie. Which of the first three is written depends on the kind of
-// convolution; the other two are there for inference only.
-struct Arrays {
-  char* source;
-  char* weights;
-  char* destination;
-  char* bias = nullptr;
-  char* addend = nullptr;
-};
 
 // Immutable after construction, so that any number of threads may run it at once.
 //

@@ -1,0 +1,123 @@
+#include "onednn.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "parallel.h"
+#include "threads.h"
+
+namespace convoy {
+namespace {
+
+Convolution WithBatch(Convolution convolution, int64_t batch) {
+  convolution.src[0] = convolution.dst[0] = batch;
+  return convolution;
+}
+
+bool IsOutermost(const dnnl::memory::dims& strides) {
+  return std::max_element(strides.begin(), strides.end()) == strides.begin();
+}
+
+// Parts of unequal size leave threads idle, which a large batch makes up for.
+bool DividesWell(int64_t batch, int64_t threads) {
+  return batch % threads == 0 || batch >= 8 * threads;
+}
+
+bool CanBeCut(const Convolution& it, int64_t threads) {
+  return threads > 1 && DividesWell(it.src[0], threads) && IsOutermost(it.src_strides) &&
+         IsOutermost(it.dst_strides);
+}
+
+void AddTo(float* __restrict sum, const float* __restrict addend, size_t count) {
+  for (size_t i = 0; i < count; ++i) sum[i] += addend[i];
+}
+
+}  // namespace
+
+OneDnn::OneDnn(const Convolution& it, int64_t threads)
+    : sums_over_batch_(it.kind == Kind::kBackwardWeights),
+      takes_packed_weights_(it.kind == Kind::kInference),
+      threads_(threads),
+      element_bytes_(dnnl::memory::data_type_size(it.type)) {
+  // Halves could not be summed without losing what oneDNN keeps while it accumulates.
+  const bool can_sum = !sums_over_batch_ || it.type == dnnl::memory::data_type::f32;
+  source_step_ = it.src_strides[0] * element_bytes_;
+  destination_step_ = it.dst_strides[0] * element_bytes_;
+  Cut(it, can_sum && CanBeCut(it, threads) ? threads : 1);
+  // oneDNN may choose another kernel for the smaller last part, with another layout of weights.
+  if (last_plan_ && !last_plan_->SharesWeightsWith(*plan_)) Cut(it, 1);
+}
+
+void OneDnn::Cut(const Convolution& it, int64_t parts) {
+  const int64_t batch = it.src[0];
+  part_batch_ = (batch + parts - 1) / parts;
+  parts_ = (batch + part_batch_ - 1) / part_batch_;
+  omp_threads_ = parts_ > 1 ? 1 : static_cast<int>(threads_);
+
+  const ThreadCount guard(omp_threads_);
+  plan_ = std::make_unique<const Plan>(WithBatch(it, part_batch_));
+  const int64_t rest = batch - (parts_ - 1) * part_batch_;
+  last_plan_.reset(rest == part_batch_ ? nullptr : new Plan(WithBatch(it, rest)));
+}
+
+OneDnn::Part OneDnn::PartAt(int64_t index) const {
+  const bool is_last = index == parts_ - 1;
+  return {is_last && last_plan_ ? last_plan_.get() : plan_.get(), index * part_batch_};
+}
+
+void OneDnn::RunPart(const Part& part, Arrays arrays, Workspaces& workspaces) const {
+  const ThreadCount guard(omp_threads_);
+  const auto workspace = workspaces.Acquire(part.plan->workspace_bytes());
+  arrays.source += part.first * source_step_;
+  arrays.destination += part.first * destination_step_;
+  if (arrays.addend) arrays.addend += part.first * destination_step_;
+  part.plan->Run(arrays, workspace.data());
+}
+
+void OneDnn::Pack(char* weights, char* packed) const {
+  if (!plan_->reorders_weights()) {
+    std::memcpy(packed, weights, plan_->weights_bytes());
+    return;
+  }
+  const ThreadCount guard(omp_threads_);
+  plan_->ReorderWeights(weights, packed);
+}
+
+void OneDnn::Run(const Arrays& arrays, Workspaces& workspaces,
+                    xla::ffi::ThreadPool& pool) const {
+  if (sums_over_batch_) return SumOverParts(arrays, workspaces, pool);
+  const bool reorders = plan_->reorders_weights() && !takes_packed_weights_;
+  const auto reordered = workspaces.Acquire(reorders ? plan_->weights_bytes() : 0);
+  Arrays inside = arrays;
+  if (reorders) {
+    const ThreadCount guard(omp_threads_);
+    plan_->ReorderWeights(arrays.weights, reordered.data());
+    inside.weights = reordered.data();
+  }
+  ParallelFor(pool, parts_, [&](int64_t i) { RunPart(PartAt(i), inside, workspaces); });
+}
+
+void OneDnn::SumOverParts(const Arrays& arrays, Workspaces& workspaces,
+                             xla::ffi::ThreadPool& pool) const {
+  const size_t bytes = plan_->weights_bytes();
+  const bool reorders = plan_->reorders_weights();
+  // The first part's sum is the result, in place unless it is still to be reordered.
+  const auto partial = workspaces.Acquire((reorders ? parts_ : parts_ - 1) * bytes);
+  char* const first = reorders ? partial.data() : arrays.weights;
+  char* const others = reorders ? partial.data() + bytes : partial.data();
+  ParallelFor(pool, parts_, [&](int64_t i) {
+    Arrays part = arrays;
+    part.weights = i == 0 ? first : others + (i - 1) * bytes;
+    RunPart(PartAt(i), part, workspaces);
+  });
+  for (int64_t i = 1; i < parts_; ++i) {
+    AddTo(reinterpret_cast<float*>(first), reinterpret_cast<float*>(others + (i - 1) * bytes),
+          bytes / element_bytes_);
+  }
+  if (reorders) {
+    const ThreadCount guard(omp_threads_);
+    plan_->ReorderWeights(first, arrays.weights);
+  }
+}
+
+}  // namespace convoy

@@ -1,0 +1,420 @@
+#include "winograd.h"
+
+#include <algorithm>
+
+#include "avx2.h"
+#include "parallel.h"
+#include "products.h"
+
+namespace convoy {
+namespace {
+
+constexpr int64_t kPlanes = 16;  // products for each tile
+// Planes that begin at multiples of a page would contend for the same places of the cache.
+constexpr int64_t kBetweenPlanes = 16;
+// What is shared by the tiles of a block: few for small weights, so that the tiles stay in the
+// second level of the cache; more where reading the weights would take longer than the products.
+constexpr int64_t kSmallBlock = 24, kLargeBlock = 48;
+constexpr int64_t kSmallWeights = 256 * 256;
+// A thread is worth waking for so many products.
+constexpr int64_t kProductsPerThread = 1 << 18;
+
+bool IsDense(const dnnl::memory::dims& sizes, const dnnl::memory::dims& strides) {
+  const int64_t channels = sizes[1], width = sizes[3], height = sizes[2];
+  return strides[1] == 1 && strides[3] == channels && strides[2] == width * channels &&
+         strides[0] == height * width * channels;
+}
+
+bool AreAll(const dnnl::memory::dims& values, int64_t value) {
+  return std::all_of(values.begin(), values.end(), [&](int64_t x) { return x == value; });
+}
+
+// oneDNN's kernels for AVX-512 are twice as wide.
+bool IsForThisMachine() {
+  return dnnl::get_effective_cpu_isa() < dnnl::cpu_isa::avx512_core &&
+         __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+
+float* Floats(char* bytes) { return reinterpret_cast<float*>(bytes); }
+
+// Eight by eight values, rows `row_step` apart, as columns.
+CONVOY_AVX2 void LoadTransposed(const float* from, int64_t row_step, Vector* columns) {
+  Vector a[8], b[8];
+  for (int i = 0; i < 8; ++i) a[i] = _mm256_loadu_ps(from + i * row_step);
+  for (int i = 0; i < 4; ++i) {
+    b[2 * i] = _mm256_unpacklo_ps(a[2 * i], a[2 * i + 1]);
+    b[2 * i + 1] = _mm256_unpackhi_ps(a[2 * i], a[2 * i + 1]);
+  }
+  for (int i = 0; i < 2; ++i) {
+    a[4 * i] = _mm256_shuffle_ps(b[4 * i], b[4 * i + 2], 0x44);
+    a[4 * i + 1] = _mm256_shuffle_ps(b[4 * i], b[4 * i + 2], 0xEE);
+    a[4 * i + 2] = _mm256_shuffle_ps(b[4 * i + 1], b[4 * i + 3], 0x44);
+    a[4 * i + 3] = _mm256_shuffle_ps(b[4 * i + 1], b[4 * i + 3], 0xEE);
+  }
+  for (int i = 0; i < 4; ++i) {
+    columns[i] = _mm256_permute2f128_ps(a[i], a[i + 4], 0x20);
+    columns[i + 4] = _mm256_permute2f128_ps(a[i], a[i + 4], 0x31);
+  }
+}
+
+// Weights of eight channels in; each vector holds eight channels out.
+CONVOY_AVX2 void LoadWeights(const float* from, int64_t in_step, int64_t out_step, Vector* to) {
+  if (out_step == 1) {
+    for (int i = 0; i < kLanes; ++i) to[i] = _mm256_loadu_ps(from + i * in_step);
+  } else if (in_step == 1) {
+    LoadTransposed(from, out_step, to);
+  } else {
+    for (int i = 0; i < kLanes; ++i) {
+      float values[kLanes];
+      for (int j = 0; j < kLanes; ++j) values[j] = from[i * in_step + j * out_step];
+      to[i] = _mm256_loadu_ps(values);
+    }
+  }
+}
+
+struct Four {
+  Vector x[4];
+};
+
+CONVOY_AVX2 inline Four TimesG(Vector a, Vector b, Vector c) {
+  const Vector half = _mm256_set1_ps(0.5f);
+  const Vector ends = _mm256_mul_ps(half, _mm256_add_ps(a, c));
+  const Vector middle = _mm256_mul_ps(half, b);
+  return {{a, _mm256_add_ps(ends, middle), _mm256_sub_ps(ends, middle), c}};
+}
+
+CONVOY_AVX2 inline Four TimesB(Vector a, Vector b, Vector c, Vector d) {
+  return {{_mm256_sub_ps(a, c), _mm256_add_ps(b, c), _mm256_sub_ps(c, b), _mm256_sub_ps(b, d)}};
+}
+
+CONVOY_AVX2 inline Four TimesA(Vector a, Vector b) {
+  return {{a, _mm256_add_ps(a, b), _mm256_sub_ps(a, b), _mm256_sub_ps(_mm256_setzero_ps(), b)}};
+}
+
+struct Two {
+  Vector x[2];
+};
+
+CONVOY_AVX2 inline Two TimesAt(Vector a, Vector b, Vector c, Vector d) {
+  const Vector sum = _mm256_add_ps(b, c), difference = _mm256_sub_ps(b, c);
+  return {{_mm256_add_ps(a, sum), _mm256_sub_ps(difference, d)}};
+}
+
+struct Three {
+  Vector x[3];
+};
+
+CONVOY_AVX2 inline Three TimesGt(Vector a, Vector b, Vector c, Vector d) {
+  const Vector half = _mm256_set1_ps(0.5f);
+  const Vector sum = _mm256_mul_ps(half, _mm256_add_ps(b, c));
+  const Vector difference = _mm256_mul_ps(half, _mm256_sub_ps(b, c));
+  return {{_mm256_add_ps(a, sum), difference, _mm256_add_ps(sum, d)}};
+}
+
+}  // namespace
+
+bool Winograd::Takes(const Convolution& it) {
+  // With strides of one, the gradient of the source comes as a forward convolution.
+  if (it.kind == Kind::kBackwardData || it.grouped || it.strides.size() != 2) return false;
+  if (it.type != dnnl::memory::data_type::f32) return false;
+  if (it.weights[2] != 3 || it.weights[3] != 3) return false;
+  if (!AreAll(it.strides, 1) || !AreAll(it.dilations, 0)) return false;
+  if (!IsDense(it.src, it.src_strides) || !IsDense(it.dst, it.dst_strides)) return false;
+  const int64_t in = it.src[1], out = it.dst[1];
+  if (in % kColumns != 0 || out % kColumns != 0) return false;
+  // What is saved grows with the product of both, what the ways there and back take with the sum.
+  const int64_t fewest = it.kind == Kind::kBackwardWeights ? 8 : 16;
+  if (in * out / (in + out) < fewest) return false;
+  // A block of tiles for each pass over the weights, which are 16/9 of their size.
+  const int64_t tiles = it.dst[0] * ((it.dst[2] + 1) / 2) * ((it.dst[3] + 1) / 2);
+  return tiles >= kSmallBlock && IsForThisMachine();
+}
+
+Winograd::Winograd(const Convolution& it, int64_t threads)
+    : kind_(it.kind), threads_(threads), batch_(it.src[0]), rectifies_(it.rectifies) {
+  source_ = {it.src[2], it.src[3], it.src[1]};
+  result_ = {it.dst[2], it.dst[3], it.dst[1]};
+  padding_row_ = it.padding_low[0];
+  padding_column_ = it.padding_low[1];
+  steps_ = {it.weights_strides[1], it.weights_strides[0], it.weights_strides[2],
+            it.weights_strides[3]};
+  tile_rows_ = (result_.height + 1) / 2;
+  tile_columns_ = (result_.width + 1) / 2;
+  tiles_ = batch_ * tile_rows_ * tile_columns_;
+  const bool has_small_weights = source_.channels * result_.channels <= kSmallWeights;
+  block_ = has_small_weights && kind_ != Kind::kBackwardWeights ? kSmallBlock : kLargeBlock;
+  zeros_.assign(std::max(source_.channels, result_.channels), 0.0f);
+}
+
+size_t Winograd::packed_bytes() const {
+  return kPlanes * source_.channels * result_.channels * sizeof(float);
+}
+
+void Winograd::Pack(char* weights, char* packed) const {
+  TransformWeights(Floats(weights), 0, result_.channels / kColumns, Floats(packed));
+}
+
+Winograd::Place Winograd::PlaceOf(int64_t tile) const {
+  const int64_t of_image = tile_rows_ * tile_columns_, in_image = tile % of_image;
+  return {tile / of_image, in_image / tile_columns_ * 2, in_image % tile_columns_ * 2};
+}
+
+// To planes x columns of 16 channels out x channels in x 16.
+CONVOY_AVX2 void Winograd::TransformWeights(const float* weights, int64_t first, int64_t count,
+                                            float* packed) const {
+  const int64_t in = source_.channels, plane = in * result_.channels;
+  for (int64_t column = first; column < first + count; ++column) {
+    for (int64_t half = 0; half < 2; ++half) {
+      const int64_t out = column * kColumns + half * kLanes;
+      for (int64_t i = 0; i < in; i += kLanes) {
+        Vector taps[3][3][kLanes];
+        for (int64_t row = 0; row < 3; ++row) {
+          for (int64_t c = 0; c < 3; ++c) {
+            LoadWeights(weights + row * steps_.row + c * steps_.column + i * steps_.in +
+                            out * steps_.out,
+                        steps_.in, steps_.out, taps[row][c]);
+          }
+        }
+        for (int64_t j = 0; j < kLanes; ++j) {
+          Four rows[3];
+          for (int c = 0; c < 3; ++c) rows[c] = TimesG(taps[0][c][j], taps[1][c][j], taps[2][c][j]);
+          float* const to = packed + (column * in + i + j) * kColumns + half * kLanes;
+          for (int row = 0; row < 4; ++row) {
+            const Four all = TimesG(rows[0].x[row], rows[1].x[row], rows[2].x[row]);
+            for (int c = 0; c < 4; ++c) _mm256_storeu_ps(to + (row * 4 + c) * plane, all.x[c]);
+          }
+        }
+      }
+    }
+  }
+}
+
+CONVOY_AVX2 void Winograd::TransformSource(const float* source, int64_t tile, float* to,
+                                           int64_t plane) const {
+  const Place place = PlaceOf(tile);
+  const int64_t channels = source_.channels;
+  const float* pixels[4][4];
+  for (int row = 0; row < 4; ++row) {
+    const int64_t y = place.row - padding_row_ + row;
+    for (int column = 0; column < 4; ++column) {
+      const int64_t x = place.column - padding_column_ + column;
+      const bool is_inside = y >= 0 && y < source_.height && x >= 0 && x < source_.width;
+      const int64_t pixel = (place.image * source_.height + y) * source_.width + x;
+      pixels[row][column] = is_inside ? source + pixel * channels : zeros_.data();
+    }
+  }
+  for (int64_t c = 0; c < channels; c += kLanes) {
+    Four columns[4];
+#pragma GCC unroll 4
+    for (int column = 0; column < 4; ++column) {
+      columns[column] = TimesB(
+          _mm256_loadu_ps(pixels[0][column] + c), _mm256_loadu_ps(pixels[1][column] + c),
+          _mm256_loadu_ps(pixels[2][column] + c), _mm256_loadu_ps(pixels[3][column] + c));
+    }
+#pragma GCC unroll 4
+    for (int row = 0; row < 4; ++row) {
+      const Four all =
+          TimesB(columns[0].x[row], columns[1].x[row], columns[2].x[row], columns[3].x[row]);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) _mm256_storeu_ps(to + c + (row * 4 + i) * plane, all.x[i]);
+    }
+  }
+}
+
+CONVOY_AVX2 void Winograd::TransformGradient(const float* gradient, int64_t tile, float* to,
+                                             int64_t plane) const {
+  const Place place = PlaceOf(tile);
+  const int64_t channels = result_.channels;
+  const float* pixels[2][2];
+  for (int row = 0; row < 2; ++row) {
+    for (int column = 0; column < 2; ++column) {
+      const int64_t y = place.row + row, x = place.column + column;
+      const int64_t pixel = (place.image * result_.height + y) * result_.width + x;
+      const bool is_inside = y < result_.height && x < result_.width;
+      pixels[row][column] = is_inside ? gradient + pixel * channels : zeros_.data();
+    }
+  }
+  for (int64_t c = 0; c < channels; c += kLanes) {
+    const Four left =
+        TimesA(_mm256_loadu_ps(pixels[0][0] + c), _mm256_loadu_ps(pixels[1][0] + c));
+    const Four right =
+        TimesA(_mm256_loadu_ps(pixels[0][1] + c), _mm256_loadu_ps(pixels[1][1] + c));
+#pragma GCC unroll 4
+    for (int row = 0; row < 4; ++row) {
+      const Four all = TimesA(left.x[row], right.x[row]);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) _mm256_storeu_ps(to + c + (row * 4 + i) * plane, all.x[i]);
+    }
+  }
+}
+
+CONVOY_AVX2 void Winograd::WriteResult(const float* from, int64_t plane, int64_t tile,
+                                       const float* bias, const float* addend,
+                                       float* result) const {
+  const Place place = PlaceOf(tile);
+  const int64_t channels = result_.channels;
+  const int64_t pixel = (place.image * result_.height + place.row) * result_.width + place.column;
+  const int rows = place.row + 1 < result_.height ? 2 : 1;
+  const int columns = place.column + 1 < result_.width ? 2 : 1;
+  for (int64_t c = 0; c < channels; c += kLanes) {
+    Two sums[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const float* const at = from + c + i * plane;
+      sums[i] = TimesAt(_mm256_loadu_ps(at), _mm256_loadu_ps(at + 4 * plane),
+                        _mm256_loadu_ps(at + 8 * plane), _mm256_loadu_ps(at + 12 * plane));
+    }
+    for (int row = 0; row < rows; ++row) {
+      const Two all = TimesAt(sums[0].x[row], sums[1].x[row], sums[2].x[row], sums[3].x[row]);
+      for (int column = 0; column < columns; ++column) {
+        const int64_t at = (pixel + row * result_.width + column) * channels + c;
+        Vector value = all.x[column];
+        if (bias) value = _mm256_add_ps(value, _mm256_loadu_ps(bias + c));
+        if (addend) value = _mm256_add_ps(value, _mm256_loadu_ps(addend + at));
+        // In this order, what is not a number stays so.
+        if (rectifies_) value = _mm256_max_ps(_mm256_setzero_ps(), value);
+        _mm256_storeu_ps(result + at, value);
+      }
+    }
+  }
+}
+
+// The gradient of the weights of one channel in, from planes x channels in x channels out.
+CONVOY_AVX2 void Winograd::WriteWeights(const float* from, int64_t in, float* weights) const {
+  const int64_t out = result_.channels, plane = source_.channels * out;
+  for (int64_t k = 0; k < out; k += kLanes) {
+    Three sums[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const float* const at = from + in * out + k + i * plane;
+      sums[i] = TimesGt(_mm256_loadu_ps(at), _mm256_loadu_ps(at + 4 * plane),
+                        _mm256_loadu_ps(at + 8 * plane), _mm256_loadu_ps(at + 12 * plane));
+    }
+#pragma GCC unroll 4
+    for (int row = 0; row < 3; ++row) {
+      const Three all = TimesGt(sums[0].x[row], sums[1].x[row], sums[2].x[row], sums[3].x[row]);
+#pragma GCC unroll 4
+      for (int column = 0; column < 3; ++column) {
+        float* const to = weights + row * steps_.row + column * steps_.column + in * steps_.in +
+                          k * steps_.out;
+        if (steps_.out == 1) {
+          _mm256_storeu_ps(to, all.x[column]);
+          continue;
+        }
+        float values[kLanes];
+        _mm256_storeu_ps(values, all.x[column]);
+        for (int i = 0; i < kLanes; ++i) to[i * steps_.out] = values[i];
+      }
+    }
+  }
+}
+
+int64_t Winograd::Parts() const {
+  const int64_t products = kPlanes * tiles_ * source_.channels * result_.channels;
+  return std::clamp<int64_t>(products / kProductsPerThread, 1, std::min(threads_, tiles_));
+}
+
+// Calls `work(first, count)` for the blocks of one part's tiles, about as large as each other.
+template <typename Work>
+void Winograd::ForBlocks(int64_t part, int64_t parts, const Work& work) const {
+  const int64_t first = tiles_ * part / parts, count = tiles_ * (part + 1) / parts - first;
+  const int64_t blocks = (count + block_ - 1) / block_;
+  for (int64_t block = 0; block < blocks; ++block) {
+    const int64_t begin = count * block / blocks, end = count * (block + 1) / blocks;
+    work(first + begin, end - begin);
+  }
+}
+
+void Winograd::Run(const Arrays& arrays, Workspaces& workspaces,
+                   xla::ffi::ThreadPool& pool) const {
+  float* const source = Floats(arrays.source);
+  float* const weights = Floats(arrays.weights);
+  float* const destination = Floats(arrays.destination);
+  if (kind_ == Kind::kBackwardWeights) {
+    return SumWeights(source, destination, weights, workspaces, pool);
+  }
+  if (kind_ == Kind::kInference) {
+    return Convolve(source, weights, destination, Floats(arrays.bias), Floats(arrays.addend),
+                    workspaces, pool);
+  }
+  const auto packed = workspaces.Acquire(packed_bytes());
+  const int64_t columns = result_.channels / kColumns, parts = std::min(Parts(), columns);
+  ParallelFor(pool, parts, [&](int64_t part) {
+    const int64_t first = columns * part / parts, last = columns * (part + 1) / parts;
+    TransformWeights(weights, first, last - first, Floats(packed.data()));
+  });
+  Convolve(source, Floats(packed.data()), destination, nullptr, nullptr, workspaces, pool);
+}
+
+void Winograd::Convolve(const float* source, const float* packed, float* result, const float* bias,
+                        const float* addend, Workspaces& workspaces,
+                        xla::ffi::ThreadPool& pool) const {
+  const int64_t in = source_.channels, out = result_.channels;
+  const int64_t plane_in = block_ * in + kBetweenPlanes, plane_out = block_ * out + kBetweenPlanes;
+  const int64_t parts = Parts();
+  ParallelFor(pool, parts, [&](int64_t part) {
+    const auto workspace =
+        workspaces.Acquire(kPlanes * (plane_in + plane_out) * sizeof(float));
+    float* const transformed = Floats(workspace.data());
+    float* const products = transformed + kPlanes * plane_in;
+    ForBlocks(part, parts, [&](int64_t first, int64_t count) {
+      for (int64_t i = 0; i < count; ++i) {
+        TransformSource(source, first + i, transformed + i * in, plane_in);
+      }
+      for (int64_t plane = 0; plane < kPlanes; ++plane) {
+        for (int64_t column = 0; column < out; column += kColumns) {
+          Multiply({transformed + plane * plane_in, in, 1},
+                   {packed + (plane * out + column) * in, kColumns}, count, in,
+                   {products + plane * plane_out + column, out}, false);
+        }
+      }
+      for (int64_t i = 0; i < count; ++i) {
+        WriteResult(products + i * out, plane_out, first + i, bias, addend, result);
+      }
+    });
+  });
+}
+
+void Winograd::SumWeights(const float* source, const float* gradient, float* weights,
+                          Workspaces& workspaces, xla::ffi::ThreadPool& pool) const {
+  const int64_t in = source_.channels, out = result_.channels, size = kPlanes * in * out;
+  const int64_t plane_in = block_ * in + kBetweenPlanes, plane_out = block_ * out + kBetweenPlanes;
+  const int64_t parts = Parts();
+  const auto partial = workspaces.Acquire(parts * size * sizeof(float));
+  float* const sums = Floats(partial.data());
+  ParallelFor(pool, parts, [&](int64_t part) {
+    const auto workspace =
+        workspaces.Acquire(kPlanes * (plane_in + plane_out) * sizeof(float));
+    float* const transformed = Floats(workspace.data());
+    float* const gradients = transformed + kPlanes * plane_in;
+    bool adds = false;
+    ForBlocks(part, parts, [&](int64_t first, int64_t count) {
+      for (int64_t i = 0; i < count; ++i) {
+        TransformSource(source, first + i, transformed + i * in, plane_in);
+        TransformGradient(gradient, first + i, gradients + i * out, plane_out);
+      }
+      for (int64_t plane = 0; plane < kPlanes; ++plane) {
+        for (int64_t column = 0; column < out; column += kColumns) {
+          Multiply({transformed + plane * plane_in, 1, in},
+                   {gradients + plane * plane_out + column, out}, in, count,
+                   {sums + part * size + plane * in * out + column, out}, adds);
+        }
+      }
+      adds = true;
+    });
+  });
+  ParallelFor(pool, parts, [&](int64_t part) {
+    const int64_t first = in * part / parts, last = in * (part + 1) / parts;
+    for (int64_t i = first; i < last; ++i) {
+      for (int64_t plane = 0; parts > 1 && plane < kPlanes; ++plane) {
+        float* const sum = sums + (plane * in + i) * out;
+        for (int64_t other = 1; other < parts; ++other) {
+          for (int64_t k = 0; k < out; ++k) sum[k] += sum[other * size + k];
+        }
+      }
+      WriteWeights(sums, i, weights);
+    }
+  });
+}
+
+}  // namespace convoy
