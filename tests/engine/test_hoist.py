@@ -1,6 +1,7 @@
 """What is prepared from weights is made anew whenever they change, and only then."""
 
 import gc
+from collections import Counter
 
 import convoy
 import jax
@@ -140,10 +141,12 @@ def test_predict_and_evaluate_are_those_of_stock_keras(devices, batch):
     tally.reset()
     close(model.predict(X, batch_size=batch, verbose=0), expected[0])
     close(model.evaluate(X, Y, batch_size=batch, verbose=0), expected[1])
-    counts = tally.counts()
-    assert counts["convolution by oneDNN, inference, rectifier"] >= 2
-    assert counts["convolution by oneDNN, inference, addition, rectifier"] >= 2
-    assert "convolution by oneDNN, forward" not in counts
+    counts = Counter()
+    for name, count in tally.counts().items():
+        counts[name.partition(", ")[2]] += count
+    assert counts["inference, rectifier"] >= 2
+    assert counts["inference, addition, rectifier"] >= 2
+    assert "forward" not in counts
 
 
 def test_validation_between_epochs_sees_the_weights_of_its_epoch():
@@ -223,7 +226,7 @@ def test_a_layer_with_effects_is_left_whole(capfd):
     model.predict_on_batch(X)
     jax.effects_barrier()
     assert capfd.readouterr().out.count("seen") == 1
-    assert "convolution by oneDNN, inference" not in tally.counts()
+    assert not any("inference" in name for name in tally.counts())
 
 
 def test_layers_that_draw_random_numbers_draw_new_ones():

@@ -101,7 +101,8 @@ class Library:
 
 def maker(implementation: str) -> str:
     """Name whose kernel an implementation is."""
-    return "Winograd's method" if implementation.startswith("winograd") else "oneDNN"
+    family = implementation.partition(":")[0]
+    return {"winograd": "Winograd's method", "direct": "direct products"}.get(family, "oneDNN")
 
 
 class Unavailable(Exception):  # noqa: N818 - a state that is reported, not an error

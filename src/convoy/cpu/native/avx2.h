@@ -3,11 +3,18 @@
 
 #include <immintrin.h>
 
+#include <cstdint>
+
 #define CONVOY_AVX2 __attribute__((target("avx2,fma")))
 
 namespace convoy {
 
 using Vector = __m256;
 constexpr int64_t kLanes = 8;
+
+// At least zero. In this order of operands, what is not a number stays so.
+CONVOY_AVX2 inline Vector Rectify(Vector value) {
+  return _mm256_max_ps(_mm256_setzero_ps(), value);
+}
 
 }  // namespace convoy

@@ -58,4 +58,18 @@ Convolution Convolution::Parse(const int64_t* description, size_t size) {
   return it;
 }
 
+bool IsDenseChannelsLast(const dnnl::memory::dims& sizes, const dnnl::memory::dims& strides) {
+  int64_t expected = 1;
+  const auto is_next = [&](size_t axis) {
+    const bool fits = strides[axis] == expected;
+    expected *= sizes[axis];
+    return fits;
+  };
+  if (!is_next(1)) return false;
+  for (size_t axis = sizes.size() - 1; axis > 1; --axis) {
+    if (!is_next(axis)) return false;
+  }
+  return is_next(0);
+}
+
 }  // namespace convoy

@@ -35,4 +35,7 @@ struct Convolution {
   static Convolution Parse(const int64_t* description, size_t size);
 };
 
+// Whether a tensor has the channels of a pixel next to each other, then the pixels, with no gaps.
+bool IsDenseChannelsLast(const dnnl::memory::dims& sizes, const dnnl::memory::dims& strides);
+
 }  // namespace convoy

@@ -30,4 +30,9 @@ void HoldOneDnnToWhatRuns() {
   dnnl_set_max_cpu_isa(dnnl_cpu_isa_avx512_core_fp16);
 }
 
+bool LongestVectorsAreAvx2() {
+  return dnnl::get_effective_cpu_isa() < dnnl::cpu_isa::avx512_core &&
+         __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+
 }  // namespace convoy

@@ -7,4 +7,7 @@ namespace convoy {
 // instruction then ends it. Where the permission is not granted, oneDNN is held below AMX.
 void HoldOneDnnToWhatRuns();
 
+// Whether the kernels written for AVX2 are the best there are: with longer vectors, oneDNN's are.
+bool LongestVectorsAreAvx2();
+
 }  // namespace convoy

@@ -1,8 +1,8 @@
 // Products of small matrices, with all sums in registers.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "avx2.h"
 
@@ -58,24 +58,95 @@ CONVOY_AVX2 void MultiplyTile(Left left, Right right, int64_t depth, Result resu
   }
 }
 
-// result = left * right, of 16 columns; or adds to what is there.
-CONVOY_AVX2 inline void Multiply(Left left, const Right& right, int64_t rows, int64_t depth,
-                                 Result result, bool adds) {
+// Calls `tile` with the height of each tile as a constant. They are about the same: a tile of a
+// single row would take as long as one of three.
+template <typename Tile>
+void ForTiles(int64_t rows, const Tile& tile) {
   const int64_t tiles = (rows + kRows - 1) / kRows;
-  // Tiles of about the same height: one of a single row would take as long as three others.
-  for (int64_t tile = 0; tile < tiles; ++tile) {
-    const int64_t count = rows * (tile + 1) / tiles - rows * tile / tiles;
-    switch (count) {
-      case 1: MultiplyTile<1>(left, right, depth, result, adds); break;
-      case 2: MultiplyTile<2>(left, right, depth, result, adds); break;
-      case 3: MultiplyTile<3>(left, right, depth, result, adds); break;
-      case 4: MultiplyTile<4>(left, right, depth, result, adds); break;
-      case 5: MultiplyTile<5>(left, right, depth, result, adds); break;
-      default: MultiplyTile<6>(left, right, depth, result, adds); break;
+  for (int64_t i = 0; i < tiles; ++i) {
+    switch (rows * (i + 1) / tiles - rows * i / tiles) {
+      case 1: tile(std::integral_constant<int, 1>()); break;
+      case 2: tile(std::integral_constant<int, 2>()); break;
+      case 3: tile(std::integral_constant<int, 3>()); break;
+      case 4: tile(std::integral_constant<int, 4>()); break;
+      case 5: tile(std::integral_constant<int, 5>()); break;
+      default: tile(std::integral_constant<int, 6>()); break;
     }
-    left.data += count * left.row_step;
-    result.data += count * result.row_step;
   }
+}
+
+// result = left * right, of 16 columns; or adds to what is there.
+inline void Multiply(Left left, const Right& right, int64_t rows, int64_t depth, Result result,
+                     bool adds) {
+  ForTiles(rows, [&](auto count) {
+    MultiplyTile<count.value>(left, right, depth, result, adds);
+    left.data += count.value * left.row_step;
+    result.data += count.value * result.row_step;
+  });
+}
+
+// Rows of a matrix whose parts lie anywhere: for each of `taps`, pointers to the rows, and of each
+// row `depth` values from `first` on.
+struct Gathered {
+  const float* const* rows;
+  int64_t tap_step;
+  int64_t taps, first, depth;
+};
+
+// What the sums begin with (null: with what is there), and what is done with them at the end.
+struct Around {
+  const float* bias;
+  const float* addend;
+  bool rectifies;
+};
+
+template <int kCount>
+CONVOY_AVX2 void GatherTile(const Gathered& left, const float* right, Result result,
+                            const Around& around) {
+  Vector sums[kCount][2];
+#pragma GCC unroll 6
+  for (int i = 0; i < kCount; ++i) {
+    const float* const from = around.bias ? around.bias : result.data + i * result.row_step;
+    sums[i][0] = _mm256_loadu_ps(from);
+    sums[i][1] = _mm256_loadu_ps(from + kLanes);
+  }
+  for (int64_t tap = 0; tap < left.taps; ++tap) {
+    const float* rows[kCount];
+#pragma GCC unroll 6
+    for (int i = 0; i < kCount; ++i) rows[i] = left.rows[tap * left.tap_step + i] + left.first;
+    for (int64_t d = 0; d < left.depth; ++d) {
+      const Vector low = _mm256_loadu_ps(right), high = _mm256_loadu_ps(right + kLanes);
+      right += kColumns;
+#pragma GCC unroll 6
+      for (int i = 0; i < kCount; ++i) {
+        const Vector value = _mm256_broadcast_ss(rows[i] + d);
+        sums[i][0] = _mm256_fmadd_ps(value, low, sums[i][0]);
+        sums[i][1] = _mm256_fmadd_ps(value, high, sums[i][1]);
+      }
+    }
+  }
+#pragma GCC unroll 6
+  for (int i = 0; i < kCount; ++i) {
+    for (int half = 0; half < 2; ++half) {
+      const int64_t at = i * result.row_step + half * kLanes;
+      if (around.addend) {
+        sums[i][half] = _mm256_add_ps(sums[i][half], _mm256_loadu_ps(around.addend + at));
+      }
+      sums[i][half] = around.rectifies ? Rectify(sums[i][half]) : sums[i][half];
+      _mm256_storeu_ps(result.data + at, sums[i][half]);
+    }
+  }
+}
+
+// result = around(left * right), of 16 columns; the addend lies as the result does.
+inline void GatherAndMultiply(Gathered left, const float* right, int64_t rows,
+                              Result result, Around around) {
+  ForTiles(rows, [&](auto count) {
+    GatherTile<count.value>(left, right, result, around);
+    left.rows += count.value;
+    result.data += count.value * result.row_step;
+    if (around.addend) around.addend += count.value * result.row_step;
+  });
 }
 
 }  // namespace convoy

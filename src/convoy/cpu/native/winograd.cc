@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "avx2.h"
+#include "instruction_set.h"
 #include "parallel.h"
 #include "products.h"
 
@@ -18,21 +19,11 @@ constexpr int64_t kSmallBlock = 24, kLargeBlock = 48;
 constexpr int64_t kSmallWeights = 256 * 256;
 // A thread is worth waking for so many products.
 constexpr int64_t kProductsPerThread = 1 << 18;
-
-bool IsDense(const dnnl::memory::dims& sizes, const dnnl::memory::dims& strides) {
-  const int64_t channels = sizes[1], width = sizes[3], height = sizes[2];
-  return strides[1] == 1 && strides[3] == channels && strides[2] == width * channels &&
-         strides[0] == height * width * channels;
-}
+// Parts for each thread where every part has some blocks.
+constexpr int64_t kPartsPerThread = 4;
 
 bool AreAll(const dnnl::memory::dims& values, int64_t value) {
   return std::all_of(values.begin(), values.end(), [&](int64_t x) { return x == value; });
-}
-
-// oneDNN's kernels for AVX-512 are twice as wide.
-bool IsForThisMachine() {
-  return dnnl::get_effective_cpu_isa() < dnnl::cpu_isa::avx512_core &&
-         __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
 
 float* Floats(char* bytes) { return reinterpret_cast<float*>(bytes); }
@@ -119,7 +110,8 @@ bool Winograd::Takes(const Convolution& it) {
   if (it.type != dnnl::memory::data_type::f32) return false;
   if (it.weights[2] != 3 || it.weights[3] != 3) return false;
   if (!AreAll(it.strides, 1) || !AreAll(it.dilations, 0)) return false;
-  if (!IsDense(it.src, it.src_strides) || !IsDense(it.dst, it.dst_strides)) return false;
+  if (!IsDenseChannelsLast(it.src, it.src_strides)) return false;
+  if (!IsDenseChannelsLast(it.dst, it.dst_strides)) return false;
   const int64_t in = it.src[1], out = it.dst[1];
   if (in % kColumns != 0 || out % kColumns != 0) return false;
   // What is saved grows with the product of both, what the ways there and back take with the sum.
@@ -127,7 +119,7 @@ bool Winograd::Takes(const Convolution& it) {
   if (in * out / (in + out) < fewest) return false;
   // A block of tiles for each pass over the weights, which are 16/9 of their size.
   const int64_t tiles = it.dst[0] * ((it.dst[2] + 1) / 2) * ((it.dst[3] + 1) / 2);
-  return tiles >= kSmallBlock && IsForThisMachine();
+  return tiles >= kSmallBlock && LongestVectorsAreAvx2();
 }
 
 Winograd::Winograd(const Convolution& it, int64_t threads)
@@ -271,8 +263,7 @@ CONVOY_AVX2 void Winograd::WriteResult(const float* from, int64_t plane, int64_t
         Vector value = all.x[column];
         if (bias) value = _mm256_add_ps(value, _mm256_loadu_ps(bias + c));
         if (addend) value = _mm256_add_ps(value, _mm256_loadu_ps(addend + at));
-        // In this order, what is not a number stays so.
-        if (rectifies_) value = _mm256_max_ps(_mm256_setzero_ps(), value);
+        if (rectifies_) value = Rectify(value);
         _mm256_storeu_ps(result + at, value);
       }
     }
@@ -351,8 +342,10 @@ void Winograd::Convolve(const float* source, const float* packed, float* result,
                         xla::ffi::ThreadPool& pool) const {
   const int64_t in = source_.channels, out = result_.channels;
   const int64_t plane_in = block_ * in + kBetweenPlanes, plane_out = block_ * out + kBetweenPlanes;
-  const int64_t parts = Parts();
-  ParallelFor(pool, parts, [&](int64_t part) {
+  const int64_t threads = Parts();
+  const int64_t most = threads == 1 ? 1 : kPartsPerThread * threads;
+  const int64_t parts = std::clamp(tiles_ / (2 * block_), threads, most);
+  ParallelFor(pool, parts, threads, [&](int64_t part) {
     const auto workspace =
         workspaces.Acquire(kPlanes * (plane_in + plane_out) * sizeof(float));
     float* const transformed = Floats(workspace.data());
