@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,30 @@ def faults(**variables: str) -> int:
 @needs_glibc
 def test_freed_memory_is_used_again_without_new_pages():
     assert faults() < PAGES_OF_ONE_ARRAY // 8
+
+
+PAGES_OF_A_LARGE_ARRAY = """
+import convoy
+import jax.numpy as jnp
+
+x = jnp.ones(64 * 1024 * 1024).block_until_ready()
+lines = dict(line.split(":") for line in open("/proc/self/smaps_rollup").readlines()[1:])
+print(lines["AnonHugePages"].split()[0])
+"""
+
+
+def _may_ask_for_large_pages() -> bool:
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    return setting.exists() and "[never]" not in setting.read_text()
+
+
+@needs_glibc
+@pytest.mark.skipif(not _may_ask_for_large_pages(), reason="the system has no large pages")
+def test_arrays_lie_in_large_pages():
+    command = [sys.executable, "-c", PAGES_OF_A_LARGE_ARRAY]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    # Of 256 MiB; the system may have found no room for some.
+    assert int(done.stdout) > 64 * 1024
 
 
 @needs_glibc

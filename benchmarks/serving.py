@@ -1,0 +1,160 @@
+"""ResNet-50 behind HTTP: Convoy's server beside ONNX Runtime and PyTorch behind one of its kind.
+
+    .venv/bin/python -m benchmarks.serving [--rounds 5] [--requests 64]
+
+Peers run in the environments of `benchmarks.peers` (made on the first run), each a process with an
+aiohttp server that takes the bytes of images and batches what came while the model ran. Clients
+send one image per request. Servers take turns within each round; a ratio is of one round, the
+percentiles are of all. It should show Convoy's p99 no worse than the others', with and without
+batching; 10 minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from contextlib import ExitStack
+from pathlib import Path
+
+import aiohttp
+import convoy
+import keras
+import numpy as np
+from benchmarks.peers.environments import CACHE, FOLDER, build, python
+
+SHAPE = (224, 224, 3)
+SIZES = [1, 2, 4, 8]
+# The number of clients, and whether the server may join their images.
+CASES = {
+    "1 client": (1, False),
+    "8 clients, no batching": (8, False),
+    "8 clients, batching": (8, True),
+}
+PEER = Path(__file__).with_name("serving_peer.py")
+
+
+def prepare_convoy(folder: Path) -> list[str]:
+    keras.utils.set_random_seed(0)
+    image = keras.Input(SHAPE, name="image")
+    model = keras.applications.ResNet50(weights=None, input_tensor=image)
+    convoy.export(model, folder, batch_sizes=SIZES, preprocessing=keras.layers.Rescaling(1 / 255))
+    words = [sys.executable, "-m", "convoy.cli", "serve", "--model", f"resnet={folder}"]
+    return [*words, "--port", "0", "--grpc-port", "-1"]
+
+
+def prepare_peer(name: str) -> list[str]:
+    for environment in {name, "torch"}:
+        if why := build(environment):
+            raise SystemExit(f"{environment}: {why}")
+    pip = [str(python(name)), "-m", "pip", "install", "--quiet", "aiohttp", "numpy"]
+    subprocess.run(pip, check=True)
+    file = CACHE / "serving-resnet50.onnx"
+    if name == "onnxruntime" and not file.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        subprocess.run(
+            [python("torch"), str(PEER), "write", str(file)], check=True, cwd=FOLDER.parent
+        )
+    return [str(python(name)), str(PEER), name, str(file)]
+
+
+class Server:
+    """A server in a process of its own, until the block ends."""
+
+    def __init__(self, words: list[str], batching: bool) -> None:
+        is_convoy = "convoy.cli" in words
+        limit = ["--max-batch-size", "1" if not batching else str(max(SIZES))]
+        self.words = [*words, *limit]
+        self.path = "/v2/models/resnet/infer" if is_convoy else "/infer"
+
+    def __enter__(self) -> Server:
+        self.process = subprocess.Popen(self.words, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        address = self.process.stdout.readline().split()
+        if not address:
+            raise SystemExit(f"{self.words} did not start")
+        self.url = address[-1].rstrip("/") + self.path
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.terminate()
+        self.process.wait()
+
+
+def body_of(image: np.ndarray) -> tuple[bytes, dict[str, str]]:
+    """Return a request of the Open Inference Protocol; peers read the bytes after its header."""
+    entry = {
+        "name": "image",
+        "shape": list(image.shape),
+        "datatype": "UINT8",
+        "parameters": {"binary_data_size": image.nbytes},
+    }
+    asked = {"inputs": [entry], "parameters": {"binary_data_output": True}}
+    header = json.dumps(asked).encode()
+    return header + image.tobytes(), {"Inference-Header-Content-Length": str(len(header))}
+
+
+async def load(url: str, clients: int, requests: int) -> tuple[float, list[float]]:
+    """Return images per second, and the seconds of each request."""
+    image = np.random.default_rng(0).integers(0, 256, (1, *SHAPE)).astype(np.uint8)
+    body, headers = body_of(image)
+    seconds: list[float] = []
+
+    async def client(session: aiohttp.ClientSession, count: int) -> None:
+        for _ in range(count):
+            began = time.perf_counter()
+            async with session.post(url, data=body, headers=headers) as answer:
+                text = await answer.read()
+                if answer.status != 200:
+                    raise SystemExit(f"{url} answered {answer.status}: {text!r}")
+            seconds.append(time.perf_counter() - began)
+
+    async with aiohttp.ClientSession() as session:
+        await client(session, 2)
+        seconds.clear()
+        began = time.perf_counter()
+        await asyncio.gather(*(client(session, requests // clients) for _ in range(clients)))
+        return len(seconds) / (time.perf_counter() - began), seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=64, help="of each server in a round")
+    options = parser.parse_args()
+    speeds: dict[tuple[str, str], list[float]] = defaultdict(list)
+    seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        words = {"convoy": prepare_convoy(Path(folder) / "resnet")}
+        words |= {name: prepare_peer(name) for name in ("onnxruntime", "torch")}
+        # All are up from the beginning; those that wait take no time.
+        servers = {
+            (name, batching): stack.enter_context(Server(words[name], batching))
+            for name in words
+            for batching in (False, True)
+        }
+        for _ in range(options.rounds):
+            for case, (clients, batching) in CASES.items():
+                for name in words:
+                    url = servers[name, batching].url
+                    speed, taken = asyncio.run(load(url, clients, options.requests))
+                    speeds[case, name].append(speed)
+                    seconds[case, name] += taken
+    print("| | server | images/s | p50 ms | p99 ms | Convoy's images/s over this |")
+    print("|---|---|---|---|---|---|")
+    for (case, name), values in speeds.items():
+        p50, p99 = 1000 * np.percentile(seconds[case, name], (50, 99))
+        ratios = np.divide(speeds[case, "convoy"], values)
+        print(
+            f"| {case} | {name} | {np.median(values):.1f} | {p50:.0f} | {p99:.0f} | "
+            f"{np.median(ratios):.2f} [{min(ratios):.2f} to {max(ratios):.2f}] |"
+        )
+
+
+if __name__ == "__main__":
+    main()
