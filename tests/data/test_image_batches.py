@@ -131,7 +131,7 @@ def test_a_worker_that_is_killed_is_an_error(folders):
     children = [
         int(name)
         for name in os.listdir("/proc")
-        if name.isdigit() and parent_of(name) == batches._pool._process.pid
+        if name.isdigit() and parent_of(name) == batches._ahead._pool._process.pid
     ]
     assert len(children) == 1
     os.kill(children[0], signal.SIGKILL)

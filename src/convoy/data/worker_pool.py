@@ -54,11 +54,12 @@ class WorkerPool:
     Args:
         job: what is done for each task.
         count: how many processes.
+        slots: tasks of each that can be waited for at a time.
     """
 
-    def __init__(self, job: Job, count: int) -> None:
+    def __init__(self, job: Job, count: int, slots: int = SLOTS) -> None:
         self.job = job
-        self.capacity = count * SLOTS
+        self.capacity = count * slots
         """How many tasks can be waited for at a time."""
         self._size = int(np.prod(job.shape)) * job.dtype.itemsize
         self._asked: deque[int] = deque()
