@@ -112,22 +112,29 @@ class WorkerPool:
             RuntimeError: if the worker is gone.
         """
         slot = self._asked.popleft()
+        result = self._receive(slot)
+        if isinstance(result, _Failure):
+            raise result.error
+        return _array(self._memory, self.job, slot, self._size).copy(), result
+
+    def forget(self) -> None:
+        """Wait for all tasks, and drop what comes of them.
+
+        Raises:
+            RuntimeError: if a worker is gone.
+        """
+        while self._asked:
+            self._receive(self._asked.popleft())
+
+    def _receive(self, slot: int) -> Any:
         try:
-            result = self._worker(slot).recv()
+            return self._worker(slot).recv()
         except (EOFError, OSError):
             self.close()
             raise RuntimeError(
                 "A worker process that makes batches has ended before its work. Its last words, if "
                 "it had any, are above; the system may have ended it for want of memory."
             ) from None
-        if isinstance(result, _Failure):
-            raise result.error
-        return _array(self._memory, self.job, slot, self._size).copy(), result
-
-    def forget(self) -> None:
-        """Wait for all tasks, and drop what comes of them."""
-        while self._asked:
-            self._worker(self._asked.popleft()).recv()
 
     def close(self) -> None:
         """End the processes."""
