@@ -5,9 +5,9 @@ import signal
 
 import numpy as np
 import pytest
-from convoy.data.batches import Order
+from convoy.data.batches import InOrder, Order
 from convoy.data.catalog import DatasetInfo
-from convoy.data.image_batches import ImageBatches, InOrder, MakeBatch
+from convoy.data.image_batches import ImageBatches, MakeBatch
 from convoy.data.image_files import find_images
 from convoy.data.records import DamagedDataError
 from convoy.data.transform import Transformation

@@ -21,8 +21,8 @@ REDSHIFTS = (0.0, 0.5, 1.5, 3.0)
 """Of the channels."""
 SIDE = 128.0
 """Of a volume."""
-DENSITY = 1.0
-"""Particles in a cube with sides of 1."""
+PARTICLES = 8.0
+"""In a voxel, in the mean."""
 _LARGEST = float(np.iinfo(STORED).max)
 _SPHERE = 8.0
 
@@ -109,6 +109,7 @@ def make_volume(
     rng: np.random.Generator,
     *,
     side: float = SIDE,
+    particles: float = PARTICLES,
     channels: int = len(REDSHIFTS),
 ) -> np.ndarray:
     """Return the particles in each voxel, as 16-bit numbers; a channel for each redshift.
@@ -118,17 +119,17 @@ def make_volume(
         targets: four numbers from -1 to 1.
         rng: decides everything else.
         side: length of the cube.
+        particles: in a voxel, in the mean.
         channels: how many of the redshifts.
     """
     universe = cosmology(targets)
     field, variance = gaussian_field(size, universe, rng, side)
-    mean = DENSITY * (side / size) ** 3
     volume = np.empty((size, size, size, channels), STORED)
     for channel, redshift in enumerate(REDSHIFTS[:channels]):
         grown = growth(redshift, universe.matter)
-        expected = mean * np.exp(grown * field - grown**2 * variance / 2)
-        particles = rng.poisson(np.minimum(expected, _LARGEST))
-        volume[..., channel] = np.minimum(particles, _LARGEST)
+        expected = particles * np.exp(grown * field - grown**2 * variance / 2)
+        found = rng.poisson(np.minimum(expected, _LARGEST))
+        volume[..., channel] = np.minimum(found, _LARGEST)
     return volume
 
 

@@ -156,7 +156,7 @@ def write_file(path: Path, data: Iterable[bytes], *, compressed: bool = False) -
     """Write a file of records; it is there whole or not at all."""
     unfinished = path.with_name(f".{path.name}-{os.getpid()}")
     try:
-        with gzip.open(unfinished, "wb") if compressed else unfinished.open("wb") as file:
+        with gzip.open(unfinished, "wb", 6) if compressed else unfinished.open("wb") as file:
             for record in data:
                 file.write(frame(record))
         unfinished.replace(path)
