@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from convoy.processes import COORDINATOR
 
 # Of each worker: one that it fills, and one that waits to be read.
 SLOTS = 2
@@ -74,13 +75,14 @@ class WorkerPool:
         pairs = [socket.socketpair() for _ in range(count)]
         theirs = [pair[1].fileno() for pair in pairs]
         command = "from convoy.data.worker_pool import serve; serve()"
-        # Workers compute nothing on devices, and use one core each.
+        # Workers compute nothing on devices, use one core each, and are no process of a launch.
         quiet = {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        inherited = {k: v for k, v in os.environ.items() if k != COORDINATOR}
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", command, str(memory), *map(str, theirs)],
             pass_fds=[memory, *theirs],
             stdin=subprocess.PIPE,
-            env={**os.environ, **quiet},
+            env=inherited | quiet,
         )
         for _, other in pairs:
             other.close()

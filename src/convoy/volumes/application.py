@@ -117,6 +117,10 @@ def _notes(plan: Plan) -> list[str]:
 
 def _summarise(report: Report, said: list[str], line: CommandLine) -> None:
     output, folder = report.output, report.folder
+    if report.throughput.warm_up is None:  # nothing was left to train
+        for text in said:
+            output.line(text)
+        return
     for row in report.throughput.table:
         output.line(row)
     picture = folder.draw_curves()
