@@ -55,8 +55,8 @@ def test_a_volume_is_counts_that_clump_with_time(rng):
     volume = make_volume(16, (0, 0, 0, 0), rng, side=64)
     assert (volume.dtype, volume.shape) == (np.dtype("<i2"), (16, 16, 16, 4))
     assert volume.min() >= 0
-    # 8 particles a voxel, whatever the redshift; the nearer, the more they clump.
-    np.testing.assert_allclose(volume.mean((0, 1, 2)), 8, rtol=0.35)
+    # 32 particles a voxel, whatever the redshift; the nearer, the more they clump.
+    np.testing.assert_allclose(volume.mean((0, 1, 2)), 32, rtol=0.35)
     spread = volume.std((0, 1, 2))
     assert list(spread) == sorted(spread, reverse=True)
     again = make_volume(16, (0, 0, 0, 0), np.random.default_rng(0), side=64)

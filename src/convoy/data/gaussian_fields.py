@@ -21,7 +21,7 @@ REDSHIFTS = (0.0, 0.5, 1.5, 3.0)
 """Of the channels."""
 SIDE = 128.0
 """Of a volume."""
-PARTICLES = 8.0
+PARTICLES = 32.0
 """In a voxel, in the mean."""
 _LARGEST = float(np.iinfo(STORED).max)
 _SPHERE = 8.0
