@@ -68,7 +68,6 @@ def test_workers_make_what_one_process_makes(tmp_path):
         alone.on_epoch_end()
         worked.on_epoch_end()
     worked.close()
-    assert alone.waited > 0
 
 
 def test_a_damaged_file_that_a_worker_reads_is_named(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -140,13 +139,9 @@ class VolumeBatches(Positions):
         self.order = order
         slots = -(-prefetch // workers) if workers else 0
         self._ahead = Ahead(make, order.chosen, workers, slots)
-        self.waited = 0.0
-        """Seconds in which batches were waited for."""
 
     def __getitem__(self, number: int) -> Batch:
-        began = time.perf_counter()
         volumes, targets = self._ahead.take(self.position(number))
-        self.waited += time.perf_counter() - began
         return volumes[: len(targets)], targets
 
     def close(self) -> None:

@@ -40,6 +40,8 @@ def show_predictions(model: keras.Model, data: Input, folder: RunFolder) -> list
 
 def compare(predicted: np.ndarray, data: Input, folder: RunFolder) -> list[str]:
     """Draw predictions of the first validation samples beside what is true."""
+    if not folder.writes:
+        return []
     true = data.splits.validation.targets(range(len(predicted)))
     picture = folder.draw_predictions(true, predicted)
     error = float(np.abs(predicted - true).mean())
