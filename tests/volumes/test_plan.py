@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from convoy.volumes.command_line import overridden
 from convoy.volumes.plan import make_plan
-from convoy.volumes.settings import Settings, read_yaml
+from convoy.volumes.sections import read_yaml
+from convoy.volumes.settings import Settings
 from convoy.volumes.throughput import Throughput
 
 GRAPHCORE = Path(__file__).parents[2] / "examples" / "cosmoflow" / "configs" / "graphcore.yaml"

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 from convoy.volumes.command_line import overridden, parse
-from convoy.volumes.settings import Settings, read_yaml
+from convoy.volumes.sections import read_yaml
+from convoy.volumes.settings import Settings
 
 CONFIGS = Path(__file__).parents[2] / "examples" / "cosmoflow" / "configs"
 
@@ -69,9 +70,10 @@ def test_every_file_that_ships_is_understood(path):
         ({"data": {"shuffle_valid": True}}, r"data\.shuffle_valid: all validation samples"),
         ({"data": 3}, r"data: 3 is not a section"),
         ({"model": {"input_shape": [4, 4, 4, 1]}}, r"input_shape \[4, 4, 4, 1\] is not data\.samp"),
+        ({"model": {"input_shape": 64}}, r"model\.input_shape 64 is not data\.sample_shape"),
         ({"model": {"target_size": 3}}, r"model\.target_size 3 is not data\.target_shape \[4\]"),
         ({"optimizer": {"lr": None}}, r"optimizer\.lr is missing"),
-        ({"optimizer": {"lr": "fast"}}, r"lr_schedule\.base_lr: 'fast' is not a number"),
+        ({"optimizer": {"lr": "fast"}}, r"optimizer\.lr: 'fast' is not a number"),
         ({"optimizer": {"lr": -1}}, r"The learning rate -1\.0 is not more than 0"),
         ({"optimizer": {"lr_scaling": "cubic"}}, r"lr_scaling 'cubic' is not one of none, linear"),
         ({"lr_schedule": {"decay_schedule": {1: "x"}}}, r"decay_schedule: 'x' is not a number"),

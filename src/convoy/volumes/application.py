@@ -20,7 +20,8 @@ from convoy.volumes.folder import RunFolder
 from convoy.volumes.input import Input, open_input, open_splits
 from convoy.volumes.network import Networks, check_settings, make_model, make_strategy
 from convoy.volumes.plan import Plan, make_plan
-from convoy.volumes.settings import Settings, read_yaml
+from convoy.volumes.sections import read_yaml
+from convoy.volumes.settings import Settings
 from convoy.volumes.watch import Report
 
 INTERRUPTED = 130

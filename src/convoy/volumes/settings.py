@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import types
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-import yaml
-from convoy.vision.flags import Loader
+from convoy.volumes.sections import at_least, check_keys, mapping, one_of, read_section
 
 DATA_SETS = ("dummy", "cosmo")
 SCALINGS = ("none", "linear", "sqrt")
@@ -61,12 +57,12 @@ class Data:
     workers: int | None = None
 
     def __post_init__(self) -> None:
-        _one_of("data.name", self.name, DATA_SETS)
+        one_of("data.name", self.name, DATA_SETS)
         for name in ("n_train", "micro_batch_size", "n_epochs", "samples_per_file", "prefetch"):
-            _at_least("data", name, getattr(self, name), 1)
-        _at_least("data", "n_valid", self.n_valid, 0)
+            at_least("data", name, getattr(self, name), 1)
+        at_least("data", "n_valid", self.n_valid, 0)
         if self.workers is not None:
-            _at_least("data", "workers", self.workers, 0)
+            at_least("data", "workers", self.workers, 0)
         if len(self.sample_shape) != 4 or min(self.sample_shape) < 1:
             raise ValueError(
                 f"data.sample_shape {list(self.sample_shape)} is not three sides and channels, as "
@@ -102,10 +98,10 @@ class LearningRate:
     decay_schedule: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _one_of("lr_scaling", self.scaling, SCALINGS)
-        _at_least("lr_schedule", "n_warmup_epochs", self.n_warmup_epochs, 0)
+        one_of("lr_scaling", self.scaling, SCALINGS)
+        at_least("lr_schedule", "n_warmup_epochs", self.n_warmup_epochs, 0)
         if self.base_batch_size is not None:
-            _at_least("lr_schedule", "base_batch_size", self.base_batch_size, 1)
+            at_least("lr_schedule", "base_batch_size", self.base_batch_size, 1)
         if self.base_lr <= 0:
             raise ValueError(f"The learning rate {self.base_lr} is not more than 0.")
 
@@ -151,7 +147,7 @@ class Devices:
 
     def __post_init__(self) -> None:
         for name in ("num_ipus", "iterations_per_loop", "gradient_accumulation", "stages"):
-            _at_least("ipu_config", name, getattr(self, name), 1)
+            at_least("ipu_config", name, getattr(self, name), 1)
 
 
 @dataclass(frozen=True)
@@ -184,8 +180,8 @@ class Settings:
             ValueError: if something is unknown, missing, or of another kind.
         """
         known = ("output_dir", "data", "model", "optimizer", "lr_schedule", "train", "ipu_config")
-        _check_keys("", tree, known)
-        parts = {name: _mapping(name, tree.get(name) or {}) for name in known[1:]}
+        check_keys("", tree, known)
+        parts = {name: mapping(name, tree.get(name) or {}) for name in known[1:]}
         optimizer = dict(parts["optimizer"])
         if "name" not in parts["model"] or "name" not in optimizer:
             missing = "optimizer" if "name" in parts["model"] else "model"
@@ -194,25 +190,28 @@ class Settings:
         rate = {name: value for name, value in rate.items() if value is not None}
         if "base_lr" not in rate | parts["lr_schedule"]:
             raise ValueError("optimizer.lr is missing.")
-        data = _read(Data, "data", parts["data"])
+        if not isinstance(rate.get("base_lr", 1.0), (int, float)):
+            raise ValueError(f"optimizer.lr: {rate['base_lr']!r} is not a number.")
+        data = read_section(Data, "data", parts["data"])
         settings = cls(
             Path(os.path.expandvars(str(tree.get("output_dir", "results")))),
             data,
             {"input_shape": data.sample_shape, "target_size": data.target_shape[0]}
             | parts["model"],
             optimizer,
-            _read(LearningRate, "lr_schedule", parts["lr_schedule"] | rate),
-            _read(Train, "train", parts["train"]),
-            _read(Devices, "ipu_config", parts["ipu_config"]),
+            read_section(LearningRate, "lr_schedule", parts["lr_schedule"] | rate),
+            read_section(Train, "train", parts["train"]),
+            read_section(Devices, "ipu_config", parts["ipu_config"]),
         )
         settings._check_model()
         return settings
 
     def _check_model(self) -> None:
         shape, targets = self.model["input_shape"], self.model["target_size"]
-        if tuple(shape) != self.data.sample_shape:
+        shape = list(shape) if isinstance(shape, (list, tuple)) else shape
+        if shape != list(self.data.sample_shape):
             raise ValueError(
-                f"model.input_shape {list(shape)} is not data.sample_shape "
+                f"model.input_shape {shape} is not data.sample_shape "
                 f"{list(self.data.sample_shape)}. Leave it out, or make them the same."
             )
         if targets != self.data.target_shape[0]:
@@ -220,85 +219,3 @@ class Settings:
                 f"model.target_size {targets} is not data.target_shape "
                 f"{list(self.data.target_shape)}. Leave it out, or make them the same."
             )
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Return what a YAML file says.
-
-    Raises:
-        ValueError: if there is none, or it is not one of settings.
-    """
-    try:
-        tree = yaml.load(path.read_text(), Loader=Loader)
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}.") from None
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(tree, dict):
-        raise ValueError(f"{path} is not a file of settings: it has no names.")
-    return tree
-
-
-def _mapping(name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{name}: {value!r} is not a section with names in it.")
-    return dict(value)
-
-
-def _check_keys(section: str, values: Mapping[str, Any], known: typing.Iterable[str]) -> None:
-    unknown = sorted(str(name) for name in values if name not in set(known))
-    if unknown:
-        raise ValueError(f"{section}{unknown[0]} is unknown; known: {', '.join(sorted(known))}.")
-
-
-def _read(kind: Any, section: str, values: Mapping[str, Any]) -> Any:
-    """Make a dataclass of a section, each value of the kind that its field has."""
-    fields = {f.name: f for f in dataclasses.fields(kind)}
-    _check_keys(f"{section}.", values, fields)
-    for name, its in fields.items():
-        required = its.default is its.default_factory is dataclasses.MISSING
-        if required and name not in values:
-            raise ValueError(f"{section}.{name} is missing.")
-    hints = typing.get_type_hints(kind)
-    return kind(**{n: _understood(f"{section}.{n}", v, hints[n]) for n, v in values.items()})
-
-
-def _understood(name: str, value: Any, hint: Any) -> Any:
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin is types.UnionType:
-        return None if value is None else _understood(name, value, inner[0])
-    if origin is tuple and isinstance(value, (list, tuple)):
-        return tuple(_understood(name, item, inner[0]) for item in value)
-    if origin is dict and isinstance(value, Mapping):
-        return {
-            _understood(name, key, inner[0]): _understood(name, item, inner[1])
-            for key, item in value.items()
-        }
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    plain = hint if origin is None else None
-    if hint is bool and value in (0, 1):
-        return bool(value)
-    if plain is None or not isinstance(value, plain) or (isinstance(value, bool) and hint is int):
-        raise ValueError(f"{name}: {value!r} is not {_KINDS[origin or hint]}.")
-    return value
-
-
-_KINDS = {
-    bool: "true or false",
-    dict: "names with numbers",
-    float: "a number",
-    int: "a whole number",
-    str: "a word",
-    tuple: "a list",
-}
-
-
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} {value!r} is not one of {', '.join(known)}.")
-
-
-def _at_least(section: str, name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ValueError(f"{section}.{name} {value} is too small. Set it to {least} or more.")
