@@ -236,6 +236,8 @@ def test_the_data_benchmark_says_what_files_give_and_what_they_cost(script, caps
         (["--model", "vgg"], r"small\.yaml: model\.name 'vgg' is not one of cosmoflow, "),
         (["--model", "resnet"], r"model\.conv_size: the network resnet does not take it"),
         (["--optimizer", "SDG"], r"optimizer\.name: Keras has no optimizer 'SDG'"),
+        (["--recompute", "1"], r"ipu_config\.recompute is of stages"),
+        (["--use-estimator", "--pipeline-schedule", "grouped"], r"--use-estimator runs stages by"),
         (["--data-dir", "/nowhere"], r"There is no folder /nowhere/train"),
         (["--micro-batch-size", "3"], r"n_train 8 is not whole weight updates of 3 samples"),
     ],

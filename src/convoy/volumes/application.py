@@ -73,7 +73,7 @@ def _run(networks: Networks, line: CommandLine, output: Output) -> int:
     tree = overridden(read_yaml(line.config), line.overrides)
     try:
         settings = Settings.of(tree)
-        check_settings(networks, settings)
+        check_settings(networks, settings, by_estimator=line.use_estimator)
         plan = make_plan(settings)
     except ValueError as error:
         raise ValueError(f"{line.config}: {error}") from None

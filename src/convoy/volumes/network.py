@@ -17,8 +17,13 @@ Networks = Mapping[str, Callable[..., keras.Model]]
 MAE = "mae"
 
 
-def check_settings(networks: Networks, settings: Settings) -> None:
+def check_settings(networks: Networks, settings: Settings, *, by_estimator: bool) -> None:
     """Refuse a network, an optimizer, a loss or a metric that there is not.
+
+    Args:
+        networks: functions that make a network, by name.
+        settings: of the run.
+        by_estimator: whether an estimator trains.
 
     Raises:
         ValueError: with the setting that is wrong.
@@ -45,6 +50,14 @@ def check_settings(networks: Networks, settings: Settings) -> None:
                 raise ValueError(f"train.{section}: Keras has no {word!r}.") from None
     if settings.train.target_mae is not None and not settings.data.n_valid:
         raise ValueError("train.target_mae is of validation: set data.n_valid to more than 0.")
+    devices = settings.devices
+    if devices.recompute and devices.stages == 1:
+        raise ValueError("ipu_config.recompute is of stages: set ipu_config.stages to 2 or more.")
+    if by_estimator and (devices.recompute or devices.pipeline_schedule != "interleaved"):
+        raise ValueError(
+            "--use-estimator runs stages by the interleaved schedule and keeps activations. Leave "
+            "ipu_config.pipeline_schedule and recompute out."
+        )
 
 
 def make_network(networks: Networks, settings: Settings) -> keras.Model:
