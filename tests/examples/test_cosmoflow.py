@@ -183,16 +183,22 @@ def test_the_command_of_the_page_trains_and_prints_its_table(script, capsys, tmp
     }
 
 
-def test_the_estimator_trains_validates_and_goes_on(script, capsys, config, tmp_path):
-    printed = run(script, capsys, config, "--use-estimator", "--n-epochs", 1)
+def test_the_estimator_trains_validates_and_trains_nothing_twice(script, capsys, config, tmp_path):
+    words = (config, "--use-estimator", "--n-epochs", 1)
+    printed = run(script, capsys, *words)
     assert re.fullmatch(FINAL.format(2, 1), printed[-1])
     table = (tmp_path / "run" / "estimator_throughput.txt").read_text().splitlines()
     assert table == printed[printed.index(table[0]) :][: len(table)]
+    printed = run(script, capsys, *words)
+    assert re.match(r"Nothing was trained: .*step-00000004 has 4 of 4 steps", printed[-1])
+
+
+@pytest.mark.slow
+def test_the_estimator_goes_on_from_its_checkpoint(script, capsys, config):
+    run(script, capsys, config, "--use-estimator", "--n-epochs", 1)
     printed = run(script, capsys, config, "--use-estimator")
     epochs = [line.split("  ")[0] for line in printed if line.startswith("epoch")]
     assert epochs == ["epoch 2/2"]
-    printed = run(script, capsys, config, "--use-estimator")
-    assert re.match(r"Nothing was trained: .*step-00000008 has 8 of 8 steps", printed[-1])
 
 
 def test_two_instances_are_one_run_with_their_gradients_exchanged(script, capsys, config):
