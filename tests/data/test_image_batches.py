@@ -5,9 +5,9 @@ import signal
 
 import numpy as np
 import pytest
-from convoy.data.batches import Order
+from convoy.data.batches import InOrder, Order
 from convoy.data.catalog import DatasetInfo
-from convoy.data.image_batches import ImageBatches, InOrder, MakeBatch
+from convoy.data.image_batches import ImageBatches, MakeBatch
 from convoy.data.image_files import find_images
 from convoy.data.records import DamagedDataError
 from convoy.data.transform import Transformation
@@ -131,7 +131,7 @@ def test_a_worker_that_is_killed_is_an_error(folders):
     children = [
         int(name)
         for name in os.listdir("/proc")
-        if name.isdigit() and parent_of(name) == batches._pool._process.pid
+        if name.isdigit() and parent_of(name) == batches._ahead._pool._process.pid
     ]
     assert len(children) == 1
     os.kill(children[0], signal.SIGKILL)

@@ -1,5 +1,6 @@
 """Record files and examples, bit for bit as others write and read them."""
 
+import gzip
 import struct
 
 import numpy as np
@@ -98,3 +99,54 @@ def test_chance_is_refused_or_read_but_never_crashes(rng):
             examples.decode(data, {"a"})
         except DamagedDataError:
             continue
+
+
+@pytest.fixture
+def compressed(tmp_path):
+    path = tmp_path / "some.gz"
+    records.write_file(path, DATA, compressed=True)
+    return path
+
+
+def test_a_compressed_file_is_read_as_the_other(file, compressed, tmp_path):
+    assert gzip.decompress(compressed.read_bytes()) == file.read_bytes()
+    assert list(records.read_all(compressed)) == DATA
+    records.write_file(tmp_path / "plain", DATA)
+    assert (tmp_path / "plain").read_bytes() == file.read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} == {"some", "some.gz", "plain"}
+
+
+def test_a_record_that_begins_like_gzip_is_not_taken_for_it(tmp_path):
+    path = tmp_path / "plain"
+    records.write_file(path, [bytes(0x8B1F)])
+    assert path.read_bytes()[:2] == b"\x1f\x8b"
+    assert [len(data) for data in records.read_all(path)] == [0x8B1F]
+
+
+def test_a_compressed_file_that_is_damaged_or_cut_short_is_named(compressed):
+    whole = compressed.read_bytes()
+    for damaged in (whole[:-20], whole[:40], whole[:-30] + b"\xff" * 8 + whole[-22:]):
+        compressed.write_bytes(damaged)
+        with pytest.raises(DamagedDataError, match=r"some\.gz, record \d: "):
+            list(records.read_all(compressed))
+
+
+@pytest.mark.parametrize(
+    ("length", "problem"),
+    [(5, "ends in its length"), (25, "ends in its length"), (100, "ends in its data")],
+)
+def test_what_is_cut_short_before_it_is_compressed_is_found_too(file, tmp_path, length, problem):
+    path = tmp_path / "short.gz"
+    path.write_bytes(gzip.compress(file.read_bytes()[:length]))
+    with pytest.raises(DamagedDataError, match=problem):
+        list(records.read_all(path))
+
+
+def test_a_changed_byte_inside_of_a_compressed_file_is_found(file, tmp_path):
+    path = tmp_path / "changed.gz"
+    for place in range(len(DATA[0]) + 16):
+        damaged = bytearray(file.read_bytes())
+        damaged[place] ^= 0x10
+        path.write_bytes(gzip.compress(damaged))
+        with pytest.raises(DamagedDataError, match=r"changed\.gz, record 0"):
+            list(records.read_all(path))

@@ -1,3 +1,5 @@
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -11,6 +13,17 @@ class Squares(keras.utils.PyDataset):
 
     def __getitem__(self, index):
         return np.full((3, 1), index), np.full((3,), index**2)
+
+
+class Counted(Squares):
+    """Says how many batches it has by Keras's newer name for that."""
+
+    __len__ = None
+    num_batches = 2
+
+
+class Endless(Squares):
+    num_batches = None
 
 
 def test_batches_of_arrays_leave_out_what_fills_none():
@@ -31,6 +44,10 @@ def test_every_pass_has_an_order_of_its_own():
 def test_takes_data_sets_of_several_kinds():
     taken = list(elements(Squares(), ModeKeys.TRAIN, None))
     assert [element.labels.tolist() for element in taken] == [[0, 0, 0], [1, 1, 1]]
+    taken = list(elements(Counted(), ModeKeys.TRAIN, None))
+    assert [element.labels[0] for element in taken] == [0, 1]
+    taken = list(itertools.islice(elements(Endless(), ModeKeys.TRAIN, None), 4))
+    assert [element.labels[0] for element in taken] == [0, 1, 4, 9]
     (item,) = elements(iter([{"features": np.ones((2, 1)), "labels": np.ones(2)}]), "eval", None)
     assert item.labels.shape == (2,)
     (item,) = elements(({"a": np.ones((2, 1)), "b": np.ones(2)},), ModeKeys.PREDICT, 2)

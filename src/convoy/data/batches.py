@@ -61,6 +61,26 @@ class Order:
         return self._drawn[1]
 
 
+class InOrder:
+    """All samples, one after the other; the last batch may be smaller."""
+
+    def __init__(self, samples: int, size: int) -> None:
+        self.samples = samples
+        self.size = size
+
+    @property
+    def num_batches(self) -> int:
+        return -(-self.samples // self.size)
+
+    def chosen(self, position: int) -> np.ndarray:
+        first = position % self.num_batches * self.size
+        return np.arange(first, min(first + self.size, self.samples))
+
+    def seed_of(self, position: int) -> tuple[int, ...]:
+        del position
+        return (0,)
+
+
 class Positions(keras.utils.PyDataset):
     """A data set that knows which batch of the whole run it is asked for.
 

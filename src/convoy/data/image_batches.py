@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from convoy.data import jpeg
+from convoy.data.ahead import Ahead
 from convoy.data.batches import Batch, Positions
 from convoy.data.crops import centre_crop, inception_crop
 from convoy.data.image_files import ImageFiles
 from convoy.data.records import DamagedDataError
 from convoy.data.transform import Transformation
-from convoy.data.worker_pool import WorkerPool
 
 OnDamage = Literal["skip", "stop"]
 # So many damaged images in a row are no accident.
@@ -123,26 +122,6 @@ class Order(Protocol):
     def seed_of(self, position: int) -> tuple[int, ...]: ...
 
 
-class InOrder:
-    """All samples, one after the other; the last batch may be smaller."""
-
-    def __init__(self, samples: int, size: int) -> None:
-        self.samples = samples
-        self.size = size
-
-    @property
-    def num_batches(self) -> int:
-        return -(-self.samples // self.size)
-
-    def chosen(self, position: int) -> np.ndarray:
-        first = position % self.num_batches * self.size
-        return np.arange(first, min(first + self.size, self.samples))
-
-    def seed_of(self, position: int) -> tuple[int, ...]:
-        del position
-        return (0,)
-
-
 class ImageBatches(Positions):
     """Batches of compressed images.
 
@@ -165,18 +144,15 @@ class ImageBatches(Positions):
         super().__init__(num_batches)
         self.make = make
         self.order = order
-        self.count = workers
         self.say = say
         self.damaged = dict.fromkeys(make.files.damaged)
         """What could not be read, each named once."""
         for name in self.damaged:
             say(name)
-        self._pool: WorkerPool | None = None
-        self._ahead: deque[int] = deque()
+        self._ahead = Ahead(make, self._asked, workers)
 
     def __getitem__(self, number: int) -> Batch:
-        position = self.position(number)
-        images, made = self._take(position) if self.count else self._make(position)
+        images, made = self._ahead.take(self.position(number))
         for name in made.damaged:
             if name not in self.damaged:
                 self.damaged[name] = None
@@ -185,29 +161,7 @@ class ImageBatches(Positions):
 
     def close(self) -> None:
         """End the worker processes."""
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
-            self._ahead.clear()
+        self._ahead.close()
 
     def _asked(self, position: int) -> Asked:
         return Asked(self.order.chosen(position), self.order.seed_of(position))
-
-    def _make(self, position: int) -> tuple[np.ndarray, Made]:
-        out = np.empty(self.make.shape, self.make.dtype)
-        return out, self.make.run(self._asked(position), out)
-
-    def _take(self, position: int) -> tuple[np.ndarray, Any]:
-        """Return a batch from the workers, and have them make those that come after it."""
-        if self._pool is None:
-            self._pool = WorkerPool(self.make, self.count)
-        if self._ahead and self._ahead[0] != position:
-            self._pool.forget()
-            self._ahead.clear()
-        following = self._ahead[-1] + 1 if self._ahead else position
-        while len(self._ahead) < self._pool.capacity:
-            self._pool.ask(self._asked(following))
-            self._ahead.append(following)
-            following += 1
-        self._ahead.popleft()
-        return self._pool.take()

@@ -1,10 +1,15 @@
-"""Record files (TFRecord): length, checksum of the length, data, checksum of the data."""
+"""Record files (TFRecord): length, checksum of the length, data, checksum of the data.
+
+A file may be compressed by gzip as a whole. It can then only be read from its beginning.
+"""
 
 from __future__ import annotations
 
+import gzip
 import os
 import struct
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +18,7 @@ from convoy.data.checksum import masked_checksum
 _HEAD = struct.Struct("<QI")
 _TAIL = struct.Struct("<I")
 OVERHEAD = _HEAD.size + _TAIL.size
+_GZIP = b"\x1f\x8b"
 
 
 class DamagedDataError(ValueError):
@@ -29,6 +35,9 @@ class CutShortError(DamagedDataError):
     def __init__(self, message: str, found: np.ndarray) -> None:
         super().__init__(message)
         self.found = found
+
+    def __reduce__(self) -> tuple[type[CutShortError], tuple[str, np.ndarray]]:
+        return type(self), (str(self), self.found)
 
 
 def frame(data: bytes) -> bytes:
@@ -87,7 +96,11 @@ def read(descriptor: int, begin: int, length: int) -> bytes:
     Raises:
         DamagedDataError: if they are not what was written.
     """
-    content = os.pread(descriptor, length + _TAIL.size, begin)
+    return _checked(os.pread(descriptor, length + _TAIL.size, begin), length)
+
+
+def _checked(content: bytes, length: int) -> bytes:
+    """Return the data in the content of a record, which their checksum follows."""
     data, tail = content[:length], content[length:]
     if len(tail) < _TAIL.size or masked_checksum(data) != _TAIL.unpack(tail)[0]:
         raise DamagedDataError("its data do not have their checksum")
@@ -95,11 +108,14 @@ def read(descriptor: int, begin: int, length: int) -> bytes:
 
 
 def read_all(path: Path) -> Iterator[bytes]:
-    """Return the data of all records of a file.
+    """Return the data of all records of a file, compressed or not.
 
     Raises:
         DamagedDataError: if one is not what was written.
     """
+    if is_compressed(path):
+        yield from _read_compressed(path)
+        return
     places = scan(path)
     with path.open("rb", buffering=0) as file:
         for number, (begin, length) in enumerate(places):
@@ -107,3 +123,42 @@ def read_all(path: Path) -> Iterator[bytes]:
                 yield read(file.fileno(), int(begin), int(length))
             except DamagedDataError as error:
                 raise DamagedDataError(f"{path}, record {number}: {error}") from None
+
+
+def is_compressed(path: Path) -> bool:
+    """Say whether a file is compressed by gzip."""
+    with path.open("rb", buffering=0) as file:
+        head = file.read(_HEAD.size)
+    # A record of 35,615 bytes begins with the same two, and has the checksum of its length.
+    is_record = len(head) == _HEAD.size and masked_checksum(head[:8]) == _HEAD.unpack(head)[1]
+    return head.startswith(_GZIP) and not is_record
+
+
+def _read_compressed(path: Path) -> Iterator[bytes]:
+    number = 0
+    try:
+        with gzip.open(path) as file:
+            while head := file.read(_HEAD.size):
+                length = _HEAD.unpack(head)[0] if len(head) == _HEAD.size else 0
+                # The size is not known; a length that is damaged is found by its checksum.
+                if problem := _problem(head, 0, length + _TAIL.size):
+                    raise DamagedDataError(problem)
+                content = file.read(length + _TAIL.size)
+                if len(content) < length + _TAIL.size:
+                    raise DamagedDataError("the file ends in its data")
+                yield _checked(content, length)
+                number += 1
+    except (DamagedDataError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DamagedDataError(f"{path}, record {number}: {error}") from None
+
+
+def write_file(path: Path, data: Iterable[bytes], *, compressed: bool = False) -> None:
+    """Write a file of records; it is there whole or not at all."""
+    unfinished = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        with gzip.open(unfinished, "wb", 6) if compressed else unfinished.open("wb") as file:
+            for record in data:
+                file.write(frame(record))
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from convoy.processes import COORDINATOR
 
 # Of each worker: one that it fills, and one that waits to be read.
 SLOTS = 2
@@ -54,11 +55,12 @@ class WorkerPool:
     Args:
         job: what is done for each task.
         count: how many processes.
+        slots: tasks of each that can be waited for at a time.
     """
 
-    def __init__(self, job: Job, count: int) -> None:
+    def __init__(self, job: Job, count: int, slots: int = SLOTS) -> None:
         self.job = job
-        self.capacity = count * SLOTS
+        self.capacity = count * slots
         """How many tasks can be waited for at a time."""
         self._size = int(np.prod(job.shape)) * job.dtype.itemsize
         self._asked: deque[int] = deque()
@@ -73,13 +75,14 @@ class WorkerPool:
         pairs = [socket.socketpair() for _ in range(count)]
         theirs = [pair[1].fileno() for pair in pairs]
         command = "from convoy.data.worker_pool import serve; serve()"
-        # Workers compute nothing on devices, and use one core each.
+        # Workers compute nothing on devices, use one core each, and are no process of a launch.
         quiet = {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        inherited = {k: v for k, v in os.environ.items() if k != COORDINATOR}
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", command, str(memory), *map(str, theirs)],
             pass_fds=[memory, *theirs],
             stdin=subprocess.PIPE,
-            env={**os.environ, **quiet},
+            env=inherited | quiet,
         )
         for _, other in pairs:
             other.close()
@@ -111,22 +114,29 @@ class WorkerPool:
             RuntimeError: if the worker is gone.
         """
         slot = self._asked.popleft()
+        result = self._receive(slot)
+        if isinstance(result, _Failure):
+            raise result.error
+        return _array(self._memory, self.job, slot, self._size).copy(), result
+
+    def forget(self) -> None:
+        """Wait for all tasks, and drop what comes of them.
+
+        Raises:
+            RuntimeError: if a worker is gone.
+        """
+        while self._asked:
+            self._receive(self._asked.popleft())
+
+    def _receive(self, slot: int) -> Any:
         try:
-            result = self._worker(slot).recv()
+            return self._worker(slot).recv()
         except (EOFError, OSError):
             self.close()
             raise RuntimeError(
                 "A worker process that makes batches has ended before its work. Its last words, if "
                 "it had any, are above; the system may have ended it for want of memory."
             ) from None
-        if isinstance(result, _Failure):
-            raise result.error
-        return _array(self._memory, self.job, slot, self._size).copy(), result
-
-    def forget(self) -> None:
-        """Wait for all tasks, and drop what comes of them."""
-        while self._asked:
-            self._worker(self._asked.popleft()).recv()
 
     def close(self) -> None:
         """End the processes."""

@@ -164,7 +164,8 @@ def is_arrays(returned: Any) -> bool:
 
 def _iterate(data: Any) -> Iterable[Any]:
     if isinstance(data, keras.utils.PyDataset):
-        return (data[index] for index in range(len(data)))
+        length = data.num_batches
+        return (data[index] for index in (itertools.count() if length is None else range(length)))
     as_numpy = getattr(data, "as_numpy_iterator", None)
     if as_numpy is not None:
         return as_numpy()

@@ -13,9 +13,9 @@ from typing import Any, cast
 
 import keras
 import numpy as np
-from convoy.data.batches import Batch, Batches, Order
+from convoy.data.batches import Batch, Batches, InOrder, Order
 from convoy.data.catalog import DatasetInfo, Split, load
-from convoy.data.image_batches import ImageBatches, InOrder, MakeBatch, OnDamage
+from convoy.data.image_batches import ImageBatches, MakeBatch, OnDamage
 from convoy.data.image_files import ImageFiles, find_images
 from convoy.data.synthetic import synthetic_split
 from convoy.data.transform import Output, Transformation

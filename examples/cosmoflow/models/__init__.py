@@ -1,0 +1,10 @@
+"""The networks, by name: plain Keras, from a volume to numbers between -1.2 and 1.2."""
+
+from models.cosmoflow import cosmoflow, mlperf
+from models.cosmoflow_v1 import cosmoflow_v1
+from models.resnet import mini_resnet, resnet, resnet50
+
+NETWORKS = {
+    network.__name__: network
+    for network in (cosmoflow, cosmoflow_v1, mlperf, resnet, resnet50, mini_resnet)
+}

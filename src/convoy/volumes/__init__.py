@@ -1,0 +1,1 @@
+"""Networks that read numbers off volumes: the application behind `examples/cosmoflow`."""

@@ -1,0 +1,142 @@
+"""What the YAML says is what happens, and what it cannot mean is refused with its name."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from convoy.volumes.command_line import overridden, parse
+from convoy.volumes.sections import read_yaml
+from convoy.volumes.settings import Settings
+
+CONFIGS = Path(__file__).parents[2] / "examples" / "cosmoflow" / "configs"
+
+
+def tree(**sections):
+    made = {
+        "data": {"name": "dummy", "n_train": 8, "sample_shape": [8, 8, 8, 4]},
+        "model": {"name": "cosmoflow"},
+        "optimizer": {"name": "SGD", "lr": 0.1},
+    }
+    for section, values in sections.items():
+        made[section] = made.get(section, {}) | values if isinstance(values, dict) else values
+    return made
+
+
+def test_graphcores_file_says_what_it_always_said():
+    settings = Settings.of(read_yaml(CONFIGS / "graphcore.yaml"))
+    data = settings.data
+    assert (data.name, data.n_train, data.n_valid, data.n_epochs) == ("dummy", 10_000, 0, 30)
+    assert (data.sample_shape, data.target_shape) == ((64, 64, 64, 4), (4,))
+    assert (data.micro_batch_size, data.shard) == (1, True)
+    assert settings.model["dropout"] == 0.2
+    assert settings.optimizer == {"name": "Adadelta"}
+    assert (settings.learning_rate.base_lr, settings.learning_rate.scaling) == (0.5, "none")
+    assert (settings.train.loss, settings.train.metrics) == ("mse", ("mae",))
+    assert (settings.devices.iterations_per_loop, settings.devices.num_ipus) == (5000, 1)
+
+
+def test_mlperfs_recipe_is_that_of_its_reference():
+    settings = Settings.of(read_yaml(CONFIGS / "mlperf.yaml"))
+    assert settings.data.sample_shape == (128, 128, 128, 4)
+    assert (settings.data.n_train, settings.data.n_valid) == (524_288, 65_536)
+    assert (settings.data.micro_batch_size, settings.data.n_epochs) == (4, 128)
+    assert settings.data.apply_log
+    assert settings.optimizer == {"name": "SGD", "momentum": 0.9}
+    rate = settings.learning_rate
+    assert (rate.base_lr, rate.scaling, rate.base_batch_size) == (0.001, "linear", 64)
+    assert (rate.n_warmup_epochs, rate.decay_schedule) == (4, {32: 0.25, 64: 0.125})
+    assert settings.train.target_mae == 0.124
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_file_that_ships_is_understood(path):
+    Settings.of(read_yaml(path))
+
+
+@pytest.mark.parametrize(
+    ("sections", "problem"),
+    [
+        ({"data": {"n_trian": 3}}, r"data\.n_trian is unknown; known: apply_log, data_dir"),
+        ({"extra": {}}, r"^extra is unknown; known: data, ipu_config"),
+        ({"data": {"n_train": "many"}}, r"data\.n_train: 'many' is not a whole number"),
+        ({"data": {"n_train": True}}, r"data\.n_train: True is not a whole number"),
+        ({"data": {"n_train": 0}}, r"data\.n_train 0 is too small\. Set it to 1 or more"),
+        ({"data": {"shard": "perhaps"}}, r"data\.shard: 'perhaps' is not true or false"),
+        ({"data": {"sample_shape": 64}}, r"data\.sample_shape: 64 is not a list"),
+        ({"data": {"sample_shape": [64, 64, 4]}}, r"sample_shape \[64, 64, 4\] is not three sides"),
+        ({"data": {"target_shape": [2, 2]}}, r"data\.target_shape \[2, 2\] is not one number"),
+        ({"data": {"name": "cosmos"}}, r"data\.name 'cosmos' is not one of dummy, cosmo"),
+        ({"data": {"name": "cosmo"}}, r"data\.name cosmo needs data\.data_dir, or --data-dir"),
+        ({"data": {"shuffle_valid": True}}, r"data\.shuffle_valid: all validation samples"),
+        ({"data": 3}, r"data: 3 is not a section"),
+        ({"model": {"input_shape": [4, 4, 4, 1]}}, r"input_shape \[4, 4, 4, 1\] is not data\.samp"),
+        ({"model": {"input_shape": 64}}, r"model\.input_shape 64 is not data\.sample_shape"),
+        ({"model": {"target_size": 3}}, r"model\.target_size 3 is not data\.target_shape \[4\]"),
+        ({"optimizer": {"lr": None}}, r"optimizer\.lr is missing"),
+        ({"optimizer": {"lr": "fast"}}, r"optimizer\.lr: 'fast' is not a number"),
+        ({"optimizer": {"lr": -1}}, r"The learning rate -1\.0 is not more than 0"),
+        ({"optimizer": {"lr_scaling": "cubic"}}, r"lr_scaling 'cubic' is not one of none, linear"),
+        ({"lr_schedule": {"decay_schedule": {1: "x"}}}, r"decay_schedule: 'x' is not a number"),
+        ({"train": {"metrics": "mae"}}, r"train\.metrics: 'mae' is not a list"),
+        ({"ipu_config": {"stages": 0}}, r"ipu_config\.stages 0 is too small"),
+    ],
+)
+def test_what_is_wrong_is_named(sections, problem):
+    with pytest.raises(ValueError, match=problem):
+        Settings.of(tree(**sections))
+
+
+@pytest.mark.parametrize("missing", ["data.n_train", "model.name", "optimizer.name"])
+def test_what_is_missing_is_named(missing):
+    section, name = missing.split(".")
+    whole = tree()
+    del whole[section][name]
+    with pytest.raises(ValueError, match=rf"{missing} is missing"):
+        Settings.of(whole)
+
+
+def test_files_that_are_none_are_named(tmp_path):
+    for text, problem in (("- 1", "it has no names"), ("a: [", "is not YAML")):
+        path = tmp_path / "some.yaml"
+        path.write_text(text)
+        with pytest.raises(ValueError, match=rf"some\.yaml.*{problem}"):
+            read_yaml(path)
+    with pytest.raises(ValueError, match=r"none\.yaml cannot be read: No such file"):
+        read_yaml(tmp_path / "none.yaml")
+
+
+def test_flags_override_the_file(monkeypatch, tmp_path):
+    monkeypatch.setenv("RUNS", "/somewhere")
+    words = (
+        "some.yaml --output-dir $RUNS/one --data-dir d --n-train 4 --n-valid 2 "
+        "--micro-batch-size 2 --n-epochs 3 --apply-log 1 --staged-files 0 "
+        "--iterations-per-loop 7 --num-ipus 2 --conv-size 8 --fc1-size 32 --fc2-size 16 "
+        "--hidden-activation relu --dropout 0.5 --optimizer Adam --lr 1e-3 --precision bf16.32"
+    )
+    line = parse(words.split(), "train.py", tmp_path)
+    settings = Settings.of(overridden(tree(), line.overrides))
+    assert settings.output_dir == Path("/somewhere/one")
+    assert (settings.data.data_dir, settings.data.n_train, settings.data.n_valid) == ("d", 4, 2)
+    assert (settings.data.micro_batch_size, settings.data.n_epochs) == (2, 3)
+    assert (settings.data.apply_log, settings.data.staged_files) == (True, False)
+    assert (settings.devices.iterations_per_loop, settings.devices.num_ipus) == (7, 2)
+    assert settings.devices.precision == "bf16.32"
+    given = {name: settings.model[name] for name in ("conv_size", "fc1_size", "fc2_size")}
+    assert given == {"conv_size": 8, "fc1_size": 32, "fc2_size": 16}
+    assert (settings.model["hidden_activation"], settings.model["dropout"]) == ("relu", 0.5)
+    assert settings.optimizer["name"] == "Adam"
+    assert settings.learning_rate.base_lr == 1e-3
+    assert yaml.safe_load(yaml.safe_dump(overridden(tree(), line.overrides)))
+
+
+def test_the_file_has_a_default_and_old_flags_are_taken(tmp_path):
+    line = parse(["-d", "-v", "--print-fom"], "train.py", tmp_path)
+    assert line.config == tmp_path / "configs" / "cosmo.yaml"
+    assert (line.verbose, line.print_fom) == (True, True)
+    assert "--distributed has no effect" in line.notes[0]
+
+
+def test_an_estimator_is_not_benchmarked(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        parse(["--use-estimator", "--data-benchmark"], "train.py", tmp_path)
+    assert "not allowed with argument" in capsys.readouterr().err
