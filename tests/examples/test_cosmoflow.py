@@ -213,6 +213,7 @@ def test_two_instances_are_one_run_with_their_gradients_exchanged(script, capsys
     np.testing.assert_allclose(launched, losses(config), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_two_instances_of_the_estimator_are_one_run(config, tmp_path):
     printed = launch(config, "--use-estimator")
     assert re.fullmatch(FINAL.format(2, 2), printed[-1])
