@@ -25,8 +25,8 @@ function memorySection(reports) {
     }
   }
   parts.push(element("h3", {}, "From operation to operation"));
-  parts.push(element("p", {}, "Bytes of temporary arrays after each operation, in the order of XLA's schedule. Weights " +
-    "and data are not part of it. The dotted line is what XLA sets aside."));
+  parts.push(element("p", {}, "Bytes of temporary arrays and new results after each operation, in the order of XLA's " +
+    "schedule. Weights and data are not part of it. The dotted line is what XLA sets aside for them."));
   const names = [...new Set(reports.flatMap((report) => report.programs.map((program) => program.name)))];
   const box = element("div"), held = element("div");
   const choice = element("select", { "aria-label": "Program", onchange: () => drawCourse(reports, choice.value, box, held) },
@@ -57,7 +57,8 @@ function drawCourse(reports, name, box, held) {
     points: program.memory_course.points.map(([place, bytes, layer, part, operation]) =>
       [place, bytes, [operation, layer && `in ${layer}`, part].filter(Boolean).join(", ")]),
   }));
-  const marks = found.length === 1 ? [["set aside by XLA", found[0][1].memory.temp]] : [];
+  const aside = ({ temp, output, alias }) => temp + Math.max(0, output - alias);
+  const marks = found.length === 1 ? [["set aside by XLA", aside(found[0][1].memory)]] : [];
   box.replaceChildren(zoomTools(view));
   new Curves(box, series, view, {
     unit: "bytes", xUnit: "count", xName: "operation", fromZero: true, marks, label: `Memory of ${name}, by operation`,
