@@ -149,4 +149,5 @@ def test_the_variable_for_reports_is_heard(tmp_path, monkeypatch):
     (folder,) = tmp_path.glob("tf_report__*")
     report = read(folder)
     assert [program["name"] for program in report.programs] == ["train"]
-    assert report.run["totals"]["devices"]["train"]["steps"] == 1
+    # Two samples, one at a time.
+    assert report.run["totals"]["devices"]["train"]["steps"] == 2
