@@ -77,9 +77,8 @@ def test_both_phases_are_in_one_report(application, tmp_path):
     report = read(tmp_path / "run" / "report")
     assert {program["name"] for program in report.programs} >= {"train", "evaluate"}
     assert report.run["totals"]["devices"]["evaluate"]["samples"] == 23
-    saved = len(list((tmp_path / "run" / "checkpoints").iterdir()))
-    states = len(list((tmp_path / "run" / "state").iterdir()))
-    assert report.run["totals"]["host"]["checkpoint"]["count"] >= saved + states
+    # The weights of an epoch, and all that the run needs to go on.
+    assert report.run["totals"]["host"]["checkpoint"]["count"] == 2
     assert report.run["state"] == "ended"
 
 
