@@ -69,6 +69,13 @@ def launch(words: Sequence[str]) -> int:
     return launch_main(words)
 
 
+def report(words: Sequence[str]) -> int:
+    """Make a page of a recorded run, or of two beside each other."""
+    from convoy.report.command import main as report_main
+
+    return report_main(words)
+
+
 def export(words: Sequence[str]) -> int:
     """Write a trained model as a version that can be served."""
     from convoy.serving.export_command import main as export_main
@@ -106,6 +113,7 @@ APPLICATIONS = {
     "train": train,
     "data": data,
     "launch": launch,
+    "report": report,
     "export": export,
     "serve": serve,
     "request": request,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from convoy.engine.pace import Pace
 from convoy.engine.plan import Accumulation, Plan, Reduction
 from convoy.engine.run import Runner
 from convoy.engine.state import Mode
+from convoy.engine.watch import Watcher
 from convoy.pipeline.options import (
     Pipelining,
     pipeline_placement,
@@ -56,9 +58,12 @@ class EngineMethods:
         "export_for_serving",
     )
 
-    def __init__(self, model: keras.Model, plan: Plan, data_budget: int) -> None:
+    def __init__(
+        self, model: keras.Model, plan: Plan, data_budget: int, watcher: Callable[[], Watcher]
+    ) -> None:
         self.model = model
         self.runner = Runner(model, plan)
+        self.watcher = watcher
         self.data_budget = data_budget
         self.pipelining = Pipelining()
 
@@ -160,8 +165,11 @@ class EngineMethods:
         return export(self.model, folder, **settings)
 
     def _plan_stages(self) -> None:
-        """Make a plan for stages if the model has them, or drop it."""
+        """Ask who watches; make a plan for stages if the model has them, or drop it."""
         runner, pipelining = self.runner, self.pipelining
+        runner.watch(self.watcher())
+        if runner.watcher.times_actions:
+            pipelining = replace(pipelining, record=True)
         if stages_of_model(self.model) is None:
             if runner.current is not runner.plan:
                 runner.use(runner.plan)
@@ -227,9 +235,10 @@ class EngineMethods:
             )
         self._check_same_run(epochs=epochs, steps_per_epoch=feed.steps, batch_size=batch_size)
         watchers = self._callbacks(callbacks, verbose, feed, epochs=epochs, add_history=True)
-        self.runner.train(
-            feed, validation, pace, watchers, range(initial_epoch, epochs), validation_freq
-        )
+        with self._watched("fit"):
+            self.runner.train(
+                feed, validation, pace, watchers, range(initial_epoch, epochs), validation_freq
+            )
         self.runner.release()
         return self.model.history
 
@@ -250,7 +259,8 @@ class EngineMethods:
         feed, pace, _ = self._open_once("evaluate", (x, y, sample_weight), batch_size, steps)
         watchers = self._callbacks(callbacks, verbose, feed)
         self._check_same_run(steps=feed.steps, batch_size=batch_size)
-        logs = self.runner.evaluate(feed, pace, watchers)
+        with self._watched("evaluate"):
+            logs = self.runner.evaluate(feed, pace, watchers)
         self.runner.release()
         return logs if return_dict else keras_bridge.flat_metrics(self.model, logs)
 
@@ -268,7 +278,8 @@ class EngineMethods:
         feed, pace, budget = self._open_once("predict", (x, None, None), batch_size, steps)
         self._check_same_run(steps=feed.steps, batch_size=batch_size)
         watchers = self._callbacks(callbacks, verbose, feed)
-        outputs = self.runner.predict(feed, pace, budget, watchers)
+        with self._watched("predict"):
+            outputs = self.runner.predict(feed, pace, budget, watchers)
         self.runner.release()
         return outputs
 
@@ -304,17 +315,22 @@ class EngineMethods:
         check.check_model(self.model, "predict_on_batch")
         self._plan_stages()
         keras_bridge.build_for_prediction(self.model, x)
-        return self.runner.run_once("predict", (x,))
+        with self._watched("predict_on_batch"):
+            return self.runner.run_once("predict", (x,))
 
     def _on_batch(self, mode: Mode, batch: tuple[Any, Any, Any], return_dict: bool) -> Any:
         keras_bridge.build_for_batch(self.model, batch)
         check_batch(self.model, batch)
         self.model.reset_metrics()
-        logs = keras_bridge.python_logs(self.runner.run_once(mode, batch))
+        with self._watched(f"{'train' if mode == 'train' else 'test'}_on_batch"):
+            logs = keras_bridge.python_logs(self.runner.run_once(mode, batch))
         if return_dict:
             return logs
         values = {name: value for name, value in logs.items() if name not in numerics.REPORTED}
         return keras_bridge.flat_metrics(self.model, values)
+
+    def _watched(self, name: str) -> AbstractContextManager[None]:
+        return self.runner.watcher.run(name, self.model, self.runner.current)
 
     def _open_once(
         self, mode: Mode, data: tuple[Any, Any, Any], batch_size: int | None, steps: int | None
@@ -357,10 +373,24 @@ class EngineMethods:
         )
 
 
-def attach(model: keras.Model, plan: Plan, data_budget: int, devices: Sequence[jax.Device]) -> None:
-    """Have a model run on the engine. Its class, weights and compilation stay as they are."""
+def attach(
+    model: keras.Model,
+    plan: Plan,
+    data_budget: int,
+    devices: Sequence[jax.Device],
+    watcher: Callable[[], Watcher],
+) -> None:
+    """Have a model run on the engine. Its class, weights and compilation stay as they are.
+
+    Args:
+        model: the model.
+        plan: how its work is divided.
+        data_budget: bytes of each device's memory that data may take.
+        devices: those of the strategy.
+        watcher: returns who is told of a run, asked when it begins.
+    """
     set_devices(model, devices)
-    methods = EngineMethods(model, plan, data_budget)
+    methods = EngineMethods(model, plan, data_budget, watcher)
     # Not through `setattr`: Keras would take it for a change of the model's state.
     for name in EngineMethods.replaced:
         vars(model)[name] = getattr(methods, name)

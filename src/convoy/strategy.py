@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
+from typing import TYPE_CHECKING
 
 import jax
 import keras
@@ -19,6 +21,10 @@ from convoy.engine.loss_scale import LossScale
 from convoy.engine.numerics import StochasticRounding
 from convoy.engine.plan import Accumulation, BatchMeaning, Plan, Reduction
 from convoy.engine.replicate import AXIS
+from convoy.engine.watch import NotWatched, Watcher
+
+if TYPE_CHECKING:
+    from convoy.report.recording import Recording
 
 # Large enough that the exchange costs more than its start, small enough to join in the cache.
 REDUCTION_BUCKET = 4 << 20
@@ -126,6 +132,8 @@ class Strategy:
         self.numerics = numerics.Settings(
             self.precision, loss_scales.find(loss_scale), stochastic_rounding
         )
+        self.watcher: Watcher = NotWatched()
+        """Who is told of what its models do."""
         if half_partials:
             precisions.warn_of_half_partials()
 
@@ -153,7 +161,36 @@ class Strategy:
         A subclass may add to it, say to give models more methods.
         """
         numerics.attach(new, self.numerics)
-        model.attach(new, self.plan, self.data_budget, self.devices)
+        model.attach(new, self.plan, self.data_budget, self.devices, lambda: self.watcher)
+
+    def record(self, folder: str | os.PathLike[str]) -> Recording:
+        """Write a report of what its models do from now on: programs, times, memory, metrics.
+
+        `convoy report FOLDER` makes a page of it, also while the run goes on. Programs that were
+        compiled before are compiled anew, to be looked at.
+
+        Args:
+            folder: where the report goes; one that is there is replaced.
+
+        Returns:
+            What records, until it is closed or the process ends; in a `with` statement, until the
+            end of the block.
+
+        Raises:
+            ReportError: if the folder cannot be written to.
+
+        Example:
+        ```python
+        with strategy.record("report"):
+            model.fit(x, y, epochs=3)
+        ```
+        """
+        # What reports on programs is above what makes them.
+        from convoy.report.recording import Recording
+
+        if isinstance(self.watcher, Recording):
+            self.watcher.close()
+        return Recording(folder, self.devices).watch(self)
 
     def _mesh(self) -> jax.sharding.Mesh | None:
         # One device that is JAX's default needs no placement, so arrays stay free to move.

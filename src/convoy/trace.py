@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -108,7 +109,7 @@ def evaluate(equations: Iterable[JaxprEqn], values: Values) -> None:
 
 def bind(equation: JaxprEqn, operands: Sequence[Any], values: Values) -> None:
     parameters = equation.primitive.get_bind_params(equation.params)
-    with equation.ctx.manager:
+    with equation.ctx.manager, named(equation):
         results = equation.primitive.bind(*operands, **parameters)
     results = results if equation.primitive.multiple_results else [results]
     values.update(zip(equation.outvars, results, strict=True))
@@ -126,10 +127,18 @@ def _inline(closed: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
         operands = [read(atom, values) for atom in equation.invars]
         inner = equation.params.get(_NESTED.get(equation.primitive.name, ""))
         if isinstance(inner, ClosedJaxpr):
-            values.update(zip(equation.outvars, _inline(inner, operands), strict=True))
+            with named(equation):
+                results = _inline(inner, operands)
+            values.update(zip(equation.outvars, results, strict=True))
         else:
             bind(equation, operands, values)
     return [read(atom, values) for atom in jaxpr.outvars]
+
+
+def named(equation: JaxprEqn) -> AbstractContextManager[None]:
+    """Give what is traced in the block the names of an equation: layers are reported on by them."""
+    name = str(equation.source_info.name_stack)
+    return jax.named_scope(name) if name else nullcontext()
 
 
 def _worth_keeping(equation: JaxprEqn, made_from: Iterable[Var]) -> bool:

@@ -1,4 +1,3 @@
-import json
 import logging
 
 import convoy
@@ -20,6 +19,7 @@ from convoy.estimator import (
     function,
     train_and_evaluate,
 )
+from convoy.report.files import read
 
 from .conftest import layers, regression
 
@@ -106,9 +106,9 @@ def test_a_network_is_divided_into_stages_by_itself(tmp_path, data, batches, sto
     estimator = Estimator(regression, tmp_path / "run", config)
     estimator.train(batches, steps=2)
     stock.train(2, 2).check(estimator)
-    (report,) = (tmp_path / "reports").iterdir()
-    compiled = json.loads((report / "compilation.json").read_text())
-    assert (compiled["program"], compiled["stages"], compiled["replicas"]) == ("train", 2, 1)
+    (folder,) = (tmp_path / "reports").iterdir()
+    model = read(folder).run["runs"][0]["model"]
+    assert (model["stages"], model["replicas"]) == (2, 1)
 
 
 def own_loss(features, labels, mode):
@@ -189,18 +189,24 @@ def test_evaluates_every_checkpoint_while_the_data_is_read_on(tmp_path, data, ba
 def test_reports_what_was_compiled_and_how_it_ran(tmp_path, data, batches):
     config = RunConfig(tmp_path / "run", steps_per_execution=2, report=tmp_path)
     estimator = Estimator(regression, config=config)
-    estimator.train(batches, steps=6)
+    estimator.train(batches, steps=4)
+    estimator.train(batches, steps=2)
     estimator.evaluate(lambda: ArrayInput(*data, batch_size=2), steps=4)
-    first, second = sorted(tmp_path.glob("tf_report__*"))
-    compiled = json.loads((first / "compilation.json").read_text())
-    ran = json.loads((first / "execution.json").read_text())
-    assert compiled["program"] == "train"
-    assert compiled["parameters"] == 19
-    assert compiled["bytes"]["weights"] == 19 * 4
-    assert [layer["type"] for layer in compiled["layers"]].count("Dense") == 2
-    assert (ran["executions"], ran["steps"]) == (3, 6)
-    assert json.loads((second / "compilation.json").read_text())["program"] == "eval"
-    assert json.loads((second / "execution.json").read_text())["steps"] == 4
+    first, second = map(read, sorted(tmp_path.glob("tf_report__*")))
+    assert [program["name"] for program in first.programs] == ["train"]
+    model = first.run["runs"][0]["model"]
+    assert model["parameters"] == 19
+    assert model["bytes"]["weights"] == 19 * 4
+    assert [layer["type"] for layer in model["layers"]].count("Dense") == 2
+    # Both runs of one network are in one report.
+    assert [run["name"] for run in first.run["runs"]] == ["fit", "fit"]
+    total = first.run["totals"]["devices"]["train"]
+    assert (total["calls"], total["steps"]) == (3, 6)
+    assert first.run["totals"]["host"]["checkpoint"]["count"] == 2
+    assert first.run["state"] == "ended"
+    assert [program["name"] for program in second.programs] == ["evaluate"]
+    assert second.run["totals"]["devices"]["evaluate"]["steps"] == 4
+    assert "checkpoint" not in second.run["totals"]["host"]
 
 
 def test_a_run_ends_with_its_data(tmp_path, data):

@@ -1,5 +1,4 @@
 import argparse
-import json
 import re
 import runpy
 import subprocess
@@ -7,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from convoy.report.files import read
 from tests.examples.cifar import write_cifar
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "estimator_cnn" / "ipu_estimator_cnn.py"
@@ -70,10 +70,12 @@ def test_trains_tests_and_reports(images, tmp_path, monkeypatch):
     for line, pattern in zip(done.stdout.splitlines(), patterns, strict=True):
         assert re.fullmatch(pattern, line)
     older, newer = sorted(tmp_path.glob("tf_report__*"))
-    for report, program, steps in ((older, "train", 6), (newer, "eval", 4)):
-        assert json.loads((report / "compilation.json").read_text())["program"] == program
-        assert json.loads((report / "execution.json").read_text())["steps"] == steps
-    assert json.loads((older / "compilation.json").read_text())["parameters"] == 1_250_858
+    for folder, mode, steps in ((older, "train", 6), (newer, "evaluate", 4)):
+        report = read(folder)
+        assert {program["name"] for program in report.programs} == {mode}
+        assert report.run["totals"]["devices"][mode]["steps"] == steps
+        assert report.run["state"] == "ended"
+    assert read(older).run["runs"][0]["model"]["parameters"] == 1_250_858
 
 
 @pytest.mark.slow

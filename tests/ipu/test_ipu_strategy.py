@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 
@@ -5,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 from convoy import ipu
+from convoy.report.files import read
 
 PopDistStrategy = ipu.distributed.popdist_strategy.PopDistStrategy
 
@@ -138,3 +140,14 @@ def test_more_devices_can_be_configured_after_training_has_begun():
     done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["1", "2"]
     assert "Resetting existing IPU configuration" in done.stderr
+
+
+def test_the_variable_for_reports_is_heard(tmp_path, monkeypatch):
+    directory = json.dumps({"autoReport.all": "true", "autoReport.directory": str(tmp_path)})
+    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", directory)
+    weight_after_one_update(ipu.ipu_strategy.IPUStrategy())
+    (folder,) = tmp_path.glob("tf_report__*")
+    report = read(folder)
+    assert [program["name"] for program in report.programs] == ["train"]
+    # Two samples, one at a time.
+    assert report.run["totals"]["devices"]["train"]["steps"] == 2

@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from convoy.data.checksum import masked_checksum
+from convoy.report.files import read
 from convoy.vision.models import make_model
 from convoy.vision.validation import load_checkpoint
 
@@ -67,6 +68,18 @@ def test_checkpoints_follow_their_frequency_and_phase(application, tmp_path):
     assert len(accuracies(done.out, "validation")) == 2
     saved = sorted(path.name for path in (tmp_path / "here").iterdir())
     assert saved == ["epoch_2.0.weights.h5", "epoch_5.0.weights.h5"]
+
+
+def test_both_phases_are_in_one_report(application, tmp_path):
+    done = application(*SMALL, "--output-dir", "run", "--report")
+    assert done.status == 0, done.err
+    assert "convoy report run/report" in done.out
+    report = read(tmp_path / "run" / "report")
+    assert {program["name"] for program in report.programs} >= {"train", "evaluate"}
+    assert report.run["totals"]["devices"]["evaluate"]["samples"] == 23
+    # The weights of an epoch, and all that the run needs to go on.
+    assert report.run["totals"]["host"]["checkpoint"]["count"] == 2
+    assert report.run["state"] == "ended"
 
 
 def test_without_checkpoints_the_final_weights_are_validated(application, tmp_path):

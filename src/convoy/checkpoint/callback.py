@@ -16,6 +16,7 @@ from convoy.checkpoint.folder import Folder, Position
 from convoy.checkpoint.leaving import EXIT_STATUS, Leaving, Left
 from convoy.checkpoint.policy import Best, Every, kept
 from convoy.engine.progress import Progress, Resumption
+from convoy.engine.watch import pause
 
 
 class Checkpoints(keras.callbacks.Callback):
@@ -138,7 +139,8 @@ class Checkpoints(keras.callbacks.Callback):
         better = self._is_better(progress)
         leaving, due = processes.any_of([bool(self._leaving.asked), self.every.due(progress)])
         if leaving or better or progress.finished or due:
-            self._save(progress)
+            with pause("checkpoint"):
+                self._save(progress)
         if not (leaving or progress.finished):
             return
         self._wait()

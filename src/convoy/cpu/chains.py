@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from convoy.cpu.convolution import ConvolutionParameters
 from convoy.cpu.inference import FusedConvolution
-from convoy.trace import Atom, Trace, Values, evaluate, read
+from convoy.trace import Atom, Trace, Values, evaluate, named, read
 from jax import lax
 from jax.extend.core import JaxprEqn, Literal, Var
 
@@ -124,7 +124,8 @@ def rewrite_chains(trace: Trace, constants: Collection[Var], find: FindKernel) -
         for equation in trace.equations:
             if id(equation) in ends:
                 chain = ends[id(equation)]
-                values[chain.result] = chain.compute(kernels[chain], values)
+                with named(chain.convolution):
+                    values[chain.result] = chain.compute(kernels[chain], values)
             elif id(equation) not in search.taken:
                 evaluate([equation], values)
         return [read(atom, values) for atom in trace.outputs]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import jax.numpy as jnp
 import keras
 from convoy.engine.feed import Cut, Placement
 from convoy.engine.reduce import Reduction
 from convoy.engine.state import Mode
+
+if TYPE_CHECKING:
+    from convoy.engine.watch import Watcher
 
 BatchMeaning = Literal["replica", "global"]
 
@@ -45,7 +48,7 @@ class Accumulation:
 class Pipeline(Protocol):
     """What the engine asks of a pipeline."""
 
-    def programs(self, model: keras.Model, plan: Plan, mode: Mode) -> Any:
+    def programs(self, model: keras.Model, plan: Plan, mode: Mode, watcher: Watcher) -> Any:
         """Return what runs a model, as `engine.program.Programs` does."""
         ...
 

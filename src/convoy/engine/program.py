@@ -17,13 +17,22 @@ from convoy.engine.replicate import Roles
 from convoy.engine.shard import Shards
 from convoy.engine.state import Mode, State, Variables
 from convoy.engine.step import prediction_step
+from convoy.engine.watch import NotWatched, Watcher
 
 
 class Programs:
     """Runs chunks of data through a model; compiles a program when a chunk needs another one."""
 
-    def __init__(self, model: keras.Model, plan: Plan, mode: Mode, prepared: Prepared) -> None:
+    def __init__(
+        self,
+        model: keras.Model,
+        plan: Plan,
+        mode: Mode,
+        prepared: Prepared,
+        watcher: Watcher = NotWatched(),  # noqa: B008 - it holds nothing
+    ) -> None:
         self.model = model
+        self.watcher = watcher
         self.placement = plan.placement
         self.mode = mode
         self.prepared = prepared
@@ -115,7 +124,9 @@ class Programs:
         key = (chunk.layout, chunk.batch, chunk.spread, self.capacity, fuses, hoisted)
         if key not in self._compiled:
             program = self.composition.program(chunk, hoisted, self.capacity)
-            self._compiled[key] = program, hoisted
+            name = self.mode if chunk.spread else f"{self.mode}, rest"
+            # The data is the third argument.
+            self._compiled[key] = self.watcher.program(name, program, varying=2), hoisted
         return self._compiled[key]
 
     def _hoist(self, chunk: Chunk) -> Hoisted | None:
@@ -152,9 +163,10 @@ def agreed(state: State) -> State:
 class ProgramCache:
     """A model's programs, kept until it is compiled anew."""
 
-    def __init__(self, model: keras.Model, plan: Plan) -> None:
+    def __init__(self, model: keras.Model, plan: Plan, watcher: Watcher) -> None:
         self.model = model
         self.plan = plan
+        self.watcher = watcher
         self._made: dict[Mode, Programs] = {}
         self._prepared = Prepared()
 
@@ -179,8 +191,8 @@ class ProgramCache:
 
     def _make(self, mode: Mode) -> Programs:
         if self.plan.pipeline is not None:
-            return self.plan.pipeline.programs(self.model, self.plan, mode)
-        return Programs(self.model, self.plan, mode, self._prepared)
+            return self.plan.pipeline.programs(self.model, self.plan, mode, self.watcher)
+        return Programs(self.model, self.plan, mode, self._prepared, self.watcher)
 
 
 def _rows(outputs: Any, chunk: Chunk) -> Any:

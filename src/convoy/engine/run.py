@@ -20,9 +20,13 @@ from convoy.engine.program import ProgramCache, Programs
 from convoy.engine.progress import Progress, Recorder, Resumption, recorder_among
 from convoy.engine.state import Mode
 from convoy.engine.streamed import block_chunk
+from convoy.engine.watch import NotWatched, Watcher
 
 # Of the memory for data, what the outputs of one prediction call may take.
 OUTPUT_SHARE = 4
+
+Begin = Callable[[int], None]
+End = Callable[[int, list[Any]], None]
 
 
 class Runner:
@@ -32,13 +36,20 @@ class Runner:
         self.model = model
         self.automatic = False
         """Whether `compile` was told `steps_per_execution="auto"`."""
+        self.watcher: Watcher = NotWatched()
         self.use(plan)
 
     def use(self, plan: Plan, staged: Plan | None = None) -> None:
         """Run by another plan from now on; one for stages counts more, if there is one."""
         self.plan = plan
         self.current = staged or plan
-        self._programs = ProgramCache(self.model, self.current)
+        self._programs = ProgramCache(self.model, self.current, self.watcher)
+
+    def watch(self, watcher: Watcher) -> None:
+        """Tell another watcher of runs from now on; programs are then made anew."""
+        if watcher is not self.watcher:
+            self.watcher = watcher
+            self.use(self.plan, None if self.current is self.plan else self.current)
 
     def pace(self, mode: Mode) -> Pace:
         asked = "auto" if self.automatic else self.model.steps_per_execution
@@ -78,7 +89,8 @@ class Runner:
                     model, epoch, validation_freq
                 ):
                     logs |= self._validate(validation, callbacks, progress, recorder)
-                callbacks.on_epoch_end(epoch, logs)
+                self.watcher.callback(callbacks.on_epoch_end)(epoch, logs)
+                self.watcher.epoch(epoch, logs)
                 progress.end_epoch(logs)
                 recorder.record(progress)
                 if model.stop_training:
@@ -117,7 +129,8 @@ class Runner:
         if resumed and self.model.stop_training:
             return dict(progress.logs)
         begin = callbacks.on_train_batch_begin
-        steps = walk(feed, pace, programs, begin, end, lambda: self.model.stop_training, resumed)
+        watched = self._watched("train", feed, pace, programs, begin, end)
+        steps = walk(*watched, lambda: self.model.stop_training, resumed)
         if not steps and progress.epoch == 0:
             raise ValueError("The input yielded no batch to train on. Pass at least one.")
         if not steps:
@@ -172,14 +185,9 @@ class Runner:
             callbacks.on_test_batch_end(step, logs)
 
         feed.begin_epoch()
-        walk(
-            feed,
-            pace,
-            self._programs.get("evaluate"),
-            callbacks.on_test_batch_begin,
-            end,
-            lambda: model.stop_evaluating or leave(),
-        )
+        programs, begin = self._programs.get("evaluate"), callbacks.on_test_batch_begin
+        watched = self._watched("evaluate", feed, pace, programs, begin, end)
+        walk(*watched, lambda: model.stop_evaluating or leave())
         values = keras_bridge.python_logs(logs)
         callbacks.on_test_end(values)
         return values
@@ -206,24 +214,31 @@ class Runner:
             parts.append(outputs)
             callbacks.on_predict_batch_end(step, {"outputs": outputs})
 
-        walk(
-            feed,
-            pace,
-            programs,
-            callbacks.on_predict_batch_begin,
-            end,
-            lambda: model.stop_predicting,
-            most=most,
-        )
+        begin = callbacks.on_predict_batch_begin
+        watched = self._watched("predict", feed, pace, programs, begin, end)
+        walk(*watched, lambda: model.stop_predicting, most=most)
         callbacks.on_predict_end()
         return _join(parts)
+
+    def _watched(
+        self, mode: Mode, feed: Feed, pace: Pace, programs: Programs, begin: Begin, end: End
+    ) -> tuple[Feed, Pace, Programs, Begin, End]:
+        """Return what `walk` goes through, with the watcher in between."""
+        watcher = self.watcher
+        return (
+            watcher.feed(feed),
+            pace,
+            watcher.programs(mode, programs),
+            watcher.callback(begin),
+            watcher.callback(end),
+        )
 
     def run_once(self, mode: Mode, batch: tuple) -> Any:
         """Run one step on one batch, as `train_on_batch` and its sisters do.
 
         The batch is that of a whole weight update, over all replicas and micro-batches.
         """
-        programs = self._programs.get(mode)
+        programs = self.watcher.programs(mode, self._programs.get(mode))
         block = jax.tree.map(lambda leaf: np.asarray(leaf)[None], batch)
         plan = self.current
         cut = replace(plan, batch="global").cut(mode)
@@ -249,8 +264,8 @@ def walk(
     feed: Feed,
     pace: Pace,
     programs: Programs,
-    begin: Callable[[int], None],
-    end: Callable[[int, list[Any]], None],
+    begin: Begin,
+    end: End,
     stopped: Callable[[], bool],
     done: int = 0,
     *,

@@ -27,7 +27,8 @@ class RunConfig:
         summary_every: steps between two values of the loss for TensorBoard, in `model_dir`;
             `None` writes none.
         seed: from which all random numbers begin in every `train`.
-        report: a folder in which every compiled program writes what it was and how it ran.
+        report: a folder in which every network has a report of its own: what was compiled, and how
+            it ran.
 
     Raises:
         ValueError: if a number or a time is none.

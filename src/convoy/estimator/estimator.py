@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -18,7 +19,7 @@ from convoy.estimator.config import RunConfig
 from convoy.estimator.hooks import Hook, LoggingHook, Run, log
 from convoy.estimator.input import Element, Signature, elements
 from convoy.estimator.network import LOSS, PREDICTIONS, Network
-from convoy.estimator.report import Report
+from convoy.estimator.report import reported
 from convoy.estimator.saved import Saved, WarmStart
 from convoy.estimator.spec import Built, EstimatorSpec, ModeKeys
 from convoy.estimator.summary import SummaryHook
@@ -149,14 +150,14 @@ class Estimator:
         try:
             run = Run(self, ModeKeys.TRAIN, done)
             watch = WatchTraining(run, network, self._hooks(network, hooks), checkpoints)
-            with self._report(network) as report:
+            with self._reported(network):
                 network.model.fit(
                     network.batches(_first(data, network, steps)),
                     shuffle=False,
-                    callbacks=[*report, watch],
+                    callbacks=[watch],
                     verbose=0,
                 )
-            watch.finish()
+                watch.finish()
         finally:
             checkpoints.folder.close()
         if not run.stopped:
@@ -216,9 +217,9 @@ class Estimator:
         step = self._load(network, checkpoint_path)
         run = Run(self, ModeKeys.EVAL, step)
         watch = WatchEvaluation(run, [*network.spec.hooks, *hooks])
-        with self._report(network) as report:
+        with self._reported(network):
             compute = self._on_host if network.spec.host_metrics is not None else self._on_devices
-            results = compute(network, _first(data, network, steps), [*report, watch])
+            results = compute(network, _first(data, network, steps), [watch])
         watch.finish()
         results["global_step"] = step
         shown = ", ".join(f"{key} = {value:.6g}" for key, value in sorted(results.items()))
@@ -281,11 +282,11 @@ class Estimator:
         self._check_keys(network, keys)
         run = Run(self, ModeKeys.PREDICT, step)
         watch = WatchEvaluation(run, [*network.spec.hooks, *hooks])
-        with self._report(network) as report:
+        with self._reported(network):
             group = network.steps_per_execution * network.batches_per_step
             while batches := list(itertools.islice(data, group)):
                 outputs = network.model.predict(
-                    network.inputs_only(batches), callbacks=[*report, watch], verbose=0
+                    network.inputs_only(batches), callbacks=[watch], verbose=0
                 )
                 start = 0
                 for batch in batches:
@@ -328,8 +329,8 @@ class Estimator:
         assert self.config.strategy is not None
         return self.config.strategy
 
-    def _report(self, network: Network) -> Report:
-        return Report(self.config.report, network)
+    def _reported(self, network: Network) -> AbstractContextManager[None]:
+        return reported(self.config.report, network)
 
     def _open(
         self, mode: ModeKeys, input_fn: Callable[..., Any]

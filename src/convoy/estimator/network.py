@@ -16,6 +16,7 @@ from convoy.estimator.function import Function, is_tensor
 from convoy.estimator.input import Element, Signature
 from convoy.estimator.recorded import Recorded
 from convoy.estimator.spec import Accumulated, Built, ModeKeys, Stages
+from convoy.report.recording import Recording
 
 LOSS, PREDICTIONS = "loss", "predictions"
 
@@ -71,6 +72,8 @@ class Network:
         self.steps_per_execution = steps_per_execution
         self.metrics: dict[str, keras.metrics.Metric] = {}
         self.recorded: dict[str, Recorded] = {}
+        self.recording: Recording | None = None
+        """What is told of its runs, if a report was asked for."""
         own = self.strategy.plan.accumulation.count
         self._accumulated = own if built.accumulated is None else built.accumulated.count
         self._width = automatic_stages if stages is None else stages.width

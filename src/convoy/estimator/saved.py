@@ -18,6 +18,7 @@ from convoy.checkpoint.folder import Folder, Position
 from convoy.checkpoint.snapshot import name_of
 from convoy.checkpoint.store import Content
 from convoy.engine import numerics
+from convoy.engine.watch import pause
 
 _WEIGHTS = ("trainable", "non_trainable")
 _SEED = "seed_generator_state"
@@ -52,8 +53,9 @@ class Saved:
     def write(self, model: keras.Model, global_step: int, logs: dict[str, float]) -> Path:
         """Add a checkpoint, and remove old ones."""
         position = Position(0, global_step)
-        self.folder.write(position, _content(model, global_step, logs))
-        self.folder.keep_only(self.folder.positions()[-self.keep :])
+        with pause("checkpoint"):
+            self.folder.write(position, _content(model, global_step, logs))
+            self.folder.keep_only(self.folder.positions()[-self.keep :])
         return self.folder.at(position)
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from convoy.estimator.config import RunConfig as NativeRunConfig
 from convoy.ipu import missing, notice
 from convoy.ipu.config import IPUConfig
+from convoy.ipu.reports import report_folder
 
 DEFAULT_SECONDS = 600
 # So many that none is ever removed.
@@ -166,29 +165,6 @@ class RunConfig:
             seed=self.tf_random_seed,
             report=report_folder(self.ipu.ipu_options),
         )
-
-
-def report_folder(options: IPUConfig | None) -> Path | None:
-    """Return where reports go, if they are asked for.
-
-    The variable `POPLAR_ENGINE_OPTIONS` counts more than `compilation_poplar_options`.
-
-    Raises:
-        ValueError: if the variable is not JSON.
-    """
-    words = dict(options.compilation_poplar_options) if options is not None else {}
-    text = os.environ.get("POPLAR_ENGINE_OPTIONS", "")
-    if text:
-        try:
-            words |= json.loads(text)
-        except (ValueError, TypeError):
-            raise ValueError(
-                f'POPLAR_ENGINE_OPTIONS={text!r} is not JSON such as {{"autoReport.all":"true"}}.'
-            ) from None
-    asked = ("autoReport.all", "autoReport.outputExecutionProfile", "autoReport.outputGraphProfile")
-    if not any(str(words.get(name, "")).lower() == "true" for name in asked):
-        return None
-    return Path(words.get("autoReport.directory", "."))
 
 
 def __getattr__(name: str) -> Any:

@@ -9,11 +9,15 @@ from typing import Any, Literal
 
 import convoy
 import keras
+from convoy.engine.watch import NotWatched
 from convoy.ipu import system
 from convoy.ipu.config import IPUConfig
 from convoy.ipu.enums import StochasticRoundingBehaviour
 from convoy.ipu.keras.extension import extend
+from convoy.ipu.reports import report_folder
 from convoy.ipu.system import Applied
+from convoy.report.files import new_folder
+from convoy.report.recording import Recording
 
 _current: ContextVar[IPUStrategyV1 | None] = ContextVar("convoy_ipu_strategy", default=None)
 
@@ -136,8 +140,12 @@ class Engine(convoy.Strategy):
         self.config, self.loss_scale = config, loss_scale
         self.reduction: Literal["sum", "mean"] = reduction
         self.allow_recompute: bool = config.allow_recompute
+        self.folder = report_folder(config)
+        """Where a report of its models goes, if one was asked for."""
 
     def adopt(self, new: keras.Model) -> None:
+        if self.folder is not None and isinstance(self.watcher, NotWatched):
+            self.record(new_folder(self.folder))
         super().adopt(new)
         extend(new, self)
 
@@ -149,12 +157,15 @@ class Engine(convoy.Strategy):
         loss_scale: convoy.AutomaticLossScale | None = None,
     ) -> Engine:
         """Return the same strategy on the first devices, or with another way with gradients."""
-        return Engine(
+        changed = Engine(
             self.config,
             self.devices[:count],
             reduction or self.reduction,
             loss_scale or self.loss_scale,
         )
+        if isinstance(self.watcher, Recording):
+            self.watcher.watch(changed)
+        return changed
 
 
 def settings(config: IPUConfig) -> dict[str, Any]:

@@ -101,9 +101,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("allow_recompute", False, "stages of a pipeline keep their input only"),
     Option("selection_order", SelectionOrder.AUTO, "the order of a logical device's devices"),
     Option("serialization_output_folder", ""),
-    Option(
-        "compilation_poplar_options", {}, "autoReport.all and autoReport.directory of estimators"
-    ),
+    Option("compilation_poplar_options", {}, "autoReport.all and autoReport.directory"),
     Option("gcl_poplar_options", {}),
     Option("convolutions.poplar_options", {}, "partialsType"),
     Option("matmuls.poplar_options", {}, "partialsType"),

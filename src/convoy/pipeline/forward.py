@@ -18,6 +18,7 @@ from convoy.engine.program import output_bytes
 from convoy.engine.replicate import Roles
 from convoy.engine.state import Mode, Variables
 from convoy.engine.step import Fetch
+from convoy.engine.watch import NotWatched, Watcher
 from convoy.pipeline.body import Body, Rest, fetched, make_body, make_prediction
 from convoy.pipeline.generate import generate
 from convoy.pipeline.layout import Column, Layout, Mail, position
@@ -40,10 +41,18 @@ class ForwardPrograms:
         plan: how the work is divided.
         options: the pipeline.
         mode: `"evaluate"` or `"predict"`.
+        watcher: is told of every program.
     """
 
-    def __init__(self, model: keras.Model, plan: Plan, options: Pipelining, mode: Mode) -> None:
-        self.model, self.plan, self.mode = model, plan, mode
+    def __init__(
+        self,
+        model: keras.Model,
+        plan: Plan,
+        options: Pipelining,
+        mode: Mode,
+        watcher: Watcher = NotWatched(),  # noqa: B008 - it holds nothing
+    ) -> None:
+        self.model, self.plan, self.mode, self.watcher = model, plan, mode, watcher
         self.placement: PipelinePlacement = plan.placement  # type: ignore[assignment]
         if mode == "evaluate":
             check_methods(model)
@@ -107,7 +116,12 @@ class ForwardPrograms:
                 bodies = [
                     make_body(self.model, stages, n, training=False) for n in range(len(stages))
                 ]
-            self._programs[key] = [jax.jit(traced(_with_data(body, fetch))) for body in bodies]
+            self._programs[key] = [
+                self.watcher.program(
+                    f"stage {number} {self.mode}", jax.jit(traced(_with_data(body, fetch)))
+                )
+                for number, body in enumerate(bodies)
+            ]
         return self._programs[key]
 
 

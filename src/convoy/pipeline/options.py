@@ -24,6 +24,7 @@ from convoy.pipeline.validate import validate
 
 if TYPE_CHECKING:
     from convoy.engine.plan import Plan
+    from convoy.engine.watch import Watcher
 
 _ATTRIBUTE = "_convoy_stages"
 _DEVICES = "_convoy_devices"
@@ -83,15 +84,15 @@ class Pipelining:
             )
         return max(check_mapping(mapping, stages)) + 1
 
-    def programs(self, model: keras.Model, plan: Plan, mode: Mode) -> Any:
+    def programs(self, model: keras.Model, plan: Plan, mode: Mode, watcher: Watcher) -> Any:
         """Return what runs the model."""
         # They import the engine, which asks here.
         from convoy.pipeline.forward import ForwardPrograms
         from convoy.pipeline.run import PipelinePrograms
 
         if mode == "train":
-            return PipelinePrograms(model, plan, self)
-        return ForwardPrograms(model, plan, self, mode)
+            return PipelinePrograms(model, plan, self, watcher)
+        return ForwardPrograms(model, plan, self, mode, watcher)
 
 
 def pipeline_placement(model: keras.Model, pipelining: Pipelining, plan: Plan) -> PipelinePlacement:

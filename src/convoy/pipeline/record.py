@@ -75,7 +75,8 @@ class Recorder:
         zero = min((event.start for event in events), default=0.0)
         shifted = [Event(e.device, e.action, e.start - zero, e.end - zero) for e in events]
         shifted.sort(key=lambda event: (event.start, event.device))
-        return Timeline(tuple(shifted), len(self._notes), planned.peak_stash * self.replicas)
+        stash = planned.peak_stash * self.replicas
+        return Timeline(tuple(shifted), len(self._notes), stash, zero)
 
     def _events(self, first: int, rows: list[list[Note]], order: list[Action]) -> list[Event]:
         """Find the beginning of every action of a replica, whose first device has a number."""

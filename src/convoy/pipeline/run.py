@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from convoy.engine.feed import Chunk, fetcher
 from convoy.engine.plan import Plan
 from convoy.engine.replicate import Roles
 from convoy.engine.state import Variables
+from convoy.engine.watch import NotWatched, Watcher
 from convoy.engine.whole_batch import WholeBatch
 from convoy.pipeline.body import Rest, make_body
 from convoy.pipeline.layout import Column, Layout, Mail, position
@@ -38,8 +40,14 @@ Arrays = list[jax.Array]
 class PipelinePrograms:
     """Trains a model in stages; what `engine.program.Programs` is for one that is whole."""
 
-    def __init__(self, model: keras.Model, plan: Plan, options: Pipelining) -> None:
-        self.model, self.plan, self.options = model, plan, options
+    def __init__(
+        self,
+        model: keras.Model,
+        plan: Plan,
+        options: Pipelining,
+        watcher: Watcher = NotWatched(),  # noqa: B008 - it holds nothing
+    ) -> None:
+        self.model, self.plan, self.options, self.watcher = model, plan, options, watcher
         self.placement: PipelinePlacement = plan.placement  # type: ignore[assignment]
         check_model(model, plan)
         self.variables = Variables(model, "train")
@@ -61,6 +69,9 @@ class PipelinePrograms:
                 self.trainable, optimizers, self.layout.columns, strict=True
             )
         ]
+        for place, update in enumerate(self.updates):
+            update.reduce = watcher.program(f"device {place} reduce", update.reduce)
+            update.apply = watcher.program(f"device {place} update", update.apply)
         self.advance = advance(self.numerics.settings)
         self.alone = False
         """Whether a recording is made with every action by itself."""
@@ -125,9 +136,13 @@ class PipelinePrograms:
                 traced=with_operations(shares, self.placement.platform),
                 loss_scale=self.numerics.settings.loss_scale,
                 records=self.options.record,
+                program=partial(self._named, number),
             )
             for number in range(len(layout.stages))
         ]
+
+    def _named(self, number: int, kind: str, program: Any) -> Any:
+        return self.watcher.program(f"stage {number} {kind}", program)
 
 
 def with_operations(

@@ -38,11 +38,13 @@ class Timeline:
         devices: how many there are.
         peak_stash: of each device, the most micro-batches whose activations it holds at once, over
             all of its stages.
+        began: when the first event was, in seconds of `time.perf_counter`; 0 on paper.
     """
 
     events: tuple[Event, ...]
     devices: int
     peak_stash: tuple[int, ...]
+    began: float = 0.0
 
     @property
     def seconds(self) -> float:

@@ -85,6 +85,7 @@ class StageProgram:
         loss_scale: which takes the statistics of gradients; `None` if the loss is not scaled.
         records: whether each program returns a number that is there when it has ended; what else
             it returns may be handed on to others, and is gone when somebody asks.
+        program: is given every program with its name, and returns what is called instead.
     """
 
     def __init__(
@@ -96,13 +97,16 @@ class StageProgram:
         traced: Traced,
         loss_scale: LossScale | None = None,
         records: bool = False,
+        program: Callable[[str, Any], Any] = lambda _, program: program,
     ) -> None:
         self.body, self.fetch, self.scale, self.recompute = body, fetch, scale, recompute
         self.loss_scale, self.records = loss_scale, records
-        self.run_forward = jax.jit(self._forward)
-        self.backward = jax.jit(self._backward, donate_argnums=(4, 5))
-        self.backward_input = jax.jit(self._backward_input)
-        self.backward_weights = jax.jit(self._backward_weights, donate_argnums=(5, 6))
+        self.run_forward = program("forward", jax.jit(self._forward))
+        self.backward = program("backward", jax.jit(self._backward, donate_argnums=(4, 5)))
+        self.backward_input = program("backward input", jax.jit(self._backward_input))
+        self.backward_weights = program(
+            "backward weights", jax.jit(self._backward_weights, donate_argnums=(5, 6))
+        )
         self._traced = traced
         self._parts: Parts | None = None
 

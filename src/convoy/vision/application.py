@@ -6,14 +6,17 @@ import contextlib
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import convoy
 import keras
 import numpy as np
 from convoy.checkpoint import CheckpointError
 from convoy.checkpoint.leaving import Left
+from convoy.report.recording import Recording
 from convoy.vision import resume
 from convoy.vision.folder import RunFolder, default_folder, find_checkpoints
 from convoy.vision.group import as_one_run
@@ -75,6 +78,8 @@ class Application:
         options = self.plan.options
         self.given = self._given_checkpoints(options)
         self.listeners: list[Listener] = []
+        self.strategies: list[convoy.Strategy] = []
+        self.report: Path | None = None
         check_installed(options)
 
     def _given_checkpoints(self, options: Options) -> list[Path] | None:
@@ -94,8 +99,19 @@ class Application:
         with (
             contextlib.closing(self.folder),
             trackers(options, self.folder.path) as self.listeners,
+            self._recorded(),
         ):
             return self._run_phases(images, training, validation)
+
+    def _recorded(self) -> AbstractContextManager[Any]:
+        """Record what both phases do, if that was asked for."""
+        if not self.plan.options.report:
+            return contextlib.nullcontext()
+        self.report = self.folder.report
+        recording = Recording(self.report, max((s.devices for s in self.strategies), key=len))
+        for strategy in self.strategies:
+            recording.watch(strategy)
+        return recording
 
     def _run_phases(
         self, images: Images, training: Training | None, validation: Validation | None
@@ -130,6 +146,7 @@ class Application:
         makers += [(validation_strategy, self.plan.validation_replicas, options.validation)]
         makers.sort(key=lambda maker: -maker[1])
         strategies = {make: make(self.plan) for make, _, wanted in makers if wanted}
+        self.strategies = list(strategies.values())
         keras.utils.set_random_seed(self.plan.seed)
         images = open_images(options, self.plan.info, self.plan.seed)
         if images.train_samples not in (0, self.plan.info.train):
@@ -191,6 +208,8 @@ class Application:
         if watch is not None and records:
             rows.append(("time to train", show_duration(seconds)))
         rows.append(("run", self.folder.path))
+        if self.report is not None:
+            rows.append(("report", f"convoy report {self.report}"))
         if picture := self.folder.close():
             rows.append(("curves", picture))
         for name, value in rows:

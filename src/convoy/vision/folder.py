@@ -14,6 +14,7 @@ from typing import Any
 
 import keras
 import yaml
+from convoy.engine.watch import pause
 from convoy.vision.event_file import EventFile
 from convoy.vision.metrics_file import MetricsFile
 from convoy.vision.record import Record
@@ -48,6 +49,14 @@ class RunFolder:
     def state(self) -> Path:
         """Where all is that a run needs to go on."""
         return self.path / "state"
+
+    @property
+    def report(self) -> Path:
+        """Where the next report goes; a run that goes on leaves the earlier one as it is."""
+        number = 1
+        while (path := self.path / ("report" if number == 1 else f"report-{number}")).exists():
+            number += 1
+        return path
 
     @property
     def records(self) -> list[Record]:
@@ -115,7 +124,7 @@ class RunFolder:
         unfinished = path.with_name(f".unfinished{ENDING}")
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-            with averages_of(model) if averaged else contextlib.nullcontext():
+            with pause("checkpoint"), averages_of(model) if averaged else contextlib.nullcontext():
                 model.save_weights(unfinished, overwrite=True)
             os.replace(unfinished, path)
         except (OSError, RuntimeError) as error:  # the latter by h5py, when it closes a file

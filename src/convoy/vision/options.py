@@ -189,6 +189,9 @@ class Options:
     output_dir: str | None = _event(
         None, "the run's folder (default: runs/<model>-<dataset>-<time>)", text
     )
+    report: bool = _event(
+        False, "record programs, times and memory in the run's folder, for convoy report", boolean
+    )
     mlflow: bool = _event(False, "log to MLflow, where its own settings say", boolean)
     wandb: bool = _event(False, "log to Weights & Biases", boolean)
     wandb_run_name: str | None = _event(None, "name of the run there", text)

@@ -1,0 +1,93 @@
+"""What recording a run costs: ResNet-8 on CIFAR-10's shapes, recorded and not.
+
+    .venv/bin/python -m benchmarks.recording
+
+Two equal models train on the same data, one under a strategy that records, the other not; they take
+turns, epoch by epoch, and which one begins changes every round. The ratio is that of the two epochs
+of a round. A third model, under a strategy that has recorded before and does not any more, shows
+what is left when recording is off. Expected: recording costs under 2 %, and nothing when it is off.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import convoy
+import keras
+import numpy as np
+from benchmarks.peers.keras_models import resnet8
+
+BATCH = 64
+
+
+def make_model(strategy, steps_per_execution):
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = resnet8()
+        model.compile(
+            keras.optimizers.SGD(0.05, momentum=0.9),
+            "sparse_categorical_crossentropy",
+            metrics=["accuracy"],
+            steps_per_execution=steps_per_execution,
+        )
+    return model
+
+
+def time_epoch(model, x, y):
+    start = time.perf_counter()
+    model.fit(x, y, batch_size=BATCH, epochs=1, verbose=0)
+    return time.perf_counter() - start
+
+
+def ratios(times, name):
+    return [own / plain for own, plain in zip(times[name], times["plain"], strict=True)]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=64, help="steps in an epoch")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--steps-per-execution", type=int, nargs="+", default=[1, 16])
+    options = parser.parse_args()
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(options.steps * BATCH, 32, 32, 3)).astype("float32")
+    y = rng.integers(10, size=len(x))
+    for steps in options.steps_per_execution:
+        with tempfile.TemporaryDirectory() as folder:
+            compare(x, y, steps, options, Path(folder))
+
+
+def compare(x, y, steps, options, folder):
+    strategies = {name: convoy.Strategy(devices=1) for name in ("plain", "recorded", "stopped")}
+    models = {name: make_model(strategy, steps) for name, strategy in strategies.items()}
+    strategies["stopped"].record(folder / "stopped")
+    time_epoch(models["stopped"], x, y)
+    strategies["stopped"].watcher.close()
+    recording = strategies["recorded"].record(folder / "recorded")
+    for model in models.values():
+        time_epoch(model, x, y)
+    times = {name: [] for name in models}
+    names = list(models)
+    for number in range(options.rounds):
+        for name in names[number % 3 :] + names[: number % 3]:
+            times[name].append(time_epoch(models[name], x, y))
+    recording.close()
+    size = sum(file.stat().st_size for file in (folder / "recorded").rglob("*.json"))
+    plain = statistics.median(times["plain"]) / options.steps
+    print(
+        f"steps_per_execution={steps}: a step takes {1000 * plain:.1f} ms; {options.rounds} rounds "
+        f"of {options.steps} steps; the report has {size / 1024:.0f} KiB"
+    )
+    for name, text in (("recorded", "recording"), ("stopped", "recording, off again")):
+        found = [100 * (ratio - 1) for ratio in ratios(times, name)]
+        low, high = statistics.quantiles(found, n=4)[::2]
+        print(
+            f"  {text:<22} {statistics.median(found):+6.2f} %  (half of the rounds {low:+.2f} to "
+            f"{high:+.2f}, all {min(found):+.2f} to {max(found):+.2f})"
+        )
+
+
+if __name__ == "__main__":
+    main()

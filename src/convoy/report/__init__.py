@@ -1,0 +1,1 @@
+"""What programs were compiled to and how they ran: recorded, and shown as a page."""

@@ -1,0 +1,181 @@
+"""The files of a report: written whole or not at all, so that they can be read at any moment.
+
+`run.json` says what ran and adds everything up. `programs/` has a file for each compiled program,
+`parts/` what happened, a piece after the other; a piece is not changed any more when the next one
+begins. `docs/reports.md` describes what is in them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FORMAT, VERSION = "convoy-report", 1
+RUN, PROGRAMS, PARTS = "run.json", "programs", "parts"
+LISTS = ("spans", "calls", "metrics", "epochs", "pipelines", "host_memory")
+"""What a part holds."""
+
+_RUN_KEYS = ("state", "error", "began", "seconds", "devices", "framework", "peak", "runs", "totals")
+_PROGRAM_KEYS = ("name", "seconds", "memory", "memory_course", "flops", "operations")
+
+Json = dict[str, Any]
+
+
+class ReportError(ValueError):
+    """A report that is not there, or cannot be read."""
+
+
+class Files:
+    """Writes a report into a folder, in the place of one that may be there.
+
+    Args:
+        folder: where; it is made if need be.
+
+    Raises:
+        ReportError: if the folder cannot be made, or written to.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for name in (PROGRAMS, PARTS):
+                (self.folder / name).mkdir(exist_ok=True)
+            for old in _of_a_report(self.folder):
+                old.unlink()
+        except OSError as error:
+            raise ReportError(
+                f"A report cannot be written to {self.folder}: {error.strerror}. Pass another "
+                "folder."
+            ) from None
+
+    def write_run(self, content: Json) -> None:
+        write(self.folder / RUN, {"format": FORMAT, "version": VERSION} | content)
+
+    def write_program(self, number: int, content: Json) -> None:
+        write(self.folder / PROGRAMS / f"{number:04}.json", content)
+
+    def write_part(self, number: int, content: Json) -> None:
+        write(self.folder / PARTS / f"{number:06}.json", content)
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report that was read.
+
+    Attributes:
+        folder: where it is.
+        run: the content of `run.json`.
+        programs: those of `programs/`, in order.
+        parts: of all files of `parts/` together, each of `LISTS`.
+    """
+
+    folder: Path
+    run: Json
+    programs: list[Json]
+    parts: dict[str, list[Any]]
+
+    def to_json(self) -> Json:
+        return {"name": str(self.folder), "run": self.run, "programs": self.programs, **self.parts}
+
+
+def read(folder: str | os.PathLike[str]) -> Report:
+    """Read a report, also one that is still being written.
+
+    Raises:
+        ReportError: if there is none, or a file of it is damaged.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise ReportError(f"{path}: there is no such folder. Pass that of a report.")
+    if not (path / RUN).is_file():
+        inside = sorted(p.parent.name for p in path.glob(f"*/{RUN}"))
+        hint = f" There are reports in it: {', '.join(inside)}." if inside else ""
+        raise ReportError(
+            f"{path} has no report: there is no {RUN} in it.{hint} Record one with "
+            "strategy.record(folder) or `convoy train --report`."
+        )
+    run = _load(path / RUN)
+    if run.get("format") != FORMAT:
+        raise ReportError(f"{path / RUN} is not of a report: its format is {run.get('format')!r}.")
+    if run.get("version") != VERSION:
+        raise ReportError(
+            f"{path / RUN} is of version {run.get('version')!r} of the format, and this is version "
+            f"{VERSION}. Read it with the Convoy that wrote it."
+        )
+    _check(path / RUN, run, _RUN_KEYS)
+    programs = []
+    for file in sorted((path / PROGRAMS).glob("*.json")):
+        programs.append(_load(file))
+        _check(file, programs[-1], _PROGRAM_KEYS)
+    parts: dict[str, list[Any]] = {name: [] for name in LISTS}
+    for file in sorted((path / PARTS).glob("*.json")):
+        content = _load(file)
+        for name in LISTS:
+            parts[name] += content.get(name, [])
+    return Report(path, run, programs, parts)
+
+
+def write(path: Path, content: Json) -> None:
+    """Write JSON so that the file has its old content or the new one at any moment."""
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished.write_text(_dumps(content))
+    unfinished.replace(path)
+
+
+def _dumps(content: Json) -> str:
+    try:
+        return json.dumps(content, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        return json.dumps(finite(content), separators=(",", ":"), allow_nan=False)
+
+
+def finite(value: Any) -> Any:
+    """Write numbers that JSON does not have as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value
+
+
+def _load(path: Path) -> Json:
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ReportError(f"{path} is damaged: {error}. Record the run again.") from None
+    if not isinstance(content, dict):
+        raise ReportError(f"{path} is damaged: it holds no object. Record the run again.")
+    return content
+
+
+def _check(path: Path, content: Json, keys: tuple[str, ...]) -> None:
+    missing = [key for key in keys if key not in content]
+    if missing:
+        raise ReportError(f"{path} is damaged: it has no {missing[0]!r}. Record the run again.")
+
+
+def new_folder(parent: str | os.PathLike[str]) -> Path:
+    """Make a folder whose name says when, and in which process; that of Graphcore's reports."""
+    while True:
+        now = datetime.datetime.now().isoformat(timespec="milliseconds").replace(":", "-")
+        folder = Path(parent) / f"tf_report__{now}__{os.getpid()}"
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            return folder
+
+
+def _of_a_report(folder: Path) -> Iterator[Path]:
+    if (folder / RUN).is_file():
+        yield folder / RUN
+    for name in (PROGRAMS, PARTS):
+        yield from (folder / name).glob("*.json")

@@ -1,0 +1,158 @@
+"""A compiled program as XLA prints it: computations, and their instructions in order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+_BYTES = {"pred": 1, "token": 0, "opaque": 0}
+_ARRAY = re.compile(r"([a-z]+[0-9a-z]*)\[([0-9,<=]*)\]")
+_HEAD = re.compile(r"^(ENTRY )?%(\S+) \(")
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%(\S+) = ")
+_CALLED = re.compile(r"\b(?:calls|to_apply|body|condition)=%([^\s,}]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_NAME = re.compile(r'op_name="([^"]*)"')
+
+
+@dataclass(frozen=True)
+class Array:
+    """A type and its dimensions."""
+
+    dtype: str
+    dims: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return prod(self.dims)
+
+    @property
+    def bytes(self) -> int:
+        return self.elements * _size(self.dtype)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.dims))}]"
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One operation.
+
+    Attributes:
+        name: unique in the program.
+        opcode: what it does.
+        results: its arrays; more than one if it is a tuple.
+        operands: the names of what it reads.
+        attributes: all that is printed after them.
+        is_root: whether its result is that of the computation.
+    """
+
+    name: str
+    opcode: str
+    results: tuple[Array, ...]
+    operands: tuple[str, ...]
+    attributes: str
+    is_root: bool
+
+    @property
+    def bytes(self) -> int:
+        return sum(result.bytes for result in self.results)
+
+    @property
+    def elements(self) -> int:
+        return sum(result.elements for result in self.results)
+
+    @cached_property
+    def path(self) -> str:
+        """Where it comes from: JAX's nested names, with a slash between them."""
+        found = _NAME.search(self.attributes)
+        return found[1] if found else ""
+
+    @property
+    def target(self) -> str:
+        """The kernel that a custom call runs."""
+        found = re.search(r'custom_call_target="([^"]*)"', self.attributes)
+        return found[1] if found else ""
+
+    @property
+    def called(self) -> list[str]:
+        """The computations that it runs."""
+        names = _CALLED.findall(self.attributes)
+        for branches in _BRANCHES.findall(self.attributes):
+            names += re.findall(r"%([^\s,}]+)", branches)
+        return names
+
+    @property
+    def trips(self) -> int:
+        """How often a loop is run; 1 if that is not known before."""
+        found = _TRIPS.search(self.attributes)
+        return int(found[1]) if found else 1
+
+
+@dataclass(frozen=True)
+class Program:
+    """All computations of a program by name, and which of them is run."""
+
+    computations: dict[str, list[Instruction]]
+    entry: str
+
+    @classmethod
+    def parse(cls, text: str) -> Program:
+        """Read what `jax.stages.Compiled.as_text` returns."""
+        computations: dict[str, list[Instruction]] = {}
+        entry, current = "", None
+        for line in text.splitlines():
+            if head := _HEAD.match(line):
+                current = computations.setdefault(head[2], [])
+                if head[1]:
+                    entry = head[2]
+            elif line.startswith("}"):
+                current = None
+            elif current is not None and (found := _INSTRUCTION.match(line)):
+                current.append(_instruction(found, line[found.end() :]))
+        return cls(computations, entry)
+
+    def walk(self, computation: str | None = None, times: int = 1) -> Iterator[tuple[str, int]]:
+        """Return the computations that are run by themselves, and how often.
+
+        What a fusion or a reduction calls is part of it, and not among them.
+        """
+        name = self.entry if computation is None else computation
+        yield name, times
+        for instruction in self.computations.get(name, ()):
+            if instruction.opcode in ("while", "call", "conditional"):
+                for called in instruction.called:
+                    yield from self.walk(called, times * instruction.trips)
+
+
+def _instruction(found: re.Match[str], rest: str) -> Instruction:
+    shape, rest = _until_balanced(rest) if rest.startswith("(") else rest.split(" ", 1)
+    rest = rest.lstrip()
+    opcode, _, _ = rest.partition("(")
+    operands, attributes = _until_balanced(rest[len(opcode) :])
+    results = tuple(
+        Array(dtype, tuple(int(size.strip("<=")) for size in dims.split(",") if size))
+        for dtype, dims in _ARRAY.findall(shape)
+    )
+    names = () if opcode in ("parameter", "constant") else re.findall(r"%([^\s,)]+)", operands)
+    return Instruction(found[2], opcode, results, tuple(names), attributes, bool(found[1]))
+
+
+def _until_balanced(text: str) -> tuple[str, str]:
+    """Divide a text after the bracket that closes its first one."""
+    depth = 0
+    for match in re.finditer(r"[()]", text):
+        depth += 1 if match[0] == "(" else -1
+        if depth == 0:
+            return text[: match.end()], text[match.end() :]
+    return text, ""
+
+
+def _size(dtype: str) -> int:
+    if dtype in _BYTES:
+        return _BYTES[dtype]
+    bits = re.search(r"\d+", dtype)
+    return max(1, int(bits[0]) // 8) if bits else 0

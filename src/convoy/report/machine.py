@@ -1,0 +1,98 @@
+"""What a run was made with: versions, the machine, and how fast that is at best."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+PACKAGES = ("keras-convoy", "keras", "jax", "jaxlib", "numpy")
+# A product of matrices and a convolution, large enough to keep a device busy.
+SIDE = 1024
+IMAGES = (8, 28, 28, 128)
+KERNEL = (3, 3, 128, 128)
+# Larger than the caches of most machines.
+COPIED = 64 << 20
+SECONDS, RUNS = 0.2, 20
+
+
+def framework() -> dict[str, Any]:
+    """Return versions and the machine."""
+    return {
+        "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "machine": platform.machine(),
+        "processors": os.cpu_count(),
+    }
+
+
+def memory_in_use() -> int | None:
+    """Return the bytes that this process holds, where the system tells."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+@functools.cache
+def peak(devices: tuple[jax.Device, ...]) -> dict[str, float]:
+    """Measure how much some devices compute and move at best, all at the same time.
+
+    Measured once in a process, in a few tenths of a second: the faster of a product of matrices and
+    a convolution, in float32; and a pass over an array that no cache holds.
+
+    Returns:
+        `flops_per_second` and `bytes_per_second` of all devices together, and the `seconds` that it
+        took to find out.
+    """
+    began = time.perf_counter()
+    rng = np.random.default_rng(0)
+    square = rng.random((SIDE, SIDE), np.float32)
+    images, kernel = rng.random(IMAGES, np.float32), rng.random(KERNEL, np.float32)
+    product = 2.0 * SIDE**3
+    convolution = 2.0 * np.prod(IMAGES[:3]) * np.prod(KERNEL)
+    large = np.zeros(COPIED // 4, np.float32)
+    rates = {
+        "product": product / _fastest(jnp.dot, (square, square), devices),
+        "convolution": convolution / _fastest(_convolve, (images, kernel), devices),
+    }
+    moved = 2 * COPIED / _fastest(jnp.negative, (large,), devices)
+    return {
+        "flops_per_second": float(len(devices) * max(rates.values())),
+        "bytes_per_second": float(len(devices) * moved),
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def _convolve(images: jax.Array, kernel: jax.Array) -> jax.Array:
+    return jax.lax.conv_general_dilated(
+        images, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+def _fastest(
+    function: Callable[..., Any], arguments: Sequence[np.ndarray], devices: Sequence[jax.Device]
+) -> float:
+    """Return the fewest seconds in which all devices ran a function."""
+    program = jax.jit(function)
+    given = [[jax.device_put(value, device) for value in arguments] for device in devices]
+    jax.block_until_ready([program(*values) for values in given])
+    fastest, spent = float("inf"), 0.0
+    for _ in range(RUNS):
+        begin = time.perf_counter()
+        jax.block_until_ready([program(*values) for values in given])
+        taken = time.perf_counter() - begin
+        fastest, spent = min(fastest, taken), spent + taken
+        if spent > SECONDS:
+            break
+    return fastest

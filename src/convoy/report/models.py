@@ -1,0 +1,61 @@
+"""What a model is, and how its work is divided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+from convoy import keras_bridge
+from convoy.engine.feed import size
+from convoy.engine.plan import Plan
+from convoy.pipeline.options import stages_of_model
+from convoy.report.files import Json
+
+
+def describe(model: keras.Model, plan: Plan) -> Json:
+    """Return a model's layers and sizes, and the plan that it is run by."""
+    stages = stages_of_model(model)
+    optimizer = getattr(model, "optimizer", None)
+    pipeline: Any = plan.pipeline
+    return {
+        "name": model.name,
+        "parameters": model.count_params(),
+        "bytes": {
+            "weights": _bytes(model.trainable_variables),
+            "statistics": _bytes(model.non_trainable_variables),
+            "optimizer": _bytes(optimizer.variables) if optimizer is not None else 0,
+        },
+        "replicas": plan.replicas,
+        "gradient_accumulation": plan.accumulation.count,
+        "steps_per_execution": getattr(model, "steps_per_execution", 1),
+        "stages": 1 if stages is None else max(stages) + 1,
+        "schedule": "" if pipeline is None else str(getattr(pipeline, "schedule", ""))[:40],
+        "layers": [_layer(layer) for layer in _layers(model)],
+    }
+
+
+def _layers(model: keras.Model) -> Iterator[keras.layers.Layer]:
+    for layer in model.layers:
+        if isinstance(layer, keras.Model):
+            yield from _layers(layer)
+        else:
+            yield layer
+
+
+def _layer(layer: keras.layers.Layer) -> Json:
+    try:
+        shape: Any = keras.tree.map_structure(lambda tensor: list(tensor.shape), layer.output)
+    except (AttributeError, ValueError):  # of a layer that is called several times
+        shape = None
+    parameters = layer.count_params() if layer.built else 0
+    return {
+        "name": layer.name,
+        "type": type(layer).__name__,
+        "output": shape,
+        "parameters": parameters,
+    }
+
+
+def _bytes(variables: list[Any]) -> int:
+    return size(keras_bridge.values(list(variables)))

@@ -1,0 +1,46 @@
+"""One HTML page with everything in it: no network, no build step."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+
+from convoy.report import summary
+from convoy.report.files import Json, Report, finite
+
+SCRIPTS = (
+    "format.js",
+    "plot.js",
+    "timeline.js",
+    "curves.js",
+    "summary.js",
+    "times.js",
+    "pipelines.js",
+    "memory.js",
+    "operations.js",
+    "metrics.js",
+    "main.js",
+)
+
+
+def make_page(report: Report, other: Report | None = None) -> str:
+    """Return the page of a report, or of two beside each other."""
+    reports = [_content(one) for one in (report, other) if one is not None]
+    # In a script element only `<` could end the data before its end.
+    data = json.dumps(finite(reports), separators=(",", ":")).replace("<", "\\u003c")
+    page = _asset("page.html")
+    for name, text in (
+        ("style", _asset("style.css")),
+        ("script", "\n".join(map(_asset, SCRIPTS))),
+        ("data", data),
+    ):
+        page = page.replace("{{" + name + "}}", text)
+    return page
+
+
+def _content(report: Report) -> Json:
+    return report.to_json() | {"figures": summary.to_json(report)}
+
+
+def _asset(name: str) -> str:
+    return resources.files("convoy.report").joinpath("assets", name).read_text(encoding="utf-8")

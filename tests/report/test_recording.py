@@ -1,0 +1,236 @@
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import convoy
+import jax
+import keras
+import numpy as np
+import pytest
+from convoy import cpu
+from convoy.engine.watch import NotWatched
+from convoy.report.files import ReportError, read
+from convoy.report.programs import WatchedProgram
+from convoy.report.summary import figures
+from tests.report.conftest import BATCH, CALL, EPOCHS, HELD_OUT, SAMPLES, data, train
+
+# Multiplications and additions of the two convolutions, forwards.
+STEM = 2 * BATCH * 12 * 12 * 4 * 3 * 9
+DOWN = 2 * BATCH * 6 * 6 * 8 * 4 * 9
+
+
+def values(report):
+    return {(figure.group, figure.name): figure.value for figure in figures(report)}
+
+
+def test_every_program_is_described(recorded):
+    _, _, report = recorded
+    train, evaluate = report.programs
+    assert (train["name"], evaluate["name"]) == ("train", "evaluate")
+    assert set(train["seconds"]) == {"trace", "lower", "compile"}
+    assert min(train["seconds"].values()) > 0
+    assert train["memory"]["temp"] > 0
+    weights = report.run["runs"][0]["model"]["bytes"]["weights"]
+    assert train["memory"]["alias"] >= 2 * weights  # and the momentum
+    # The gradient of the input of the first convolution is not computed.
+    assert 2 * STEM + 3 * DOWN < train["flops"] < 1.2 * (2 * STEM + 3 * DOWN)
+    assert STEM + DOWN < evaluate["flops"] < 1.2 * (STEM + DOWN)
+    assert train["flops_by_part"]["backward"] > train["flops_by_part"]["forward"]
+
+
+def test_every_convolution_has_its_layer_and_kernel(recorded):
+    _, _, report = recorded
+    found = [(c["layer"], c["kind"]) for c in report.programs[0]["convolutions"]]
+    if cpu.status().native:
+        kernels = {c["kernel"] for p in report.programs for c in p["convolutions"]}
+        assert "XLA" not in kernels
+        assert all(c["implementation"] for c in report.programs[0]["convolutions"])
+        assert sorted(found) == [
+            ("down", "forward"),
+            ("down", "gradient of the input"),
+            ("down", "gradient of the weights"),
+            ("stem", "forward"),
+            ("stem", "gradient of the weights"),
+        ]
+    assert [c["layer"] for c in report.programs[1]["convolutions"]] == ["stem", "down"]
+    work = [c["flops"] for c in report.programs[0]["convolutions"]]
+    assert sum(work) == 2 * STEM + 3 * DOWN
+
+
+def test_the_run_adds_up(recorded):
+    _, history, report = recorded
+    totals = report.run["totals"]
+    steps = EPOCHS * SAMPLES // BATCH
+    assert totals["devices"]["train"]["steps"] == steps
+    assert totals["devices"]["train"]["calls"] == steps // CALL
+    assert totals["devices"]["train"]["samples"] == EPOCHS * SAMPLES
+    assert totals["devices"]["evaluate"]["samples"] == EPOCHS * HELD_OUT
+    assert totals["programs"]["0"]["times"] == steps
+    assert totals["host"]["checkpoint"]["count"] == EPOCHS
+    assert set(totals["host"]) >= {"input", "prefetch", "device call", "callbacks", "compile"}
+    assert report.run["state"] == "ended"
+    assert len(report.parts["calls"]) == totals["devices"]["train"]["calls"] + EPOCHS
+    for mode, number, begin, end, *_ in report.parts["calls"]:
+        assert report.programs[number]["name"] == mode
+        assert 0 <= begin <= end <= report.run["seconds"]
+    for number, (epoch, _, logs) in enumerate(report.parts["epochs"]):
+        assert epoch == number
+        for name in ("loss", "val_loss", "accuracy", "val_accuracy"):
+            assert logs[name] == pytest.approx(history[name][number], rel=1e-6)
+
+
+def test_device_calls_do_not_overlap(recorded):
+    calls = recorded[2].parts["calls"]
+    assert all(before[3] <= after[2] for before, after in itertools.pairwise(calls))
+
+
+def test_the_figures_follow_from_the_files(recorded):
+    _, _, report = recorded
+    found = values(report)
+    total = report.run["totals"]["devices"]["train"]
+    assert found["training", "steps"] == total["steps"]
+    assert found["training", "a step"] == total["seconds"] / total["steps"]
+    work = found["training", "floating-point work of a step"]
+    assert work == pytest.approx(report.programs[0]["flops"])
+    rate = work / found["training", "a step"]
+    peak = report.run["peak"]["flops_per_second"]
+    assert found["training", "share of the measured peak"] == pytest.approx(rate / peak)
+    memory = report.programs[0]["memory"]
+    needed = memory["argument"] + memory["output"] - memory["alias"] + memory["temp"]
+    assert found["memory of a device", "largest program of training"] == needed
+    assert found["time", "checkpoints"] == EPOCHS
+
+
+def test_recording_changes_no_bit(recorded):
+    model, history, _ = recorded
+    plain, alike, _ = train(convoy.Strategy(devices=1))
+    assert history == alike
+    for own, other in zip(model.weights, plain.weights, strict=True):
+        np.testing.assert_array_equal(own.numpy(), other.numpy())
+
+
+def test_stages_are_timed_beside_a_simulation(staged):
+    _, _, report = staged
+    update = report.parts["pipelines"][-1]
+    assert (update["stages"], update["micro_batches"]) == (2, CALL)
+    for kind in ("measured", "simulated"):
+        actions = {action for _, action, _, _ in update[kind]["events"]}
+        assert actions == {f"{s}{k}{m}" for s in (0, 1) for k in "FB" for m in range(CALL)}
+        assert 0 <= update[kind]["bubble"] < 1
+    names = {program["name"] for program in report.programs}
+    assert names >= {"stage 0 forward", "stage 1 backward", "device 0 update", "stage 1 evaluate"}
+    for program in report.programs:
+        layers = {c["layer"] for c in program["convolutions"]}
+        assert layers <= {"stem" if program["name"].startswith("stage 0") else "down"}
+    # What stages compute is what the whole model computes.
+    work = values(report)["training", "floating-point work of a step"]
+    assert 2 * STEM + 3 * DOWN < work < 1.2 * (2 * STEM + 3 * DOWN)
+
+
+def test_a_watched_program_is_compiled_once():
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, _, **__: compiled.append(event) if "backend_compile" in event else None
+    )
+    seen, called = [], []
+
+    def note(about, program, begin):
+        seen.append((about["name"], program.memory_analysis().output_size_in_bytes))
+        return len(seen) - 1
+
+    @jax.jit
+    def double(_, x):
+        return 2 * x
+
+    program = WatchedProgram("double", double, 1, note, called.append)
+    for size in (4, 4, 6):
+        x = jax.device_put(np.ones(size, np.float32))
+        compiled.clear()
+        np.testing.assert_array_equal(program(1.0, x), np.full(size, 2))
+        assert len(compiled) == (len(called) != 2)
+    assert seen == [("double", 16), ("double", 24)]
+    assert called == [0, 0, 1]
+
+
+def test_nothing_is_in_between_when_nothing_is_recorded():
+    off = NotWatched()
+    program, feed, callback = object(), object(), print
+    assert off.program("train", program) is program
+    assert off.programs("train", program) is program
+    assert off.feed(feed) is feed
+    assert off.callback(callback) is callback
+
+
+def test_records_only_while_it_is_open(recorded, tmp_path):
+    model, _, _ = recorded
+    strategy = convoy.Strategy(devices=1)
+    model = convoy.prepare(model, strategy)
+    x, _ = data()
+    first = strategy.record(tmp_path / "a")
+    model.predict(x, batch_size=BATCH, verbose=0)
+    strategy.record(tmp_path / "b").close()
+    assert isinstance(strategy.watcher, NotWatched)
+    first.close()
+    model.predict(x, batch_size=BATCH, verbose=0)
+    report = read(tmp_path / "a")
+    assert [run["name"] for run in report.run["runs"]] == ["predict"]
+    assert report.run["totals"]["devices"]["predict"]["samples"] == len(x)
+    assert report.parts["metrics"] == []
+    assert read(tmp_path / "b").run["runs"] == []
+
+
+class Fails(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        raise RuntimeError("the cable was pulled")
+
+
+def test_a_run_that_fails_says_so(recorded, tmp_path):
+    model, _, _ = recorded
+    strategy = convoy.Strategy(devices=1)
+    model = convoy.prepare(model, strategy)
+    x, y = data()
+    with pytest.raises(RuntimeError), strategy.record(tmp_path):
+        model.fit(x, y, batch_size=BATCH, verbose=0, callbacks=[Fails()])
+    report = read(tmp_path)
+    assert report.run["state"] == "failed"
+    assert report.run["runs"][0]["error"] == "RuntimeError: the cable was pulled"
+    assert len(report.parts["calls"]) == 1
+
+
+def test_a_folder_that_cannot_be_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    strategy = convoy.Strategy(devices=1)
+    with pytest.raises(ReportError, match="cannot be written to"):
+        strategy.record(tmp_path / "file" / "report")
+    assert isinstance(strategy.watcher, NotWatched)
+
+
+VICTIM = """
+import sys
+sys.path.insert(0, {root!r})
+import convoy
+from tests.report.conftest import data, network
+strategy = convoy.Strategy(devices=1)
+with strategy.scope():
+    model = network()
+strategy.record(sys.argv[1])
+x, y = data()
+model.fit(x, y, batch_size=8, epochs=10_000_000, verbose=0)
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_leaves_a_report(tmp_path):
+    root = str(Path(__file__).parents[2])
+    command = [sys.executable, "-c", VICTIM.format(root=root), str(tmp_path)]
+    with subprocess.Popen(command) as process:
+        while process.poll() is None:
+            # What can be read while it is being written can be read when it is killed.
+            if (tmp_path / "run.json").is_file() and read(tmp_path).parts["calls"]:
+                process.kill()
+    report = read(tmp_path)
+    assert report.run["state"] == "running"
+    assert report.run["totals"]["devices"]["train"]["steps"] > 0
+    assert json.loads((tmp_path / "programs" / "0000.json").read_text())["name"] == "train"
