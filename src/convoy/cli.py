@@ -86,6 +86,13 @@ def request(words: Sequence[str]) -> int:
     return _with_serving("convoy.serving.request_command", words)
 
 
+def bench(words: Sequence[str]) -> int:
+    """Run the benchmarks of a spec, and compare them with an earlier run."""
+    from convoy.bench.command import main as bench_main
+
+    return bench_main(words)
+
+
 def _with_serving(module: str, words: Sequence[str]) -> int:
     """Run a command that needs packages of the extra `serving`."""
     try:
@@ -109,6 +116,7 @@ APPLICATIONS = {
     "export": export,
     "serve": serve,
     "request": request,
+    "bench": bench,
 }
 
 
