@@ -56,10 +56,11 @@ def test_braces_that_are_no_name_stay():
 def test_programs_of_this_environment_come_first(tmp_path):
     entry = {"cmd": "x", "env": {"MINE": 1}}
     benchmark = read_entry("name", entry, tmp_path / "spec.yml")
-    values = environment_of(benchmark, tmp_path / "profile")
+    values = environment_of(benchmark, tmp_path, profile=True)
     assert values["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
     assert values["MINE"] == "1"
     assert str(tmp_path / "profile") in values["POPLAR_ENGINE_OPTIONS"]
+    assert values["CONVOY_BENCH_FOLDER"] == str(tmp_path)
 
 
 def test_a_notebook_needs_its_packages(tmp_path, monkeypatch):

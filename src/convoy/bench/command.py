@@ -164,8 +164,7 @@ class Session:
             folder = folder / f"run_{number}"
         turn = f" ({number} of {self.options.repeat})" if self.options.repeat > 1 else ""
         self.console.info(f"Running {benchmark.name}::{variant}{turn}")
-        profile = folder / "profile" if self.options.profile else None
-        environment = environment_of(benchmark, profile)
+        environment = environment_of(benchmark, folder, profile=self.options.profile)
         changes = Changes(self.options.allow_wandb, self.options.compile_only)
         words: list[str] = []
         figures = Figures()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ from convoy.bench.spec import Benchmark, SpecError
 
 _BRACES = re.compile(r"(?<!\$)(?:\{\{|\}\}|\{(\w+)\})")
 _VARIABLE = re.compile(r"\$(\w+|\{\w+\})")
+FOLDER = "CONVOY_BENCH_FOLDER"
 NOTEBOOK_SECONDS = 600
 NOTEBOOK_PACKAGES = ("nbconvert", "ipykernel")
 
@@ -85,23 +87,23 @@ def fill(text: str, parameters: Mapping[str, object]) -> str:
     return _BRACES.sub(replace, text)
 
 
-def environment_of(benchmark: Benchmark, profile: Path | None) -> dict[str, str]:
+def environment_of(benchmark: Benchmark, folder: Path, *, profile: bool) -> dict[str, str]:
     """Return the variables that a command sees.
 
     Args:
         benchmark: what is run.
-        profile: a folder for reports of compilation and execution, if they are to be made.
+        folder: of this run of it; in the variable `CONVOY_BENCH_FOLDER`.
+        profile: whether it shall write reports of compilation and execution, to `profile` there.
     """
-    values = os.environ | dict(benchmark.environment)
+    values = os.environ | {FOLDER: str(folder)} | dict(benchmark.environment)
     # So that `python3`, `convoy` and `poprun` are those of this environment, activated or not.
     here = str(Path(sys.executable).parent)
     values["PATH"] = os.pathsep.join([here, values.get("PATH", os.defpath)])
     # What is printed is to be seen when it is.
     values["PYTHONUNBUFFERED"] = "1"
-    if profile is not None:
-        values["POPLAR_ENGINE_OPTIONS"] = (
-            f'{{"autoReport.all": "true", "autoReport.directory": "{profile}"}}'
-        )
+    if profile:
+        reports = {"autoReport.all": "true", "autoReport.directory": str(folder / "profile")}
+        values["POPLAR_ENGINE_OPTIONS"] = json.dumps(reports)
     return values
 
 
