@@ -93,6 +93,13 @@ def bench(words: Sequence[str]) -> int:
     return bench_main(words)
 
 
+def plan(words: Sequence[str]) -> int:
+    """Say how to divide a model over devices: replicas, stages, micro-batches."""
+    from convoy.plan.command import main as plan_main
+
+    return plan_main(words)
+
+
 def _with_serving(module: str, words: Sequence[str]) -> int:
     """Run a command that needs packages of the extra `serving`."""
     try:
@@ -117,6 +124,7 @@ APPLICATIONS = {
     "serve": serve,
     "request": request,
     "bench": bench,
+    "plan": plan,
 }
 
 
