@@ -219,7 +219,8 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    print("\n".join(report(measure(options.networks, options.rounds))))
+    for name in options.networks:
+        print("\n".join(report(measure([name], options.rounds))), flush=True)
 
 
 if __name__ == "__main__":
