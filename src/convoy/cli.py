@@ -93,6 +93,20 @@ def request(words: Sequence[str]) -> int:
     return _with_serving("convoy.serving.request_command", words)
 
 
+def bench(words: Sequence[str]) -> int:
+    """Run the benchmarks of a spec, and compare them with an earlier run."""
+    from convoy.bench.command import main as bench_main
+
+    return bench_main(words)
+
+
+def plan(words: Sequence[str]) -> int:
+    """Say how to divide a model over devices: replicas, stages, micro-batches."""
+    from convoy.plan.command import main as plan_main
+
+    return plan_main(words)
+
+
 def _with_serving(module: str, words: Sequence[str]) -> int:
     """Run a command that needs packages of the extra `serving`."""
     try:
@@ -117,6 +131,8 @@ APPLICATIONS = {
     "export": export,
     "serve": serve,
     "request": request,
+    "bench": bench,
+    "plan": plan,
 }
 
 

@@ -178,9 +178,10 @@ def _greedy(
     devices = max(mapping) + 1
     length = {F: 1, B: 2, I: 1, W: 1}
     backward = I if split else B
-    waiting = {Action(s, k, m) for m, s in _pairs(micro_batches, stages) for k in (F, backward)}
-    if split:
-        waiting |= {Action(s, W, m) for m, s in _pairs(micro_batches, stages)}
+    kinds = (F, backward, W) if split else (F, backward)
+    waiting: list[set[Action]] = [set() for _ in range(devices)]
+    for m, s in _pairs(micro_batches, stages):
+        waiting[mapping[s]] |= {Action(s, kind, m) for kind in kinds}
     rows: list[list[Action]] = [[] for _ in range(devices)]
     ends: dict[Action, int] = {}
     free = [0] * devices
@@ -210,15 +211,15 @@ def _greedy(
         needs = action.needs(stages, splits_backward=split)
         return all(ends.get(need, time + 1) <= time for need in needs)
 
-    while waiting:
+    while any(waiting):
         for device in range(devices):
             if free[device] > time:
                 continue
-            ready = [a for a in waiting if mapping[a.stage] == device and possible(a)]
+            ready = [action for action in waiting[device] if possible(action)]
             if not ready:
                 continue
             action = min(ready, key=rank)
-            waiting.remove(action)
+            waiting[device].remove(action)
             rows[device].append(action)
             ends[action] = free[device] = time + length[action.kind]
             held[action.stage] += action.kind == F

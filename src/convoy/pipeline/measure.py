@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -59,22 +60,22 @@ def measure(
     Raises:
         ValueError: if an input of the model has a size that is not known.
     """
-    given = _input_shapes(model, batch_size)
+    given = input_shapes(model, batch_size)
     stages = stages_of(model, calls, list(range(len(calls))))
     shapes: Shapes = dict(given)
     known: dict[tuple, float] = {}
     idle = _fastest(jax.jit(lambda x: x + 1), [jax.device_put(np.float32(0), device)])
     seen: set[int] = set()
     costs = []
-    live = _live(model, calls)
+    live = live_after(model, calls)
     for call, stage, after in zip(calls, stages, live, strict=True):
         inputs = {tensor: shapes[tensor] for tensor in stage.inputs}
-        outputs = _output_shapes(stage, inputs)
+        outputs = output_shapes(stage, inputs)
         shapes |= outputs
         key = _key(call, stage, inputs)
         if key not in known:
-            found = _seconds(stage, inputs, outputs, set(given), device)
-            known[key] = max(0.0, found - idle)
+            both = Pass(stage, inputs, outputs, set(given), device.platform)
+            known[key] = max(0.0, _fastest(both.run, both.arguments(device)) - idle)
         new = [variable for variable in stage.variables if id(variable) not in seen]
         seen |= {id(variable) for variable in new}
         costs.append(
@@ -98,7 +99,7 @@ def transfer_seconds(devices: Sequence[jax.Device]) -> float:
     return _fastest(lambda array: jax.device_put(array, second), [data]) / TRANSFERRED
 
 
-def _input_shapes(model: keras.Model, batch_size: int) -> Shapes:
+def input_shapes(model: keras.Model, batch_size: int) -> Shapes:
     found = {}
     for number, tensor in zip(graph_inputs(model), model.inputs, strict=True):
         if None in tensor.shape[1:]:
@@ -111,7 +112,7 @@ def _input_shapes(model: keras.Model, batch_size: int) -> Shapes:
     return found
 
 
-def _output_shapes(stage: Stage, inputs: Shapes) -> Shapes:
+def output_shapes(stage: Stage, inputs: Shapes) -> Shapes:
     trainable = keras_bridge.values(stage.trainable)
     rest = keras_bridge.values(stage.non_trainable)
 
@@ -129,39 +130,63 @@ def _key(call: GraphCall, stage: Stage, inputs: Shapes) -> tuple:
     return (settings, *((i.shape, i.dtype) for i in inputs.values()), *variables)
 
 
-def _seconds(
-    stage: Stage, inputs: Shapes, outputs: Shapes, given: set[int], device: jax.Device
-) -> float:
-    """Time one call, with gradients for all but the model's own inputs."""
-    rng = np.random.default_rng(0)
+class Pass:
+    """Some calls of a model forwards and backwards, as one program or as two.
 
-    def make(shapes: Shapes) -> dict[int, Any]:
-        return {i: jax.device_put(_random(rng, shape), device) for i, shape in shapes.items()}
+    Gradients are computed for all but the model's own inputs.
 
-    arrays = make(inputs)
-    moving = {i: x for i, x in arrays.items() if i not in given and _differentiable(x)}
-    fixed = {i: x for i, x in arrays.items() if i not in moving}
-    gradients = make({i: shape for i, shape in outputs.items() if _differentiable(shape)})
-    trainable, non_trainable = (
-        [jax.device_put(value, device) for value in keras_bridge.values(part)]
-        for part in (stage.trainable, stage.non_trainable)
-    )
+    Args:
+        stage: what is run.
+        inputs: what it reads.
+        outputs: what it computes.
+        given: the model's own inputs.
+        platform: of the devices that it will run on.
+    """
 
-    def both(trainable: Any, moving: Any, non_trainable: Any, fixed: Any, gradients: Any) -> Any:
+    def __init__(
+        self, stage: Stage, inputs: Shapes, outputs: Shapes, given: set[int], platform: str
+    ) -> None:
+        self._stage, self._inputs, self._outputs, self._given = stage, inputs, outputs, given
+        self._platform = platform
+        self.run = jax.jit(self._both)
+        self.forward = jax.jit(self._forward)
+        self.backward = jax.jit(lambda pull, gradients: pull(gradients))
+
+    def arguments(self, device: jax.Device) -> list[Any]:
+        """Return arguments for `run` and `forward`, on a device; the last one is gradients."""
+        rng = np.random.default_rng(0)
+
+        def make(shapes: Shapes) -> dict[int, Any]:
+            return {i: jax.device_put(_random(rng, shape), device) for i, shape in shapes.items()}
+
+        arrays = make(self._inputs)
+        moving = {i: x for i, x in arrays.items() if i not in self._given and _differentiable(x)}
+        fixed = {i: x for i, x in arrays.items() if i not in moving}
+        gradients = make({i: s for i, s in self._outputs.items() if _differentiable(s)})
+        trainable, non_trainable = (
+            [jax.device_put(value, device) for value in keras_bridge.values(part)]
+            for part in (self._stage.trainable, self._stage.non_trainable)
+        )
+        return [trainable, moving, non_trainable, fixed, gradients]
+
+    def _both(self, *arguments: Any) -> Any:
+        passed, pull = self._forward(*arguments)
+        return passed, pull(arguments[-1])
+
+    def _forward(
+        self, trainable: Any, moving: Any, non_trainable: Any, fixed: Any, gradients: Any
+    ) -> Any:
         def forward(trainable: Any, moving: Any) -> Any:
-            out, new, _ = stage.forward(trainable, non_trainable, fixed | moving, training=True)
+            inputs = fixed | moving
+            out, new, _ = self._stage.forward(trainable, non_trainable, inputs, training=True)
             return {i: out[i] for i in gradients}, (out, new)
 
-        _, pull, passed = jax.vjp(forward, trainable, moving, has_aux=True)
-        return passed, pull(gradients)
-
-    def traced(*arguments: Any) -> Any:
-        if not cpu.fuses(device.platform):
-            return both(*arguments)
-        with keras_bridge.replaced_operations(cpu.Fusion()):
-            return both(*arguments)
-
-    return _fastest(jax.jit(traced), [trainable, moving, non_trainable, fixed, gradients])
+        fused: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if cpu.fuses(self._platform):
+            fused = keras_bridge.replaced_operations(cpu.Fusion())
+        with fused:
+            _, pull, passed = jax.vjp(forward, trainable, moving, has_aux=True)
+        return passed, pull
 
 
 def _fastest(function: Callable[..., Any], arguments: list[Any]) -> float:
@@ -191,7 +216,7 @@ def _bytes(variables: Sequence[keras.Variable]) -> int:
     return size(keras_bridge.values(list(variables)))
 
 
-def _live(model: keras.Model, calls: Sequence[GraphCall]) -> list[list[int]]:
+def live_after(model: keras.Model, calls: Sequence[GraphCall]) -> list[list[int]]:
     """Return for every call what is computed up to it and read after it."""
     given = set(graph_inputs(model))
     wanted: dict[int, None] = dict.fromkeys(graph_outputs(model))

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 
 class Kind(StrEnum):
@@ -82,12 +83,12 @@ class Schedule:
     def devices(self) -> int:
         return len(self.actions)
 
-    @property
+    @cached_property
     def splits_backward(self) -> bool:
         """Whether gradients of inputs and of weights are computed apart."""
         return any(action.kind == Kind.BACKWARD_INPUT for action in self)
 
-    @property
+    @cached_property
     def trains(self) -> bool:
         return any(action.kind != Kind.FORWARD for action in self)
 

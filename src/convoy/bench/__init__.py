@@ -1,0 +1,1 @@
+"""Runs commands that a spec lists, and reads figures from what they print."""

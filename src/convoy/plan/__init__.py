@@ -1,0 +1,1 @@
+"""Which division of a model over devices would be fastest."""

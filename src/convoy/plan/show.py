@@ -1,0 +1,102 @@
+"""What a plan says, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from convoy.pipeline.draw import draw
+from convoy.plan.machine import Machine
+from convoy.plan.predict import Prediction, Predictor
+from convoy.plan.search import Found
+
+COLUMNS = (
+    "replicas",
+    "stages",
+    "micro-batch",
+    "accumulated",
+    "schedule",
+    "recompute",
+    "samples/s",
+    "bubble",
+    "GB/device",
+    "ms/update",
+    "exchange",
+)
+WIDTH = 100
+
+
+def row(prediction: Prediction) -> tuple[str, ...]:
+    one = prediction.configuration
+    return (
+        str(one.replicas),
+        str(one.stages),
+        str(one.micro_batch),
+        str(one.accumulation),
+        one.schedule or "-",
+        "yes" if one.recompute else "no",
+        f"{prediction.throughput:.4g}",
+        f"{prediction.bubble:.1%}",
+        f"{prediction.memory / 1e9:.2f}",
+        f"{1e3 * prediction.seconds:.4g}",
+        f"{prediction.exchange / prediction.seconds:.1%}",
+    )
+
+
+def table(predictions: Sequence[Prediction]) -> str:
+    rows = [COLUMNS, *map(row, predictions)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        for line in rows
+    )
+
+
+def assumptions(machine: Machine, costs: str) -> str:
+    """Return what the figures rest on."""
+    hosts = -(-machine.devices // machine.per_host)
+    lines = [
+        f"costs       {costs}",
+        f"devices     {machine.devices} of {machine.memory / 1e9:.3g} GB, "
+        f"{machine.per_host} on each of {hosts} host{'s' * (hosts > 1)}",
+        f"transfers   {machine.link / 1e9:.3g} GB/s from stage to stage; "
+        f"replicas on a host add up {machine.exchange / 1e9:.3g} GB/s",
+        f"update      {machine.update / 1e9:.3g} GB/s of weights; "
+        f"{1e6 * machine.host_action:.0f} us of the host for each action of a pipeline",
+    ]
+    if hosts > 1:
+        lines.append(
+            f"network     {machine.network / 1e9:.3g} GB/s and {1e6 * machine.latency:.0f} us "
+            "between hosts; the exchange does not overlap with computing"
+        )
+    lines.append("not counted reading and decoding of images, checkpoints, compiling")
+    return "\n".join(lines)
+
+
+def picture(predictor: Predictor, prediction: Prediction) -> str:
+    """Draw the schedule of one replica, for some of its micro-batches."""
+    one = prediction.configuration
+    if one.stages == 1:
+        count = one.accumulation
+        steps = " ".join(f"F{m} B{m}" for m in range(min(count, 4)))
+        return f"every device  {steps}{' ...' if count > 4 else ''} exchange update"
+    timeline = predictor.timeline(one, most=2 * one.stages)
+    shortest = min(event.end - event.start for event in timeline.events)
+    unit = max(shortest / 2, timeline.seconds / (WIDTH / 4))
+    drawn = draw(timeline, unit).splitlines()[:-1]
+    shown = min(one.accumulation, 2 * one.stages)
+    return "\n".join(
+        [f"{shown} of {one.accumulation} micro-batches, {1e3 * unit:.3g} ms a column", *drawn]
+    )
+
+
+def nothing_fits(found: Found, machine: Machine) -> str:
+    if found.smallest is None:
+        return "There is no way to divide this batch over these devices."
+    one, memory = found.smallest
+    return (
+        f"Nothing fits into {machine.memory / 1e9:.3g} GB: {found.too_large} ways were looked at, "
+        f"and the smallest takes {memory / 1e9:.3g} GB on a device ({one.replicas} replicas x "
+        f"{one.stages} stages, micro-batch {one.micro_batch}"
+        f"{', ' + one.schedule if one.schedule else ''}{', recomputing' * one.recompute}). "
+        "Pass devices with more memory, more devices on a host, or a lower --precision."
+    )

@@ -1,0 +1,1 @@
+"""Benchmark specs, by Graphcore's name."""
