@@ -21,7 +21,7 @@ from convoy.engine.loss_scale import LossScale
 from convoy.engine.numerics import StochasticRounding
 from convoy.engine.plan import Accumulation, BatchMeaning, Plan, Reduction
 from convoy.engine.replicate import AXIS
-from convoy.engine.watch import NotWatched, Watcher
+from convoy.engine.watch import NOBODY, Watcher
 
 if TYPE_CHECKING:
     from convoy.report.recording import Recording
@@ -132,7 +132,7 @@ class Strategy:
         self.numerics = numerics.Settings(
             self.precision, loss_scales.find(loss_scale), stochastic_rounding
         )
-        self.watcher: Watcher = NotWatched()
+        self.watcher: Watcher = NOBODY
         """Who is told of what its models do."""
         if half_partials:
             precisions.warn_of_half_partials()

@@ -127,6 +127,7 @@ def bottleneck(width, filters, *, first):
     return inner + norms + ((width + 1) * wide + 4 * wide if first else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("network", "filters", "blocks"),
     [

@@ -103,6 +103,8 @@ class Folder:
     def close(self) -> None:
         """Let other runs write here."""
         if self._lock is not None:
+            # Not only closed: a process that was forked meanwhile has the descriptor as well.
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
             os.close(self._lock)
             self._lock = None
 

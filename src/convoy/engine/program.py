@@ -17,7 +17,7 @@ from convoy.engine.replicate import Roles
 from convoy.engine.shard import Shards
 from convoy.engine.state import Mode, State, Variables
 from convoy.engine.step import prediction_step
-from convoy.engine.watch import NotWatched, Watcher
+from convoy.engine.watch import NOBODY, Watcher
 
 
 class Programs:
@@ -29,7 +29,7 @@ class Programs:
         plan: Plan,
         mode: Mode,
         prepared: Prepared,
-        watcher: Watcher = NotWatched(),  # noqa: B008 - it holds nothing
+        watcher: Watcher = NOBODY,
     ) -> None:
         self.model = model
         self.watcher = watcher

@@ -20,7 +20,7 @@ from convoy.engine.program import ProgramCache, Programs
 from convoy.engine.progress import Progress, Recorder, Resumption, recorder_among
 from convoy.engine.state import Mode
 from convoy.engine.streamed import block_chunk
-from convoy.engine.watch import NotWatched, Watcher
+from convoy.engine.watch import NOBODY, Watcher
 
 # Of the memory for data, what the outputs of one prediction call may take.
 OUTPUT_SHARE = 4
@@ -36,7 +36,7 @@ class Runner:
         self.model = model
         self.automatic = False
         """Whether `compile` was told `steps_per_execution="auto"`."""
-        self.watcher: Watcher = NotWatched()
+        self.watcher: Watcher = NOBODY
         self.use(plan)
 
     def use(self, plan: Plan, staged: Plan | None = None) -> None:

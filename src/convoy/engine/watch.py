@@ -1,6 +1,6 @@
 """Who looks at runs from outside: told on the borders of device calls, and nowhere else.
 
-Whoever is not watched goes through `NotWatched`, which hands everything back as it is: what runs
+Whoever is not watched goes through `NOBODY`, which hands everything back as it is: what runs
 then is what would run without this file.
 """
 
@@ -80,6 +80,8 @@ class NotWatched:
     def epoch(self, epoch: int, logs: dict[str, Any]) -> None:
         del epoch, logs
 
+
+NOBODY = NotWatched()
 
 Enclose = Callable[[str], AbstractContextManager[None]]
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import convoy
 import keras
-from convoy.engine.watch import NotWatched
+from convoy.engine.watch import NOBODY
 from convoy.ipu import system
 from convoy.ipu.config import IPUConfig
 from convoy.ipu.enums import StochasticRoundingBehaviour
@@ -144,7 +144,7 @@ class Engine(convoy.Strategy):
         """Where a report of its models goes, if one was asked for."""
 
     def adopt(self, new: keras.Model) -> None:
-        if self.folder is not None and isinstance(self.watcher, NotWatched):
+        if self.folder is not None and self.watcher is NOBODY:
             self.record(new_folder(self.folder))
         super().adopt(new)
         extend(new, self)

@@ -18,7 +18,7 @@ from convoy.engine.program import output_bytes
 from convoy.engine.replicate import Roles
 from convoy.engine.state import Mode, Variables
 from convoy.engine.step import Fetch
-from convoy.engine.watch import NotWatched, Watcher
+from convoy.engine.watch import NOBODY, Watcher
 from convoy.pipeline.body import Body, Rest, fetched, make_body, make_prediction
 from convoy.pipeline.generate import generate
 from convoy.pipeline.layout import Column, Layout, Mail, position
@@ -50,7 +50,7 @@ class ForwardPrograms:
         plan: Plan,
         options: Pipelining,
         mode: Mode,
-        watcher: Watcher = NotWatched(),  # noqa: B008 - it holds nothing
+        watcher: Watcher = NOBODY,
     ) -> None:
         self.model, self.plan, self.mode, self.watcher = model, plan, mode, watcher
         self.placement: PipelinePlacement = plan.placement  # type: ignore[assignment]

@@ -22,7 +22,7 @@ from convoy.engine.feed import Chunk, fetcher
 from convoy.engine.plan import Plan
 from convoy.engine.replicate import Roles
 from convoy.engine.state import Variables
-from convoy.engine.watch import NotWatched, Watcher
+from convoy.engine.watch import NOBODY, Watcher
 from convoy.engine.whole_batch import WholeBatch
 from convoy.pipeline.body import Rest, make_body
 from convoy.pipeline.layout import Column, Layout, Mail, position
@@ -45,7 +45,7 @@ class PipelinePrograms:
         model: keras.Model,
         plan: Plan,
         options: Pipelining,
-        watcher: Watcher = NotWatched(),  # noqa: B008 - it holds nothing
+        watcher: Watcher = NOBODY,
     ) -> None:
         self.model, self.plan, self.options, self.watcher = model, plan, options, watcher
         self.placement: PipelinePlacement = plan.placement  # type: ignore[assignment]

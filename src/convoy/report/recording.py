@@ -99,7 +99,7 @@ class Recording:
         """Record no more, until it is told to watch again."""
         for strategy in self._watched:
             if strategy.watcher is self:
-                strategy.watcher = watch.NotWatched()
+                strategy.watcher = watch.NOBODY
         self._watched.clear()
         if self._open:
             self._writer.now()
