@@ -29,7 +29,7 @@ def run(*scripts, silence=60.0, environment=None):
 def is_alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second, if it ends while it is read
         return False
 
 

@@ -1,0 +1,81 @@
+"""Models as they are made, built and compiled."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+from keras import Model
+
+_scopes: list[Callable[[Model], None]] = []
+_scopes_change = threading.Lock()
+_plain_new = Model.__dict__["__new__"]
+
+
+@contextlib.contextmanager
+def watch_new_models(adopt: Callable[[Model], None]) -> Iterator[None]:
+    """Call `adopt` on every `keras.Model` made in the block, before its `__init__` runs.
+
+    `Model.__new__` is replaced while any thread is in such a block, and put back after the last.
+    """
+
+    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+        model = _plain_new.__func__(cls, *args, **kwargs)
+        # `keras.Model(inputs, outputs)` comes through here twice: as Model, then as Functional.
+        if type(model) is cls:
+            adopt(model)
+        return model
+
+    with _scopes_change:
+        _scopes.append(adopt)
+        Model.__new__ = staticmethod(new)
+    try:
+        yield
+    finally:
+        with _scopes_change:
+            _scopes.remove(adopt)
+            if not _scopes:
+                Model.__new__ = _plain_new
+
+
+def overridden(model: Model, names: tuple[str, ...]) -> list[str]:
+    """Return those of the trainer's methods that the model's class defines anew."""
+    return [name for name in names if getattr(type(model), name) is not getattr(Model, name)]
+
+
+def policies(model: Model) -> set[str]:
+    """Return the names of the dtype policies of a model's layers."""
+    layers = [
+        layer
+        for layer in model._flatten_layers(include_self=False)
+        if not isinstance(layer, (Model, keras.layers.InputLayer))
+    ]
+    return {layer.dtype_policy.name for layer in layers or [model]}
+
+
+def call_training_argument(model: Model, training: bool) -> dict[str, bool]:
+    return {"training": training} if model._call_has_training_arg else {}
+
+
+def output_structure(model: Model) -> Any:
+    """Return the symbolic outputs in the structure that the model returns, if it is known."""
+    return getattr(getattr(model, "_functional", None) or model, "_outputs_struct", None)
+
+
+def compilation(model: Model) -> object | None:
+    """Return an object that is another one after each `model.compile`."""
+    return model._loss_tracker
+
+
+def build_for_prediction(model: Model, x: Any) -> None:
+    """Create the variables of a model that has not been called yet."""
+    if not all(layer.built for layer in model._flatten_layers()):
+        with keras.StatelessScope():
+            model(x)
+
+
+def build_for_batch(model: Model, batch: Any) -> None:
+    model._symbolic_build(data_batch=batch)
