@@ -30,8 +30,12 @@ def values(*numbers):
     return {"x": np.array(numbers, np.float32)}
 
 
-def batcher(model, sizes=(1, 2, 4), **options):
-    return Batcher(model, sizes, BatchOptions(**options), lambda samples, size: None)
+# As on a GPU: a larger batch takes hardly longer.
+SECONDS = {1: 1.0, 2: 1.1, 4: 1.2}
+
+
+def batcher(model, seconds=SECONDS, **options):
+    return Batcher(model, seconds, BatchOptions(**options), lambda samples, size: None)
 
 
 async def held(batcher, model):
@@ -55,6 +59,24 @@ def test_requests_that_come_while_the_model_runs_share_a_batch():
         await made.close()
         assert answers == [[2], [4], [6], [8]]
         assert [batch.tolist() for batch in model.batches] == [[1], [2, 3, 4, 0]]
+
+    asyncio.run(test())
+
+
+def test_a_batch_is_not_filled_up_where_every_sample_has_its_cost():
+    async def test():
+        model = Doubler()
+        made = batcher(model, {1: 1.0, 2: 1.9, 4: 3.8})
+        first = await held(made, model)
+        more = [asyncio.create_task(made.submit(values(x), 1)) for x in (2, 3, 4)]
+        large = asyncio.create_task(made.submit(values(5, 6, 7), 3))
+        while made.waiting_samples < 6:
+            await asyncio.sleep(0)
+        model.go_on.set()
+        answers = [(await task)["y"].tolist() for task in (first, *more, large)]
+        await made.close()
+        assert answers == [[2], [4], [6], [8], [10, 12, 14]]
+        assert [batch.tolist() for batch in model.batches] == [[1], [2, 3], [4, 5, 6, 7]]
 
     asyncio.run(test())
 

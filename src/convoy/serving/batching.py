@@ -1,7 +1,7 @@
 """Requests that come at the same time, answered by one call of the model.
 
-While the model runs, requests wait in a queue; the next call takes as many of them as fit. A batch
-is filled up with zeros to the next size that the model was compiled for.
+While the model runs, requests wait in a queue; the next call takes as many of them as fit into the
+size of batch that is best for what waits. It is filled up with zeros where need be.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 from convoy.serving.errors import Code, ServingError
 from convoy.serving.signature import Arrays
+from convoy.serving.sizes import Sizes
 
 Run = Callable[[Arrays], Arrays]
 Observe = Callable[[int, int], None]
@@ -42,6 +43,7 @@ class BatchOptions:
 class _Waiting:
     arrays: Arrays
     samples: int
+    size: int  # of the batch that it fits into
     arrived: float
     answer: asyncio.Future[Arrays]
 
@@ -51,29 +53,24 @@ class Batcher:
 
     Args:
         run: computes a batch of one of the sizes; called in a thread of its own.
-        sizes: of batches that it can compute.
+        seconds: how long it takes for each size of batch that it can compute.
         options: how to put requests together.
         observe: is told the samples and the size of every batch.
     """
 
     def __init__(
-        self, run: Run, sizes: Sequence[int], options: BatchOptions, observe: Observe
+        self, run: Run, seconds: Mapping[int, float], options: BatchOptions, observe: Observe
     ) -> None:
         self._run = run
         self._options = options
         self._observe = observe
-        limit = options.max_batch_size or max(sizes)
-        self.sizes = sorted(size for size in sizes if size <= limit) or [min(sizes)]
+        self._sizes = Sizes(seconds, options.max_batch_size)
         self._queue: deque[_Waiting] = deque()
         self._samples = 0
         self._changed = asyncio.Event()
         self._closing = False
         self._thread = ThreadPoolExecutor(1, "convoy-serving")
         self._task = asyncio.get_running_loop().create_task(self._serve())
-
-    @property
-    def largest(self) -> int:
-        return self.sizes[-1]
 
     @property
     def waiting_samples(self) -> int:
@@ -92,11 +89,12 @@ class Batcher:
                 f"{self._options.max_enqueued_samples} may. Try again later.",
             )
         loop = asyncio.get_running_loop()
-        parts = []
-        for start in range(0, samples, self.largest):
-            part = {name: array[start : start + self.largest] for name, array in arrays.items()}
-            count = min(self.largest, samples - start)
-            parts.append(_Waiting(part, count, time.monotonic(), loop.create_future()))
+        parts, start = [], 0
+        for size in self._sizes.to_hold(samples):
+            part = {name: array[start : start + size] for name, array in arrays.items()}
+            count = min(size, samples - start)
+            parts.append(_Waiting(part, count, size, time.monotonic(), loop.create_future()))
+            start += size
         self._queue.extend(parts)
         self._samples += samples
         self._changed.set()
@@ -120,11 +118,11 @@ class Batcher:
                     return
                 await self._wait(None)
             await self._wait_for_more()
-            batch = self._take()
+            size, batch = self._take()
             if not batch:
                 continue
             try:
-                answers = await loop.run_in_executor(self._thread, self._compute, batch)
+                answers = await loop.run_in_executor(self._thread, self._compute, size, batch)
             except Exception as error:  # whatever the model's program raised
                 failure = ServingError(Code.INTERNAL, f"The model failed: {error}")
                 for waiting in batch:
@@ -142,28 +140,44 @@ class Batcher:
 
     async def _wait_for_more(self) -> None:
         until = self._queue[0].arrived + self._options.timeout
-        while not self._closing and self._samples < self.largest:
+        while not self._closing and self._samples < self._sizes.largest:
             left = until - time.monotonic()
             if left <= 0:
                 return
             await self._wait(left)
 
-    def _take(self) -> list[_Waiting]:
-        """Take requests off the queue, as many as fit, without those that nobody waits for."""
-        batch: list[_Waiting] = []
-        samples = 0
-        while self._queue and samples + self._queue[0].samples <= self.largest:
-            waiting = self._queue.popleft()
-            self._samples -= waiting.samples
-            if not waiting.answer.done():
-                batch.append(waiting)
-                samples += waiting.samples
+    def _take(self) -> tuple[int, list[_Waiting]]:
+        """Take requests off the queue, as many as fit into a size, and return both."""
+        # Nobody computes for those that left.
+        self._queue = deque(waiting for waiting in self._queue if not waiting.answer.done())
+        self._samples = sum(waiting.samples for waiting in self._queue)
+        if not self._queue:
+            return 0, []
+        size, samples = self._sizes.largest, self._samples
+        while True:
+            best = self._sizes.to_hold(min(samples, size))[0]
+            size = max(best, self._queue[0].size)
+            batch = self._fitting(size)
+            samples = sum(waiting.samples for waiting in batch)
+            # Those that fit may be so few that a smaller size holds them as well.
+            if size == self._queue[0].size or self._sizes.to_hold(samples)[0] >= size:
+                break
+        for _ in batch:
+            self._queue.popleft()
+        self._samples -= samples
+        return size, batch
+
+    def _fitting(self, size: int) -> list[_Waiting]:
+        batch = []
+        for waiting in self._queue:
+            size -= waiting.samples
+            if size < 0:
+                break
+            batch.append(waiting)
         return batch
 
-    def _compute(self, batch: Sequence[_Waiting]) -> list[Arrays]:
-        samples = sum(waiting.samples for waiting in batch)
-        size = next(size for size in self.sizes if size >= samples)
-        self._observe(samples, size)
+    def _compute(self, size: int, batch: Sequence[_Waiting]) -> list[Arrays]:
+        self._observe(sum(waiting.samples for waiting in batch), size)
         inputs = {
             name: _filled([waiting.arrays[name] for waiting in batch], size)
             for name in batch[0].arrays

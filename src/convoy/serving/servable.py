@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ logger = logging.getLogger("convoy.serving")
 TOLERANCE = 1e-3
 TOLERANCE_16_BITS = 3e-2
 
+# Of each size of batch, when a model is loaded.
+TIMED_RUNS = 3
+
 Programs = dict[int, tuple[Callable[..., Any], list[jax.Array]]]
 
 
@@ -38,6 +42,10 @@ class Servable:
 
     Args:
         path: the version's folder.
+
+    Attributes:
+        batch_sizes: what it was exported for.
+        seconds: how long each of them takes here.
 
     Raises:
         ArtifactError: if it cannot be read, or returns something else.
@@ -56,6 +64,7 @@ class Servable:
             programs = self._from_stablehlo(found)
         self._programs = programs
         self._check(found)
+        self.seconds = {size: self._time(size, found) for size in self.batch_sizes}
 
     def run(self, arrays: Arrays) -> Arrays:
         """Compute outputs. The number of samples must be one of `batch_sizes`."""
@@ -102,10 +111,21 @@ class Servable:
     def _check(self, found: Artifact) -> None:
         """Run every program once, on the example as often as it takes to fill the batch."""
         for size in self.batch_sizes:
-            sample = {tensor.name: found.example[tensor.name] for tensor in self.signature.inputs}
-            outputs = self.run({name: np.repeat(x, size, 0) for name, x in sample.items()})
-            for name, value in outputs.items():
+            for name, value in self.run(self._example(size, found)).items():
                 _compare(found, name, value)
+
+    def _time(self, size: int, found: Artifact) -> float:
+        """Return the seconds of a batch: the shortest of a few, as a machine has other work."""
+        example, taken = self._example(size, found), []
+        for _ in range(TIMED_RUNS):
+            began = time.perf_counter()
+            self.run(example)
+            taken.append(time.perf_counter() - began)
+        return min(taken)
+
+    def _example(self, size: int, found: Artifact) -> Arrays:
+        names = [tensor.name for tensor in self.signature.inputs]
+        return {name: np.repeat(found.example[name], size, 0) for name in names}
 
 
 def _compare(found: Artifact, name: str, value: np.ndarray) -> None:

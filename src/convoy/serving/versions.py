@@ -216,7 +216,7 @@ class ModelVersions:
         except Exception as error:  # whatever the compiler raised
             self._fail(status, Code.INTERNAL, f"{path} could not be compiled: {error}")
         else:
-            batcher = Batcher(servable.run, servable.batch_sizes, self._options, self._observed)
+            batcher = Batcher(servable.run, servable.seconds, self._options, self._observed)
             self._loaded[version] = LoadedVersion(version, servable, batcher)
             status.state = State.AVAILABLE
             logger.info("%s: version %d is available", self.config.name, version)

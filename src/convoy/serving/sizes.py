@@ -1,0 +1,49 @@
+"""Which sizes of batch to compute a number of samples in.
+
+Seven samples can be a batch of eight, filled up, or batches of four, two and one. What is faster
+depends on the machine: a GPU takes hardly longer for eight than for one, and a CPU eight times as
+long. So every size is timed when a model is loaded, and the cheapest sum of times is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# What a call takes beside the model: putting requests together, changing threads, answering.
+CALL_SECONDS = 2e-4
+
+
+@dataclass(frozen=True)
+class _Cover:
+    """Sizes that hold a number of samples, the largest first, and the time they take together."""
+
+    seconds: float
+    sizes: tuple[int, ...]
+
+
+class Sizes:
+    """The sizes of batch that a model was compiled for.
+
+    Args:
+        seconds: how long each size takes.
+        limit: larger ones are not used; the smallest always is.
+    """
+
+    def __init__(self, seconds: Mapping[int, float], limit: int | None = None) -> None:
+        usable = [size for size in seconds if limit is None or size <= limit] or [min(seconds)]
+        self.largest = max(usable)
+        covers = [_Cover(0.0, ())]
+        for samples in range(1, self.largest + 1):
+            choices = []
+            for size in usable:
+                rest = covers[max(0, samples - size)]
+                sizes = tuple(sorted((size, *rest.sizes), reverse=True))
+                choices.append(_Cover(seconds[size] + CALL_SECONDS + rest.seconds, sizes))
+            covers.append(min(choices, key=lambda cover: cover.seconds))
+        self._covers = covers
+
+    def to_hold(self, samples: int) -> tuple[int, ...]:
+        """Return the sizes that hold some samples in the shortest time, the largest first."""
+        whole, rest = divmod(samples, self.largest)
+        return self._covers[self.largest].sizes * whole + self._covers[rest].sizes
