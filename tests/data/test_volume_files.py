@@ -47,6 +47,13 @@ def test_without_the_logarithm_a_volume_is_divided_by_its_mean(tmp_path):
     assert not empty.any()
 
 
+def test_the_mean_of_a_volume_can_be_taken_from_it(tmp_path):
+    write_volumes(tmp_path, 1)
+    found, _ = read(find_volumes(tmp_path, 1, SHAPE, 4, apply_log=True, subtract_mean=True), 0)
+    logarithm = np.log1p(volume(0).astype(np.float64))
+    np.testing.assert_allclose(found, logarithm - logarithm.mean(), atol=1e-6)
+
+
 def test_too_few_files_are_counted_with_their_folder(tmp_path):
     write_volumes(tmp_path / "train", 3)
     with pytest.raises(ValueError, match=r"train has 3 files .* 5 samples take 5\. Ask for 3"):

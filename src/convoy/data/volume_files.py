@@ -86,6 +86,7 @@ class VolumeFiles:
         target_size: targets of a volume.
         samples_per_file: records of a file.
         apply_log: whether volumes are `log(x + 1)`, else `x` over its mean.
+        subtract_mean: whether a volume's mean is then taken from it.
     """
 
     files: tuple[Path, ...]
@@ -93,6 +94,7 @@ class VolumeFiles:
     target_size: int
     samples_per_file: int = 1
     apply_log: bool = False
+    subtract_mean: bool = False
     # The records of the file that was read last: those of one file come one after the other.
     _last: dict[int, list[bytes]] = field(default_factory=dict, compare=False, repr=False)
 
@@ -112,6 +114,8 @@ class VolumeFiles:
         except DamagedDataError as error:
             raise DamagedDataError(f"{self.files[file]}, record {number}: {error}.") from None
         normalise(volume, out, apply_log=self.apply_log)
+        if self.subtract_mean:
+            out -= out.mean(dtype=np.float64)
         return targets
 
     def targets(self, indices: Sequence[int]) -> np.ndarray:
@@ -147,6 +151,7 @@ def find_volumes(
     *,
     samples_per_file: int = 1,
     apply_log: bool = False,
+    subtract_mean: bool = False,
 ) -> VolumeFiles:
     """Return the first volumes in a folder, by the names of their files.
 
@@ -176,7 +181,7 @@ def find_volumes(
             f"{samples} samples take {needed}. Ask for {len(found) * samples_per_file} or fewer."
         )
     files = tuple(folder / name for name in found[:needed])
-    volumes = VolumeFiles(files, shape, target_size, samples_per_file, apply_log)
+    volumes = VolumeFiles(files, shape, target_size, samples_per_file, apply_log, subtract_mean)
     if files:
         volumes.targets([0])
     return volumes

@@ -19,6 +19,7 @@ _OVERRIDES: dict[str, tuple[str, Any, str]] = {
     "micro-batch-size": ("data.micro_batch_size", int, "samples that a replica takes at a time"),
     "n-epochs": ("data.n_epochs", int, "passes through the data"),
     "apply-log": ("data.apply_log", boolean, "1: log(x + 1); 0: x over its mean"),
+    "subtract-mean": ("data.subtract_mean", boolean, "1: then take a volume's mean from it"),
     "staged-files": ("data.staged_files", boolean, "1: copy files to a disk of this host first"),
     "stage-dir": ("data.stage_dir", str, "where to"),
     "prefetch": ("data.prefetch", int, "batches that are made ahead"),

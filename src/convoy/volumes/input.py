@@ -92,6 +92,7 @@ def open_splits(data: Data, seed: int) -> Splits:
                     targets,
                     samples_per_file=data.samples_per_file,
                     apply_log=data.apply_log,
+                    subtract_mean=data.subtract_mean,
                 )
                 if samples
                 else VolumeFiles((), shape, targets)

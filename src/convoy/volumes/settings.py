@@ -32,6 +32,7 @@ class Data:
         shuffle_train: whether each epoch has an order of its own.
         shuffle_valid: must be false: all validation samples are read, in their order.
         apply_log: whether volumes are `log(x + 1)`, else `x` over its mean.
+        subtract_mean: whether a volume's mean is then taken from it.
         staged_files: whether files are first copied to a disk of this host.
         stage_dir: where to; by default the folder for temporary files.
         prefetch: batches that are made ahead.
@@ -51,6 +52,7 @@ class Data:
     shuffle_train: bool = True
     shuffle_valid: bool = False
     apply_log: bool = False
+    subtract_mean: bool = False
     staged_files: bool = False
     stage_dir: str | None = None
     prefetch: int = 4
