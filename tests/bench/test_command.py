@@ -197,6 +197,26 @@ def test_quietly_shows_the_error_of_what_failed(place, capsys):
     assert "[INFO]" not in shown.out
 
 
+@pytest.mark.interop
+def test_a_notebook_is_run_and_read_as_a_command_is(place):
+    nbformat = pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    for name, divisor in ("good", 1), ("bad", 0):
+        code = ["rate = 2 * 21", "print('throughput:', rate)", f"1 / {divisor}"]
+        notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, code)])
+        nbformat.write(notebook, place / f"{name}.ipynb")
+    before = (place / "good.ipynb").read_bytes()
+    entry = (
+        "{}:\n  notebook: {}.ipynb\n  data: {{throughput: {{regexp: 'throughput: ([0-9]+)'}}}}\n"
+    )
+    assert run(place, entry.format("good", "good") + entry.format("bad", "bad")) == 1
+    good, bad = results(place)["good"][0], results(place)["bad"][0]
+    assert (good["results"], good["passed"]) == ({"throughput": {"mean": 42}}, True)
+    assert not bad["passed"]
+    assert "ZeroDivisionError" in Path(bad["log_paths"]["err"]).read_text()
+    assert (place / "good.ipynb").read_bytes() == before
+
+
 def test_is_installed_by_graphcores_name(place):
     (place / "benchmarks.yml").write_text(SPEC)
     command = [sys.executable, "-m", "examples_utils", "benchmark", "--benchmark", "passes"]
