@@ -2,6 +2,7 @@
 
 import gzip
 import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -101,8 +102,10 @@ def test_chance_is_refused_or_read_but_never_crashes(rng):
             continue
 
 
-@pytest.fixture
-def compressed(tmp_path):
+@pytest.fixture(params=["isal", "zlib"])
+def compressed(tmp_path, request, monkeypatch):
+    if request.param == "zlib":
+        monkeypatch.setattr(records, "_decompression", lambda: (gzip.open, zlib.error))
     path = tmp_path / "some.gz"
     records.write_file(path, DATA, compressed=True)
     return path

@@ -5,12 +5,14 @@ A file may be compressed by gzip as a whole. It can then only be read from its b
 
 from __future__ import annotations
 
+import functools
 import gzip
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from convoy.data.checksum import masked_checksum
@@ -134,10 +136,21 @@ def is_compressed(path: Path) -> bool:
     return head.startswith(_GZIP) and not is_record
 
 
+@functools.cache
+def _decompression() -> tuple[Callable[[Path], Any], Any]:
+    """Return what opens a compressed file, and the error of one that is damaged."""
+    try:  # in half of the time that the standard library takes
+        from isal import igzip, isal_zlib
+    except ImportError:
+        return gzip.open, zlib.error
+    return igzip.open, isal_zlib.error
+
+
 def _read_compressed(path: Path) -> Iterator[bytes]:
+    open_compressed, compression_error = _decompression()
     number = 0
     try:
-        with gzip.open(path) as file:
+        with open_compressed(path) as file:
             while head := file.read(_HEAD.size):
                 length = _HEAD.unpack(head)[0] if len(head) == _HEAD.size else 0
                 # The size is not known; a length that is damaged is found by its checksum.
@@ -148,7 +161,7 @@ def _read_compressed(path: Path) -> Iterator[bytes]:
                     raise DamagedDataError("the file ends in its data")
                 yield _checked(content, length)
                 number += 1
-    except (DamagedDataError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except (DamagedDataError, EOFError, compression_error, gzip.BadGzipFile) as error:
         raise DamagedDataError(f"{path}, record {number}: {error}") from None
 
 
