@@ -24,6 +24,7 @@ COPIED = 64 << 20
 SECONDS, RUNS = 0.2, 20
 
 
+@functools.cache
 def framework() -> dict[str, Any]:
     """Return versions and the machine."""
     return {
