@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from convoy.cpu.dispatch import some_work
 from convoy.engine.loss_scale import LossScale
 from convoy.engine.step import Fetch
 from convoy.pipeline.body import Body, Rest, fetched
@@ -115,7 +116,7 @@ class StageProgram:
     ) -> Passed:
         """Run the stage forwards; `scaled` says whether the loss will have a factor."""
         parts = self.parts(trainable, received, rest, scaled)
-        ((outputs, carried), computed) = self.run_forward(trainable, received, rest)
+        (outputs, carried), computed, _ = self.run_forward(trainable, received, rest)
         non_trainable, metrics, loss = carried
         if self.recompute:
             return Passed(outputs, (received, rest), non_trainable, loss, metrics)
@@ -217,7 +218,8 @@ class StageProgram:
         evaluate(parts.forward, values)
         results = [read(atom, values) for atom in parts.results]
         computed = [] if self.recompute else [values[var] for var in parts.computed]
-        return jax.tree.unflatten(parts.structure, results), computed
+        work = some_work((trainable, received, rest))
+        return jax.tree.unflatten(parts.structure, results), computed, work
 
     def _at_hand(
         self, trainable: Arrays, kept: Any, gradients: Sequence[Any], factor: jax.Array | None
