@@ -78,7 +78,7 @@ def report(words: Sequence[str]) -> int:
 
 def export(words: Sequence[str]) -> int:
     """Write a trained model as a version that can be served."""
-    from convoy.serving.export_command import main as export_main
+    from convoy.vision.export_command import main as export_main
 
     return export_main(words)
 

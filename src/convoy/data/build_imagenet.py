@@ -14,10 +14,10 @@ from convoy.data import examples, jpeg
 from convoy.data.crops import Area
 from convoy.data.image_files import SPLITS, Folder, find_folder
 from convoy.data.records import DamagedDataError, frame
+from convoy.whole_file import written_whole
 
 NAMES = {"train": "train", "test": "validation"}
 SHARDS = {"train": 1024, "test": 128}
-_UNFINISHED = ".unfinished-"
 
 
 def main(words: Sequence[str]) -> int:
@@ -145,21 +145,18 @@ def _write_shard(
     if path.exists():
         return 0
     skipped = 0
-    unfinished = options.output / f"{_UNFINISHED}{name}"
-    with unfinished.open("wb") as file:
+    with written_whole(path) as unfinished, unfinished.open("wb") as file:
         for index in indices:
             try:
                 record = make_record(folder, int(index), notes)
             except DamagedDataError as error:
                 message = f"{folder.name(int(index))}: {error}"
                 if options.damaged_images == "stop":
-                    unfinished.unlink()
                     raise ValueError(f"{message}.") from None
                 print(f"convoy data build-imagenet: skipped {message}", file=sys.stderr)
                 skipped += 1
                 continue
             file.write(frame(record))
-    unfinished.rename(path)
     return skipped
 
 

@@ -9,12 +9,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import keras
 from convoy import devices as device_choice
 from convoy import precision as precisions
+from convoy.command_line.parser import Parser
 from convoy.cpu import threads
 from convoy.data.catalog import DATASETS
 from convoy.pipeline.measure import transfer_seconds
@@ -32,13 +33,6 @@ SLOTS = {"sgd": 1, "lars": 1, "rmsprop": 2, "adam": 2, "adamw": 2}
 # Most machines have fewer; stages are on one host.
 PER_HOST = 16
 LARGEST_MEASURED = 64
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, with exit status 2."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n")
 
 
 def make_parser() -> Parser:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from convoy.command_line.parser import Parser
 from convoy.report.chrome import chrome_trace
 from convoy.report.files import Report, ReportError, read
 from convoy.report.page import make_page
@@ -17,7 +17,7 @@ from convoy.report.summary import figures
 
 def main(words: Sequence[str]) -> int:
     """Make a page of a recorded run, or of two beside each other."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="convoy report",
         description="Make one HTML page of a recorded run, or of two beside each other, and a "
         "trace that Perfetto opens.",

@@ -8,9 +8,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from convoy.command_line.parser import stop
 from convoy.data.batches import Positions
 from convoy.vision.images import open_images, training_input
-from convoy.vision.parse import parse, stop
+from convoy.vision.parse import parse
 from convoy.vision.plan import make_plan
 
 SECONDS = 10.0
