@@ -31,7 +31,7 @@ NO_EFFECT = {
 }
 
 
-def make_parser(program: str) -> Parser:
+def make_parser(program: str = "convoy bench") -> Parser:
     parser = Parser(prog=program, description="Run the benchmarks of a spec.", allow_abbrev=False)
     add = parser.add_argument
     add("--spec", type=Path, nargs="+", default=[SPEC], help=f"spec files (default: {SPEC})")

@@ -93,8 +93,10 @@ def make_parser() -> Parser:
     limits.add_argument(
         "--max-enqueued-samples", type=int, default=1000, help="that wait; more are refused"
     )
-    limits.add_argument("--max-request-bytes", type=int, default=64 << 20)
-    limits.add_argument("--request-seconds", type=float, default=60.0)
+    limits.add_argument("--max-request-bytes", type=int, default=64 << 20, help="default: 64 MiB")
+    limits.add_argument(
+        "--request-seconds", type=float, default=60.0, help="that a request may take (60)"
+    )
     limits.add_argument(
         "--stop-seconds", type=float, default=30.0, help="for what was accepted, at the end"
     )
