@@ -10,7 +10,7 @@ PARALLEL := --numprocesses auto --dist worksteal
 BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard src/convoy/*/native/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-all test-clients test-sanitized soak soak-serving lint bench-peers clean
+.PHONY: help setup train docs test test-all test-clients test-sanitized soak soak-serving lint bench-peers clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -67,6 +67,14 @@ soak: setup ## Kill 100 runs at random moments, and find the same bits
 
 soak-serving: setup ## Ten minutes of load on a server, with new versions and clients that misbehave
 	@$(BIN)/python -m tests.serving.soak $(ARGS)
+
+docs: $(VENV)/.docs-installed ## Build the documentation into build/site, from what is here
+	@$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs . build/site
+	@echo "build/site/docs/index.html"
+
+$(VENV)/.docs-installed: $(VENV)/.installed
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,docs]'
+	@touch $@
 
 lint: setup
 	@$(BIN)/ruff check

@@ -49,15 +49,6 @@ class Network:
     loss: str = "sparse_categorical_crossentropy"
     stages: bool = True
 
-    def samples(self, count: int) -> tuple[Any, Any]:
-        import numpy as np
-
-        rng = np.random.default_rng(0)
-        x = rng.normal(size=(count, *self.shape)).astype("float32")
-        if self.loss == "mse":
-            return x, rng.normal(size=(count, self.outputs)).astype("float32")
-        return x, rng.integers(0, self.outputs, count).astype("int32")
-
     def configurations(self, devices: int) -> list[Any]:
         from convoy.plan.configuration import Configuration
 
@@ -86,6 +77,7 @@ class Trainer:
         import convoy
         import keras
         from benchmarks.peers import keras_models
+        from benchmarks.random_samples import random_samples
 
         count = configuration.accumulation
         strategy = convoy.Strategy(devices=devices, gradient_accumulation=count)
@@ -99,7 +91,7 @@ class Trainer:
             self.model.set_pipelining_options(schedule=configuration.schedule)
         self.batch = network.micro_batch
         self.count = network.updates * configuration.global_batch
-        self.x, self.y = network.samples(self.count)
+        self.x, self.y = random_samples(self.count, network.shape, network.outputs, network.loss)
         self.rate()
 
     def rate(self) -> float:

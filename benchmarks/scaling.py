@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 from convoy.launch.topology import Topology
 
@@ -46,15 +45,6 @@ class Workload:
     outputs: int
     batch: int
     loss: str
-
-    def samples(self, count: int) -> tuple[Any, Any]:
-        import numpy as np
-
-        rng = np.random.default_rng(0)
-        x = rng.normal(size=(count, *self.shape)).astype("float32")
-        if self.loss == "mse":
-            return x, rng.normal(size=(count, self.outputs)).astype("float32")
-        return x, rng.integers(0, self.outputs, count).astype("int32")
 
 
 WORKLOADS = {
@@ -101,6 +91,7 @@ def serve(
     import convoy
     import keras
     from benchmarks.peers import keras_models
+    from benchmarks.random_samples import random_samples
 
     devices = None if variant.joined else variant.replicas
     strategy = convoy.Strategy(devices=devices, gradient_accumulation=variant.accumulation)
@@ -111,7 +102,7 @@ def serve(
         model.compile(optimizer, workload.loss, steps_per_execution=steps)
     batch = workload.batch * variant.batches
     count = updates * batch * variant.accumulation * strategy.replicas
-    x, y = workload.samples(count)
+    x, y = random_samples(count, workload.shape, workload.outputs, workload.loss)
 
     def train() -> float:
         start = time.perf_counter()

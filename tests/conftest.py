@@ -1,6 +1,8 @@
 """Strict settings for every test: four devices, nothing kept from earlier runs."""
 
 import os
+import shutil
+import tempfile
 
 os.environ["CONVOY_COMPILATION_CACHE"] = "0"
 
@@ -11,6 +13,31 @@ import numpy as np
 import pytest
 
 jax.config.update("jax_num_cpu_devices", 4)
+
+PROGRAMS = "JAX_COMPILATION_CACHE_DIR"
+KEEP_ALL = {
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": 0,
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": -1,
+}
+
+
+def pytest_configure(config):
+    """Have all processes of this run share what they compile, those that tests start too.
+
+    Most of the time goes into compiling, and many tests compile the same program.
+    """
+    if not hasattr(config, "workerinput"):
+        config.programs = tempfile.mkdtemp(prefix="convoy-tests-")
+        os.environ |= {PROGRAMS: config.programs}
+        os.environ |= {name: str(value) for name, value in KEEP_ALL.items()}
+    jax.config.update(PROGRAMS.lower(), os.environ[PROGRAMS])
+    for name, value in KEEP_ALL.items():
+        jax.config.update(name.lower(), value)
+
+
+def pytest_unconfigure(config):
+    if hasattr(config, "programs"):
+        shutil.rmtree(config.programs, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

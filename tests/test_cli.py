@@ -1,3 +1,5 @@
+import argparse
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -19,14 +21,78 @@ def test_version_is_the_projects(capsys):
 def test_help_lists_every_verb(capsys):
     assert cli.main([]) == 2
     shown = capsys.readouterr().out
-    assert all(verb in shown for verb in (*cli.VERBS, *cli.APPLICATIONS))
+    assert all(verb in shown for verb in cli.VERBS)
 
 
-def test_doctor_tells_devices_and_kernels(capsys):
-    assert cli.main(["doctor"]) == 0
-    shown = capsys.readouterr().out
-    assert "4 x cpu" in shown
-    assert "cpu kernels" in shown
+def parsers(parser):
+    """Return a parser and all below it."""
+    found = [parser]
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found += [one for below in action.choices.values() for one in parsers(below)]
+    return found
+
+
+def test_every_verb_says_what_it_does_and_what_each_flag_means():
+    found = parsers(cli.make_whole_parser())
+    assert len(found) > len(cli.VERBS)
+    for parser in found:
+        assert parser.description or parser.prog.startswith("convoy checkpoint"), parser.prog
+        for action in parser._actions:
+            named = action.help or not action.option_strings
+            assert named, f"{parser.prog} {action.option_strings}"
+        assert parser.format_help().startswith("usage: convoy")
+
+
+@pytest.mark.parametrize("verb", sorted(cli.VERBS))
+def test_a_verbs_help_is_its_own(verb, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([verb, "--help"])
+    assert stopped.value.code == 0
+    assert f"convoy {verb}" in capsys.readouterr().out
+
+
+COMPLETE = """
+source "$1"
+convoy_completes() {
+  COMP_WORDS=("$@"); COMP_CWORD=$(( $# - 1 )); COMPREPLY=()
+  "$function" convoy "${@: -1}" "${@: -2:1}"
+  echo "${COMPREPLY[@]}"
+}
+function=$(complete -p convoy | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+convoy_completes convoy ch
+convoy_completes convoy train --pipeline-sp
+convoy_completes convoy train --optimizer ad
+convoy_completes convoy checkpoint sh
+convoy_completes convoy checkpoint verify "$2/ep"
+convoy_completes convoy data verify --dataset cifar1
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+def test_bash_completes_verbs_flags_words_and_files(tmp_path, capsys):
+    assert cli.main(["completion", "bash"]) == 0
+    script = tmp_path / "convoy.bash"
+    script.write_text(capsys.readouterr().out)
+    (tmp_path / "epoch-1").touch()
+    words = ["bash", "-c", COMPLETE, "bash", script, tmp_path]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert [line.split() for line in done.stdout.splitlines()] == [
+        ["checkpoint"],
+        ["--pipeline-splits"],
+        ["adam", "adamw"],
+        ["show"],
+        [str(tmp_path / "epoch-1")],
+        ["cifar10", "cifar100"],
+    ]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_have_a_script_too(shell, capsys):
+    assert cli.main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(verb in script for verb in cli.VERBS)
 
 
 def test_train_reads_its_flags_itself(capsys):

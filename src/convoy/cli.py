@@ -1,164 +1,183 @@
-"""The command line: one function a verb."""
+"""The command line: one verb for each thing that `convoy` does."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from convoy.checkpoint import command as checkpoint
+import shtab
+from convoy.command_line.parser import Parser
+
+SHELLS = ("bash", "zsh", "fish")
+# Where each shell looks for completions of one user, without being told.
+FOLDERS = {
+    "bash": "~/.local/share/bash-completion/completions/convoy",
+    "zsh": "a folder of $fpath, as _convoy",
+    "fish": "~/.config/fish/completions/convoy.fish",
+}
 
 
-def doctor() -> int:
-    """Say what is installed, which devices there are, and which kernels run."""
-    import convoy
-    import jax
-    from convoy import compilation_cache, cpu
+class Verb(NamedTuple):
+    """What a word on the command line means.
 
-    rows = [("convoy", convoy.__version__), ("python", platform.python_version())]
-    rows += [(name, metadata.version(name)) for name in ("keras", "jax", "jaxlib", "numpy")]
-    found = jax.devices()
-    rows += [
-        ("devices", f"{len(found)} x {found[0].device_kind or found[0].platform}"),
-        ("cpu kernels", str(cpu.status()).removeprefix("CPU kernels: ")),
-        ("program cache", str(compilation_cache.active() or "off")),
-    ]
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        first, *more = value.splitlines() or [""]
-        print(f"{name:<{width}}  {first}")
-        for line in more:
-            print(f"{'':<{width}}  {line}")
+    Attributes:
+        summary: in a line.
+        main: the function that runs it, as `module:name`; loaded when it is needed.
+        parser: the function that makes its parser.
+    """
+
+    summary: str
+    main: str
+    parser: str
+
+
+def _verb(summary: str, module: str) -> Verb:
+    return Verb(summary, f"{module}:main", f"{module}:make_parser")
+
+
+VERBS = {
+    "train": Verb(
+        "Train and validate an image classifier, by flags or by a recipe.",
+        "convoy.vision.application:main",
+        "convoy.vision.parse:make_parser",
+    ),
+    "launch": _verb(
+        "Run a script in several processes, on one host or many.", "convoy.launch.command"
+    ),
+    "checkpoint": _verb(
+        "List, show, verify, average and convert checkpoints.", "convoy.checkpoint.command"
+    ),
+    "export": _verb(
+        "Write a trained model as a version that can be served.", "convoy.vision.export_command"
+    ),
+    "serve": _verb(
+        "Serve exported models by TensorFlow Serving's APIs.", "convoy.serving.serve_command"
+    ),
+    "request": _verb("Send images to a server, and measure it.", "convoy.serving.request_command"),
+    "report": _verb(
+        "Make a page of a recorded run, or of two beside each other.", "convoy.report.command"
+    ),
+    "plan": _verb(
+        "Say how to divide a model over devices: replicas, stages, micro-batches.",
+        "convoy.plan.command",
+    ),
+    "bench": _verb(
+        "Run the benchmarks of a spec, and compare them with an earlier run.",
+        "convoy.bench.command",
+    ),
+    "data": _verb(
+        "Look after data sets: verify, build-imagenet or bench.", "convoy.vision.data_command"
+    ),
+    "doctor": _verb(
+        "Say what is installed, which devices and kernels there are, and what is wrong.",
+        "convoy.doctor",
+    ),
+    "completion": Verb(
+        "Print what a shell needs to complete this command.",
+        "convoy.cli:completion",
+        "convoy.cli:make_completion_parser",
+    ),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit status."""
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if words and words[0] in VERBS:
+        return _run(VERBS[words[0]], words[1:])
+    parser = make_parser()
+    if not words:
+        parser.print_help()
+        return 2
+    if parser.parse_args(words).version:
+        print(f"convoy {metadata.version('keras-convoy')}")
     return 0
 
 
-def train(words: Sequence[str]) -> int:
-    """Train and validate an image classifier, by flags or by a recipe."""
-    from convoy.vision.application import main as train_main
-
-    return train_main(words)
-
-
-def data(words: Sequence[str]) -> int:
-    """Look after data sets: `verify`, `build-imagenet` or `bench`, and flags."""
-    from convoy.data import build_imagenet, verify
-    from convoy.vision import data_bench
-
-    actions = {
-        "verify": verify.main,
-        "build-imagenet": build_imagenet.main,
-        "bench": data_bench.main,
-    }
-    if words and words[0] in actions:
-        return actions[words[0]](words[1:])
-    if list(words) in ([], ["--help"], ["-h"]):
-        for name, action in actions.items():
-            print(f"convoy data {name:<16} {(action.__doc__ or '').splitlines()[0]}")
-        return 0 if words else 2
-    print(f"convoy data: error: {words[0]!r} is not one of {', '.join(actions)}.", file=sys.stderr)
-    return 2
+def make_parser() -> Parser:
+    """Return the parser of the first word; what follows is for the verbs' own."""
+    parser = Parser(
+        prog="convoy",
+        description="Train and serve plain Keras models as compiled device programs.",
+        epilog="convoy VERB --help says more of each.",
+    )
+    parser.add_argument("--version", action="store_true", help="show the version and exit")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
+    for name, verb in VERBS.items():
+        verbs.add_parser(name, help=verb.summary, description=verb.summary)
+    return parser
 
 
-def launch(words: Sequence[str]) -> int:
-    """Run a script in several processes, on one host or many."""
-    from convoy.launch.command import main as launch_main
-
-    return launch_main(words)
-
-
-def report(words: Sequence[str]) -> int:
-    """Make a page of a recorded run, or of two beside each other."""
-    from convoy.report.command import main as report_main
-
-    return report_main(words)
+def make_whole_parser() -> Parser:
+    """Return the parser of all words; verbs whose packages are not installed have no flags."""
+    parser = make_parser()
+    verbs = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    for name, verb in VERBS.items():
+        try:
+            verbs.choices[name] = load(verb.parser)()
+        except ModuleNotFoundError:
+            continue
+    return parser
 
 
-def export(words: Sequence[str]) -> int:
-    """Write a trained model as a version that can be served."""
-    from convoy.serving.export_command import main as export_main
-
-    return export_main(words)
-
-
-def serve(words: Sequence[str]) -> int:
-    """Serve exported models by TensorFlow Serving's APIs."""
-    return _with_serving("convoy.serving.serve_command", words)
+def load(function: str) -> Callable[..., Any]:
+    """Return a function by its name, `module:name`."""
+    module, _, name = function.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
-def request(words: Sequence[str]) -> int:
-    """Send images to a server, and measure it."""
-    return _with_serving("convoy.serving.request_command", words)
-
-
-def bench(words: Sequence[str]) -> int:
-    """Run the benchmarks of a spec, and compare them with an earlier run."""
-    from convoy.bench.command import main as bench_main
-
-    return bench_main(words)
-
-
-def plan(words: Sequence[str]) -> int:
-    """Say how to divide a model over devices: replicas, stages, micro-batches."""
-    from convoy.plan.command import main as plan_main
-
-    return plan_main(words)
-
-
-def _with_serving(module: str, words: Sequence[str]) -> int:
-    """Run a command that needs packages of the extra `serving`."""
+def _run(verb: Verb, words: Sequence[str]) -> int:
     try:
-        command = importlib.import_module(module)
+        run = load(verb.main)
     except ModuleNotFoundError as error:
+        if not verb.main.startswith("convoy.serving"):
+            raise
         print(
             f"convoy: error: {error.name} is not installed. Install the server with: "
             "pip install 'keras-convoy[serving]'",
             file=sys.stderr,
         )
         return 1
-    return command.main(words)
+    return run(words)
 
 
-VERBS = {"doctor": doctor}
-# These read their flags themselves.
-APPLICATIONS = {
-    "train": train,
-    "data": data,
-    "launch": launch,
-    "report": report,
-    "export": export,
-    "serve": serve,
-    "request": request,
-    "bench": bench,
-    "plan": plan,
-}
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="convoy", description="Train and serve plain Keras models as compiled device programs."
+def make_completion_parser() -> Parser:
+    places = "\n".join(f"  convoy completion {shell:<4} > {FOLDERS[shell]}" for shell in SHELLS)
+    parser = Parser(
+        prog="convoy completion",
+        description="Print what a shell needs to complete this command.",
+        epilog=f"For one user, from the next shell on:\n{places}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="store_true", help="show the version and exit")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
-    for name, function in (VERBS | APPLICATIONS).items():
-        summary = (function.__doc__ or "").splitlines()[0]
-        verbs.add_parser(name, help=summary, description=summary)
-    checkpoint.add_parser(verbs)
-    words = sys.argv[1:] if arguments is None else list(arguments)
-    if words and words[0] in APPLICATIONS:
-        return APPLICATIONS[words[0]](words[1:])
-    options = parser.parse_args(words)
-    if options.version:
-        print(f"convoy {metadata.version('keras-convoy')}")
-        return 0
-    if options.verb is None:
-        parser.print_help()
-        return 2
-    if options.verb == "checkpoint":
-        return checkpoint.run(options)
-    return VERBS[options.verb]()
+    parser.add_argument("shell", choices=SHELLS)
+    return parser
+
+
+def completion(words: Sequence[str]) -> int:
+    """Print what a shell needs to complete this command."""
+    shell = make_completion_parser().parse_args(words).shell
+    parser = make_whole_parser()
+    _complete_values(parser)
+    print(shtab.complete(parser, shell))
+    return 0
+
+
+def _complete_values(parser: argparse.ArgumentParser) -> None:
+    """Have arguments that are files completed by the files there are, others by their words."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                _complete_values(below)
+        elif isinstance(action.metavar, str) and action.metavar.startswith("{"):
+            # Flags that say themselves which words they take show them so.
+            action.choices = action.metavar[1:-1].split(",")
+        elif action.type is Path or action.dest.endswith(("_path", "_dir", "file", "program")):
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

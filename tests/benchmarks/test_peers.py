@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 
+import keras
 import pytest
 from benchmarks.peers import chart, environments, keras_models, protocol, report
 from benchmarks.peers.peers import CORES, HEADLINE, LIMIT, PEERS, STOCK, taking_part
@@ -74,12 +75,14 @@ class TestProtocol:
 
 
 class TestWorkloads:
-    # The two of `keras.applications` take seconds to build; their runners check them.
+    # The two of `keras.applications` take seconds to build, even without values for their weights;
+    # their runners check them.
     @pytest.mark.parametrize("name", ["toy", "mnist", "resnet8", "resnet20-wide", "cosmoflow"])
     def test_the_keras_network_has_the_parameters_that_every_peer_is_checked_for(self, name):
         work = WORKLOADS[name]
 
-        model = getattr(keras_models, work.network)()
+        with keras.StatelessScope(initialize_variables=False):
+            model = getattr(keras_models, work.network)()
 
         assert sum(math.prod(weight.shape) for weight in model.trainable_weights) == work.parameters
         assert model.input_shape == (None, *work.input_shape)

@@ -1,8 +1,7 @@
-"""Small data that a model can learn something from, and a cache of compiled programs."""
+"""Small data that a model can learn something from."""
 
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
@@ -14,22 +13,6 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings(KERAS_VARIABLE_TO_NUMPY))
-
-
-@pytest.fixture(scope="package", autouse=True)
-def programs_compiled_once(tmp_path_factory):
-    """Most of these tests' time is compilation, and many of them compile the same program."""
-    settings = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("programs")),
-        "jax_persistent_cache_min_compile_time_secs": 0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: getattr(jax.config, name) for name in settings}
-    for name, value in settings.items():
-        jax.config.update(name, value)
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,15 @@
 """`convoy launch` as a user calls it: real processes that train together."""
 
+import contextlib
+import io
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import convoy
 import keras
@@ -19,18 +23,27 @@ SCRIPT = Path(worker.__file__)
 SOURCE = Path(convoy.__file__).parents[1]
 
 
-def launch(*words, **settings):
-    """Run the command, and return how it ended and what it printed."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("XLA_")}
-    environment |= {"CONVOY_COMPILATION_CACHE": "0", "PYTHONPATH": str(SOURCE)}
-    return subprocess.run(
-        [sys.executable, "-m", "convoy.cli", "launch", *map(str, words)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        **settings,
-    )
+class Ended(NamedTuple):
+    """How a launch ended, and what it printed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def launch(*words):
+    """Run the command, in this process: the ones that it starts take long enough to begin."""
+    out, error = io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(error),
+    ):
+        for name in [name for name in os.environ if name.startswith("XLA_")]:
+            patch.delenv(name)
+        patch.setenv("PYTHONPATH", str(SOURCE))
+        status = command.main([str(word) for word in words])
+    return Ended(status, out.getvalue(), error.getvalue())
 
 
 def outcomes(folder, count):
@@ -52,10 +65,19 @@ def assert_same_run(one, other):
         np.testing.assert_allclose(values, other["history"][name], rtol=1e-5, err_msg=name)
 
 
-def test_two_processes_train_as_one_does_and_the_first_one_shows_it(tmp_path):
-    ended = launch("--num-instances", 2, SCRIPT, tmp_path)
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory):
+    """A run in two processes that nothing happens to: its folder, and how it ended."""
+    folder = tmp_path_factory.mktemp("whole")
+    words = [SCRIPT, folder, "--checkpoints", folder / "checkpoints"]
+    ended = launch("--num-instances", 2, *words)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    first, second = outcomes(tmp_path, 2)
+    return folder, ended
+
+
+def test_two_processes_train_as_one_does_and_the_first_one_shows_it(two_processes):
+    folder, ended = two_processes
+    first, second = outcomes(folder, 2)
     assert first["processes"] == 2
     assert first == second
     assert_same_run(first, in_one_process(2))
@@ -98,19 +120,16 @@ def test_pipelines_in_two_processes_train_as_two_in_one_do(tmp_path):
     assert_same_run(first, in_one_process(4, staged=True))
 
 
-def test_a_process_that_is_killed_ends_all_and_a_restart_ends_with_the_same_bits(tmp_path):
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    for folder in (whole, killed):
-        folder.mkdir()
-    words = [SCRIPT, whole, "--checkpoints", whole / "checkpoints"]
-    assert launch("--num-instances", 2, *words).returncode == 0
-    words = [SCRIPT, killed, "--checkpoints", killed / "checkpoints", "--die", "1:3:SIGKILL"]
+def test_a_process_that_is_killed_ends_all_and_a_restart_ends_with_the_same_bits(
+    two_processes, tmp_path
+):
+    words = [SCRIPT, tmp_path, "--checkpoints", tmp_path / "checkpoints", "--die", "1:3:SIGKILL"]
     ended = launch("--num-instances", 2, "--max-restarts", 1, *words)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "process 1 on localhost" in ended.stderr
     assert "was ended by SIGKILL" in ended.stderr
     assert "all start again; 0 restarts are left" in ended.stderr
-    assert outcomes(killed, 2) == outcomes(whole, 2)
+    assert outcomes(tmp_path, 2) == outcomes(two_processes[0], 2)
 
 
 @pytest.mark.slow
@@ -142,7 +161,7 @@ def test_a_process_that_leaves_or_hangs_takes_the_others_along(tmp_path, number)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
-def test_a_plain_script_runs_on_replicas_with_its_own_batch(tmp_path):
+def test_a_plain_script_runs_on_replicas_with_its_own_batch(tmp_path, monkeypatch, capsys):
     script = tmp_path / "plain.py"
     script.write_text(
         "import sys, keras, numpy as np\n"
@@ -156,14 +175,11 @@ def test_a_plain_script_runs_on_replicas_with_its_own_batch(tmp_path):
     )
     ended = launch("--replicas", 2, script, "argument")
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    plain = subprocess.run(
-        [sys.executable, script, "argument"],
-        env=os.environ | {"KERAS_BACKEND": "jax"},
-        capture_output=True,
-        text=True,
-    )
+    # Models that are made outside of a scope are those of stock Keras.
+    monkeypatch.setattr(sys, "argv", [str(script), "argument"])
+    runpy.run_path(str(script))
     rank, *words = ended.stdout.split()
-    expected = plain.stdout.split()
+    expected = capsys.readouterr().out.split()
     assert [rank, *words[:2]] == ["[0]", "argument", "method"]
     assert expected[:2] == ["argument", "NoneType"]
     np.testing.assert_allclose(np.array(words[2:], float), np.array(expected[2:], float), rtol=1e-6)

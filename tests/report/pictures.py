@@ -1,9 +1,8 @@
 """The two runs that the pictures in the documentation show: ResNet-8, whole and in two stages."""
 
 import convoy
-import keras
 import numpy as np
-from benchmarks.peers.keras_models import resnet8
+from benchmarks.recording import make_model
 from convoy.report.files import read
 
 
@@ -15,16 +14,8 @@ def reports(folder):
     x += 0.3 * y[:, None, None, None]
     found = []
     for name, stages, accumulation in (("whole", 1, 1), ("staged", 2, 8)):
-        keras.utils.set_random_seed(0)
         strategy = convoy.Strategy(devices=stages, gradient_accumulation=accumulation)
-        with strategy.scope():
-            model = resnet8()
-            model.compile(
-                keras.optimizers.SGD(0.05, momentum=0.9),
-                "sparse_categorical_crossentropy",
-                metrics=["accuracy"],
-                steps_per_execution=8,
-            )
+        model = make_model(strategy, steps_per_execution=8)
         if stages > 1:
             convoy.split(model, stages, batch_size=16)
         with strategy.record(folder / name):

@@ -13,10 +13,10 @@ import pytest
 from convoy import cli
 from convoy.data.augment import normalise
 from convoy.data.catalog import DATASETS
+from convoy.layers import Preprocess
 from convoy.serving.servable import Servable
 from convoy.serving.serve_command import read_config
 from convoy.serving.versions import Policy
-from convoy.vision.first_layers import Preprocess
 from convoy.vision.folder import RunFolder
 from convoy.vision.network import make_network
 from convoy.vision.parse import as_recipe, parse

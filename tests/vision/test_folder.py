@@ -41,7 +41,7 @@ def test_events_are_whole_records_with_their_values(tmp_path):
 def test_checkpoints_are_found_by_epoch_not_by_name(tmp_path):
     for epoch in ("10.0", "9.0", "0.5"):
         (tmp_path / f"epoch_{epoch}.weights.h5").touch()
-    (tmp_path / ".unfinished.weights.h5").touch()
+    (tmp_path / ".unfinished-epoch_11.0.weights.h5").touch()
     names = [path.name for path in find_checkpoints(tmp_path)]
     assert names == [f"epoch_{epoch}.weights.h5" for epoch in ("0.5", "9.0", "10.0")]
 

@@ -5,6 +5,10 @@ from models.cosmoflow_v1 import cosmoflow_v1
 from models.resnet import mini_resnet, resnet, resnet50
 
 NETWORKS = {
-    network.__name__: network
-    for network in (cosmoflow, cosmoflow_v1, mlperf, resnet, resnet50, mini_resnet)
+    "cosmoflow": cosmoflow,
+    "cosmoflow_v1": cosmoflow_v1,
+    "mlperf": mlperf,
+    "resnet": resnet,
+    "resnet50": resnet50,
+    "mini_resnet": mini_resnet,
 }

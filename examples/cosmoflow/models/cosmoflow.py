@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import keras
@@ -37,28 +38,5 @@ def cosmoflow(
     return keras.Model(inputs, x, name="cosmoflow")
 
 
-def mlperf(
-    input_shape: Sequence[int],
-    target_size: int,
-    conv_size: int = 32,
-    kernel_size: int = 3,
-    n_conv_layers: int = 5,
-    fc1_size: int = 128,
-    fc2_size: int = 64,
-    hidden_activation: str = "LeakyReLU",
-    pooling_type: str = "MaxPool3D",
-    dropout: float = 0.5,
-) -> keras.Model:
-    """Return the reference network of MLPerf HPC: 32 to 512 channels, kernels of 3."""
-    return cosmoflow(
-        input_shape,
-        target_size,
-        conv_size,
-        kernel_size,
-        n_conv_layers,
-        fc1_size,
-        fc2_size,
-        hidden_activation,
-        pooling_type,
-        dropout,
-    )
+# The reference network of MLPerf HPC: 32 to 512 channels, kernels of 3.
+mlperf = functools.partial(cosmoflow, conv_size=32, kernel_size=3, dropout=0.5)

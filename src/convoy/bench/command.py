@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from convoy.bench import custom
 from convoy.bench.chart import draw_chart
@@ -21,6 +20,7 @@ from convoy.bench.invocation import Changes, environment_of, words_of
 from convoy.bench.metrics import Figures, read_figures
 from convoy.bench.results import NAME, Outcome, join, write_results
 from convoy.bench.spec import Benchmark, SpecError, read_benchmarks, variant_name
+from convoy.command_line.parser import Parser
 
 SPEC = Path("benchmarks.yml")
 LINES_OF_AN_ERROR = 100
@@ -31,14 +31,7 @@ NO_EFFECT = {
 }
 
 
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, with exit status 2."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n")
-
-
-def make_parser(program: str) -> Parser:
+def make_parser(program: str = "convoy bench") -> Parser:
     parser = Parser(prog=program, description="Run the benchmarks of a spec.", allow_abbrev=False)
     add = parser.add_argument
     add("--spec", type=Path, nargs="+", default=[SPEC], help=f"spec files (default: {SPEC})")

@@ -5,20 +5,20 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from convoy.checkpoint import convert, store
 from convoy.checkpoint.errors import CheckpointError
 from convoy.checkpoint.folder import Folder
 from convoy.checkpoint.store import Content
+from convoy.command_line.parser import Parser
 
 SUMMARY = "List, show, verify, average and convert checkpoints."
 
 
-def add_parser(verbs: Any) -> None:
-    """Add the verb and its own verbs to a command line."""
-    parser = verbs.add_parser("checkpoint", help=SUMMARY, description=SUMMARY)
+def make_parser() -> Parser:
+    parser = Parser(prog="convoy checkpoint", description=SUMMARY)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
     listing = actions.add_parser("list", help="the checkpoints in a folder, oldest first")
@@ -45,13 +45,15 @@ def add_parser(verbs: Any) -> None:
     converting.add_argument(
         "--model", type=Path, help="a .keras file that describes the model, if nothing else does"
     )
+    return parser
 
 
 _TARGET = "a .keras or .weights.h5 file, or the folder of a checkpoint"
 
 
-def run(options: argparse.Namespace) -> int:
-    """Carry out what the command line asked for; return the exit status."""
+def main(words: Sequence[str]) -> int:
+    """List, show, verify, average and convert checkpoints."""
+    options = make_parser().parse_args(words)
     actions = {
         "list": _list,
         "show": _show,

@@ -10,14 +10,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from convoy.command_line.parser import Parser
 from convoy.data import examples, jpeg
 from convoy.data.crops import Area
 from convoy.data.image_files import SPLITS, Folder, find_folder
 from convoy.data.records import DamagedDataError, frame
+from convoy.whole_file import written_whole
 
 NAMES = {"train": "train", "test": "validation"}
 SHARDS = {"train": 1024, "test": 128}
-_UNFINISHED = ".unfinished-"
 
 
 def main(words: Sequence[str]) -> int:
@@ -26,22 +27,30 @@ def main(words: Sequence[str]) -> int:
     The source has a folder `train`, and a folder `val` or `validation`, each with a folder for each
     class. A shard is there whole or not at all, and one that is there is not made again.
     """
-    parser = argparse.ArgumentParser(prog="convoy data build-imagenet", description=main.__doc__)
-    parser.add_argument("--source", type=Path, required=True, help="folder of folders of images")
-    parser.add_argument("--output", type=Path, required=True, help="where the shards go")
-    parser.add_argument("--train-shards", type=int, default=SHARDS["train"])
-    parser.add_argument("--validation-shards", type=int, default=SHARDS["test"])
-    parser.add_argument("--synsets", type=Path, help="class names in the order of their labels")
-    parser.add_argument("--metadata", type=Path, help="lines of class name, tab, description")
-    parser.add_argument("--boxes", type=Path, help="CSV: file, xmin, ymin, xmax, ymax, from 0 to 1")
-    parser.add_argument("--seed", type=int, default=0, help="of the order in which images are put")
-    parser.add_argument("--damaged-images", choices=("skip", "stop"), default="skip")
-    options = parser.parse_args(words)
+    options = make_parser().parse_args(words)
     try:
         return _build(options)
     except ValueError as error:
         print(f"convoy data build-imagenet: error: {error}", file=sys.stderr)
         return 2
+
+
+def make_parser() -> Parser:
+    parser = Parser(prog="convoy data build-imagenet", description=main.__doc__)
+    parser.add_argument("--source", type=Path, required=True, help="folder of folders of images")
+    parser.add_argument("--output", type=Path, required=True, help="where the shards go")
+    parser.add_argument("--train-shards", type=int, default=SHARDS["train"], help="default: 1024")
+    parser.add_argument(
+        "--validation-shards", type=int, default=SHARDS["test"], help="default: 128"
+    )
+    parser.add_argument("--synsets", type=Path, help="class names in the order of their labels")
+    parser.add_argument("--metadata", type=Path, help="lines of class name, tab, description")
+    parser.add_argument("--boxes", type=Path, help="CSV: file, xmin, ymin, xmax, ymax, from 0 to 1")
+    parser.add_argument("--seed", type=int, default=0, help="of the order in which images are put")
+    parser.add_argument(
+        "--damaged-images", choices=("skip", "stop"), default="skip", help="what to do with them"
+    )
+    return parser
 
 
 def _build(options: argparse.Namespace) -> int:
@@ -145,21 +154,18 @@ def _write_shard(
     if path.exists():
         return 0
     skipped = 0
-    unfinished = options.output / f"{_UNFINISHED}{name}"
-    with unfinished.open("wb") as file:
+    with written_whole(path) as unfinished, unfinished.open("wb") as file:
         for index in indices:
             try:
                 record = make_record(folder, int(index), notes)
             except DamagedDataError as error:
                 message = f"{folder.name(int(index))}: {error}"
                 if options.damaged_images == "stop":
-                    unfinished.unlink()
                     raise ValueError(f"{message}.") from None
                 print(f"convoy data build-imagenet: skipped {message}", file=sys.stderr)
                 skipped += 1
                 continue
             file.write(frame(record))
-    unfinished.rename(path)
     return skipped
 
 

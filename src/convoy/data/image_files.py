@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import zipfile
@@ -14,6 +15,7 @@ import numpy as np
 from convoy.data import examples, records
 from convoy.data.crops import Area
 from convoy.data.records import CutShortError, DamagedDataError
+from convoy.whole_file import written_whole
 
 ENDINGS = (".jpeg", ".jpg", ".png", ".webp", ".bmp")
 SPLITS = {"train": ("train",), "test": ("val", "validation", "test")}
@@ -170,13 +172,12 @@ class Shards:
         """Note where records are, for the next time; not if some are damaged, or it cannot be."""
         if self.damaged:
             return
-        unfinished = path.with_name(f"{path.name}-{os.getpid()}")
-        try:
-            with unfinished.open("xb") as file:
-                np.savez(file, files=_stamps(self.files), places=self.places)
-            unfinished.replace(path)
-        except OSError:
-            unfinished.unlink(missing_ok=True)
+        with (
+            contextlib.suppress(OSError),
+            written_whole(path, by_several=True) as unfinished,
+            unfinished.open("xb") as file,
+        ):
+            np.savez(file, files=_stamps(self.files), places=self.places)
 
     @classmethod
     def _read_index(cls, path: Path, files: tuple[Path, ...]) -> Shards | None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from convoy.data.checksum import masked_checksum
+from convoy.whole_file import written_whole
 
 _HEAD = struct.Struct("<QI")
 _TAIL = struct.Struct("<I")
@@ -167,11 +168,9 @@ def _read_compressed(path: Path) -> Iterator[bytes]:
 
 def write_file(path: Path, data: Iterable[bytes], *, compressed: bool = False) -> None:
     """Write a file of records; it is there whole or not at all."""
-    unfinished = path.with_name(f".{path.name}-{os.getpid()}")
-    try:
-        with gzip.open(unfinished, "wb", 6) if compressed else unfinished.open("wb") as file:
-            for record in data:
-                file.write(frame(record))
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with (
+        written_whole(path, by_several=True) as unfinished,
+        gzip.open(unfinished, "wb", 6) if compressed else unfinished.open("wb") as file,
+    ):
+        for record in data:
+            file.write(frame(record))

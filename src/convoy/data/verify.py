@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from convoy.command_line.parser import Parser
 from convoy.data import jpeg
 from convoy.data.catalog import DATASETS, DatasetInfo, load
 from convoy.data.image_files import ImageFiles, find_images
@@ -24,15 +24,19 @@ class Counted(NamedTuple):
     damaged: list[str]
 
 
+def make_parser() -> Parser:
+    parser = Parser(prog="convoy data verify", description=main.__doc__)
+    parser.add_argument("--dataset", choices=tuple(DATASETS), required=True, help="which")
+    parser.add_argument("--dataset-path", default=".", help="its folder (default: .)")
+    return parser
+
+
 def main(words: Sequence[str]) -> int:
     """Read a data set, count it, and compare with what it should have.
 
     Of image files every checksum is looked at, and whether an image has its end.
     """
-    parser = argparse.ArgumentParser(prog="convoy data verify", description=main.__doc__)
-    parser.add_argument("--dataset", choices=tuple(DATASETS), required=True)
-    parser.add_argument("--dataset-path", default=".", help="its folder (default: .)")
-    options = parser.parse_args(words)
+    options = make_parser().parse_args(words)
     info = DATASETS[options.dataset]
     whole = True
     try:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from convoy.data.event_file import EventFile
 from convoy.estimator.hooks import Cadence, Hook, Run
-from convoy.vision.event_file import EventFile
 
 
 class SummaryHook(Hook):

@@ -13,6 +13,7 @@ from types import FrameType
 
 from convoy import processes
 from convoy.checkpoint.leaving import EXIT_STATUS
+from convoy.command_line.parser import Parser
 from convoy.devices import VARIABLE as DEVICES
 from convoy.launch.group import LOCAL, Group
 from convoy.launch.topology import LOOPBACK, LaunchError, Topology, read_hosts
@@ -48,7 +49,7 @@ _ON_OR_OFF = {"0": False, "false": False, "no": False, "1": True, "true": True, 
 
 def main(words: Sequence[str]) -> int:
     """Run a program in several processes, on one host or many."""
-    options = _parser().parse_args(_with_values(words))
+    options = make_parser().parse_args(_with_values(words))
     try:
         return _launch(options)
     except LaunchError as error:
@@ -61,8 +62,8 @@ def poprun() -> int:
     return main(sys.argv[1:])
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def make_parser() -> Parser:
+    parser = Parser(
         prog="convoy launch",
         usage=USAGE,
         description="Run a program in several processes, on one host or many.",

@@ -9,12 +9,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import keras
 from convoy import devices as device_choice
 from convoy import precision as precisions
+from convoy.command_line.parser import Parser
 from convoy.cpu import threads
 from convoy.data.catalog import DATASETS
 from convoy.pipeline.measure import transfer_seconds
@@ -34,13 +35,6 @@ PER_HOST = 16
 LARGEST_MEASURED = 64
 
 
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, with exit status 2."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n")
-
-
 def make_parser() -> Parser:
     parser = Parser(prog=PROGRAM, description="How to divide a model over devices.")
     add = parser.add_argument
@@ -49,8 +43,8 @@ def make_parser() -> Parser:
     add("--devices", type=int, nargs="+", required=True, help="how many; several make a table")
     add("--global-batch", "--global-batch-size", type=int, required=True, help="per weight update")
     add("--memory", type=sizes.size, help="of a device, as 8GB (default: what one has here)")
-    add("--precision", default="32.32", choices=precisions.KNOWN)
-    add("--optimizer", default="sgd", choices=SLOTS)
+    add("--precision", default="32.32", choices=precisions.KNOWN, help="default: 32.32")
+    add("--optimizer", default="sgd", choices=SLOTS, help="for its memory (default: sgd)")
     add("--measure", action="store_true", help="time the model here, instead of estimating it")
     group = parser.add_argument_group("devices that are not here")
     group.add_argument("--devices-per-host", type=int, metavar="N", help=f"default: {PER_HOST}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from convoy.command_line.parser import Parser
 from convoy.report.chrome import chrome_trace
 from convoy.report.files import Report, ReportError, read
 from convoy.report.page import make_page
@@ -15,9 +15,8 @@ from convoy.report.show import show
 from convoy.report.summary import figures
 
 
-def main(words: Sequence[str]) -> int:
-    """Make a page of a recorded run, or of two beside each other."""
-    parser = argparse.ArgumentParser(
+def make_parser() -> Parser:
+    parser = Parser(
         prog="convoy report",
         description="Make one HTML page of a recorded run, or of two beside each other, and a "
         "trace that Perfetto opens.",
@@ -26,7 +25,12 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("other", type=Path, nargs="?", help="a report to compare it with")
     parser.add_argument("--page", type=Path, help="where the page goes (FOLDER/report.html)")
     parser.add_argument("--trace", type=Path, help="where the trace goes (FOLDER/trace.json)")
-    options = parser.parse_args(list(words))
+    return parser
+
+
+def main(words: Sequence[str]) -> int:
+    """Make a page of a recorded run, or of two beside each other."""
+    options = make_parser().parse_args(list(words))
     try:
         report = read(options.folder)
         other = None if options.other is None else read(options.other)

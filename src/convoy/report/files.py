@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from convoy.whole_file import written_whole
+
 FORMAT, VERSION = "convoy-report", 1
 RUN, PROGRAMS, PARTS = "run.json", "programs", "parts"
 LISTS = ("spans", "calls", "metrics", "epochs", "pipelines", "host_memory")
@@ -125,9 +127,8 @@ def read(folder: str | os.PathLike[str]) -> Report:
 
 def write(path: Path, content: Json) -> None:
     """Write JSON so that the file has its old content or the new one at any moment."""
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    unfinished.write_text(_dumps(content))
-    unfinished.replace(path)
+    with written_whole(path) as unfinished:
+        unfinished.write_text(_dumps(content))
 
 
 def _dumps(content: Json) -> str:

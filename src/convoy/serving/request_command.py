@@ -6,11 +6,11 @@ import os
 import sys
 from collections.abc import Sequence
 
+from convoy.command_line.parser import Parser
 from convoy.data.catalog import DATASETS
 from convoy.serving.client import Address, RequestError
 from convoy.serving.load import LoadOptions, Outcome, send_load
 from convoy.serving.serve_command import TOKEN
-from convoy.vision.parse import Parser
 
 PROGRAM = "convoy request"
 DEFAULT_PORTS = {"grpc": 8500, "rest": 8501}
@@ -49,15 +49,15 @@ def main(words: Sequence[str]) -> int:
 def make_parser() -> Parser:
     parser = Parser(prog=PROGRAM, description="Send images to a server, and measure it.")
     parser.add_argument("--model", required=True, help="the model's name")
-    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--host", default="127.0.0.1", help="default: this machine")
     parser.add_argument("--port", type=int, help="default: 8500 for gRPC, 8501 for REST")
-    parser.add_argument("--protocol", choices=tuple(DEFAULT_PORTS), default="grpc")
+    parser.add_argument("--protocol", choices=tuple(DEFAULT_PORTS), default="grpc", help="(grpc)")
     parser.add_argument("--token", help=f"default: the variable {TOKEN}")
     parser.add_argument("--processes", type=int, default=2, help="that send at the same time")
     parser.add_argument("--num-images", type=int, default=1000, help="of each process")
     parser.add_argument("--batch-size", type=int, default=1, help="images of one request")
     parser.add_argument("--use-async", action="store_true", help="send on before an answer comes")
-    parser.add_argument("--request-seconds", type=float, default=10.0)
+    parser.add_argument("--request-seconds", type=float, default=10.0, help="to wait (10)")
     parser.add_argument(
         "--dataset", choices=tuple(DATASETS), help="send its held-out images (default: made-up)"
     )

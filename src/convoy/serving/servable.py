@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import convoy.vision.first_layers
-import convoy.vision.norm  # noqa: F401 - another one
+import convoy.layers  # noqa: F401 - so that Keras can read what convoy train made
 import jax
 import keras
 import numpy as np

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from convoy.command_line.parser import Parser
 from convoy.serving.batching import BatchOptions
 from convoy.serving.server import Server, ServerOptions, serve_until_stopped
 from convoy.serving.versions import ModelConfig, Policy
-from convoy.vision.parse import Parser
 
 PROGRAM = "convoy serve"
 TOKEN = "CONVOY_SERVING_TOKEN"
@@ -93,8 +93,10 @@ def make_parser() -> Parser:
     limits.add_argument(
         "--max-enqueued-samples", type=int, default=1000, help="that wait; more are refused"
     )
-    limits.add_argument("--max-request-bytes", type=int, default=64 << 20)
-    limits.add_argument("--request-seconds", type=float, default=60.0)
+    limits.add_argument("--max-request-bytes", type=int, default=64 << 20, help="default: 64 MiB")
+    limits.add_argument(
+        "--request-seconds", type=float, default=60.0, help="that a request may take (60)"
+    )
     limits.add_argument(
         "--stop-seconds", type=float, default=30.0, help="for what was accepted, at the end"
     )

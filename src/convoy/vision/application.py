@@ -16,15 +16,16 @@ import keras
 import numpy as np
 from convoy.checkpoint import CheckpointError
 from convoy.checkpoint.leaving import Left
+from convoy.command_line.parser import stop
+from convoy.command_line.progress import Output, show_duration
 from convoy.report.recording import Recording
 from convoy.vision import resume
 from convoy.vision.folder import RunFolder, default_folder, find_checkpoints
 from convoy.vision.group import as_one_run
 from convoy.vision.images import Images, open_images
 from convoy.vision.options import Options
-from convoy.vision.parse import as_recipe, parse, stop
+from convoy.vision.parse import as_recipe, parse
 from convoy.vision.plan import make_plan
-from convoy.vision.progress import Output, show_duration
 from convoy.vision.record import Record
 from convoy.vision.trackers import Listener, check_installed, trackers
 from convoy.vision.training import Training, describe, prepare_training, train, training_strategy

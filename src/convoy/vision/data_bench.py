@@ -8,15 +8,21 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from convoy.command_line.parser import Parser, stop
 from convoy.data.batches import Positions
 from convoy.vision.images import open_images, training_input
-from convoy.vision.parse import parse, stop
+from convoy.vision.parse import make_parser as make_training_parser
+from convoy.vision.parse import parse
 from convoy.vision.plan import make_plan
 
 SECONDS = 10.0
 # The first ones wait for the workers to start.
 WARM_UP = 4
 PROGRAM = "convoy data bench"
+
+
+def make_parser() -> Parser:
+    return make_training_parser(PROGRAM)
 
 
 def main(words: Sequence[str]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,10 +13,11 @@ from typing import Any
 
 import keras
 import yaml
+from convoy.data.event_file import EventFile
 from convoy.engine.watch import pause
-from convoy.vision.event_file import EventFile
 from convoy.vision.metrics_file import MetricsFile
 from convoy.vision.record import Record
+from convoy.whole_file import written_whole
 
 ENDING = ".weights.h5"
 _NAME = re.compile(r"epoch_(\d+(?:\.\d+)?)(?:\.weights)?\.h5")
@@ -72,9 +72,8 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         text = yaml.safe_dump({"run": dict(recipe)}, sort_keys=False)
         head = f"# convoy train --config-path {self.recipe} --config run\n"
-        unfinished = self.path / ".recipe.unfinished"
-        unfinished.write_text(head + text)
-        unfinished.replace(self.recipe)
+        with written_whole(self.recipe) as unfinished:
+            unfinished.write_text(head + text)
         self._metrics = MetricsFile(self.path / "metrics.csv", goes_on=goes_on)
         self._events = EventFile(self.path)
 
@@ -121,14 +120,15 @@ class RunFolder:
             averaged: whether to write the moving averages that the optimizer keeps instead.
         """
         path = self.checkpoints / f"epoch_{round(epoch, 6)}{ENDING}"
-        unfinished = path.with_name(f".unfinished{ENDING}")
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-            with pause("checkpoint"), averages_of(model) if averaged else contextlib.nullcontext():
+            with (
+                pause("checkpoint"),
+                averages_of(model) if averaged else contextlib.nullcontext(),
+                written_whole(path) as unfinished,
+            ):
                 model.save_weights(unfinished, overwrite=True)
-            os.replace(unfinished, path)
         except (OSError, RuntimeError) as error:  # the latter by h5py, when it closes a file
-            unfinished.unlink(missing_ok=True)
             self._fail(f"{path} could not be written: {' '.join(str(error).split())}")
             return None
         if path not in self.written:

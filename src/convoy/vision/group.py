@@ -14,9 +14,9 @@ from pathlib import Path
 
 import jax
 from convoy import processes
+from convoy.command_line.progress import Output
 from convoy.vision.options import Options
 from convoy.vision.plan import devices_of_a_replica
-from convoy.vision.progress import Output
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from convoy.vision.record import Record
+from convoy.whole_file import written_whole
 
 _NAMES = [field.name for field in fields(Record)]
 
@@ -50,13 +51,11 @@ class MetricsFile:
             os.fsync(file.fileno())
 
     def _rewrite(self) -> None:
-        unfinished = self.path.with_name(f".{self.path.name}.unfinished")
-        with unfinished.open("w", newline="") as file:
+        with written_whole(self.path) as unfinished, unfinished.open("w", newline="") as file:
             csv.writer(file).writerow(_NAMES)
             _write(file, self.records)
             file.flush()
             os.fsync(file.fileno())
-        unfinished.replace(self.path)
         self._is_current = True
 
 

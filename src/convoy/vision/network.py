@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from convoy import keras_bridge
 from convoy.data.catalog import DatasetInfo
-from convoy.vision.first_layers import Decompress, Preprocess, SyntheticImages
+from convoy.layers import Decompress, Preprocess, SyntheticImages
 from convoy.vision.models import make_model
 from convoy.vision.norm import norm_replacement
 from convoy.vision.options import Options

@@ -10,9 +10,7 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
-from convoy.data.catalog import DATASETS
-from convoy.precision import KNOWN as PRECISIONS
-from convoy.vision.flags import (
+from convoy.command_line.flags import (
     Flag,
     boolean,
     flag,
@@ -23,6 +21,8 @@ from convoy.vision.flags import (
     text,
     whole,
 )
+from convoy.data.catalog import DATASETS
+from convoy.precision import KNOWN as PRECISIONS
 
 _recipe = partial(flag, group="recipe")
 _phase = partial(flag, group="phases")

@@ -5,24 +5,17 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
-from convoy.vision.flags import Flag, Loader, boolean, mapping
+from convoy.command_line.flags import Flag, Loader, boolean, mapping
+from convoy.command_line.parser import Parser
 from convoy.vision.options import FLAGS, Options
 
 SHIPPED = Path(__file__).with_name("configs.yml")
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, with exit status 2."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n")
 
 
 def make_parser(program: str = "convoy train") -> Parser:
@@ -188,9 +181,3 @@ def as_recipe(options: Options) -> Mapping[str, Any]:
         known = isinstance(value, (bool, int, float, str, list, dict))
         plain[field.name.replace("_", "-")] = value if known else str(value)
     return plain
-
-
-def stop(message: str, program: str = "convoy train") -> NoReturn:
-    """End the program with one line and exit status 2."""
-    print(f"{program}: error: {' '.join(message.split())}", file=sys.stderr)
-    raise SystemExit(2)

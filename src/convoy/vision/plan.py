@@ -9,9 +9,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from convoy.batch import BatchConfig
+from convoy.command_line.flags import flag_of
 from convoy.data.catalog import DATASETS, DatasetInfo
 from convoy.vision.events import HostEvents, check_frequencies, plan_events
-from convoy.vision.flags import flag_of
 from convoy.vision.norm import check_norm
 from convoy.vision.options import Options
 

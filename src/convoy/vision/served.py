@@ -11,7 +11,7 @@ import keras
 from convoy import precision
 from convoy.data.catalog import DatasetInfo, Normalisation
 from convoy.data.class_names import CLASS_NAMES
-from convoy.vision.first_layers import Decompress, Preprocess
+from convoy.layers import Decompress, Preprocess
 from convoy.vision.network import make_network
 from convoy.vision.options import Options
 from convoy.vision.plan import make_plan

@@ -9,6 +9,7 @@ from typing import Literal
 
 import convoy
 import keras
+from convoy.command_line.progress import Output
 from convoy.pipeline.split import calls_of
 from convoy.vision.folder import RunFolder
 from convoy.vision.images import Images, training_input
@@ -16,7 +17,6 @@ from convoy.vision.loss import make_accuracy, make_loss
 from convoy.vision.network import make_network, recommended_splits
 from convoy.vision.optimizer import make_optimizer
 from convoy.vision.plan import AUTO, RunPlan
-from convoy.vision.progress import Output
 from convoy.vision.record import Record
 from convoy.vision.resume import make_checkpoints
 from convoy.vision.schedules import Schedule, make_schedule

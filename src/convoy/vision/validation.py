@@ -12,12 +12,12 @@ from typing import Any
 import convoy
 import keras
 import numpy as np
+from convoy.command_line.progress import Output
 from convoy.vision.folder import RunFolder, epoch_of
 from convoy.vision.images import Images, test_input
 from convoy.vision.loss import make_accuracy, make_loss
 from convoy.vision.network import make_network
 from convoy.vision.plan import RunPlan
-from convoy.vision.progress import Output
 from convoy.vision.record import Record
 
 

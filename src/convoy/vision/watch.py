@@ -9,9 +9,9 @@ from dataclasses import asdict
 from typing import Any
 
 import keras
+from convoy.command_line.progress import Output
 from convoy.vision.folder import RunFolder
 from convoy.vision.plan import RunPlan
-from convoy.vision.progress import Output
 from convoy.vision.record import Record, average
 from convoy.vision.schedules import Schedule
 

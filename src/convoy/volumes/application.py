@@ -13,7 +13,7 @@ import keras
 import yaml
 from convoy import processes
 from convoy.checkpoint import CheckpointError
-from convoy.vision.progress import Output
+from convoy.command_line.progress import Output
 from convoy.volumes import data_bench, estimating, training
 from convoy.volumes.command_line import CommandLine, overridden, parse
 from convoy.volumes.folder import RunFolder

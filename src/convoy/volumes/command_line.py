@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from convoy.vision.flags import boolean
-from convoy.vision.parse import Parser
+from convoy.command_line.flags import boolean
+from convoy.command_line.parser import Parser
 
 # Which value of the file a flag overrides.
 _OVERRIDES: dict[str, tuple[str, Any, str]] = {

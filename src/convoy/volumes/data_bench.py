@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import keras
 import numpy as np
 from convoy import processes
+from convoy.command_line.progress import Output
 from convoy.data.batches import Batch
 from convoy.data.volume_batches import VolumeBatches
 from convoy.data.volume_files import VolumeFiles
-from convoy.vision.progress import Output
 from convoy.volumes.input import Input
 
 EPOCHS = 10

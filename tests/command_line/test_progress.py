@@ -1,7 +1,7 @@
 import io
 
 import pytest
-from convoy.vision.progress import Output, show_duration
+from convoy.command_line.progress import Output, show_duration
 from convoy.vision.record import Record, average
 
 

@@ -2,7 +2,7 @@ import keras
 import numpy as np
 import pytest
 from convoy.data.augment import normalise
-from convoy.vision.first_layers import Decompress, Preprocess, SyntheticImages
+from convoy.layers import Decompress, Preprocess, SyntheticImages
 
 
 @pytest.fixture
