@@ -23,6 +23,7 @@ from convoy.ipu import (
     ops,
     optimizers,
     scopes,
+    serving,
     utils,
 )
 from convoy.ipu.ops import (
@@ -58,6 +59,7 @@ __all__ = [
     "reduce_scatter_op",
     "replication_ops",
     "scopes",
+    "serving",
     "utils",
 ]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import convoy
@@ -29,6 +30,7 @@ _ACCUMULATION_OPTIONS = {
 
 
 _NATIVE = (
+    "set_asynchronous_callbacks",
     "compile",
     "fit",
     "evaluate",
@@ -85,6 +87,8 @@ class Extensions:
         self.accumulation = 1
         self.accumulation_dtype: str | None = None
         self.pipeline = PipelineOptions()
+        self.accumulate_outfeed = False
+        self.asynchronous = False
         self.pending_stages: list[int] | None = None
         self.reduction: Literal["sum", "mean"] | None = None
         self.metric_method = ReplicatedMetricReductionMethod.NONE
@@ -154,7 +158,8 @@ class Extensions:
                 of twice the stages (Grouped) or of the stages (Interleaved). `None` leaves it as
                 it is.
             device_mapping: the device of each stage; by default one for each.
-            accumulate_outfeed: has no effect: logs are those of an execution in any case.
+            accumulate_outfeed: whether callbacks are told of executions even if
+                `set_asynchronous_callbacks` says otherwise; `None` is no.
             gradient_accumulation_reduction_method: of the gradients of these micro-batches.
             pipelining_kwargs: `pipeline_schedule`, `recomputation_mode`,
                 `gradient_accumulation_dtype`; others are checked and have no effect.
@@ -164,13 +169,18 @@ class Extensions:
         count = gradient_accumulation_steps_per_replica or self.pipeline.count
         self.pipeline = pipeline_options.read(count, device_mapping, method, pipelining_kwargs)
         self.method = method
-        if accumulate_outfeed:
-            notice.without_effect(["accumulate_outfeed"], "set_pipelining_options")
+        self.accumulate_outfeed = bool(accumulate_outfeed)
 
     def set_asynchronous_callbacks(self, asynchronous: bool = False) -> None:
-        """Accept Graphcore's option; callbacks come once per execution in any case."""
-        if asynchronous:
-            notice.without_effect(["asynchronous"], "set_asynchronous_callbacks")
+        """Choose whether callbacks are told of every step and replica while the devices go on.
+
+        A model in stages whose results are accumulated by `accumulate_outfeed` tells of
+        executions in any case, but in `predict`.
+
+        Args:
+            asynchronous: whether; by default callbacks are called once per execution.
+        """
+        self.asynchronous = asynchronous
 
     def set_replication_options(
         self,
@@ -201,10 +211,31 @@ class Extensions:
         """Accept the options of the output queue."""
         _check_queue("set_outfeed_queue_options", kwargs, {"buffer_depth", "optimise_latency"})
 
-    def export_for_ipu_serving(self, *args: Any, **kwargs: Any) -> Any:
-        del args, kwargs
-        raise NotImplementedError(
-            "export_for_ipu_serving() is not there yet. Use model.export(path), which Keras has."
+    def export_for_ipu_serving(
+        self,
+        export_dir: str | Path,
+        batch_size: int | None = None,
+        output_names: Sequence[str] | str | None = None,
+        preprocessing_step: Callable[..., Any] | None = None,
+        preprocessing_step_signature: Sequence[Any] | None = None,
+        postprocessing_step: Callable[..., Any] | None = None,
+        postprocessing_step_signature: Sequence[Any] | None = None,
+        purge_export_dir: bool = False,
+    ) -> Callable[..., Any]:
+        """Write the model for `convoy serve`; the arguments are those of `serving.export_keras`."""
+        # What serves models is above what trains them.
+        from convoy.ipu.serving import export_keras
+
+        return export_keras(
+            self.model,
+            export_dir,
+            batch_size,
+            output_names,
+            preprocessing_step,
+            preprocessing_step_signature,
+            postprocessing_step,
+            postprocessing_step_signature,
+            purge_export_dir,
         )
 
     # Stages -----------------------------------------------------------------------------------
@@ -306,7 +337,7 @@ class Extensions:
         self._check_model("fit", ("train_step", "make_train_function"))
         arguments = self._arguments("fit", args, kwargs)
         self._build(arguments.get("x"), arguments.get("batch_size"))
-        accumulation, replicas = self._prepare(training=True)
+        accumulation, replicas = self._prepare("fit")
         per_replica = steps.steps_per_replica(arguments, replicas)
         steps.check_execution(per_replica, self.model.steps_per_execution, accumulation.count)
         if arguments.get("steps_per_epoch") is not None:
@@ -331,7 +362,7 @@ class Extensions:
     def _run(self, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         arguments = self._arguments(name, args, kwargs)
         self._build(arguments.get("x"), arguments.get("batch_size"))
-        _, replicas = self._prepare(training=False)
+        _, replicas = self._prepare(name)
         if arguments.get("steps") is not None:
             arguments["steps"] = max(1, arguments["steps"] // replicas)
         return self.native[name](**arguments)
@@ -361,8 +392,14 @@ class Extensions:
                 self.model.build((batch_size, *x.shape[1:]))
             self._assign()
 
-    def _prepare(self, *, training: bool) -> tuple[Accumulation, int]:
+    def _prepare(self, method: str) -> tuple[Accumulation, int]:
         """Hand the options to the engine; return how it accumulates, and its replicas."""
+        accumulation, replicas = self._divide(training=method == "fit")
+        gathers = self.accumulate_outfeed and self._stages() is not None and method != "predict"
+        self.native["set_asynchronous_callbacks"](self.asynchronous and not gathers)
+        return accumulation, replicas
+
+    def _divide(self, *, training: bool) -> tuple[Accumulation, int]:
         stages = self._stages()
         if stages is None:
             accumulation = Accumulation(self.accumulation, self.method, self.accumulation_dtype)
