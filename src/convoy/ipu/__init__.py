@@ -6,7 +6,9 @@ from typing import Any
 
 from convoy.ipu import (
     config,
+    dataset_benchmark,
     distributed,
+    eager,
     gradient_accumulation,
     ipu_compiler,
     ipu_estimator,
@@ -29,6 +31,7 @@ from convoy.ipu import (
 from convoy.ipu.ops import (
     all_to_all_op,
     cross_replica_ops,
+    grad_util_ops,
     pipelining_ops,
     rand_ops,
     reduce_scatter_op,
@@ -39,7 +42,10 @@ __all__ = [
     "all_to_all_op",
     "config",
     "cross_replica_ops",
+    "dataset_benchmark",
     "distributed",
+    "eager",
+    "grad_util_ops",
     "gradient_accumulation",
     "ipu_compiler",
     "ipu_estimator",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 _PLAIN_KERAS = "Make a plain keras.Model or keras.Sequential inside of strategy.scope()."
 _TUNED = "Set the attributes of an ipu.config.IPUConfig."
-_KERAS_LAYERS = "Use keras.layers and keras.ops, which run on every device."
 _PIPELINE = "Use ipu.keras.PipelineStage and the model's set_pipelining_options()."
 
 INSTEAD = {
@@ -13,12 +12,10 @@ INSTEAD = {
     "application_compile_op": "Use ipu.serving.",
     "control_flow_ops": "Use jax.lax.optimization_barrier for barrier().",
     "custom_ops": "Write a JAX function, or a foreign call by jax.ffi.",
-    "dataset_benchmark": "Iterate over the data set and take the time.",
     "embedded_runtime": "Use ipu.serving.",
     "embedding_ops": "Use keras.layers.Embedding.",
     "f8_ops": "Use a dtype policy of Keras, or Strategy(precision=...).",
     "functional_ops": "Call the function: XLA decides what code is shared.",
-    "grad_util_ops": "Use jax.grad or jax.vjp.",
     "horovod": "Use ipu.distributed.",
     "image_ops": "Use keras.layers.Rescaling or keras.layers.Normalization.",
     "internal_ops": "Use jax.debug.print for print_tensor().",
@@ -39,9 +36,8 @@ INSTEAD = {
     "select_ipus": _TUNED,
     "pipeline": _PIPELINE,
     "recomputation_checkpoint": "Use Strategy(remat=...) of convoy.",
-    "layers": _KERAS_LAYERS,
-    "MapGradientOptimizer": "Override apply() in a subclass of the optimizer.",
-    "CaptureUpstreamGradients": "Use jax.grad or jax.vjp.",
+    "IPUIterator": "Pass the IPUInfeedQueue to loops.repeat().",
+    "IPUOwnedIterator": "Pass the IPUInfeedQueue to loops.repeat().",
 }
 
 

@@ -10,13 +10,14 @@ from typing import Any, Literal, Protocol
 import convoy
 import keras
 from convoy import keras_bridge
+from convoy.engine import mapping
 from convoy.ipu import notice, optimizers
 from convoy.ipu.accumulation import Accumulation, check_offload, read_dtype
 from convoy.ipu.enums import (
     GradientAccumulationReductionMethod,
     ReplicatedMetricReductionMethod,
 )
-from convoy.ipu.keras import assignment, pipeline_options, steps
+from convoy.ipu.keras import assignment, pipeline_options, saved_options, steps
 from convoy.ipu.keras.pipeline_options import SCHEDULES, PipelineOptions
 from convoy.ipu.keras.replica_metrics import PerReplica, counted_by_replica
 
@@ -79,6 +80,8 @@ class Extensions:
         "set_infeed_queue_options",
         "set_outfeed_queue_options",
         "export_for_ipu_serving",
+        "save_assets",
+        "load_assets",
     )
 
     def __init__(self, model: keras.Model) -> None:
@@ -88,6 +91,8 @@ class Extensions:
         self.accumulation_dtype: str | None = None
         self.pipeline = PipelineOptions()
         self.accumulate_outfeed = False
+        self.infeed_options: dict[str, Any] = {}
+        self.outfeed_options: dict[str, Any] = {}
         self.asynchronous = False
         self.pending_stages: list[int] | None = None
         self.reduction: Literal["sum", "mean"] | None = None
@@ -206,10 +211,12 @@ class Extensions:
             kwargs,
             {"prefetch_depth", "optimise_latency", "device_ordinal"},
         )
+        self.infeed_options = kwargs
 
     def set_outfeed_queue_options(self, **kwargs: Any) -> None:
         """Accept the options of the output queue."""
         _check_queue("set_outfeed_queue_options", kwargs, {"buffer_depth", "optimise_latency"})
+        self.outfeed_options = kwargs
 
     def export_for_ipu_serving(
         self,
@@ -238,6 +245,14 @@ class Extensions:
             purge_export_dir,
         )
 
+    def save_assets(self, folder: str) -> None:
+        """Write the options; Keras calls this when it saves the model."""
+        saved_options.write(self, folder)
+
+    def load_assets(self, folder: str) -> None:
+        """Take over options; Keras calls this when it has loaded the model."""
+        saved_options.read(self, folder)
+
     # Stages -----------------------------------------------------------------------------------
 
     def set_pipeline_stage_assignment(self, pipeline_stage_assignment: list[Any]) -> None:
@@ -259,6 +274,11 @@ class Extensions:
 
     def get_pipeline_stage_assignment(self) -> list[assignment.Assignment]:
         """Return the stage of every layer, in the order in which layers run."""
+        if not assignment.has_graph(self.model):
+            raise RuntimeError(
+                f"{self.model.name!r} is a subclassed model, without a graph of layers. Make it "
+                "functional or sequential to have stages."
+            )
         stages = self.pending_stages
         if stages is None and self.model.built:
             stages = self.native["get_pipeline_stage_assignment"]()
@@ -295,6 +315,9 @@ class Extensions:
         together, and the one that it wraps updates the weights.
         """
         wishes = optimizers.read(optimizer)
+        if isinstance(optimizer, optimizers.IpuOptimizer):
+            optimizer.compiled_with(self.model)
+        mapping.attach(self.model, wishes.gradient_map)
         if wishes.accumulation is not None:
             self.accumulation = wishes.accumulation.count
             self.method = wishes.accumulation.method
@@ -351,13 +374,32 @@ class Extensions:
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Compute loss and metrics, as `keras.Model.evaluate` does; no sample is left out."""
-        self._check_model("evaluate", ("test_step", "make_test_function"))
+        self._check_model("evaluate", ("make_test_function",))
+        if self._has_own("test_step"):
+            return type(self.model).evaluate(self.model, *args, **kwargs)
         return self._run("evaluate", args, kwargs)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's outputs, as `keras.Model.predict` does."""
-        self._check_model("predict", ("predict_step", "make_predict_function"))
+        self._check_model("predict", ("make_predict_function",))
+        if self._has_own("predict_step"):
+            return type(self.model).predict(self.model, *args, **kwargs)
         return self._run("predict", args, kwargs)
+
+    def _has_own(self, step: str) -> bool:
+        """Say whether the model's class has its own step, which stock Keras then runs.
+
+        Raises:
+            RuntimeError: if the model is in stages.
+        """
+        if not keras_bridge.overridden(self.model, (step,)):
+            return False
+        if self._stages() is not None:
+            raise RuntimeError(
+                f"{type(self.model).__name__} overrides {step}, which a model in stages does not "
+                "run. Leave it out, or call reset_pipeline_stage_assignment()."
+            )
+        return True
 
     def _run(self, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         arguments = self._arguments(name, args, kwargs)
@@ -376,6 +418,11 @@ class Extensions:
             raise RuntimeError(
                 f"{type(self.model).__name__} overrides {own[0]}, which {method}() does not run on "
                 "an IPUStrategy. Make the strategy with enable_keras_extensions=False."
+            )
+        if self._stages() is not None and keras_bridge.overrides_call(self.model):
+            raise RuntimeError(
+                f"{type(self.model).__name__} overrides call(), which a model in stages does not "
+                "run. Put what it does into layers."
             )
         if self.model.compiled and self.model.run_eagerly:
             raise RuntimeError("run_eagerly=True was passed to compile(). Leave it out.")
