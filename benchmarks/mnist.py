@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -90,21 +89,20 @@ def _ask(process: RunnerProcess, line: str) -> Any:
 
 
 def page(runs: list[dict[str, Runs]]) -> str:
-    """Return the page as Markdown; rates are medians, accuracies those of every run."""
+    """Return the page as Markdown; times are the fastest, accuracies those of every run."""
     times = {p.name: [ms for r in runs for ms in r[p.name].milliseconds] for p in PEERS}
-    stock = times[PEERS[0].name]
+    stock = min(times[PEERS[0].name])
     rows = []
     for peer in PEERS:
         own = times[peer.name]
-        ratios = [other / ms for other, ms in zip(stock, own, strict=True)]
         last = [r[peer.name].epochs[-1] for r in runs]
         scores = [r[peer.name].evaluation for r in runs]
         rows.append(
             [
                 peer.title,
                 _several([e["steps"] for e in last[:1]], "d"),
-                _spread(own, ".2f"),
-                "1" if peer is PEERS[0] else _spread(ratios, ".2f"),
+                f"{min(own):.2f} [{max(own):.2f}]",
+                f"{stock / min(own):.2f}",
                 _several([e["accuracy"] for e in last], ".4f"),
                 _several([e["loss"] for e in last], ".4f"),
                 _several([accuracy for _, accuracy in scores], ".4f"),
@@ -124,20 +122,15 @@ def page(runs: list[dict[str, Runs]]) -> str:
     parts = [
         f"# The MNIST example, {date.today().isoformat()}",
         f"Commit {machine.commit()}. Each script of [examples/mnist](../../examples/mnist) "
-        f"{len(runs)} times, {EPOCHS} epochs on MNIST, an epoch of each in turn. Made by "
-        "`python -m benchmarks.mnist`.",
+        f"in {len(runs)} run{'s' if len(runs) > 1 else ''}, {EPOCHS} epochs on MNIST, an epoch of "
+        "each in turn. Made by `python -m benchmarks.mnist`.",
         table(["", ""], machine.describe().items()),
-        "Times are of all epochs but the first, which compiles: the median [smallest to largest], "
-        "and their ratio within a turn. Accuracies are those of each run, of the last epoch as the "
-        "progress bar shows it and of the test images.",
+        "Times are of all epochs but the first, which compiles: the fastest [the slowest], as what "
+        "else runs on the machine only adds to them. Accuracies are those of each run, of the last "
+        "epoch as the progress bar shows it and of the test images.",
         table(head, rows),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def _spread(values: list[float], form: str) -> str:
-    middle = statistics.median(values)
-    return f"{middle:{form}} [{min(values):{form}} to {max(values):{form}}]"
 
 
 def _several(values: list[Any], form: str) -> str:
