@@ -37,11 +37,11 @@ class RunnerProcess:
             )
 
     def prepare(self, workload: str, timeout: float) -> protocol.Ready:
-        return protocol.parse_ready(self._ask(f"prepare {workload}", timeout))
+        return protocol.parse_ready(self.ask(f"prepare {workload}", timeout))
 
     def run(self, steps: int, timeout: float) -> float:
         """Run some steps and return their seconds, as the runner measured them."""
-        return protocol.parse_seconds(self._ask(f"run {steps}", timeout))
+        return protocol.parse_seconds(self.ask(f"run {steps}", timeout))
 
     def processor_seconds(self) -> float:
         """Return the time that all its threads have had a core so far."""
@@ -59,7 +59,7 @@ class RunnerProcess:
             self.process.wait()
         self.process.stdout.close()
 
-    def _ask(self, line: str, timeout: float) -> str:
+    def ask(self, line: str, timeout: float) -> str:
         self._signal(signal.SIGCONT)
         try:
             self.process.stdin.write(f"{line}\n".encode())

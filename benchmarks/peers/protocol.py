@@ -114,7 +114,7 @@ def serve(make_runner: Callable[[str], Runner], variant: str) -> None:
 
     Standard output is kept for answers; what a framework prints goes to standard error.
     """
-    _end_with_parent()
+    end_with_parent()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     runner = make_runner(variant)
@@ -122,7 +122,7 @@ def serve(make_runner: Callable[[str], Runner], variant: str) -> None:
         print(reply(runner, line), file=answers, flush=True)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Have the kernel end this process with the coordinator, however that ends.
 
     A process that is stopped between its turns would not see that its input has ended.

@@ -48,6 +48,7 @@ class EngineMethods:
         "train_on_batch",
         "test_on_batch",
         "predict_on_batch",
+        "set_asynchronous_callbacks",
         "set_gradient_accumulation",
         "set_pipelining_options",
         "get_pipeline_timeline",
@@ -98,6 +99,19 @@ class EngineMethods:
         plan = self.runner.plan
         accumulation = Accumulation(count, reduction or plan.reduction, dtype)
         self.runner.use(replace(plan, accumulation=accumulation))
+
+    def set_asynchronous_callbacks(self, asynchronous: bool = False) -> None:
+        """Choose whether callbacks are told of every step while the devices go on.
+
+        They are then called from another thread, as results come in, for every step and every
+        replica; of accumulated micro-batches when their weight update is done. Each weight update
+        is a device call of its own. Whether a callback has asked to stop is still looked at
+        between executions of `steps_per_execution` steps.
+
+        Args:
+            asynchronous: whether; by default callbacks are called once per execution.
+        """
+        self.runner.asynchronous = asynchronous
 
     def set_pipelining_options(
         self,

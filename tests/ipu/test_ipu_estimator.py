@@ -267,3 +267,68 @@ def test_metrics_are_those_of_all_replicas(tmp_path):
     estimator = IPUEstimator(model_fn, tmp_path, config(replicas=2))
     results = estimator.evaluate(lambda: ArrayInput(rows[:, None], rows, batch_size=1), steps=2)
     assert results == pytest.approx({"error": 2.5, "loss": 2.5, "global_step": 0})
+
+
+def sharded(used):
+    def model_fn(features, labels, mode):
+        with ipu.scopes.ipu_shard(0):
+            x = keras.layers.Dense(3, activation="tanh")(features)
+        with ipu.scopes.ipu_shard(used - 1):
+            x = keras.layers.Dense(1)(x)
+        loss = keras.ops.mean(keras.ops.square(x - labels))  # goes where its inputs are
+        optimizer = keras.optimizers.SGD(0.1)
+        return IPUEstimatorSpec(mode, predictions=x, loss=loss, train_op=optimizer)
+
+    return model_fn
+
+
+def shards_config(shards):
+    options = ipu.config.IPUConfig()
+    options.auto_select_ipus = shards
+    return RunConfig(IPURunConfig(2, options, 1, shards), tf_random_seed=3)
+
+
+def test_a_network_is_divided_by_hand_over_shards(tmp_path, rng):
+    x, y = rng.normal(size=(8, 2)).astype("float32"), rng.normal(size=(8, 1)).astype("float32")
+
+    def input_fn():
+        return ArrayInput(x, y, batch_size=4, passes=None)
+
+    whole = IPUEstimator(sharded(1), tmp_path / "whole", RunConfig(tf_random_seed=3))
+    divided = IPUEstimator(sharded(2), tmp_path / "divided", shards_config(2))
+    for estimator in (whole, divided):
+        estimator.train(input_fn, steps=4)
+    network = next(iter(divided._networks.values()))
+    stages = network.model.get_pipeline_stage_assignment()
+    assert stages[0] == 0
+    assert set(stages[1:]) == {1}
+    # The second network's layers have other names.
+    pairs = list(zip(weights_of(whole), weights_of(divided), strict=True))
+    assert len(pairs) == 4
+    for one, other in pairs:
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
+def weights_of(estimator):
+    names = [n for n in estimator.get_variable_names() if n.startswith("trainable/")]
+    return [estimator.get_variable_value(n) for n in sorted(names)]
+
+
+def test_refuses_other_shards_than_the_network_has(tmp_path):
+    estimator = IPUEstimator(sharded(2), tmp_path, shards_config(4))
+    inputs = np.zeros((4, 2), "float32"), np.zeros((4, 1), "float32")
+    with pytest.raises(ValueError, match="over 2 devices, but num_shards=4"):
+        estimator.train(lambda: ArrayInput(*inputs, batch_size=4), steps=2)
+
+
+def test_a_function_changes_gradients_before_they_are_put_together(tmp_path):
+    def clipped(loss):
+        inner = ipu.optimizers.MapGradientOptimizer(
+            keras.optimizers.SGD(0.5), lambda gradient, variable: keras.ops.minimum(gradient, 2.0)
+        )
+        return ipu.optimizers.GradientAccumulationOptimizerV2(inner, 4)
+
+    estimator = IPUEstimator(mean_of(clipped), tmp_path, config(loop=4))
+    estimator.train(counting(), steps=4)
+    # Of each micro-batch: 0, 1, 2 and 3, not of their sum.
+    assert weight(estimator) == pytest.approx(1 - 0.5 * (0 + 1 + 2 + 2))

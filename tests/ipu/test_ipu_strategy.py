@@ -151,3 +151,21 @@ def test_the_variable_for_reports_is_heard(tmp_path, monkeypatch):
     assert [program["name"] for program in report.programs] == ["train"]
     # Two samples, one at a time.
     assert report.run["totals"]["devices"]["train"]["steps"] == 2
+
+
+def test_reduces_over_replicas(configure):
+    configure(2)
+    strategy = ipu.ipu_strategy.IPUStrategy()
+    index = ipu.replication_ops.replication_index
+    assert strategy.run(lambda: strategy.reduce("SUM", index() + 1)) == 3
+    assert strategy.run(lambda: strategy.reduce("mean", index() + 1.0)) == 1.5
+    assert strategy.run(lambda x: strategy.reduce("SUM", x, axis=0), (np.ones(3, "float32"),)) == 6
+    assert strategy.supports_loss_scaling
+    with pytest.raises(ValueError, match="reduce_op='MAX' is unknown"):
+        strategy.reduce("MAX", 1)
+
+
+def test_refuses_to_run_on_float64():
+    strategy = ipu.ipu_strategy.IPUStrategy()
+    with pytest.raises(TypeError, match="is of type float64"):
+        strategy.run(lambda x: x, (np.ones(2, "float64"),))

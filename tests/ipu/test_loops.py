@@ -114,3 +114,9 @@ def test_counts_the_arrays_of_an_element():
     queue = Infeed([{"a": np.zeros(2), "b": np.zeros(3)}])
     assert queue.number_of_tuple_elements == 2
     assert queue.prefetch_depth == 3
+
+
+def test_refuses_the_spec_of_an_estimator():
+    spec = ipu.ipu_estimator.IPUEstimatorSpec("infer", predictions=1)
+    with pytest.raises(ValueError, match="returns IPUEstimatorSpec"):
+        ipu.ipu_compiler.compile(lambda: spec)

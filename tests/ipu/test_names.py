@@ -17,7 +17,7 @@ from convoy.ipu import missing
         (ipu.utils, "set_convolution_options", "IPUConfig"),
         (ipu.ops, "nn_ops", r"keras\.ops"),
         (ipu.ops.pipelining_ops, "pipeline", "PipelineStage"),
-        (ipu.optimizers, "MapGradientOptimizer", "apply"),
+        (ipu.ipu_infeed_queue, "IPUIterator", r"loops\.repeat"),
     ],
 )
 def test_says_what_to_use_instead(module, name, advice):
@@ -65,7 +65,7 @@ def test_scopes_say_what_has_no_effect(caplog):
     ):
         pass
     assert not caplog.records
-    with ipu.scopes.ipu_shard(1), ipu.scopes.stochastic_rounding(True):
+    with ipu.scopes.ipu_shard([1]), ipu.scopes.stochastic_rounding(True):
         pass
     assert "ipu_shard(1)" in caplog.text
     assert "stochastic_rounding" in caplog.text

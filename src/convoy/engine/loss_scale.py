@@ -54,6 +54,10 @@ class StaticLossScale:
     def begin(self) -> Scaling:
         return _begin(self.factor)
 
+    def chosen(self, gradients: Arrays, captured: Arrays) -> Arrays:
+        del captured
+        return gradients
+
     def count(self, scaling: Scaling, gradients: Arrays) -> Scaling:  # noqa: ARG002 - no statistics
         return scaling
 
@@ -78,6 +82,8 @@ class AutomaticLossScale:
         threshold: the share of large elements from which on the factor falls, between 0 and 1.
         edge: the size above which an element is large: 65504 is the largest number of float16,
             so that only what overflowed counts; a lower one, such as 2**13, keeps a distance.
+        captured_only: whether only gradients count that `ipu.keras.layers` capture, instead of
+            those of the weights.
 
     Example:
     ```python
@@ -91,6 +97,7 @@ class AutomaticLossScale:
     limit: float = 32768.0
     threshold: float = 1e-5
     edge: float = 65504.0
+    captured_only: bool = False
 
     def __post_init__(self) -> None:
         wanted = {
@@ -110,6 +117,19 @@ class AutomaticLossScale:
 
     def begin(self) -> Scaling:
         return _begin(self.initial)
+
+    def chosen(self, gradients: Arrays, captured: Arrays) -> Arrays:
+        """Return those gradients that count.
+
+        Raises:
+            ValueError: if those that were captured are to count, and none was.
+        """
+        if self.captured_only and not captured:
+            raise ValueError(
+                "Only captured gradients are to decide the loss scale, but none is captured. Wrap "
+                "layers in ipu.keras.layers.CaptureUpstreamGradients; models in stages cannot."
+            )
+        return captured if self.captured_only else gradients
 
     def count(self, scaling: Scaling, gradients: Arrays) -> Scaling:
         """Count what is large in the gradients of one micro-batch, scaled as they are."""

@@ -94,15 +94,21 @@ class Numerics:
         """Return what the loss of a micro-batch is multiplied by."""
         return unpack(numerics)[0].factor if self.settings.loss_scale else None
 
-    def count(self, numerics: Arrays, gradients: Arrays) -> Arrays:
+    def count(self, numerics: Arrays, gradients: Arrays, captured: Arrays) -> Arrays:
         """Take the statistics of the gradients of one micro-batch on one replica.
+
+        Args:
+            numerics: the state.
+            gradients: of the weights.
+            captured: of tensors that a layer captures.
 
         Replicas add up what this adds: all else in `State.numerics` is the same on each of them.
         """
         if self.settings.loss_scale is None:
             return numerics
         scaling, key = unpack(numerics)
-        return pack(self.settings.loss_scale.count(scaling, gradients), key)
+        loss_scale = self.settings.loss_scale
+        return pack(loss_scale.count(scaling, loss_scale.chosen(gradients, captured)), key)
 
 
 def attach(model: keras.Model, settings: Settings) -> None:

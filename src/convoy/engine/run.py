@@ -6,12 +6,14 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
 import keras
 import numpy as np
 from convoy import keras_bridge, processes
+from convoy.engine.aside import Aside
 from convoy.engine.feed import Budget, Feed
 from convoy.engine.interrupt import Uninterrupted
 from convoy.engine.pace import Pace, make_pace
@@ -36,6 +38,8 @@ class Runner:
         self.model = model
         self.automatic = False
         """Whether `compile` was told `steps_per_execution="auto"`."""
+        self.asynchronous = False
+        """Whether callbacks are told of every step, while the devices go on."""
         self.watcher: Watcher = NOBODY
         self.use(plan)
 
@@ -119,8 +123,9 @@ class Runner:
             resumed = feed.seek(resumption.place)
             progress.step = resumed
 
+        tell = callbacks.on_train_batch_begin, callbacks.on_train_batch_end
+
         def end(step: int, outcomes: list[dict[str, Any]]) -> None:
-            callbacks.on_train_batch_end(step, outcomes[-1])
             progress.total += step + 1 - progress.step
             progress.step, progress.logs = step + 1, outcomes[-1]
             recorder.record(progress)
@@ -128,9 +133,8 @@ class Runner:
         programs = self._programs.get("train")
         if resumed and self.model.stop_training:
             return dict(progress.logs)
-        begin = callbacks.on_train_batch_begin
-        watched = self._watched("train", feed, pace, programs, begin, end)
-        steps = walk(*watched, lambda: self.model.stop_training, resumed)
+        stopped = lambda: self.model.stop_training  # noqa: E731 - one of several arguments
+        steps = self._walk("train", feed, pace, programs, tell, end, stopped, resumed)
         if not steps and progress.epoch == 0:
             raise ValueError("The input yielded no batch to train on. Pass at least one.")
         if not steps:
@@ -181,13 +185,14 @@ class Runner:
 
         def end(step: int, outcomes: list[dict[str, Any]]) -> None:
             nonlocal logs
+            del step
             logs = outcomes[-1]
-            callbacks.on_test_batch_end(step, logs)
 
         feed.begin_epoch()
-        programs, begin = self._programs.get("evaluate"), callbacks.on_test_batch_begin
-        watched = self._watched("evaluate", feed, pace, programs, begin, end)
-        walk(*watched, lambda: model.stop_evaluating or leave())
+        programs = self._programs.get("evaluate")
+        tell = callbacks.on_test_batch_begin, callbacks.on_test_batch_end
+        stopped = lambda: model.stop_evaluating or leave()  # noqa: E731 - one of several arguments
+        self._walk("evaluate", feed, pace, programs, tell, end, stopped)
         values = keras_bridge.python_logs(logs)
         callbacks.on_test_end(values)
         return values
@@ -209,29 +214,76 @@ class Runner:
         steps = min(pace.block_steps, feed.steps or pace.block_steps)
         most = programs.limit_outputs(example, share, steps)
 
-        def end(step: int, outcomes: list[Any]) -> None:
-            outputs = _join(outcomes)
-            parts.append(outputs)
+        def tell(step: int, outputs: Any) -> None:
             callbacks.on_predict_batch_end(step, {"outputs": outputs})
 
-        begin = callbacks.on_predict_batch_begin
-        watched = self._watched("predict", feed, pace, programs, begin, end)
-        walk(*watched, lambda: model.stop_predicting, most=most)
+        def end(step: int, outcomes: list[Any]) -> None:
+            del step
+            parts.append(_join(outcomes))
+
+        told = callbacks.on_predict_batch_begin, tell
+        stopped = lambda: model.stop_predicting  # noqa: E731 - one of several arguments
+        self._walk("predict", feed, pace, programs, told, end, stopped, most=most)
         callbacks.on_predict_end()
         return _join(parts)
 
-    def _watched(
-        self, mode: Mode, feed: Feed, pace: Pace, programs: Programs, begin: Begin, end: End
-    ) -> tuple[Feed, Pace, Programs, Begin, End]:
-        """Return what `walk` goes through, with the watcher in between."""
-        watcher = self.watcher
-        return (
-            watcher.feed(feed),
-            pace,
-            watcher.programs(mode, programs),
-            watcher.callback(begin),
-            watcher.callback(end),
-        )
+    def _walk(
+        self,
+        mode: Mode,
+        feed: Feed,
+        pace: Pace,
+        programs: Programs,
+        tell: tuple[Begin, Callable[[int, Any], None]],
+        end: End,
+        stopped: Callable[[], bool],
+        done: int = 0,
+        most: int | None = None,
+    ) -> int:
+        """Go through a feed with the watcher in between, and tell callbacks on the way.
+
+        Args:
+            mode: of the run.
+            feed: as for `walk`, and so are those that are not here.
+            pace: the same.
+            programs: the same.
+            tell: callbacks, before and after some steps.
+            end: called as in `walk`, when the callbacks were.
+            stopped: the same.
+            done: the same.
+            most: the same.
+        """
+        watcher, predicts = self.watcher, mode == "predict"
+        feed, programs = watcher.feed(feed), watcher.programs(mode, programs)
+        begin, told = tell
+        if not self.asynchronous:
+
+            def tell_and_end(step: int, outcomes: list[Any]) -> None:
+                told(step, _join(outcomes) if predicts else outcomes[-1])
+                end(step, outcomes)
+
+            around = watcher.callback(begin), watcher.callback(tell_and_end)
+            return walk(feed, pace, programs, *around, stopped, done, most=most)
+        replicas = self.current.replicas
+        shares = partial(_rows_of_each if predicts else _same_for_each, replicas)
+        # One weight update at a time: the devices have the next one waiting.
+        group = self.current.cut(mode).group
+        with Aside(begin, told, shares) as aside:
+
+            def settle_and_end(step: int, outcomes: list[Any]) -> None:
+                aside.settle()
+                end(step, outcomes)
+
+            listened: Any = aside.listening_to(programs)
+            return walk(
+                feed,
+                pace,
+                listened,
+                aside.start_at,
+                watcher.callback(settle_and_end),
+                stopped,
+                done,
+                most=group,
+            )
 
     def run_once(self, mode: Mode, batch: tuple) -> Any:
         """Run one step on one batch, as `train_on_batch` and its sisters do.
@@ -305,6 +357,22 @@ def walk(
         if stopped():
             break
     return done
+
+
+def _same_for_each(replicas: int, logs: Any) -> list[Any]:
+    return [logs] * replicas
+
+
+def _rows_of_each(replicas: int, outputs: Any) -> list[Any]:
+    """Divide the outputs of a step by replicas; of a rest, they are those of all of them."""
+    rows = len(jax.tree.leaves(outputs)[0])
+    if rows % replicas:
+        return [outputs]
+    share = rows // replicas
+    return [
+        jax.tree.map(lambda leaf, first=first: leaf[first : first + share], outputs)
+        for first in range(0, rows, share)
+    ]
 
 
 def _join(parts: list[Any]) -> Any:

@@ -9,7 +9,9 @@ import jax
 import keras
 from convoy import keras_bridge
 from convoy.engine import numerics
+from convoy.engine.capture import value_and_gradients
 from convoy.engine.loss_scale import scale_loss
+from convoy.engine.mapping import mapped
 from convoy.engine.state import Arrays, State
 
 Batch = Any
@@ -36,8 +38,8 @@ def gradient_step(model: keras.Model, fetch: Fetch) -> GradientStep:
     def step(state: State, position: Position) -> tuple[State, Arrays, Logs]:
         x, y, weight = keras_bridge.unpack(fetch(*position))
         scaled = scale_loss(compute, numbers.factor(state.numerics))
-        forward = jax.value_and_grad(scaled, has_aux=True)
-        (_, (loss, y_pred, non_trainable, metrics)), gradients = forward(
+        (_, (loss, y_pred, non_trainable, metrics)), gradients, caught = value_and_gradients(
+            scaled,
             state.trainable,
             state.non_trainable,
             state.metrics,
@@ -51,9 +53,9 @@ def gradient_step(model: keras.Model, fetch: Fetch) -> GradientStep:
         state = state._replace(
             non_trainable=non_trainable,
             metrics=metrics,
-            numerics=numbers.count(state.numerics, gradients),
+            numerics=numbers.count(state.numerics, gradients, list(caught.values())),
         )
-        return state, gradients, _own_logs(model, logs)
+        return state, mapped(model, state.trainable, gradients), _own_logs(model, logs)
 
     return step
 

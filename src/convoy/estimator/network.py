@@ -12,10 +12,12 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
+from convoy.engine import mapping
 from convoy.estimator.function import Function, is_tensor
 from convoy.estimator.input import Element, Signature
 from convoy.estimator.recorded import Recorded
 from convoy.estimator.spec import Accumulated, Built, ModeKeys, Stages
+from convoy.pipeline.split import calls_of, filled_assignment
 from convoy.report.recording import Recording
 
 LOSS, PREDICTIONS = "loss", "predictions"
@@ -84,6 +86,7 @@ class Network:
             self.model = keras.Model(
                 self.inputs, {name: output.tensor for name, output in self.outputs.items()}
             )
+        mapping.attach(self.model, built.gradient_map)
         self.model.compile(
             optimizer=spec.optimizer if spec.mode == ModeKeys.TRAIN else "sgd",
             loss=loss,
@@ -98,6 +101,8 @@ class Network:
             convoy.split(self.model, automatic_stages, batch_size=signature.element.samples)
 
     def _run_in_stages(self, stages: Stages) -> None:
+        if stages.has_gaps:
+            self.model.set_pipeline_stage_assignment(filled_assignment(calls_of(self.model)))
         self.model.set_pipelining_options(
             schedule=stages.schedule,
             device_mapping=stages.device_mapping,

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import convoy
 import keras
+from convoy.engine.mapping import GradientMap
 from convoy.estimator.function import is_tensor
 from convoy.estimator.hooks import Hook
 from convoy.pipeline.schedule import Schedule
@@ -136,12 +137,21 @@ class Accumulated:
 
 @dataclass(frozen=True)
 class Stages:
-    """How a network that was written in stages is run."""
+    """How a network that was written in stages is run.
+
+    Attributes:
+        last: the number of the last stage.
+        schedule: the order in which stages take their turns.
+        device_mapping: the device of each; by default one for each.
+        recompute: whether stages keep their input only.
+        has_gaps: whether some of the network is in no stage: it goes where its inputs are.
+    """
 
     last: int
     schedule: str | Schedule = "interleaved"
     device_mapping: Sequence[int] | None = None
     recompute: bool = False
+    has_gaps: bool = False
 
     @property
     def width(self) -> int:
@@ -161,9 +171,11 @@ class Built(NamedTuple):
         stages: how it runs in stages, if it was written in some.
         accumulated: what makes a weight update; by default what the strategy says.
         strategy: where it runs, if not where the estimator does.
+        gradient_map: changes the gradients of every micro-batch.
     """
 
     spec: EstimatorSpec
     stages: Stages | None = None
     accumulated: Accumulated | None = None
     strategy: convoy.Strategy | None = None
+    gradient_map: GradientMap | None = None

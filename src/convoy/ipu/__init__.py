@@ -6,7 +6,9 @@ from typing import Any
 
 from convoy.ipu import (
     config,
+    dataset_benchmark,
     distributed,
+    eager,
     gradient_accumulation,
     ipu_compiler,
     ipu_estimator,
@@ -23,11 +25,13 @@ from convoy.ipu import (
     ops,
     optimizers,
     scopes,
+    serving,
     utils,
 )
 from convoy.ipu.ops import (
     all_to_all_op,
     cross_replica_ops,
+    grad_util_ops,
     pipelining_ops,
     rand_ops,
     reduce_scatter_op,
@@ -38,7 +42,10 @@ __all__ = [
     "all_to_all_op",
     "config",
     "cross_replica_ops",
+    "dataset_benchmark",
     "distributed",
+    "eager",
+    "grad_util_ops",
     "gradient_accumulation",
     "ipu_compiler",
     "ipu_estimator",
@@ -58,6 +65,7 @@ __all__ = [
     "reduce_scatter_op",
     "replication_ops",
     "scopes",
+    "serving",
     "utils",
 ]
 

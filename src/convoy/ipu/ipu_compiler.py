@@ -20,8 +20,26 @@ def compile(computation: Callable[..., Any], inputs: Sequence[Any] | None = None
 
     Returns:
         What it returns on the first replica: one value as a tuple of one.
+
+    Raises:
+        ValueError: if it returns the spec of an estimator.
     """
-    outputs = program.run(computation, inputs, system.devices_of(scopes.current_device()))
+    outputs = program.run(
+        _without_specs(computation), inputs, system.devices_of(scopes.current_device())
+    )
     if outputs is None or isinstance(outputs, (tuple, list, dict)):
         return outputs
     return (outputs,)
+
+
+def _without_specs(computation: Callable[..., Any]) -> Callable[..., Any]:
+    def compute(*inputs: Any) -> Any:
+        outputs = computation(*inputs)
+        if type(outputs).__name__.endswith("EstimatorSpec"):
+            raise ValueError(
+                f"compile() was given a function that returns {type(outputs).__name__}. Use an "
+                "IPUEstimator."
+            )
+        return outputs
+
+    return compute

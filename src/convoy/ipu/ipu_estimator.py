@@ -13,8 +13,8 @@ from convoy.estimator import EstimatorSpec, Hook, ModeKeys, Run, WarmStart, argu
 from convoy.estimator.estimator import Estimator
 from convoy.estimator.input import Element
 from convoy.estimator.network import Network
-from convoy.estimator.spec import Accumulated, Built
-from convoy.ipu import ipu_strategy, missing, system, train_op
+from convoy.estimator.spec import Accumulated, Built, Stages
+from convoy.ipu import ipu_strategy, missing, scopes, system, train_op
 from convoy.ipu.ipu_run_config import IPURunConfig, RunConfig
 from convoy.ipu.ops.symbolic import notice_exchanges
 from convoy.ipu.optimizers import Wishes
@@ -276,8 +276,10 @@ class IPUEstimator(Estimator):
         return network, _of_one_shape(data, network)
 
     def _build(self, mode: ModeKeys, params: dict[str, Any], tensors: Element) -> Built:
-        with notice_exchanges() as exchanges:
+        with notice_exchanges() as exchanges, scopes.notice_shards() as shards:
             built = super()._build(mode, params, tensors)
+        if shards:
+            built = built._replace(stages=self._by_hand(shards))
         replicas = self.ipu_config.ipu.num_replicas
         if mode == ModeKeys.TRAIN and replicas > 1 and not (self._averages or exchanges):
             raise ValueError(
@@ -285,6 +287,16 @@ class IPUEstimator(Estimator):
                 "together. Wrap the optimizer in ipu.optimizers.CrossReplicaOptimizer."
             )
         return built
+
+    def _by_hand(self, shards: set[int]) -> Stages:
+        """Return how a network runs that was divided by `ipu_shard`."""
+        wanted, last = self.ipu_config.ipu.num_shards, max(shards)
+        if last + 1 != wanted:
+            raise ValueError(
+                f"The network is divided by ipu_shard over {last + 1} devices, but num_shards="
+                f"{wanted}. Pass {last + 1}, and as many IPUs for each replica."
+            )
+        return Stages(last, "sequential", has_gaps=True)
 
     def _understood(self, returned: Any) -> Built:
         self._averages = True
@@ -301,7 +313,8 @@ class IPUEstimator(Estimator):
             )
         spec, wishes = returned.native()
         self._averages = wishes.reduction == "mean"
-        return Built(spec, None, self._accumulated(wishes), self._scaled(wishes))
+        scaled = self._scaled(wishes)
+        return Built(spec, None, self._accumulated(wishes), scaled, wishes.gradient_map)
 
     def _accumulated(self, wishes: Wishes) -> Accumulated | None:
         wish = wishes.accumulation

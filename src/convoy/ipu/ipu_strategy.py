@@ -8,6 +8,8 @@ from contextvars import ContextVar
 from typing import Any, Literal
 
 import convoy
+import jax
+import jax.numpy as jnp
 import keras
 from convoy.engine.watch import NOBODY
 from convoy.ipu import system
@@ -75,6 +77,11 @@ class IPUStrategyV1:
         """Always 1: Keras is not to divide the loss by the number of replicas."""
         return 1
 
+    @property
+    def supports_loss_scaling(self) -> bool:
+        """Always true."""
+        return True
+
     @contextlib.contextmanager
     def scope(self) -> Iterator[IPUStrategyV1]:
         """Take in every `keras.Model` that this thread makes in the block."""
@@ -99,11 +106,42 @@ class IPUStrategyV1:
 
         Returns:
             What it returns on the first replica.
+
+        Raises:
+            TypeError: if an argument is of type float64.
         """
         from convoy.ipu.program import run  # it asks here for the devices
 
         del options
+        for leaf in jax.tree.leaves((args, kwargs)):
+            if getattr(leaf, "dtype", None) == "float64":
+                raise TypeError(
+                    "An argument of run() is of type float64, which these devices do not compute "
+                    "with. Pass float32."
+                )
         return run(lambda *inputs: fn(*inputs, **(kwargs or {})), args, self.devices)
+
+    def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
+        """Return the sum or the mean of a value over replicas, inside of a program.
+
+        Args:
+            reduce_op: `"SUM"` or `"MEAN"`, or TensorFlow's word for it.
+            value: of this replica.
+            axis: of the value, which is reduced first; `None` is none.
+
+        Raises:
+            ValueError: if the operation is another one.
+        """
+        from convoy.ipu.ops import cross_replica_ops  # it imports what models can do
+
+        word = str(getattr(reduce_op, "name", reduce_op)).upper()
+        if word not in ("SUM", "MEAN"):
+            raise ValueError(f"reduce_op={reduce_op!r} is unknown. Pass 'SUM' or 'MEAN'.")
+        if axis is not None:
+            value = jnp.sum(value, axis) if word == "SUM" else jnp.mean(value, axis)
+        if word == "SUM":
+            return cross_replica_ops.cross_replica_sum(value)
+        return cross_replica_ops.cross_replica_mean(value)
 
     def experimental_run_v2(self, *args: Any, **kwargs: Any) -> Any:
         del args, kwargs

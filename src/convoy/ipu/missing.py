@@ -4,28 +4,24 @@ from __future__ import annotations
 
 _PLAIN_KERAS = "Make a plain keras.Model or keras.Sequential inside of strategy.scope()."
 _TUNED = "Set the attributes of an ipu.config.IPUConfig."
-_KERAS_LAYERS = "Use keras.layers and keras.ops, which run on every device."
 _PIPELINE = "Use ipu.keras.PipelineStage and the model's set_pipelining_options()."
 
 INSTEAD = {
     "autoshard": "Use convoy.split(model, stages), or num_shards of an IPURunConfig.",
     "autoshard_cnn": "Use convoy.split(model, stages), or num_shards of an IPURunConfig.",
-    "application_compile_op": "Use keras.Model.export.",
+    "application_compile_op": "Use ipu.serving.",
     "control_flow_ops": "Use jax.lax.optimization_barrier for barrier().",
     "custom_ops": "Write a JAX function, or a foreign call by jax.ffi.",
-    "dataset_benchmark": "Iterate over the data set and take the time.",
-    "embedded_runtime": "Use keras.Model.export.",
+    "embedded_runtime": "Use ipu.serving.",
     "embedding_ops": "Use keras.layers.Embedding.",
     "f8_ops": "Use a dtype policy of Keras, or Strategy(precision=...).",
     "functional_ops": "Call the function: XLA decides what code is shared.",
-    "grad_util_ops": "Use jax.grad or jax.vjp.",
     "horovod": "Use ipu.distributed.",
     "image_ops": "Use keras.layers.Rescaling or keras.layers.Normalization.",
     "internal_ops": "Use jax.debug.print for print_tensor().",
     "math_ops": "Use keras.ops.matmul for serialized_matmul().",
     "nn_ops": "Use keras.ops, for example keras.ops.gelu.",
     "normalization_ops": "Use keras.layers.GroupNormalization or LayerNormalization.",
-    "serving": "Use keras.Model.export.",
     "sharding": "Use ipu.keras.PipelineStage.",
     "slicing_ops": "Use keras.ops.slice.",
     "statistics_ops": "Use jax.numpy.histogram.",
@@ -40,9 +36,8 @@ INSTEAD = {
     "select_ipus": _TUNED,
     "pipeline": _PIPELINE,
     "recomputation_checkpoint": "Use Strategy(remat=...) of convoy.",
-    "layers": _KERAS_LAYERS,
-    "MapGradientOptimizer": "Override apply() in a subclass of the optimizer.",
-    "CaptureUpstreamGradients": "Use jax.grad or jax.vjp.",
+    "IPUIterator": "Pass the IPUInfeedQueue to loops.repeat().",
+    "IPUOwnedIterator": "Pass the IPUInfeedQueue to loops.repeat().",
 }
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import convoy
+import keras
+from convoy.engine.mapping import GradientMap
 from convoy.ipu import missing, notice
 from convoy.ipu.accumulation import Accumulation, check_offload, read_dtype
 from convoy.ipu.enums import GradientAccumulationReductionMethod
@@ -23,12 +25,14 @@ class Wishes:
         reduction: of gradients over replicas; `None` is the strategy's.
         accumulation: of gradients over micro-batches; `None` is the model's.
         loss_scale: `None` is none.
+        gradient_map: changes the gradients of every micro-batch; `None` leaves them.
     """
 
     optimizer: Any
     reduction: Literal["sum", "mean"] | None = None
     accumulation: Accumulation | None = None
     loss_scale: convoy.AutomaticLossScale | None = None
+    gradient_map: GradientMap | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,11 @@ class IpuOptimizer:
     def minimize(self, loss: Any) -> TrainOp:
         """Return what an estimator is told to do: to make the loss smaller."""
         return TrainOp(self, loss)
+
+    def compiled_with(self, model: keras.Model) -> None:
+        """Take note of the model that is updated."""
+        if isinstance(self.opt, IpuOptimizer):
+            self.opt.compiled_with(model)
 
     def wishes(self) -> Wishes:
         """Return what this one and those that it wraps say."""
@@ -138,6 +147,33 @@ class CrossReplicaGradientAccumulationOptimizer(GradientAccumulationOptimizer):
 
     def wishes(self) -> Wishes:
         return replace(super().wishes(), reduction="mean")
+
+
+class MapGradientOptimizer(IpuOptimizer):
+    """Has a function change the gradients of every micro-batch, before they are put together.
+
+    Args:
+        wrapped_optimizer: what updates the weights.
+        gradient_mapping_function: takes a gradient and its variable, and returns what takes the
+            gradient's place.
+        name: has no effect.
+    """
+
+    def __init__(
+        self,
+        wrapped_optimizer: Any,
+        gradient_mapping_function: GradientMap,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(wrapped_optimizer, name)
+        self.gradient_mapping_function = gradient_mapping_function
+
+    def wishes(self) -> Wishes:
+        inner = super().wishes()
+        first, second = inner.gradient_map, self.gradient_mapping_function
+        if first is None:
+            return replace(inner, gradient_map=second)
+        return replace(inner, gradient_map=lambda g, variable: second(first(g, variable), variable))
 
 
 class ShardedOptimizer(IpuOptimizer):

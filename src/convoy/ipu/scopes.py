@@ -7,8 +7,10 @@ from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
+import convoy
 from convoy.ipu import notice, system
 
+_shards: ContextVar[set[int] | None] = ContextVar("convoy_ipu_shards", default=None)
 _device: ContextVar[str | None] = ContextVar("convoy_ipu_device", default=None)
 
 
@@ -37,10 +39,46 @@ def ipu_jit_scope(ipu_scope: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ipu_shard(index: int | Iterable[int]) -> Iterator[None]:
-    """Accept Graphcore's block; a program without stages runs on one device for each replica."""
-    if index not in (0, [0], (0,)):
-        notice.without_effect([f"ipu_shard({index})"], "scopes")
-    yield
+    """Put layers that a model function makes or calls in the block on a device of their own.
+
+    An `IPUEstimator` with so many `num_shards` then runs the network by these shards, one after
+    the other. What is in no block goes where its inputs are. Programs of plain functions run on
+    one device for each replica; there the block has no effect.
+
+    Args:
+        index: the number of the device, from 0. Several for one operation have no effect.
+
+    Raises:
+        ValueError: if the number is negative.
+        RuntimeError: inside of another such block.
+    """
+    if not isinstance(index, int):
+        numbers = list(index)
+        if len(numbers) != 1:
+            notice.without_effect([f"ipu_shard({numbers})"], "scopes")
+            yield
+            return
+        index = numbers[0]
+    found = _shards.get()
+    if found is None:
+        if index:
+            notice.without_effect([f"ipu_shard({index})"], "scopes")
+        yield
+        return
+    found.add(index)
+    with convoy.PipelineStage(index):
+        yield
+
+
+@contextlib.contextmanager
+def notice_shards() -> Iterator[set[int]]:
+    """Note the numbers of the `ipu_shard` blocks that a model function has."""
+    found: set[int] = set()
+    token = _shards.set(found)
+    try:
+        yield found
+    finally:
+        _shards.reset(token)
 
 
 @contextlib.contextmanager

@@ -40,6 +40,7 @@ from convoy.keras_bridge.models import (
     compilation,
     output_structure,
     overridden,
+    overrides_call,
     policies,
     watch_new_models,
 )
@@ -103,6 +104,7 @@ __all__ = [
     "metric_results",
     "output_structure",
     "overridden",
+    "overrides_call",
     "pack_outputs",
     "policies",
     "python_logs",

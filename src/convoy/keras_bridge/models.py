@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 from keras import Model
+from keras.src.models.functional import Functional
 
 _scopes: list[Callable[[Model], None]] = []
 _scopes_change = threading.Lock()
@@ -44,6 +45,12 @@ def watch_new_models(adopt: Callable[[Model], None]) -> Iterator[None]:
 def overridden(model: Model, names: tuple[str, ...]) -> list[str]:
     """Return those of the trainer's methods that the model's class defines anew."""
     return [name for name in names if getattr(type(model), name) is not getattr(Model, name)]
+
+
+def overrides_call(model: Model) -> bool:
+    """Say whether the class of a functional or sequential model defines `call` anew."""
+    plain = keras.Sequential if isinstance(model, keras.Sequential) else Functional
+    return isinstance(model, plain) and type(model).call is not plain.call
 
 
 def policies(model: Model) -> set[str]:

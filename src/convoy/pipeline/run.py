@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 from convoy import cpu, keras_bridge, processes
-from convoy.engine import numerics
+from convoy.engine import mapping, numerics
 from convoy.engine.check import check_losses
 from convoy.engine.feed import Chunk, fetcher
 from convoy.engine.plan import Plan
@@ -471,6 +471,7 @@ def check_model(model: keras.Model, plan: Plan) -> None:
     for value, name, instead in (
         (plan.norm_group > 1, "batch_norm_group", "Leave it out."),
         (plan.shard_optimizer_state, "shard_optimizer_state", "Stages divide it already."),
+        (mapping.of(model) is not None, "MapGradientOptimizer", "Override its apply()."),
         (plan.remat is not None, "remat", "Use set_pipelining_options(recompute=True)."),
     ):
         if value:

@@ -61,6 +61,18 @@ def split_by_name(model: keras.Model, names: Sequence[str]) -> list[int]:
     return [sum(position >= cut for cut in cuts) for position in range(len(calls))]
 
 
+def filled_assignment(calls: Sequence[GraphCall]) -> list[int]:
+    """Return the stage of every call: its own, or where the last of its inputs is computed."""
+    home: dict[int, int] = {}
+    stages = []
+    for call in calls:
+        where = max((home.get(tensor, 0) for tensor in call.inputs), default=0)
+        stage = where if call.mark is None else call.mark
+        home |= dict.fromkeys(call.outputs, stage)
+        stages.append(stage)
+    return stages
+
+
 def check_assignment(calls: Sequence[GraphCall], stages: Sequence[int | None]) -> None:
     """Refuse an assignment of calls to stages that cannot be run.
 

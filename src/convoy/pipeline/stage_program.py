@@ -290,7 +290,7 @@ class StageProgram:
         if self.loss_scale is None:
             return added, counts
         before = self.loss_scale.begin()._replace(large=counts[0], counted=counts[1])
-        after = self.loss_scale.count(before, gradients)
+        after = self.loss_scale.count(before, self.loss_scale.chosen(gradients, []))
         return added, (after.large, after.counted)
 
     def _done(self) -> jax.Array | None:

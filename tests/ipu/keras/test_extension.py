@@ -159,13 +159,10 @@ def test_says_once_what_has_no_effect(caplog):
     with strategy_scope():
         model = sequential()
     for _ in range(2):
-        model.set_asynchronous_callbacks(True)
         model.set_infeed_queue_options(prefetch_depth=2)
         model.set_replication_options("MEAN")
-    assert [record.message.split(": ")[-1] for record in caplog.records] == [
-        "asynchronous.",
-        "prefetch_depth.",
-    ]
+    said = [record.message.split(": ")[-1] for record in caplog.records]
+    assert said == ["prefetch_depth."]
 
 
 def test_stages_need_a_count_that_suits_the_schedule(configure, data):
@@ -216,6 +213,53 @@ def test_refuses_what_the_engine_would_bypass(data):
         eager.fit(*data)
     with pytest.raises(RuntimeError, match="run_eagerly=True"):
         eager.evaluate(*data)
+
+
+def test_steps_of_ones_own_are_run_by_stock_keras_unless_in_stages(configure, data):
+    class Own(keras.Sequential):
+        def test_step(self, state, data):
+            logs, state = super().test_step(state, data)
+            return logs | {"own": 1.0}, state
+
+        def predict_step(self, state, data):
+            outputs, state = super().predict_step(state, data)
+            return outputs + 7, state
+
+    configure(2)
+    with strategy_scope():
+        model = compiled(Own([keras.Input((4,)), keras.layers.Dense(1), keras.layers.Dense(1)]))
+    assert model.evaluate(*data, verbose=0, return_dict=True)["own"] == 1
+    expected = np.asarray(model(data[0])) + 7
+    np.testing.assert_allclose(model.predict(data[0], verbose=0), expected, rtol=1e-5)
+    model.set_pipeline_stage_assignment([0, 1])
+    for method, step in ((model.evaluate, "test_step"), (model.predict, "predict_step")):
+        with pytest.raises(RuntimeError, match=f"Own overrides {step}"):
+            method(*data[:1], verbose=0)
+
+
+def test_stages_do_not_run_a_call_of_ones_own(configure, data):
+    class Own(keras.Sequential):
+        def call(self, inputs, **kwargs):
+            return super().call(inputs, **kwargs) + 1
+
+    configure(2)
+    with strategy_scope():
+        model = compiled(Own([keras.Input((4,)), keras.layers.Dense(1), keras.layers.Dense(1)]))
+        model.set_pipelining_options(4)
+    model.set_pipeline_stage_assignment([0, 1])
+    with pytest.raises(RuntimeError, match=r"Own overrides call\(\)"):
+        model.fit(*data, batch_size=2, verbose=0)
+
+
+def test_a_subclassed_model_has_no_stages():
+    class Own(keras.Model):
+        def call(self, inputs):
+            return inputs
+
+    with strategy_scope():
+        model = Own()
+    with pytest.raises(RuntimeError, match="is a subclassed model"):
+        model.get_pipeline_stage_assignment()
 
 
 def test_optimizers_say_how_gradients_are_put_together(configure, data):

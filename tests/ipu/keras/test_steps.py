@@ -31,7 +31,31 @@ def test_refuses_fewer_batches_than_replicas():
 
 
 def test_steps_per_epoch_counts_the_batches_of_all_replicas():
-    assert steps_per_replica(arrays(100, steps_per_epoch=7), 2) == 3
+    assert steps_per_replica(arrays(96, steps_per_epoch=7), 2) == 3
+    with pytest.raises(ValueError, match="4 are left"):
+        steps_per_replica(arrays(100, steps_per_epoch=7), 2)
+
+
+class DataSet:
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __len__(self):
+        return self.batches
+
+
+@pytest.mark.parametrize(("batches", "steps", "epochs"), [(8, 8, 5), (8, 4, 2), (8, 8, 1)])
+def test_a_data_set_as_long_as_an_epoch_begins_anew(batches, steps, epochs):
+    arguments = {"x": DataSet(batches), "steps_per_epoch": steps, "epochs": epochs}
+    assert steps_per_replica(arguments, 1) == steps
+
+
+def test_refuses_more_epochs_than_a_data_set_has():
+    arguments = {"x": DataSet(8), "steps_per_epoch": 4, "epochs": 5, "initial_epoch": 2}
+    with pytest.raises(ValueError, match="4 steps on each replica in 3 epochs are 12 batches"):
+        steps_per_replica(arguments, 1)
+    # Counted for each replica, as upstream does.
+    assert steps_per_replica(arguments, 2) == 2
 
 
 def test_validation_data_is_split_off_first():

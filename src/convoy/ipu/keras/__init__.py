@@ -4,7 +4,7 @@ from typing import Any
 
 from convoy.ipu import missing
 from convoy.ipu.enums import ReplicatedMetricReductionMethod
-from convoy.ipu.keras import optimizers
+from convoy.ipu.keras import layers, optimizers
 from convoy.ipu.keras.assignment import (
     FunctionalLayerPipelineStageAssignment,
     SequentialLayerPipelineStageAssignment,
@@ -16,6 +16,7 @@ __all__ = [
     "PipelineStage",
     "ReplicatedMetricReductionMethod",
     "SequentialLayerPipelineStageAssignment",
+    "layers",
     "optimizers",
 ]
 

@@ -39,6 +39,11 @@ def is_sequential(model: keras.Model) -> bool:
     return isinstance(model, keras.Sequential)
 
 
+def has_graph(model: keras.Model) -> bool:
+    """Say whether the layers that a model calls are known without running it."""
+    return is_sequential(model) or bool(getattr(model, "inputs", None))
+
+
 def assignments(model: keras.Model, stages: Sequence[int | None] | None) -> list[Assignment]:
     """Return an object for every layer's call, in the order in which they run.
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import convoy
 import keras
 from convoy import keras_bridge
+from convoy.engine import mapping
 from convoy.ipu import notice, optimizers
 from convoy.ipu.accumulation import Accumulation, check_offload, read_dtype
 from convoy.ipu.enums import (
     GradientAccumulationReductionMethod,
     ReplicatedMetricReductionMethod,
 )
-from convoy.ipu.keras import assignment, pipeline_options, steps
+from convoy.ipu.keras import assignment, pipeline_options, saved_options, steps
 from convoy.ipu.keras.pipeline_options import SCHEDULES, PipelineOptions
 from convoy.ipu.keras.replica_metrics import PerReplica, counted_by_replica
 
@@ -29,6 +31,7 @@ _ACCUMULATION_OPTIONS = {
 
 
 _NATIVE = (
+    "set_asynchronous_callbacks",
     "compile",
     "fit",
     "evaluate",
@@ -77,6 +80,8 @@ class Extensions:
         "set_infeed_queue_options",
         "set_outfeed_queue_options",
         "export_for_ipu_serving",
+        "save_assets",
+        "load_assets",
     )
 
     def __init__(self, model: keras.Model) -> None:
@@ -85,6 +90,10 @@ class Extensions:
         self.accumulation = 1
         self.accumulation_dtype: str | None = None
         self.pipeline = PipelineOptions()
+        self.accumulate_outfeed = False
+        self.infeed_options: dict[str, Any] = {}
+        self.outfeed_options: dict[str, Any] = {}
+        self.asynchronous = False
         self.pending_stages: list[int] | None = None
         self.reduction: Literal["sum", "mean"] | None = None
         self.metric_method = ReplicatedMetricReductionMethod.NONE
@@ -154,7 +163,8 @@ class Extensions:
                 of twice the stages (Grouped) or of the stages (Interleaved). `None` leaves it as
                 it is.
             device_mapping: the device of each stage; by default one for each.
-            accumulate_outfeed: has no effect: logs are those of an execution in any case.
+            accumulate_outfeed: whether callbacks are told of executions even if
+                `set_asynchronous_callbacks` says otherwise; `None` is no.
             gradient_accumulation_reduction_method: of the gradients of these micro-batches.
             pipelining_kwargs: `pipeline_schedule`, `recomputation_mode`,
                 `gradient_accumulation_dtype`; others are checked and have no effect.
@@ -164,13 +174,18 @@ class Extensions:
         count = gradient_accumulation_steps_per_replica or self.pipeline.count
         self.pipeline = pipeline_options.read(count, device_mapping, method, pipelining_kwargs)
         self.method = method
-        if accumulate_outfeed:
-            notice.without_effect(["accumulate_outfeed"], "set_pipelining_options")
+        self.accumulate_outfeed = bool(accumulate_outfeed)
 
     def set_asynchronous_callbacks(self, asynchronous: bool = False) -> None:
-        """Accept Graphcore's option; callbacks come once per execution in any case."""
-        if asynchronous:
-            notice.without_effect(["asynchronous"], "set_asynchronous_callbacks")
+        """Choose whether callbacks are told of every step and replica while the devices go on.
+
+        A model in stages whose results are accumulated by `accumulate_outfeed` tells of
+        executions in any case, but in `predict`.
+
+        Args:
+            asynchronous: whether; by default callbacks are called once per execution.
+        """
+        self.asynchronous = asynchronous
 
     def set_replication_options(
         self,
@@ -196,16 +211,47 @@ class Extensions:
             kwargs,
             {"prefetch_depth", "optimise_latency", "device_ordinal"},
         )
+        self.infeed_options = kwargs
 
     def set_outfeed_queue_options(self, **kwargs: Any) -> None:
         """Accept the options of the output queue."""
         _check_queue("set_outfeed_queue_options", kwargs, {"buffer_depth", "optimise_latency"})
+        self.outfeed_options = kwargs
 
-    def export_for_ipu_serving(self, *args: Any, **kwargs: Any) -> Any:
-        del args, kwargs
-        raise NotImplementedError(
-            "export_for_ipu_serving() is not there yet. Use model.export(path), which Keras has."
+    def export_for_ipu_serving(
+        self,
+        export_dir: str | Path,
+        batch_size: int | None = None,
+        output_names: Sequence[str] | str | None = None,
+        preprocessing_step: Callable[..., Any] | None = None,
+        preprocessing_step_signature: Sequence[Any] | None = None,
+        postprocessing_step: Callable[..., Any] | None = None,
+        postprocessing_step_signature: Sequence[Any] | None = None,
+        purge_export_dir: bool = False,
+    ) -> Callable[..., Any]:
+        """Write the model for `convoy serve`; the arguments are those of `serving.export_keras`."""
+        # What serves models is above what trains them.
+        from convoy.ipu.serving import export_keras
+
+        return export_keras(
+            self.model,
+            export_dir,
+            batch_size,
+            output_names,
+            preprocessing_step,
+            preprocessing_step_signature,
+            postprocessing_step,
+            postprocessing_step_signature,
+            purge_export_dir,
         )
+
+    def save_assets(self, folder: str) -> None:
+        """Write the options; Keras calls this when it saves the model."""
+        saved_options.write(self, folder)
+
+    def load_assets(self, folder: str) -> None:
+        """Take over options; Keras calls this when it has loaded the model."""
+        saved_options.read(self, folder)
 
     # Stages -----------------------------------------------------------------------------------
 
@@ -228,6 +274,11 @@ class Extensions:
 
     def get_pipeline_stage_assignment(self) -> list[assignment.Assignment]:
         """Return the stage of every layer, in the order in which layers run."""
+        if not assignment.has_graph(self.model):
+            raise RuntimeError(
+                f"{self.model.name!r} is a subclassed model, without a graph of layers. Make it "
+                "functional or sequential to have stages."
+            )
         stages = self.pending_stages
         if stages is None and self.model.built:
             stages = self.native["get_pipeline_stage_assignment"]()
@@ -264,6 +315,9 @@ class Extensions:
         together, and the one that it wraps updates the weights.
         """
         wishes = optimizers.read(optimizer)
+        if isinstance(optimizer, optimizers.IpuOptimizer):
+            optimizer.compiled_with(self.model)
+        mapping.attach(self.model, wishes.gradient_map)
         if wishes.accumulation is not None:
             self.accumulation = wishes.accumulation.count
             self.method = wishes.accumulation.method
@@ -306,7 +360,7 @@ class Extensions:
         self._check_model("fit", ("train_step", "make_train_function"))
         arguments = self._arguments("fit", args, kwargs)
         self._build(arguments.get("x"), arguments.get("batch_size"))
-        accumulation, replicas = self._prepare(training=True)
+        accumulation, replicas = self._prepare("fit")
         per_replica = steps.steps_per_replica(arguments, replicas)
         steps.check_execution(per_replica, self.model.steps_per_execution, accumulation.count)
         if arguments.get("steps_per_epoch") is not None:
@@ -320,18 +374,37 @@ class Extensions:
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Compute loss and metrics, as `keras.Model.evaluate` does; no sample is left out."""
-        self._check_model("evaluate", ("test_step", "make_test_function"))
+        self._check_model("evaluate", ("make_test_function",))
+        if self._has_own("test_step"):
+            return type(self.model).evaluate(self.model, *args, **kwargs)
         return self._run("evaluate", args, kwargs)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's outputs, as `keras.Model.predict` does."""
-        self._check_model("predict", ("predict_step", "make_predict_function"))
+        self._check_model("predict", ("make_predict_function",))
+        if self._has_own("predict_step"):
+            return type(self.model).predict(self.model, *args, **kwargs)
         return self._run("predict", args, kwargs)
+
+    def _has_own(self, step: str) -> bool:
+        """Say whether the model's class has its own step, which stock Keras then runs.
+
+        Raises:
+            RuntimeError: if the model is in stages.
+        """
+        if not keras_bridge.overridden(self.model, (step,)):
+            return False
+        if self._stages() is not None:
+            raise RuntimeError(
+                f"{type(self.model).__name__} overrides {step}, which a model in stages does not "
+                "run. Leave it out, or call reset_pipeline_stage_assignment()."
+            )
+        return True
 
     def _run(self, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         arguments = self._arguments(name, args, kwargs)
         self._build(arguments.get("x"), arguments.get("batch_size"))
-        _, replicas = self._prepare(training=False)
+        _, replicas = self._prepare(name)
         if arguments.get("steps") is not None:
             arguments["steps"] = max(1, arguments["steps"] // replicas)
         return self.native[name](**arguments)
@@ -345,6 +418,11 @@ class Extensions:
             raise RuntimeError(
                 f"{type(self.model).__name__} overrides {own[0]}, which {method}() does not run on "
                 "an IPUStrategy. Make the strategy with enable_keras_extensions=False."
+            )
+        if self._stages() is not None and keras_bridge.overrides_call(self.model):
+            raise RuntimeError(
+                f"{type(self.model).__name__} overrides call(), which a model in stages does not "
+                "run. Put what it does into layers."
             )
         if self.model.compiled and self.model.run_eagerly:
             raise RuntimeError("run_eagerly=True was passed to compile(). Leave it out.")
@@ -361,8 +439,14 @@ class Extensions:
                 self.model.build((batch_size, *x.shape[1:]))
             self._assign()
 
-    def _prepare(self, *, training: bool) -> tuple[Accumulation, int]:
+    def _prepare(self, method: str) -> tuple[Accumulation, int]:
         """Hand the options to the engine; return how it accumulates, and its replicas."""
+        accumulation, replicas = self._divide(training=method == "fit")
+        gathers = self.accumulate_outfeed and self._stages() is not None and method != "predict"
+        self.native["set_asynchronous_callbacks"](self.asynchronous and not gathers)
+        return accumulation, replicas
+
+    def _divide(self, *, training: bool) -> tuple[Accumulation, int]:
         stages = self._stages()
         if stages is None:
             accumulation = Accumulation(self.accumulation, self.method, self.accumulation_dtype)

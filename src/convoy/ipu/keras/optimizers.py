@@ -6,6 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import convoy
+import keras
+import numpy as np
+from convoy.engine import numerics
+from convoy.engine.loss_scale import Scaling
 from convoy.ipu.optimizers import GradientAccumulationOptimizerV2, IpuOptimizer, Wishes
 
 __all__ = [
@@ -34,7 +38,8 @@ class ALSOptimizer(IpuOptimizer):
         max_loss_scaling_factor: what the factor stays below; a power of two.
         accumulate_statistics_over_update_period: must be left as it is.
         ratio_threshold: the share of large gradients from which on the factor falls.
-        captured_grads_only: must be left as it is: all gradients count.
+        captured_grads_only: whether only gradients count that a layer of `ipu.keras.layers`
+            captures; not for models in stages.
         lpf_alpha: must be left at 0: statistics begin anew after each decision.
         histogram_bin_edge: the size from which on a gradient is large.
         name: has no effect.
@@ -68,11 +73,10 @@ class ALSOptimizer(IpuOptimizer):
                 f"max_loss_scaling_factor={max_loss_scaling_factor} leaves no room for one "
                 f"increase by {increase_factor} of {initial_loss_scaling_factor}. Pass a larger."
             )
-        if not accumulate_statistics_over_update_period or captured_grads_only or lpf_alpha:
+        if not accumulate_statistics_over_update_period or lpf_alpha:
             raise NotImplementedError(
-                "accumulate_statistics_over_update_period, captured_grads_only and lpf_alpha can "
-                "only be left as they are: statistics are those of all gradients since the last "
-                "decision."
+                "accumulate_statistics_over_update_period and lpf_alpha can only be left as they "
+                "are: statistics are those of all gradients since the last decision."
             )
         self.loss_scale = convoy.AutomaticLossScale(
             initial=initial_loss_scaling_factor,
@@ -81,12 +85,48 @@ class ALSOptimizer(IpuOptimizer):
             limit=max_loss_scaling_factor,
             threshold=ratio_threshold,
             edge=histogram_bin_edge,
+            captured_only=captured_grads_only,
         )
+        self.model: keras.Model | None = None
+        """The one that was compiled with it."""
+
+    def compiled_with(self, model: keras.Model) -> None:
+        self.model = model
+        super().compiled_with(model)
 
     @property
     def decrease_factor(self) -> float:
         """What the factor is multiplied by when it falls."""
         return 1 / self.loss_scale.step
+
+    @property
+    def loss_scaling_factor(self) -> float:
+        """What the loss is multiplied by now."""
+        scaling = self._scaling
+        return float(self.loss_scale.initial if scaling is None else scaling.factor)
+
+    @property
+    def update_counter(self) -> int:
+        """Weight updates since the last decision."""
+        scaling = self._scaling
+        return 0 if scaling is None else int(scaling.updates)
+
+    @property
+    def histogram(self) -> np.ndarray:
+        """How many of the gradients' elements since the last decision are small, and large."""
+        scaling = self._scaling
+        if scaling is None:
+            return np.zeros(2, "float32")
+        return np.array([scaling.counted - scaling.large, scaling.large], "float32")
+
+    @property
+    def normalized_histogram(self) -> np.ndarray:
+        """The same as shares of all."""
+        return self.histogram / max(1.0, float(self.histogram.sum()))
+
+    @property
+    def _scaling(self) -> Scaling | None:
+        return None if self.model is None else numerics.of(self.model).scaling
 
     def wishes(self) -> Wishes:
         return replace(super().wishes(), loss_scale=self.loss_scale)

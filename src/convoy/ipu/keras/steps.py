@@ -23,7 +23,7 @@ def steps_per_replica(arguments: dict[str, Any], replicas: int) -> int:
         ValueError: if the data does not come in whole batches, its size is unknown, or it has not
             a batch for each replica.
     """
-    batches = _batches(arguments)
+    batches = _batches(arguments, replicas)
     if batches < replicas:
         raise ValueError(
             f"The data has {batches} batches, fewer than the {replicas} replicas. Pass more data, "
@@ -37,7 +37,7 @@ def steps_per_replica(arguments: dict[str, Any], replicas: int) -> int:
     return batches // replicas
 
 
-def _batches(arguments: dict[str, Any]) -> int:
+def _batches(arguments: dict[str, Any], replicas: int) -> int:
     x: Any = arguments.get("x")
     steps = arguments.get("steps_per_epoch")
     if hasattr(x, "__next__"):
@@ -45,19 +45,35 @@ def _batches(arguments: dict[str, Any]) -> int:
             f"x is a {type(x).__name__}, whose shapes are not known beforehand. Pass arrays or a "
             "data set."
         )
-    if steps is not None:
-        return int(steps)
     if isinstance(x, keras.utils.PyDataset):
         known = x.num_batches
     elif _is_arrays(x):
-        return _whole_batches(arguments)
+        known = _whole_batches(arguments)
     else:
         known = _length(x)
+    if steps is not None:
+        if known is not None and not _is_arrays(x) and not isinstance(x, keras.utils.PyDataset):
+            _check_length(int(steps) // replicas, int(known), arguments)
+        return int(steps)
     if known is None:
         raise ValueError(
             f"The number of batches of {type(x).__name__} is not known. Pass steps_per_epoch."
         )
     return int(known)
+
+
+def _check_length(steps: int, known: int, arguments: dict[str, Any]) -> None:
+    """Refuse a run that asks for more batches on each replica than a data set has.
+
+    One that is an epoch long begins anew for each; of a longer one every epoch takes the next.
+    """
+    epochs = max(1, arguments.get("epochs", 1) - arguments.get("initial_epoch", 0))
+    total = steps if steps == known else steps * epochs
+    if total > known:
+        raise ValueError(
+            f"{steps} steps on each replica in {epochs} epochs are {total} batches, but the data "
+            f"set has {known}. Repeat it, or pass fewer steps_per_epoch."
+        )
 
 
 def _length(x: Any) -> int | None:

@@ -8,6 +8,7 @@ from convoy.ipu import missing
 from convoy.ipu.ops import (
     all_to_all_op,
     cross_replica_ops,
+    grad_util_ops,
     pipelining_ops,
     rand_ops,
     reduce_scatter_op,
@@ -17,6 +18,7 @@ from convoy.ipu.ops import (
 __all__ = [
     "all_to_all_op",
     "cross_replica_ops",
+    "grad_util_ops",
     "pipelining_ops",
     "rand_ops",
     "reduce_scatter_op",

@@ -1,0 +1,5 @@
+"""Gradients of functions."""
+
+from convoy.ipu.eager import backprop
+
+__all__ = ["backprop"]
