@@ -34,7 +34,7 @@ def at_hand(page):
     """Return what a page takes for granted."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(512, 8, 8, 1)).astype("float32")
-    y = rng.integers(CLASSES, size=512)
+    y = rng.integers(CLASSES, size=512).astype("int32")
     names = {"convoy": convoy, "keras": keras, "jnp": jnp, "make_model": make_model, "x": x, "y": y}
     names |= {"x_train": x, "y_train": y, "x_test": x[:64], "y_test": y[:64]}
     names |= {"my_network": make_model, "__file__": str(page), "__name__": "page"}
@@ -54,6 +54,8 @@ def at_hand(page):
     [p for p in PAGES if p not in ELSEWHERE and any(b.language == "python" for b in blocks(p))],
     ids=lambda page: page.stem,
 )
+# Keras's own, where `keras.ops` compares whole numbers with a network's outputs.
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64:UserWarning")
 def test_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["page.py", "--help"])
