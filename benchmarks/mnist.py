@@ -121,7 +121,8 @@ def page(runs: list[dict[str, Runs]]) -> str:
     ]
     parts = [
         f"# The MNIST example, {date.today().isoformat()}",
-        f"Commit {machine.commit()}. Each script of [examples/mnist](../../examples/mnist) "
+        f"Commit {machine.commit()}. Each script of "
+        f"[examples/mnist](../../examples/mnist/README.md) "
         f"in {len(runs)} run{'s' if len(runs) > 1 else ''}, {EPOCHS} epochs on MNIST, an epoch of "
         "each in turn. Made by `python -m benchmarks.mnist`.",
         table(["", ""], machine.describe().items()),
