@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import convoy
+import numpy as np
 import pytest
 from convoy import processes
 
@@ -43,6 +44,9 @@ def test_alone_unless_told_otherwise():
     assert processes.from_first({"a": 1}) == {"a": 1}
     assert processes.from_all("x") == ["x"]
     assert processes.any_of([True, False]) == [True, False]
+    assert processes.who_has([True, False]) == [[0], []]
+    assert processes.gathered(np.ones(2)).tolist() == [[1, 1]]
+    assert [total.tolist() for total in processes.totals([np.ones(2)])] == [[1, 1]]
 
 
 @pytest.mark.parametrize(

@@ -375,6 +375,13 @@ class EngineMethods:
     ) -> keras.callbacks.CallbackList:
         if isinstance(callbacks, keras.callbacks.CallbackList):
             return callbacks
+        reader = keras_bridge.reader_of_weights(callbacks)
+        if reader is not None and self.runner.current.placement.crosses_processes:
+            raise ValueError(
+                f"{type(reader).__name__} reads all weights while {self.model.name!r} trains, but "
+                "its stages are in several processes, each with its own weights. Use "
+                "convoy.Checkpoints, or put the stages of a replica into one process."
+            )
         if not processes.is_first():
             verbose, callbacks = 0, keras_bridge.without_files(callbacks)
         return keras_bridge.Callbacks(

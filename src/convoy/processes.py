@@ -28,11 +28,14 @@ INDEX = "CONVOY_PROCESS"
 ADDRESS = "CONVOY_ADDRESS"
 HEARTBEAT = "CONVOY_HEARTBEAT"
 """The file to write to, to say that this process is alive."""
+SILENCE = "CONVOY_HEARTBEAT_TIMEOUT"
+"""Seconds after which a process that says nothing is taken for hung."""
 CLUSTER = "cluster"
 """As the coordinator: ask Slurm, Kubernetes or MPI for all of it."""
 
 # A process that starts last, on a loaded machine, may import for a while.
 JOIN_SECONDS = 300
+SILENCE_SECONDS = 60
 BEAT_SECONDS = 0.5
 _PACKAGES = ("keras-convoy", "keras", "jax", "jaxlib", "numpy")
 
@@ -70,6 +73,11 @@ def index() -> int:
 def is_first() -> bool:
     """Return whether this is the process that writes files and shows progress."""
     return _place.index == 0
+
+
+def address() -> str:
+    """Return the name or address of this host, as other processes reach it."""
+    return _place.address or socket.gethostname()
 
 
 def requested() -> Place | None:
@@ -121,6 +129,7 @@ def join() -> None:
                 cluster_detection_method="deactivate",
                 coordinator_bind_address=asked.coordinator,
                 initialization_timeout=JOIN_SECONDS,
+                heartbeat_timeout_seconds=_silence(),
             )
     except RuntimeError as error:
         raise ConnectionError(_why_not_joined(asked, str(error))) from error
@@ -138,9 +147,31 @@ def from_first(value: Any) -> Any:
     return json.loads(_broadcast(_padded(text, length)).tobytes())
 
 
+def arrays_from(process: int, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return the arrays of one process; all must have passed such shapes and types."""
+    if count() == 1 or not arrays:
+        return list(arrays)
+    # As bytes, since JAX sends by adding zeros, which turns -0.0 into 0.0.
+    own = np.concatenate([np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in arrays])
+    sent, found, start = _broadcast(own, process), [], 0
+    for array in arrays:
+        end = start + array.nbytes
+        found.append(sent[start:end].copy().view(array.dtype).reshape(array.shape))
+        start = end
+    return found
+
+
 def arrays_from_first(arrays: list[np.ndarray]) -> list[np.ndarray]:
     """Return the arrays of the first process; all must have passed such shapes and types."""
-    return _broadcast(arrays) if count() > 1 and arrays else arrays
+    return arrays_from(0, arrays)
+
+
+def who_has(flags: list[bool]) -> list[list[int]]:
+    """Return for each flag the processes in which it is set."""
+    if count() == 1:
+        return [[0] if flag else [] for flag in flags]
+    rows = _gather(np.array(flags, bool).reshape(-1))
+    return [[process for process, flag in enumerate(column) if flag] for column in rows.T]
 
 
 def from_all(value: Any) -> list[Any]:
@@ -160,15 +191,16 @@ def any_of(flags: list[bool]) -> list[bool]:
     return [any(process) for process in zip(*_gather(np.array(flags)).tolist(), strict=True)]
 
 
-def total(arrays: Sequence[Any]) -> np.ndarray:
-    """Return the sum of some arrays, and of those of the other processes."""
-    own = np.sum([np.asarray(array) for array in arrays], axis=0)
-    return _gather(own).sum(axis=0, dtype=own.dtype) if count() > 1 else own
+def totals(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return the sum of each array over all processes."""
+    if count() == 1 or not arrays:
+        return list(arrays)
+    return [rows.sum(axis=0, dtype=rows.dtype) for rows in _gather(list(arrays))]
 
 
-def joined(rows: np.ndarray) -> np.ndarray:
-    """Return the rows of all processes, one's after the other's."""
-    return np.concatenate(_gather(rows)) if count() > 1 else rows
+def gathered(array: np.ndarray) -> np.ndarray:
+    """Return what each process passed, by process; all must pass such shapes and types."""
+    return _gather(array) if count() > 1 else array[None]
 
 
 def check_same(what: str, described: dict[str, Any]) -> None:
@@ -200,6 +232,14 @@ def wait_for_all(what: str) -> None:
         multihost_utils.sync_global_devices(what)
 
 
+def _silence() -> int:
+    """Return after how many seconds processes that do not hear of each other end by themselves.
+
+    Twice as many as the launcher waits: it knows better which one hangs. JAX counts whole ones.
+    """
+    return max(1, round(2 * float(os.environ.get(SILENCE, SILENCE_SECONDS))))
+
+
 def _begin_heartbeat() -> None:
     """Tell whoever started this process that it is alive, until it is not."""
     file = os.environ.pop(HEARTBEAT, "")
@@ -217,16 +257,16 @@ def _begin_heartbeat() -> None:
     threading.Thread(target=beat, name="convoy-heartbeat", daemon=True).start()
 
 
-def _broadcast(tree: Any) -> Any:
+def _broadcast(array: Any, process: int = 0) -> Any:
     from jax.experimental import multihost_utils
 
-    return multihost_utils.broadcast_one_to_all(tree)
+    return multihost_utils.broadcast_one_to_all(array, is_source=index() == process)
 
 
-def _gather(array: Any) -> np.ndarray:
+def _gather(tree: Any) -> Any:
     from jax.experimental import multihost_utils
 
-    return np.asarray(multihost_utils.process_allgather(array))
+    return jax.tree.map(np.asarray, multihost_utils.process_allgather(tree))
 
 
 def _padded(text: np.ndarray, length: int) -> np.ndarray:

@@ -50,9 +50,10 @@ def outcomes(folder, count):
     return [json.loads((folder / f"{n}.json").read_text()) for n in range(count)]
 
 
-def in_one_process(devices, **settings):
+def in_one_process(devices, staged=None):
     keras.utils.set_random_seed(worker.SEED)
-    return worker.train(convoy.Strategy(devices=devices), **settings)
+    strategy = worker.strategy_for(staged, devices)
+    return worker.train(strategy, staged=staged, devices=devices)
 
 
 def assert_same_run(one, other):
@@ -63,6 +64,9 @@ def assert_same_run(one, other):
     assert one["history"].keys() == other["history"].keys()
     for name, values in one["history"].items():
         np.testing.assert_allclose(values, other["history"][name], rtol=1e-5, err_msg=name)
+    # Graphcore's own case: the same number in every arrangement.
+    for weight in [*one["one_weight"], *other["one_weight"]]:
+        assert weight == pytest.approx(0.3111111, abs=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -113,11 +117,51 @@ def test_each_process_reads_its_own_batches_of_a_data_set(tmp_path):
 @pytest.mark.slow
 def test_pipelines_in_two_processes_train_as_two_in_one_do(tmp_path):
     words = ["--num-instances", 2, "--num-replicas", 2, "--devices-per-replica", 2]
-    ended = launch(*words, SCRIPT, tmp_path, "--staged")
+    ended = launch(*words, SCRIPT, tmp_path, "--staged", "plain")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     first, second = outcomes(tmp_path, 2)
     assert first == second
-    assert_same_run(first, in_one_process(4, staged=True))
+    assert_same_run(first, in_one_process(4, staged="plain"))
+
+
+ACROSS = ["--num-instances", 2, "--num-replicas", 1, "--devices-per-replica", 2]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["plain", *(pytest.param(k, marks=pytest.mark.slow) for k in ("zero-bubble", "scaled"))],
+)
+def test_a_pipeline_across_two_processes_ends_with_the_bits_of_one(tmp_path, kind):
+    ended = launch(*ACROSS, SCRIPT, tmp_path, "--staged", kind)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    first, second = outcomes(tmp_path, 2)
+    assert first == second
+    one = in_one_process(2, staged=kind)
+    assert first == one | {"processes": 2}
+    assert_same_run(first, one)
+    # While they train, each weight is in one of the processes alone.
+    held = [json.loads((tmp_path / f"held-{process}").read_text()) for process in range(2)]
+    assert all(one != other for one, other in zip(*held, strict=True))
+
+
+@pytest.mark.slow
+def test_two_replicas_of_a_pipeline_across_four_processes_train_as_one_process_does(tmp_path):
+    words = ["--num-instances", 4, "--num-replicas", 2, "--devices-per-replica", 2]
+    ended = launch(*words, SCRIPT, tmp_path, "--staged", "plain")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = outcomes(tmp_path, 4)
+    assert all(outcome == found[0] for outcome in found)
+    assert_same_run(found[0], in_one_process(4, staged="plain"))
+
+
+@pytest.mark.slow
+def test_a_pipeline_across_processes_that_is_killed_ends_with_the_same_bits(tmp_path):
+    words = ["--staged", "plain", "--checkpoints", tmp_path / "checkpoints"]
+    ended = launch(*ACROSS, "--max-restarts", 1, SCRIPT, tmp_path, *words, "--die", "1:8:SIGKILL")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "was ended by SIGKILL" in ended.stderr
+    first, second = outcomes(tmp_path, 2)
+    assert first == second == in_one_process(2, staged="plain") | {"processes": 2}
 
 
 def test_a_process_that_is_killed_ends_all_and_a_restart_ends_with_the_same_bits(

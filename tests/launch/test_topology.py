@@ -15,6 +15,19 @@ def test_each_process_is_told_its_place_and_its_devices():
     assert first["CONVOY_DEVICES"] == second["CONVOY_DEVICES"] == "6"
 
 
+def test_processes_can_have_parts_of_one_replica():
+    topology = Topology(instances=4, replicas=2, devices_per_replica=4)
+    assert [one["CONVOY_DEVICES"] for one in environments(topology)] == ["2"] * 4
+    assert topology.describe().splitlines()[1:] == [
+        "  process 0: localhost, devices 0 to 1 of replica 0",
+        "  process 1: localhost, devices 2 to 3 of replica 0",
+        "  process 2: localhost, devices 0 to 1 of replica 1",
+        "  process 3: localhost, devices 2 to 3 of replica 1",
+    ]
+    with pytest.raises(LaunchError, match="instances that divide the devices of each replica"):
+        Topology(instances=4, replicas=2, devices_per_replica=3)
+
+
 def test_one_process_has_nobody_to_join():
     (only,) = environments(Topology(instances=1, replicas=2))
     assert only["CONVOY_DEVICES"] == "2"

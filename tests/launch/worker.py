@@ -7,12 +7,13 @@ import argparse
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import convoy
 import keras
 import numpy as np
-from convoy import processes
+from convoy import keras_bridge, processes
 from keras import layers
 
 SEED = 1
@@ -25,26 +26,95 @@ def data():
     return x, rng.integers(3, size=SAMPLES)
 
 
-def make(strategy, *, staged=False):
+# Models in stages: what is compiled and run differently from the plain one.
+KINDS = {
+    "plain": {},
+    "zero-bubble": {"schedule": "zero-bubble", "recompute": True, "accumulated": 4, "clip": 0.1},
+    "scaled": {"schedule": "grouped", "accumulated": 2, "scaled": True, "branched": True},
+}
+
+
+def strategy_for(kind, devices=None):
+    settings = KINDS.get(kind, {})
+    accumulated = settings.get("accumulated", 1)
+    scaled = {"loss_scale": "auto", "stochastic_rounding": "on"} if settings.get("scaled") else {}
+    return convoy.Strategy(devices=devices, gradient_accumulation=accumulated, **scaled)
+
+
+def branched():
+    """Skips a stage, drops out, adds a loss, and comes back to the first device."""
+    x = inputs = keras.Input((6, 6, 2))
+    x = layers.Conv2D(4, 3, activation="relu", activity_regularizer="l2", name="first")(x)
+    skip = x = layers.BatchNormalization()(x)
+    x = layers.Dropout(0.3, seed=3, name="second")(x)
+    x = layers.Conv2D(4, 3, padding="same", kernel_regularizer="l2")(x)
+    x = layers.Add(name="third")([x, skip])
+    return keras.Model(inputs, layers.Dense(3, "softmax")(layers.Flatten()(x)))
+
+
+def make_staged(strategy, kind):
+    settings = KINDS[kind]
     with strategy.scope():
-        model = keras.Sequential(
-            [
-                keras.Input((6, 6, 2)),
-                layers.Conv2D(4, 3, activation="relu"),
-                layers.BatchNormalization(),
-                layers.Flatten(),
-                layers.Dense(3, activation="softmax"),
-            ]
+        model = branched() if settings.get("branched") else plain()
+        model.compile(
+            keras.optimizers.Adam(0.01, global_clipnorm=settings.get("clip")),
+            "sparse_categorical_crossentropy",
+            metrics=["accuracy"],
+            steps_per_execution=settings.get("accumulated", 1),
         )
+    convoy.split(model, ["second", "third"] if settings.get("branched") else ["flatten"])
+    model.set_pipelining_options(
+        schedule=settings.get("schedule", "interleaved"),
+        device_mapping=[0, 1, 0] if settings.get("branched") else None,
+        recompute=settings.get("recompute", False),
+    )
+    return model
+
+
+def plain():
+    return keras.Sequential(
+        [
+            keras.Input((6, 6, 2)),
+            layers.Conv2D(4, 3, activation="relu"),
+            layers.BatchNormalization(),
+            layers.Flatten(name="flatten"),
+            layers.Dense(3, activation="softmax"),
+        ]
+    )
+
+
+def make(strategy):
+    with strategy.scope():
+        model = plain()
         model.compile(
             keras.optimizers.Adam(0.01),
             "sparse_categorical_crossentropy",
             metrics=["accuracy"],
-            steps_per_execution=1 if staged else STEPS,
+            steps_per_execution=STEPS,
         )
-    if staged:
-        model.set_pipeline_stage_assignment([0, 0, 1, 1])
     return model
+
+
+def weight_after_one_update(devices, replicas, *, staged):
+    """Return the one weight that Graphcore's own test of this looks at: 1 - 2 mean(x^2)."""
+    found = []
+    for accumulated in (1, 16 // replicas):
+        strategy = convoy.Strategy(devices=devices, gradient_accumulation=accumulated)
+        with strategy.scope():
+            model = keras.Sequential(
+                [
+                    keras.Input((1,)),
+                    layers.Dense(1, use_bias=False, kernel_initializer="ones"),
+                    layers.Activation("linear", name="last"),
+                ]
+            )
+            model.compile(keras.optimizers.SGD(1.0), "mse", steps_per_execution=accumulated)
+        if staged:
+            convoy.split(model, ["last"])
+        x = np.linspace(0, 1, 16, dtype="float32")[:, None]
+        model.fit(x, 0 * x, batch_size=16 // replicas // accumulated, verbose=0)
+        found.append(float(model.get_weights()[0][0, 0]))
+    return found
 
 
 class Noted(keras.utils.PyDataset):
@@ -63,6 +133,14 @@ class Noted(keras.utils.PyDataset):
         self.read.append(index)
         rows = slice(index * self.batch, (index + 1) * self.batch)
         return self.x[rows], self.y[rows]
+
+
+class Holds(keras.callbacks.Callback):
+    """Notes which weights this process holds while it trains."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        values = keras_bridge.values(self.model.weights)
+        self.held = [bool(value.addressable_shards) for value in values]
 
 
 class Dies(keras.callbacks.Callback):
@@ -87,11 +165,13 @@ def train_on_data_set(strategy):
     return {"read": dataset.read, "weights": [weight.tolist() for weight in model.get_weights()]}
 
 
-def train(strategy, callbacks=(), *, staged=False):
+def train(strategy, callbacks=(), *, staged=None, devices=None):
     """Train, evaluate and predict, and return all of it."""
     x, y = data()
-    model = make(strategy, staged=staged)
-    batch = 8 // (strategy.replicas // 2 if staged else strategy.replicas)
+    model = make_staged(strategy, staged) if staged else make(strategy)
+    replicas = strategy.replicas // 2 if staged else strategy.replicas
+    accumulated = KINDS[staged].get("accumulated", 1) if staged else 1
+    batch = 8 // replicas // accumulated
     history = model.fit(x, y, batch_size=batch, epochs=3, verbose=2, callbacks=list(callbacks))
     return {
         "processes": processes.count(),
@@ -101,7 +181,22 @@ def train(strategy, callbacks=(), *, staged=False):
         "weights": [weight.tolist() for weight in model.get_weights()],
         # Stages are on several devices, where Keras itself cannot call the model.
         "called": [] if staged else np.asarray(model(x[:2])).tolist(),
+        "one_weight": weight_after_one_update(devices, replicas, staged=bool(staged)),
     }
+
+
+def dies_in_save(folder, number):
+    """Send a signal to this process when it is about to name its second checkpoint."""
+    renamed = 0
+
+    def heard(event, arguments):
+        nonlocal renamed
+        if event == "os.rename" and str(arguments[0]).startswith(folder):
+            renamed += 1
+            if renamed == 2:
+                os.kill(os.getpid(), number)
+
+    sys.addaudithook(heard)
 
 
 def main():
@@ -109,12 +204,15 @@ def main():
     parser.add_argument("output", type=Path)
     parser.add_argument("--checkpoints")
     parser.add_argument("--die")
-    parser.add_argument("--staged", action="store_true")
+    parser.add_argument("--die-in-save", action="store_true")
+    parser.add_argument("--staged", choices=KINDS)
     parser.add_argument("--data-set", action="store_true")
     options = parser.parse_args()
+    (options.output / f"pid-{os.getpid()}").write_text(str(os.getpid()))
     # Each process begins with weights and an order of data of its own: the first one's count.
     keras.utils.set_random_seed(SEED + processes.index())
-    callbacks = []
+    holds = Holds()
+    callbacks = [holds]
     if options.checkpoints:
         callbacks.append(convoy.Checkpoints(options.checkpoints, every=1))
     mark = options.output / "died"
@@ -123,11 +221,15 @@ def main():
         callbacks.append(Dies(int(who), int(call), signal.Signals[name]))
         if processes.index() == int(who):
             mark.touch()
-    strategy = convoy.Strategy()
+    if options.die_in_save and processes.is_first() and not mark.exists():
+        dies_in_save(options.checkpoints, signal.SIGKILL)
+        mark.touch()
+    strategy = strategy_for(options.staged)
     if options.data_set:
         outcome = train_on_data_set(strategy)
     else:
         outcome = train(strategy, callbacks, staged=options.staged)
+        (options.output / f"held-{processes.index()}").write_text(json.dumps(holds.held))
     (options.output / f"{processes.index()}.json").write_text(json.dumps(outcome))
 
 

@@ -20,7 +20,7 @@ from convoy.checkpoint.store import Content, Json
 from convoy.engine import random_state
 from convoy.engine.feed import Place
 from convoy.engine.progress import Progress, Resumption
-from convoy.engine.put import to_host
+from convoy.engine.put import fetch_absent, to_host
 from convoy.engine.random_state import RandomState
 from convoy.engine.state import State, Variables
 
@@ -45,7 +45,11 @@ class Snapshots:
 
     def take(self, progress: Progress) -> Content:
         """Return the state of a run as host arrays, which waits for its devices."""
-        values = {name: to_host(v) for name, v in named_values(self.variables, progress)}
+        named = dict(named_values(self.variables, progress))
+        present = list(named.values())
+        if progress.plan.placement.spans_processes:
+            present = fetch_absent(present)
+        values = dict(zip(named, map(to_host, present), strict=True))
         callbacks, arrays = callback_state.capture(progress.callbacks)
         state = {
             "epoch": progress.epoch,

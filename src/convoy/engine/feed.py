@@ -155,6 +155,11 @@ class Placement:
         """Whether some of the devices are another process's."""
         return self.mesh is not None and self.mesh.is_multi_process
 
+    @property
+    def crosses_processes(self) -> bool:
+        """Whether parts of one replica are in different processes."""
+        return False
+
     def is_own(self, replica: int) -> bool:
         """Say whether a replica runs in this process."""
         if self.mesh is None:

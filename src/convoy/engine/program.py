@@ -12,7 +12,7 @@ from convoy.engine.compose import Composition, given
 from convoy.engine.feed import Chunk, shapes, share_shapes, size
 from convoy.engine.hoist import Hoisted, Prepared
 from convoy.engine.plan import Plan
-from convoy.engine.put import is_elsewhere, to_host, to_own
+from convoy.engine.put import fetch_absent, is_elsewhere, to_host, to_own
 from convoy.engine.replicate import Roles
 from convoy.engine.shard import Shards
 from convoy.engine.state import Mode, State, Variables
@@ -187,7 +187,9 @@ class ProgramCache:
         """Leave the variables to this process alone, where other processes shared them."""
         if self.plan.placement.spans_processes:
             for programs in self._made.values():
-                programs.variables.write(jax.tree.map(to_own, programs.variables.read()))
+                values, structure = jax.tree.flatten(programs.variables.read())
+                own = map(to_own, fetch_absent(values))
+                programs.variables.write(jax.tree.unflatten(structure, own))
 
     def _make(self, mode: Mode) -> Programs:
         if self.plan.pipeline is not None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from convoy import processes
 
 
 def put(tree: Any, sharding: jax.sharding.Sharding | None) -> Any:
@@ -33,9 +34,32 @@ def to_own(value: jax.Array) -> jax.Array:
     )
 
 
+def fetch_absent(values: list[Any]) -> list[Any]:
+    """Fetch the arrays that this process has nothing of from others; all processes must ask."""
+    owners = processes.who_has([not is_absent(value) for value in values])
+    found = list(values)
+    missing = [place for place, those in enumerate(owners) if len(those) < processes.count()]
+    for owner in sorted({owners[place][0] for place in missing}):
+        places = [place for place in missing if owners[place][0] == owner]
+        own = [_or_zeros(values[place]) for place in places]
+        for place, array in zip(places, processes.arrays_from(owner, own), strict=True):
+            if is_absent(values[place]):
+                found[place] = jax.numpy.array(array)
+    return found
+
+
+def is_absent(value: Any) -> bool:
+    """Return whether none of an array is in this process."""
+    return is_elsewhere(value) and not value.addressable_shards
+
+
 def is_elsewhere(value: Any) -> bool:
     """Return whether an array is on devices of other processes, too."""
     return isinstance(value, jax.Array) and not value.is_fully_addressable
+
+
+def _or_zeros(value: jax.Array) -> np.ndarray:
+    return np.zeros(value.shape, value.dtype) if is_absent(value) else np.asarray(value)
 
 
 def _put_share(value: Any, sharding: jax.sharding.Sharding) -> jax.Array:

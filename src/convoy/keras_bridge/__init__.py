@@ -15,6 +15,7 @@ from convoy.keras_bridge.callbacks import (
     Callbacks,
     callback_state_names,
     python_logs,
+    reader_of_weights,
     without_files,
 )
 from convoy.keras_bridge.graphs import (
@@ -109,6 +110,7 @@ __all__ = [
     "policies",
     "python_logs",
     "random_seed",
+    "reader_of_weights",
     "replaced_graph_run",
     "replaced_operations",
     "replay_graph",

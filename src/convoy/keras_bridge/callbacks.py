@@ -42,6 +42,23 @@ def without_files(callbacks: Any) -> list[keras.callbacks.Callback]:
     ]
 
 
+def reader_of_weights(callbacks: Any) -> keras.callbacks.Callback | None:
+    """Return the first of Keras's own callbacks that reads a model's weights while it trains."""
+    for callback in keras.tree.flatten(callbacks):
+        if (
+            isinstance(callback, _READERS)
+            or getattr(callback, "restore_best_weights", False)
+            or getattr(callback, "histogram_freq", 0)
+        ):
+            return callback
+    return None
+
+
+_READERS = (
+    keras.callbacks.BackupAndRestore,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.SwapEMAWeights,
+)
 _WRITERS = (
     keras.callbacks.BackupAndRestore,
     keras.callbacks.CSVLogger,

@@ -100,7 +100,7 @@ def make_parser() -> Parser:
     add(
         "--heartbeat-timeout",
         type=float,
-        default=60,
+        default=processes.SILENCE_SECONDS,
         metavar="SECONDS",
         help="when a process that says nothing is taken for hung (default: 60)",
     )
@@ -191,6 +191,7 @@ def _topology(options: argparse.Namespace) -> Topology:
         hosts,
         options.numa_aware,
         options.port,
+        options.heartbeat_timeout,
     )
 
 

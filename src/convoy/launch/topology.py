@@ -35,6 +35,7 @@ class Topology:
         hosts: where processes run, in blocks of equal size.
         numa: whether a process stays on one node of memory.
         port: of the first process, for the others to find it; 0 for a free one.
+        silence: seconds after which a process that says nothing is taken for hung.
     """
 
     instances: int
@@ -43,6 +44,7 @@ class Topology:
     hosts: tuple[str, ...] = (LOCAL,)
     numa: bool = False
     port: int = 0
+    silence: float = processes.SILENCE_SECONDS
 
     def __post_init__(self) -> None:
         for name, value in (
@@ -52,11 +54,12 @@ class Topology:
         ):
             if value < 1:
                 raise LaunchError(f"{name} {value} is too few. Pass 1 or more.")
-        if self.replicas % self.instances:
+        if self.replicas % self.instances and not self._divides_replicas():
             near = max(1, round(self.replicas / self.instances)) * self.instances
             raise LaunchError(
                 f"--num-replicas {self.replicas} does not divide over --num-instances "
-                f"{self.instances}. Pass --num-replicas {near}, or fewer instances."
+                f"{self.instances}. Pass --num-replicas {near}, or fewer instances; or, for stages "
+                "in several processes, instances that divide the devices of each replica."
             )
         if self.instances % len(self.hosts):
             raise LaunchError(
@@ -67,7 +70,12 @@ class Topology:
     @property
     def devices(self) -> int:
         """Devices of one process."""
-        return self.replicas // self.instances * self.devices_per_replica
+        return self.replicas * self.devices_per_replica // self.instances
+
+    def _divides_replicas(self) -> bool:
+        """Say whether several processes can have parts of one replica: some stages each."""
+        each, rest = divmod(self.instances, self.replicas)
+        return not rest and self.devices_per_replica % each == 0
 
     def tasks(self, command: Sequence[str]) -> list[Task]:
         """Return what each process runs; a group of one needs no other."""
@@ -91,13 +99,19 @@ class Topology:
             f"devices each"
         ]
         each = self.instances // len(self.hosts)
-        own = self.replicas // self.instances
         lines += [
-            f"  process {index}: {self.hosts[index // each]}, replicas {index * own} to "
-            f"{(index + 1) * own - 1}"
+            f"  process {index}: {self.hosts[index // each]}, {self._part(index)}"
             for index in range(self.instances)
         ]
         return "\n".join(lines)
+
+    def _part(self, index: int) -> str:
+        """Say what of the replicas a process has."""
+        first, width = index * self.devices, self.devices_per_replica
+        if self.devices >= width:
+            return f"replicas {first // width} to {(first + self.devices) // width - 1}"
+        last = first % width + self.devices - 1
+        return f"devices {first % width} to {last} of replica {first // width}"
 
     def _coordinator(self) -> str:
         if self.hosts == (LOCAL,):
@@ -115,6 +129,7 @@ class Topology:
                 processes.COORDINATOR: coordinator,
                 processes.COUNT: str(self.instances),
                 processes.INDEX: str(index),
+                processes.SILENCE: str(self.silence),
                 processes.ADDRESS: LOOPBACK if self.hosts == (LOCAL,) else host,
             }
         return sent

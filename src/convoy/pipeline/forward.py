@@ -21,11 +21,15 @@ from convoy.engine.step import Fetch
 from convoy.engine.watch import NOBODY, Watcher
 from convoy.pipeline.body import Body, Rest, fetched, make_body, make_prediction
 from convoy.pipeline.generate import generate
-from convoy.pipeline.layout import Column, Layout, Mail, position
+from convoy.pipeline.layout import Column, Layout, position
+from convoy.pipeline.mail import Mail
+from convoy.pipeline.metrics import metrics_of_replicas, total_metrics
 from convoy.pipeline.options import Pipelining, stages_of_model
 from convoy.pipeline.placement import PipelinePlacement
-from convoy.pipeline.run import check_methods, total_metrics, with_operations
+from convoy.pipeline.run import check_methods, with_operations
 from convoy.pipeline.schedule import Action
+from convoy.pipeline.shapes import LOSS, Shapes, shapes_between
+from convoy.pipeline.transfer import move
 
 Arrays = list[jax.Array]
 
@@ -63,7 +67,7 @@ class ForwardPrograms:
         self.assignment = stages_of_model(model)
         mapping = options.plan_for(model, plan.accumulation.count).mapping
         self.layout = Layout(model, self.assignment or [], mapping, self.placement)
-        self._programs: dict[tuple, list[Any]] = {}
+        self._programs: dict[tuple, tuple[list[Any], Shapes, Any]] = {}
         self._results = jax.jit(lambda metrics: keras_bridge.metric_results(model, metrics))
         self._running: list[Any] = []
 
@@ -101,28 +105,40 @@ class ForwardPrograms:
         self._running.append(outcome)
         return outcome
 
-    def programs(self, chunk: Chunk) -> list[Any]:
-        """Return the program of every stage for chunks of this kind."""
+    def programs(self, chunk: Chunk) -> tuple[list[Any], Shapes, Any]:
+        """Return the program of every stage for chunks of this kind.
+
+        If stages are in several processes, with what goes between them, and what comes out.
+        """
         key = (chunk.layout, chunk.batch, chunk.spread)
         if key not in self._programs:
-            replicas = self.placement.replicas if chunk.spread else 1
-            shares = replicas if self.plan.reduction == "mean" else 1
-            traced = with_operations(shares, self.placement.platform)
-            fetch = fetcher(chunk, replicas, in_one_program=False)
-            stages = self.layout.stages
-            if self.mode == "predict":
-                bodies = [make_prediction(self.model, stages, n) for n in range(len(stages))]
-            else:
-                bodies = [
-                    make_body(self.model, stages, n, training=False) for n in range(len(stages))
-                ]
-            self._programs[key] = [
-                self.watcher.program(
-                    f"stage {number} {self.mode}", jax.jit(traced(_with_data(body, fetch)))
-                )
-                for number, body in enumerate(bodies)
-            ]
+            self._programs[key] = self._make_programs(chunk)
         return self._programs[key]
+
+    def _make_programs(self, chunk: Chunk) -> tuple[list[Any], Shapes, Any]:
+        replicas = self.placement.replicas if chunk.spread else 1
+        shares = replicas if self.plan.reduction == "mean" else 1
+        traced = with_operations(shares, self.placement.platform)
+        fetch = fetcher(chunk, replicas, in_one_program=False)
+        bodies = [self._body(number) for number in range(len(self.layout.stages))]
+        programs = [
+            self.watcher.program(
+                f"stage {number} {self.mode}", jax.jit(traced(_with_data(body, fetch)))
+            )
+            for number, body in enumerate(bodies)
+        ]
+        shapes: Shapes = {}
+        outputs: Any = None
+        if self.placement.crosses_processes:
+            seen = bodies if self.mode == "predict" else bodies[:-1]
+            shapes, outputs = shapes_between(self.layout, seen, chunk, replicas, traced)
+        return programs, shapes, outputs
+
+    def _body(self, number: int) -> Body:
+        stages = self.layout.stages
+        if self.mode == "predict":
+            return make_prediction(self.model, stages, number)
+        return make_body(self.model, stages, number, training=False)
 
 
 def _with_data(body: Body, fetch: Fetch) -> Callable[..., Any]:
@@ -138,29 +154,30 @@ class ForwardCall:
     def __init__(self, programs: ForwardPrograms, chunk: Chunk) -> None:
         self.own, self.chunk = programs, chunk
         self.layout = layout = programs.layout
-        # A rest does not divide over replicas: the first one runs all of it.
-        self.replicas = layout.replicas if chunk.spread else layout.replicas[:1]
-        self.programs = programs.programs(chunk)
-        self.mail = Mail(layout)
-        self.losses: dict[tuple[int, int], jax.Array] = {}
-        self.outputs: list[list[Any]] = [[] for _ in self.replicas]
+        # A rest does not divide over replicas: the first one runs all of it. Where replicas are in
+        # several processes, each does.
+        every = chunk.spread or programs.placement.crosses_processes
+        self.replicas = layout.replicas if every else layout.replicas[:1]
+        self.programs, shapes, self.outcome = programs.programs(chunk)
+        self.mail = Mail(layout, shapes)
+        self.unfinished: deque[Any] = deque()
+        """What this process has started, where other processes have a part in it."""
+        last = layout.last_column.devices
+        self.outputs: dict[int, list[Any]] = {r: [] for r in self.replicas if r in last}
         parts = programs.variables.parts
-        self.values: list[dict[int, jax.Array]] = [{} for _ in layout.replicas]
+        self.values: dict[int, dict[int, jax.Array]] = {r: {} for r in layout.replicas}
         for variable in [*parts.trainable, *parts.non_trainable]:
-            self._spread(variable)
+            split = self._column(variable).split(keras_bridge.values([variable])[0])
+            for replica, value in split.items():
+                self.values[replica][id(variable)] = value
         self._diverge()
-        self.no_loss = [
-            jax.device_put(np.float32(0), layout.device(r, layout.mapping[0]))
-            for r in self.replicas
-        ]
+        self.no_loss = {
+            r: jax.device_put(np.float32(0), device)
+            for r, device in layout.columns[layout.mapping[0]].devices.items()
+        }
 
     def _column(self, variable: keras.Variable) -> Column:
         return self.layout.columns[self.layout.home(variable)]
-
-    def _spread(self, variable: keras.Variable) -> None:
-        split = self._column(variable).split(keras_bridge.values([variable])[0])
-        for values, value in zip(self.values, split, strict=True):
-            values[id(variable)] = value
 
     def _diverge(self) -> None:
         """Give each replica its own random stream, and metrics that start from nothing."""
@@ -168,19 +185,11 @@ class ForwardCall:
         for variable, is_seed in zip(
             own.variables.parts.non_trainable, own.roles.seeds, strict=True
         ):
-            for replica in self.replicas if is_seed else ():
+            for replica in self._column(variable).devices if is_seed else ():
                 value = self.values[replica][id(variable)]
                 self.values[replica][id(variable)] = value + self.layout.seed_offset(replica, value)
-        last = self.layout.last_column
-        metrics = [last.split(x) for x in keras_bridge.values(own.variables.parts.metrics)]
-        self.metrics: list[Arrays] = [[m[replica] for m in metrics] for replica in self.replicas]
-        for replica in self.layout.beginning_anew(self.chunk):
-            self.metrics[replica] = [
-                jnp.zeros_like(value) if aggregation == "sum" else value
-                for value, aggregation in zip(
-                    self.metrics[replica], own.roles.aggregations, strict=True
-                )
-            ]
+        metrics = keras_bridge.values(own.variables.parts.metrics)
+        self.metrics = metrics_of_replicas(metrics, self.layout, self.chunk, own.roles)
 
     def run(self) -> None:
         """Start all micro-batches, and wait only where too many are on their way.
@@ -194,12 +203,31 @@ class ForwardCall:
         order = sorted(schedule, key=lambda a: (a.micro_batch + a.stage, -a.stage))
         ended: deque[Any] = deque()
         for action in order:
-            for replica in self.replicas:
-                done = self._forward(action, replica)
+            done = [self._do(action, replica) for replica in self.replicas]
             if action.stage == layout.last:
-                ended.append(done)
+                ended.append(
+                    [self._heard(loss, r) for r, loss in zip(self.replicas, done, strict=True)]
+                )
                 if len(ended) > IN_FLIGHT * stages:
                     jax.block_until_ready(ended.popleft())
+        # Before processes agree on anything: to wait for others takes the thread that computes.
+        jax.block_until_ready(list(self.unfinished))
+
+    def _do(self, action: Action, replica: int) -> Any:
+        """Carry out an action, or expect what it sends if it is another process's."""
+        if self.layout.runs(action.stage, replica):
+            return self._forward(action, replica)
+        self.mail.expect(action, replica)
+        return None
+
+    def _heard(self, loss: jax.Array | None, replica: int) -> Any:
+        """Let all processes of a replica know that it is through with a micro-batch."""
+        source = self.layout.device(replica, self.layout.mapping[self.layout.last])
+        # In its own process it is known already.
+        row = reversed(self.layout.placement.rows[replica])
+        targets = {device.process_index: device for device in row} | {source.process_index: source}
+        values = None if loss is None else [loss]
+        return [move(values, [LOSS], source, targets[process]) for process in sorted(targets)]
 
     def _forward(self, action: Action, replica: int) -> Any:
         layout, number, micro_batch = self.layout, action.stage, action.micro_batch
@@ -207,24 +235,23 @@ class ForwardCall:
         last = number == layout.last
         values = self.values[replica]
         received = self.mail.receive(number, micro_batch, replica)
-        loss = self.losses.pop((replica, micro_batch), None)
-        where = self._position(place, micro_batch, replica) if layout.reads[number] else ()
+        loss = self.mail.loss(number, micro_batch, replica)
         rest = Rest(
             [values[id(v)] for v in stage.non_trainable],
-            where,
+            position(self.chunk, place, micro_batch, replica) if layout.reads[number] else (),
             self.metrics[replica] if last else [],
-            jax.device_put(
-                self.no_loss[replica] if loss is None else loss, layout.device(replica, place)
-            ),
+            self.no_loss[replica] if loss is None else loss,
         )
         trainable = [values[id(v)] for v in stage.trainable]
         (outputs, _), (new, metrics, loss) = self.programs[number](trainable, received, rest)
         values |= {id(v): x for v, x in zip(stage.non_trainable, new, strict=True)}
+        if layout.placement.crosses_processes:
+            self.unfinished.append((outputs, metrics))
+            if len(self.unfinished) > IN_FLIGHT * len(layout.stages):
+                jax.block_until_ready(self.unfinished.popleft())
         if not last:
-            self.losses[replica, micro_batch] = loss
-            self.mail.send(number, micro_batch, replica, outputs)
-            return loss
-        if self.own.mode == "predict":
+            self.mail.send(number, micro_batch, replica, outputs, loss)
+        elif self.own.mode == "predict":
             for leaf in jax.tree.leaves(outputs):
                 leaf.copy_to_host_async()
             self.outputs[replica].append(outputs)
@@ -232,18 +259,34 @@ class ForwardCall:
             self.metrics[replica] = metrics
         return loss
 
-    def _position(self, place: int, micro_batch: int, replica: int) -> tuple:
-        return position(self.layout, self.chunk, place, micro_batch, replica)
-
     def joined_outputs(self) -> Any:
         """Return the outputs of all samples in their order, as host arrays."""
+        replicas = list(self.outputs.values())
+        if not self.chunk.spread:
+            replicas = replicas[:1]
         steps = [
             jax.tree.map(lambda *leaves: np.concatenate([np.asarray(x) for x in leaves]), *parts)
-            for parts in zip(*self.outputs, strict=True)
+            for parts in zip(*replicas, strict=True)
         ]
-        if self.chunk.spread and self.own.placement.spans_processes:
-            steps = [jax.tree.map(processes.joined, step) for step in steps]
+        placement = self.own.placement
+        if placement.crosses_processes or (self.chunk.spread and placement.spans_processes):
+            return jax.tree.map(self._of_all_processes, self._stacked(steps))
         return jax.tree.map(lambda *leaves: np.concatenate(leaves), *steps)
+
+    def _stacked(self, steps: list[Any]) -> Any:
+        """Put the outputs of all steps into one array each; zeros where there are none."""
+        if steps:
+            return jax.tree.map(lambda *leaves: np.stack(leaves), *steps)
+        count = self.chunk.micro_batches
+        return jax.tree.map(lambda x: np.zeros((count, *x.shape), x.dtype), self.outcome)
+
+    def _of_all_processes(self, steps: np.ndarray) -> np.ndarray:
+        """Return the rows of all replicas, step by step."""
+        last = self.layout.mapping[self.layout.last]
+        rows = self.own.placement.rows if self.chunk.spread else self.own.placement.rows[:1]
+        sources = list(dict.fromkeys(row[last].process_index for row in rows))
+        found = np.concatenate(list(processes.gathered(steps)[sources]), axis=1)
+        return found.reshape(-1, *found.shape[2:])
 
     def finish(self) -> Arrays:
         """Write what changed back to the variables, and return the metrics' values."""
@@ -251,16 +294,21 @@ class ForwardCall:
         for variable, is_seed in zip(
             own.variables.parts.non_trainable, own.roles.seeds, strict=True
         ):
-            values = [self.values[replica][id(variable)] for replica in self.replicas]
             column = self._column(variable)
+            here = [replica for replica in self.replicas if replica in column.devices]
+            if not here:
+                continue
+            values = [self.values[replica][id(variable)] for replica in here]
             if not is_seed and jnp.issubdtype(values[0].dtype, jnp.floating):
-                value = sum(jax.device_put(v, column.devices[0]) for v in values) / len(values)
+                value = sum(jax.device_put(v, column.first_device) for v in values) / len(values)
             elif is_seed:
-                value = values[0] - layout.seed_offset(0, values[0])
+                value = values[0] - layout.seed_offset(here[0], values[0])
             else:
                 value = values[0]
             keras_bridge.assign([variable], [column.put(value)])
-        totals = total_metrics(self.metrics, own.roles, layout, spread=self.chunk.spread)
-        last = layout.last_column
-        keras_bridge.assign(own.variables.parts.metrics, [last.put(total) for total in totals])
+        totals = total_metrics(
+            self.metrics, own.variables.parts.metrics, own.roles, layout, self.chunk
+        )
+        common = layout.common
+        keras_bridge.assign(own.variables.parts.metrics, [common.put(total) for total in totals])
         return totals

@@ -9,49 +9,76 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-from convoy import keras_bridge
+from convoy import processes
 from convoy.engine.feed import Chunk
-from convoy.engine.program import agreed
 from convoy.engine.put import to_own
 from convoy.engine.replicate import SEED_STRIDE
 from convoy.engine.state import Variables
 from convoy.pipeline.body import reads_data, received_by
-from convoy.pipeline.placement import PipelinePlacement
+from convoy.pipeline.placement import PipelinePlacement, is_here
 from convoy.pipeline.split import calls_of
 from convoy.pipeline.stage import stages_of
+from convoy.pipeline.transfer import exchange
 
 
 class Column:
-    """One place in the pipeline, in all replicas; lists are of those of this process."""
+    """One place in the pipeline, in all replicas.
+
+    What is said of each replica is by its number, and only of those whose device at this place is
+    in this process.
+    """
 
     def __init__(self, placement: PipelinePlacement, place: int) -> None:
-        self.devices = [row[place] for row in placement.own_rows]
+        here = {r: row[place] for r, row in enumerate(placement.rows) if is_here(row[place])}
+        self.devices: dict[int, jax.Device] = here
         self.mesh = placement.column(place) if placement.replicas > 1 else None
-        self._spans_processes = placement.spans_processes
+        self.sharding: jax.sharding.Sharding
+        if self.mesh is None:
+            self.sharding = jax.sharding.SingleDeviceSharding(placement.rows[0][place])
+        else:
+            self.sharding = jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process has a device at this place."""
+        return bool(self.devices)
+
+    @property
+    def first_device(self) -> jax.Device:
+        return next(iter(self.devices.values()))
 
     def put(self, value: Any) -> jax.Array:
         """Move a value to every replica."""
-        if self.mesh is None:
-            return jax.device_put(value, self.devices[0])
-        if self._spans_processes:
-            own = to_own(value)
-            return self.join([jax.device_put(own, device) for device in self.devices])
-        everywhere = jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
-        return jax.device_put(value, everywhere)
+        if self.sharding.is_fully_addressable:
+            return jax.device_put(value, self.sharding)
+        own = to_own(value)
+        return self.join({r: jax.device_put(own, device) for r, device in self.devices.items()})
 
-    def join(self, values: list[jax.Array]) -> jax.Array:
+    def join(self, values: dict[int, jax.Array]) -> jax.Array:
         """Make one array of those of the replicas, for a program over all of them."""
+        arrays = list(values.values())
         if self.mesh is None:
-            return values[0]
-        everywhere = jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
-        return jax.make_array_from_single_device_arrays(values[0].shape, everywhere, values)
+            return arrays[0]
+        return jax.make_array_from_single_device_arrays(arrays[0].shape, self.sharding, arrays)
 
-    def split(self, value: jax.Array) -> list[jax.Array]:
+    def split(self, value: jax.Array) -> dict[int, jax.Array]:
         """Return each replica's own array."""
         if self.mesh is None:
-            return [value]
+            return dict.fromkeys(self.devices, value)
         by_device = {shard.device: shard.data for shard in value.addressable_shards}
-        return [by_device[device] for device in self.devices]
+        return {replica: by_device[device] for replica, device in self.devices.items()}
+
+    def holds(self, value: Any) -> bool:
+        """Return whether a value is at this place already, which another process may have."""
+        return isinstance(value, jax.Array) and value.sharding.is_equivalent_to(
+            self.sharding, value.ndim
+        )
+
+    def absent(self, like: Any) -> jax.Array:
+        """Return what stands for an array that only other processes have."""
+        return jax.make_array_from_single_device_arrays(
+            like.shape, self.sharding, [], dtype=like.dtype
+        )
 
 
 class Layout:
@@ -72,10 +99,8 @@ class Layout:
         placement: PipelinePlacement,
     ) -> None:
         self.mapping, self.placement = mapping, placement
-        self.replicas = range(len(placement.own_rows))
-        """Those of this process."""
-        self.first_replica = placement.first_own
-        """The number of the first of them, among all."""
+        self.replicas = placement.own
+        """Those that this process has a part of."""
         self.stages = stages_of(model, calls_of(model), assignment)
         self.last = len(self.stages) - 1
         self.received = [received_by(s, s.number == self.last, model) for s in self.stages]
@@ -92,6 +117,8 @@ class Layout:
         """What each stage receives that is not in whole numbers."""
         self.reads = [reads_data(s, s.number == self.last, model) for s in self.stages]
         self.columns = [Column(placement, place) for place in range(max(mapping) + 1)]
+        if placement.crosses_processes:
+            exchange()  # which all processes open together
         self.producer = {tensor: s.number for s in self.stages for tensor in s.outputs}
         self._find_last_readers()
         self._find_homes()
@@ -101,24 +128,38 @@ class Layout:
         """The place at which losses and metrics are computed."""
         return self.columns[self.mapping[self.last]]
 
+    @property
+    def common(self) -> Column:
+        """A place in this process, for what every process knows: there metrics are, if it can."""
+        places = [self.last_column, *self.columns]
+        return next(column for column in places if column.is_here)
+
+    def runs(self, stage: int, replica: int) -> bool:
+        """Return whether this process runs a stage of a replica."""
+        return is_here(self.device(replica, self.mapping[stage]))
+
     def seed_offset(self, replica: int, seed: jax.Array) -> np.ndarray:
         """Return what a replica's random stream is away from that of the first of all."""
-        offset = SEED_STRIDE * (self.first_replica + replica) & 0xFFFFFFFF
+        offset = SEED_STRIDE * replica & 0xFFFFFFFF
         return np.uint32(offset).astype(seed.dtype)
 
-    def beginning_anew(self, chunk: Chunk) -> Sequence[int]:
-        """Return the replicas whose metrics are added to those of the first one of all."""
-        return self.replicas[0 if self.first_replica else 1 :] if chunk.spread else ()
-
     def device(self, replica: int, place: int) -> jax.Device:
-        return self.columns[place].devices[replica]
+        return self.placement.rows[replica][place]
 
     def _find_last_readers(self) -> None:
-        """Find the places that a tensor is sent to, and the last stage at each that reads it."""
+        """Find the places that a tensor is sent to, and the last stage at each that reads it.
+
+        A stage also sends the loss so far to the next one.
+        """
         self.last_reader: dict[int, dict[int, int]] = {tensor: {} for tensor in self.producer}
         for stage in self.stages:
             for tensor in self.received[stage.number]:
                 self.last_reader[tensor][self.mapping[stage.number]] = stage.number
+        self.targets = [
+            sorted({*following, *(k for t in stage.outputs for k in self.last_reader[t])})
+            for stage in self.stages
+            for following in [self.mapping[stage.number + 1 : stage.number + 2]]
+        ]
 
     def _find_homes(self) -> None:
         """Find the place of every variable.
@@ -148,54 +189,59 @@ class Layout:
             found[self.home(variable)].append(variable)
         return found
 
-    def place(self, variables: Variables, slots: dict[int, int]) -> None:
+    def place(self, variables: Variables, slots: dict[int, list[int]]) -> None:
         """Move the variables to where their stages run.
 
         Args:
             variables: all that the programs use.
-            slots: the places of the optimizer's own.
+            slots: the places that have a part in each of the optimizer's own.
         """
-        parts, state = variables.parts, variables.read()
+        parts = variables.parts
+        homes = [
+            self.columns
+            if part is parts.metrics or part is parts.numerics
+            else self._homes(v, slots)
+            for part in parts
+            for v in part
+        ]
+        values, structure = jax.tree.flatten(variables.read())
         if self.placement.spans_processes:
-            state = agreed(state)
-        for part, values in zip(parts, state, strict=True):
-            if part is parts.metrics or part is parts.numerics:
-                homes = [self.last_column] * len(part)
-            else:
-                homes = [self.columns[slots.get(id(v), self.home(v))] for v in part]
-            keras_bridge.assign(part, [h.put(x) for h, x in zip(homes, values, strict=True)])
+            values = _agreed(values, homes)
+        placed = [
+            home.put(value) if home.is_here else home.absent(value)
+            for home, value in zip(map(self._nearest, homes), values, strict=True)
+        ]
+        variables.write(jax.tree.unflatten(structure, placed))
+
+    def _homes(self, variable: keras.Variable, slots: dict[int, list[int]]) -> list[Column]:
+        return [self.columns[k] for k in slots.get(id(variable), [self.home(variable)])]
+
+    def _nearest(self, homes: list[Column]) -> Column:
+        """Return the one of some places that is in this process, else the first."""
+        if self.common in homes:
+            return self.common
+        return next((column for column in homes if column.is_here), homes[0])
 
 
-class Mail:
-    """What stages send to later ones, until the last reader at a place has taken it."""
+def _agreed(values: list[Any], homes: list[list[Column]]) -> list[Any]:
+    """Take the first process's values of all that is not at home in every process.
 
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
-        self._sent: dict[tuple[int, int, int, int], jax.Array] = {}
-
-    def send(self, stage: int, micro_batch: int, replica: int, outputs: Sequence[Any]) -> None:
-        layout = self._layout
-        for tensor, value in zip(layout.stages[stage].outputs, outputs, strict=True):
-            for place in layout.last_reader[tensor]:
-                moved = jax.device_put(value, layout.device(replica, place))
-                self._sent[replica, micro_batch, tensor, place] = moved
-
-    def receive(self, stage: int, micro_batch: int, replica: int) -> tuple[jax.Array, ...]:
-        layout = self._layout
-        place = layout.mapping[stage]
-        found = []
-        for tensor in layout.received[stage]:
-            key = (replica, micro_batch, tensor, place)
-            is_last = layout.last_reader[tensor][place] == stage
-            found.append(self._sent.pop(key) if is_last else self._sent[key])
-        return tuple(found)
+    What has several homes is always agreed upon: it looks the same wherever it comes from.
+    """
+    away = [len(h) > 1 or not h[0].holds(v) for v, h in zip(values, homes, strict=True)]
+    strays = [place for place, stray in enumerate(processes.any_of(away)) if stray]
+    shared = processes.arrays_from_first([np.asarray(values[place]) for place in strays])
+    agreed = list(values)
+    for place, value in zip(strays, shared, strict=True):
+        agreed[place] = value
+    return agreed
 
 
-def position(layout: Layout, chunk: Chunk, place: int, index: int, replica: int) -> tuple:
+def position(chunk: Chunk, place: int, index: int, replica: int) -> tuple:
     """Return where a micro-batch is at a place, for the function that `fetcher` makes."""
-    number = np.int32(layout.first_replica + replica)
+    number = np.int32(replica)
     if chunk.layout == "block":
-        return chunk.source[replica][place], np.int32(index), number
+        return chunk.source.copies[replica][place], np.int32(index), number
     arrays, order, offset = chunk.source
-    source = (arrays[replica][place], order and order[replica][place], offset)
+    source = (arrays.copies[replica][place], order and order.copies[replica][place], offset)
     return source, np.int32(index), number

@@ -111,11 +111,18 @@ def pipeline_placement(model: keras.Model, pipelining: Pipelining, plan: Plan) -
             f"so none for the stage that begins with layer {_first_layer(model, homeless)!r}. "
             f"Pass devices={width} or more, fewer stages, or a device_mapping that shares devices."
         )
-    placed = PipelinePlacement(devices, width, ())
-    if any(device.process_index != row[0].process_index for row in placed.rows for device in row):
+    own = sum(device.process_index == processes.index() for device in devices)
+    if processes.count() > 1 and (own % width and width % own):
         raise ValueError(
-            f"{model.name!r} is in stages on {width} devices, but they are not all of one process. "
-            f"Launch with --devices-per-replica {width}, or a multiple of it."
+            f"{model.name!r} is in stages on {width} devices, which do not divide over processes "
+            f"of {own} devices each: one would have parts of two replicas. Launch with "
+            f"--devices-per-replica {width}."
+        )
+    if width * (len(devices) // width) < len(devices) and processes.count() > 1:
+        raise ValueError(
+            f"{len(devices)} devices in {processes.count()} processes do not make whole replicas "
+            f"of {width} devices, as {model.name!r} needs. Launch with --devices-per-replica "
+            f"{width}."
         )
     calls = calls_of(model)
     stages = stages_of(model, calls, stages_of_model(model) or [0] * len(calls))

@@ -6,6 +6,7 @@ started before; the devices run after it at their own pace.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from functools import partial
@@ -25,13 +26,17 @@ from convoy.engine.state import Variables
 from convoy.engine.watch import NOBODY, Watcher
 from convoy.engine.whole_batch import WholeBatch
 from convoy.pipeline.body import Rest, make_body
-from convoy.pipeline.layout import Column, Layout, Mail, position
+from convoy.pipeline.layout import Column, Layout, position
+from convoy.pipeline.mail import Mail
+from convoy.pipeline.metrics import metrics_of_replicas, total_metrics
 from convoy.pipeline.options import Pipelining, stages_of_model
 from convoy.pipeline.placement import PipelinePlacement
 from convoy.pipeline.record import Recorder
-from convoy.pipeline.schedule import Kind, Schedule
+from convoy.pipeline.schedule import Action, Kind, Schedule
+from convoy.pipeline.shapes import Shapes, shapes_between
 from convoy.pipeline.simulate import Timeline, simulate
 from convoy.pipeline.stage_program import Counts, StageProgram
+from convoy.pipeline.transfer import move
 from convoy.pipeline.update import DeviceUpdate, advance, check_optimizer
 
 Arrays = list[jax.Array]
@@ -77,7 +82,7 @@ class PipelinePrograms:
         """Whether a recording is made with every action by itself."""
         self.timeline: Timeline | None = None
         """Of the last weight update, if it was recorded."""
-        self._programs: dict[tuple, list[StageProgram]] = {}
+        self._programs: dict[tuple, tuple[list[StageProgram], Shapes]] = {}
         self._results = jax.jit(lambda metrics: keras_bridge.metric_results(model, metrics))
         self._running: list[Any] = []
 
@@ -91,10 +96,10 @@ class PipelinePrograms:
 
     def place(self) -> None:
         """Move the variables to where their stages run."""
-        slots: dict[int, int] = {}
+        slots: dict[int, list[int]] = {}
         for place, update in enumerate(self.updates):
             for variable in update.variables:
-                slots.setdefault(id(variable), place)
+                slots.setdefault(id(variable), []).append(place)
         self.layout.place(self.variables, slots)
 
     def run(self, chunk: Chunk) -> Any:
@@ -109,37 +114,43 @@ class PipelinePrograms:
         return outcome
 
     def recorder(self, schedule: Schedule) -> Recorder | None:
-        if not self.options.record:
+        if not self.options.record or self.placement.crosses_processes:
             return None
         return Recorder(schedule, len(self.layout.replicas), alone=self.alone)
 
-    def stage_programs(self, chunk: Chunk) -> list[StageProgram]:
-        """Return the programs of all stages for chunks of this kind."""
+    def stage_programs(self, chunk: Chunk) -> tuple[list[StageProgram], Shapes]:
+        """Return the programs of all stages for chunks of this kind, and what goes between them."""
         key = (chunk.layout, chunk.batch, chunk.spread)
         if key not in self._programs:
             self._programs[key] = self._make_programs(chunk)
         return self._programs[key]
 
-    def _make_programs(self, chunk: Chunk) -> list[StageProgram]:
+    def _make_programs(self, chunk: Chunk) -> tuple[list[StageProgram], Shapes]:
         plan, layout = self.plan, self.layout
         replicas = self.placement.replicas if chunk.spread else 1
         count = plan.accumulation.count if chunk.spread else 1
         averages = plan.accumulation.reduction == "mean"
         shares = (replicas if plan.reduction == "mean" else 1) * (count if averages else 1)
         share = fetcher(chunk, replicas, in_one_program=False)
-        return [
+        traced = with_operations(shares, self.placement.platform)
+        bodies = [make_body(self.model, layout.stages, n) for n in range(len(layout.stages))]
+        programs = [
             StageProgram(
-                make_body(self.model, layout.stages, number),
+                body,
                 share,
                 1 / count if averages else 1,
                 recompute=self.options.recompute and number != layout.last,
-                traced=with_operations(shares, self.placement.platform),
+                traced=traced,
                 loss_scale=self.numerics.settings.loss_scale,
                 records=self.options.record,
                 program=partial(self._named, number),
             )
-            for number in range(len(layout.stages))
+            for number, body in enumerate(bodies)
         ]
+        shapes: Shapes = {}
+        if self.placement.crosses_processes:
+            shapes, _ = shapes_between(layout, bodies[:-1], chunk, replicas, traced)
+        return programs, shapes
 
     def _named(self, number: int, kind: str, program: Any) -> Any:
         return self.watcher.program(f"stage {number} {kind}", program)
@@ -169,41 +180,40 @@ class Call:
     def __init__(self, programs: PipelinePrograms, chunk: Chunk) -> None:
         self.own, self.chunk = programs, chunk
         self.layout = layout = programs.layout
-        self.stage_programs = programs.stage_programs(chunk)
+        self.stage_programs, self.shapes = programs.stage_programs(chunk)
         self.replicas = layout.replicas
         self.schedule = self._schedule()
         self.order = [event.action for event in simulate(self.schedule).events]
         parts = programs.variables.parts
-        self.values: list[dict[int, jax.Array]] = [{} for _ in self.replicas]
+        self.here = [(k, column) for k, column in enumerate(layout.columns) if column.is_here]
+        """The places in this process."""
+        self.values: dict[int, dict[int, jax.Array]] = {r: {} for r in self.replicas}
         for variable in [*parts.trainable, *parts.non_trainable]:
             self._take(variable, self._column(variable), keras_bridge.values([variable])[0])
         self._diverge()
         dtype = programs.plan.accumulation.dtype
-        self.totals = [
-            {
-                id(v): jax.device_put(
-                    np.zeros(v.shape, jnp.dtype(dtype or v.dtype)),
-                    layout.device(r, layout.home(v)),
-                )
-                for v in parts.trainable
-            }
-            for r in self.replicas
-        ]
-        self.optimizer = [
-            [column.put(value) for value in keras_bridge.values(update.variables)]
-            for column, update in zip(layout.columns, programs.updates, strict=True)
-        ]
-        self.numerics = [
-            layout.last_column.split(v)[0] for v in keras_bridge.values(parts.numerics)
-        ]
-        self.no_loss = [
-            jax.device_put(np.float32(0), layout.device(r, layout.mapping[0]))
-            for r in self.replicas
-        ]
+        self.totals: dict[int, dict[int, jax.Array]] = {r: {} for r in self.replicas}
+        for v in parts.trainable:
+            for r, device in self._column(v).devices.items():
+                zeros = np.zeros(v.shape, jnp.dtype(dtype or v.dtype))
+                self.totals[r][id(v)] = jax.device_put(zeros, device)
+        self.optimizer = {
+            k: [column.put(value) for value in keras_bridge.values(programs.updates[k].variables)]
+            for k, column in self.here
+        }
+        self.numerics = [self._common(v) for v in keras_bridge.values(parts.numerics)]
+        self.no_loss = {
+            r: jax.device_put(np.float32(0), device)
+            for r, device in layout.columns[layout.mapping[0]].devices.items()
+        }
         self._begin_counting()
 
     def _column(self, variable: keras.Variable) -> Column:
         return self.layout.columns[self.layout.home(variable)]
+
+    def _common(self, value: jax.Array) -> jax.Array:
+        """Return one copy of what every process has."""
+        return next(iter(self.layout.common.split(value).values()))
 
     def _schedule(self) -> Schedule:
         """Return the schedule; a rest goes through the pipeline as a micro-batch by itself."""
@@ -218,76 +228,69 @@ class Call:
         for variable, is_seed in zip(
             own.variables.parts.non_trainable, own.roles.seeds, strict=True
         ):
-            for replica in self.replicas if is_seed else ():
+            for replica in self._column(variable).devices if is_seed else ():
                 value = self.values[replica][id(variable)]
                 self.values[replica][id(variable)] = value + self.layout.seed_offset(replica, value)
-        last = self.layout.last_column
         metrics = keras_bridge.values(own.variables.parts.metrics)
-        self.metrics = [list(values) for values in zip(*map(last.split, metrics), strict=True)]
-        self.metrics = self.metrics or [[] for _ in self.replicas]
-        for replica in self.layout.beginning_anew(self.chunk):
-            self.metrics[replica] = [
-                jnp.zeros_like(value) if aggregation == "sum" else value
-                for value, aggregation in zip(
-                    self.metrics[replica], own.roles.aggregations, strict=True
-                )
-            ]
+        self.metrics = metrics_of_replicas(metrics, self.layout, self.chunk, own.roles)
 
     def _begin_counting(self) -> None:
         """Hand the factor of the loss to all devices, and count large gradients from nothing."""
         layout = self.layout
         scales = self.own.numerics.settings.loss_scale is not None
         factor = self.own.numerics.factor(self.numerics)
-        self.factors = [column.put(factor) for column in layout.columns] if scales else []
+        self.factors = {k: column.put(factor) for k, column in self.here} if scales else {}
         self.counts: dict[tuple[int, int], Counts] = {}
-        for replica in self.replicas:
-            for stage in layout.stages:
-                device = layout.device(replica, layout.mapping[stage.number])
+        for stage, place in enumerate(layout.mapping):
+            for replica, device in layout.columns[place].devices.items():
                 zeros = [jax.device_put(np.float32(0), device) for _ in range(2 * scales)]
-                self.counts[replica, stage.number] = tuple(zeros)
+                self.counts[replica, stage] = tuple(zeros)
 
     def run(self) -> None:
         count = self.schedule.micro_batches
         updates = self.chunk.micro_batches // count
-        doing = {
+        for update in range(updates):
+            self.first = update * count
+            self.mail = Mail(self.layout, self.shapes)
+            self.kept: dict[tuple, Any] = {}
+            recorder = self.own.recorder(self.schedule) if update == updates - 1 else None
+            for action in self.order:
+                for number, replica in enumerate(self.replicas):
+                    begin = time.perf_counter() if recorder else 0.0
+                    done = self._do(action, replica)
+                    if recorder:
+                        recorder.started(action, number, begin, done)
+            if recorder:
+                self.own.timeline = recorder.timeline()
+            self._update()
+
+    def _do(self, action: Action, replica: int) -> Any:
+        """Carry out an action, or expect what it sends if it is another process's."""
+        if not self.layout.runs(action.stage, replica):
+            self.mail.expect(action, replica)
+            return None
+        run = {
             Kind.FORWARD: self._forward,
             Kind.BACKWARD: self._backward,
             Kind.BACKWARD_INPUT: self._backward_input,
             Kind.BACKWARD_WEIGHTS: self._backward_weights,
-        }
-        for update in range(updates):
-            self.first = update * count
-            self.mail = Mail(self.layout)
-            self.gradients: dict[tuple, list[jax.Array]] = {}
-            self.kept: dict[tuple, Any] = {}
-            self.losses: dict[tuple, jax.Array] = {}
-            recorder = self.own.recorder(self.schedule) if update == updates - 1 else None
-            for action in self.order:
-                for replica in self.replicas:
-                    begin = time.perf_counter() if recorder else 0.0
-                    done = doing[action.kind](action.stage, action.micro_batch, replica)
-                    if recorder:
-                        recorder.started(action, replica, begin, done)
-            if recorder:
-                self.own.timeline = recorder.timeline()
-            self._update()
+        }[action.kind]
+        return run(action.stage, action.micro_batch, replica)
 
     def _forward(self, number: int, micro_batch: int, replica: int) -> jax.Array:
         layout, stage = self.layout, self.layout.stages[number]
         place, last = layout.mapping[number], number == layout.last
         values = self.values[replica]
         received = self.mail.receive(number, micro_batch, replica)
-        loss = self.losses.pop((replica, micro_batch), None)
-        if loss is None:
-            loss = self.no_loss[replica]
+        loss = self.mail.loss(number, micro_batch, replica)
         where: tuple = ()
         if layout.reads[number]:
-            where = position(layout, self.chunk, place, self.first + micro_batch, replica)
+            where = position(self.chunk, place, self.first + micro_batch, replica)
         rest = Rest(
             [values[id(v)] for v in stage.non_trainable],
             where,
             self.metrics[replica] if last else [],
-            jax.device_put(loss, layout.device(replica, place)),
+            self.no_loss[replica] if loss is None else loss,
         )
         trainable = [values[id(v)] for v in stage.trainable]
         passed = self.stage_programs[number].forward(trainable, received, rest, bool(self.factors))
@@ -295,19 +298,13 @@ class Call:
         self.kept[replica, number, micro_batch] = passed.kept
         if last:
             self.metrics[replica] = passed.metrics
-        else:
-            self.losses[replica, micro_batch] = passed.loss
-            self.mail.send(number, micro_batch, replica, passed.outputs)
+        self.mail.send(number, micro_batch, replica, passed.outputs, passed.loss)
         return passed.loss
 
     def _arguments(self, number: int, micro_batch: int, replica: int) -> tuple:
         layout, stage = self.layout, self.layout.stages[number]
         trainable = [self.values[replica][id(v)] for v in stage.trainable]
-        gradients = (
-            ()
-            if number == layout.last
-            else tuple(self.gradients.pop((replica, micro_batch, i), []) for i in stage.outputs)
-        )
+        gradients = self.mail.gradients(number, micro_batch, replica)
         factor = None
         if self.factors:
             place = layout.mapping[number]
@@ -323,27 +320,20 @@ class Call:
         self.totals[replica] |= {id(v): t for v, t in zip(trainable, totals, strict=True)}
         self.counts[replica, number] = counts
 
-    def _send_back(self, number: int, micro_batch: int, replica: int, received: tuple) -> None:
-        layout = self.layout
-        for tensor, gradient in zip(layout.with_gradient[number], received, strict=True):
-            device = layout.device(replica, layout.mapping[layout.producer[tensor]])
-            sent = jax.device_put(gradient, device)
-            self.gradients.setdefault((replica, micro_batch, tensor), []).append(sent)
-
     def _backward(self, number: int, micro_batch: int, replica: int) -> Any:
         arguments = self._arguments(number, micro_batch, replica)
         received, totals, counts, done = self.stage_programs[number].backward(
             *arguments, *self._counted(number, replica)
         )
         self._keep(number, replica, totals, counts)
-        self._send_back(number, micro_batch, replica, received)
+        self.mail.send_back(number, micro_batch, replica, received)
         return done
 
     def _backward_input(self, number: int, micro_batch: int, replica: int) -> Any:
         arguments = self._arguments(number, micro_batch, replica)
         received, shared, done = self.stage_programs[number].backward_input(*arguments)
         self.kept[replica, number, micro_batch] = arguments, shared
-        self._send_back(number, micro_batch, replica, received)
+        self.mail.send_back(number, micro_batch, replica, received)
         return done
 
     def _backward_weights(self, number: int, micro_batch: int, replica: int) -> Any:
@@ -359,60 +349,100 @@ class Call:
 
         A norm over the whole gradient is exchanged first, and whether all of it is finite.
         """
-        own, columns = self.own, self.layout.columns
-        reduced = []
-        for place, column in enumerate(columns):
-            totals = [column.join([t[id(v)] for t in self.totals]) for v in own.trainable[place]]
-            means = [column.join([x[id(v)] for x in self.values]) for v in own.statistics[place]]
-            factor = self.factors[place] if self.factors else None
-            gradients, means, square, finite = own.updates[place].reduce(totals, means, factor)
+        own = self.own
+        reduced: dict[int, Arrays] = {}
+        squares: dict[int, jax.Array] = {}
+        finites: dict[int, jax.Array] = {}
+        for place, column in self.here:
+            totals = [self._joined(self.totals, v, column) for v in own.trainable[place]]
+            means = [self._joined(self.values, v, column) for v in own.statistics[place]]
+            reduced[place], means, squares[place], finite = own.updates[place].reduce(
+                totals, means, self.factors.get(place)
+            )
             for variable, value in zip(own.statistics[place], means, strict=True):
                 self._take(variable, column, value)
-            reduced.append((gradients, square, finite))
-        key = self.numerics[-1] if self.numerics else None
-        for place, column in enumerate(columns):
-            gradients, square, finite = reduced[place]
-            update = own.updates[place]
-            if update.clip is not None:
-                square = sum(column.put(other) for _, other, _ in reduced)
             if finite is not None:
-                finite = jnp.stack([column.put(other) for _, _, other in reduced]).all()
-            weights = [column.join([x[id(v)] for x in self.values]) for v in own.trainable[place]]
-            weights, self.optimizer[place], zeros = update.apply(
-                gradients,
+                finites[place] = finite
+        if own.model.optimizer.global_clipnorm is not None:
+            norms = self._from_all_places(squares)
+            squares = {place: sum(found[1:], found[0]) for place, found in norms.items()}
+        if self.factors:
+            found_finite = self._from_all_places(finites)
+            finites = {place: jnp.stack(found).all() for place, found in found_finite.items()}
+        key = self.numerics[-1] if self.numerics else None
+        for place, column in self.here:
+            weights = [self._joined(self.values, v, column) for v in own.trainable[place]]
+            weights, self.optimizer[place], zeros = own.updates[place].apply(
+                reduced[place],
                 self.optimizer[place],
                 weights,
-                square,
-                finite,
+                squares[place],
+                finites.get(place),
                 None if key is None else column.put(key),
             )
             for variable, weight, zero in zip(own.trainable[place], weights, zeros, strict=True):
                 self._take(variable, column, weight)
-                for replica, value in enumerate(column.split(zero)):
+                for replica, value in column.split(zero).items():
                     self.totals[replica][id(variable)] = value
         if self.numerics:
-            self._advance([finite for _, _, finite in reduced if finite is not None])
+            self._advance(finites)
 
-    def _advance(self, finites: Arrays) -> None:
-        """Decide the factor of the loss for the next update, where the loss is computed."""
-        device = self.layout.last_column.devices[0]
-        here = [self.layout.columns[place].split(f)[0] for place, f in enumerate(finites)]
-        counts = [tuple(count) for count in self.counts.values() if count]
-        if not self.chunk.spread:
+    def _joined(
+        self, values: dict[int, dict[int, jax.Array]], variable: keras.Variable, column: Column
+    ) -> jax.Array:
+        return column.join({replica: values[replica][id(variable)] for replica in column.devices})
+
+    def _from_all_places(self, numbers: dict[int, jax.Array]) -> dict[int, Arrays]:
+        """Hand every place here the numbers of all places, in their order."""
+        layout = self.layout
+        columns = layout.columns
+        split = {place: columns[place].split(number) for place, number in numbers.items()}
+        like = next(iter(numbers.values()))
+        shapes = [jax.ShapeDtypeStruct(like.shape, like.dtype)]
+        found: dict[int, Arrays] = {place: [] for place, _ in self.here}
+        for source, target in itertools.product(range(len(columns)), repeat=2):
+            arrived = {}
+            for replica in self.replicas:
+                ends = layout.device(replica, source), layout.device(replica, target)
+                values = [split[source][replica]] if replica in split.get(source, {}) else None
+                for value in move(values, shapes, *ends):
+                    arrived[replica] = value
+            if arrived:
+                found[target].append(columns[target].join(arrived))
+        return found
+
+    def _advance(self, finites: dict[int, jax.Array]) -> None:
+        """Decide the factor of the loss for the next update, in every process alike."""
+        counts = [
+            tuple(count)
+            for (replica, _), count in self.counts.items()
             # A rest was the same on every replica.
-            counts = [tuple(c) for (replica, _), c in self.counts.items() if c and not replica]
-        elif self.layout.placement.spans_processes:
-            totals = (processes.total(count) for count in zip(*counts, strict=True))
+            if count and (self.chunk.spread or replica == 0)
+        ]
+        if self.layout.placement.spans_processes and self.factors:
+            self._finish_own()
+            none = np.zeros((1, 2), np.float32)
+            own = np.array([list(map(np.asarray, count)) for count in counts] or none)
+            totals = processes.totals(list(own.sum(axis=0, dtype=np.float32)))
             counts = [tuple(jnp.asarray(total) for total in totals)]
-        moved = jax.device_put((self.numerics, counts, here), device)
+        here = [next(iter(self.layout.columns[k].split(f).values())) for k, f in finites.items()]
+        moved = jax.device_put((self.numerics, counts, here), self.layout.common.first_device)
         values, counts, here = moved
         large, counted = ([count[i] for count in counts] for i in range(2))
         self.numerics = self.own.advance(values, large, counted, here)
         self._begin_counting()
 
     def _take(self, variable: keras.Variable, column: Column, value: jax.Array) -> None:
-        for replica, own in enumerate(column.split(value)):
+        for replica, own in column.split(value).items():
             self.values[replica][id(variable)] = own
+
+    def _finish_own(self) -> None:
+        """Wait for what this process has started, before all agree on something.
+
+        What they agree by takes the thread that computes, and others may need what it would.
+        """
+        if self.layout.placement.crosses_processes:
+            jax.block_until_ready((self.values, self.optimizer))
 
     def finish(self) -> Arrays:
         """Write all values back to the variables, and return those of the metrics."""
@@ -423,41 +453,25 @@ class Call:
             for v, is_seed in zip(parts.non_trainable, own.roles.seeds, strict=True)
             if is_seed
         }
-        for place, column in enumerate(self.layout.columns):
+        for place, column in self.here:
+            first = next(iter(column.devices))
             for variable in [*own.trainable[place], *own.statistics[place]]:
-                values = [x[id(variable)] for x in self.values]
+                value = self.values[first][id(variable)]
                 if id(variable) in seeds:
                     # They go on from the first replica's; the others are some strides away from it.
-                    value = column.put(values[0] - self.layout.seed_offset(0, values[0]))
-                elif jnp.issubdtype(values[0].dtype, jnp.floating):
-                    value = column.join(values)
+                    value = column.put(value - self.layout.seed_offset(first, value))
+                elif jnp.issubdtype(value.dtype, jnp.floating):
+                    value = self._joined(self.values, variable, column)
                 else:
-                    value = column.put(values[0])
+                    value = column.put(value)
                 keras_bridge.assign([variable], [value])
             keras_bridge.assign(own.updates[place].variables, self.optimizer[place])
-        last = self.layout.last_column
-        keras_bridge.assign(parts.numerics, [last.put(value) for value in self.numerics])
-        totals = total_metrics(self.metrics, own.roles, self.layout, spread=self.chunk.spread)
-        keras_bridge.assign(parts.metrics, [last.put(total) for total in totals])
+        self._finish_own()
+        common = self.layout.common
+        keras_bridge.assign(parts.numerics, [common.put(value) for value in self.numerics])
+        totals = total_metrics(self.metrics, parts.metrics, own.roles, self.layout, self.chunk)
+        keras_bridge.assign(parts.metrics, [common.put(total) for total in totals])
         return totals
-
-
-def total_metrics(metrics: list[Arrays], roles: Roles, layout: Layout, *, spread: bool) -> Arrays:
-    """Return the metrics of all replicas from those of each, on the first one's device."""
-    spans_processes = layout.placement.spans_processes
-
-    def total(values: tuple[jax.Array, ...], aggregation: str) -> jax.Array:
-        first = values[0]
-        if not spread:
-            return first  # a rest was the same on every replica
-        (device,) = first.devices()
-        whole = sum((jax.device_put(value, device) for value in values[1:]), first)
-        if spans_processes:
-            whole = jax.device_put(processes.total([whole]), device)
-        return whole if aggregation == "sum" else whole / layout.placement.replicas
-
-    of_each = zip(zip(*metrics, strict=True), roles.aggregations, strict=True)
-    return [total(values, aggregation) for values, aggregation in of_each]
 
 
 def check_model(model: keras.Model, plan: Plan) -> None:

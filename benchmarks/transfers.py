@@ -1,0 +1,109 @@
+"""What it takes to send an array to a device of another process and get it back, in three ways.
+
+    convoy launch --num-instances 2 benchmarks/transfers.py
+
+By JAX's transfer server, as pipelines across processes do; by a permute over a mesh of both; and by
+JAX's own `device_put`. For each size: milliseconds there and back again, and how long Python
+was held up by starting it. Expected in a minute on two cores: the transfer server takes the least
+time, and does not hold up Python.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import numpy as np
+
+PORT = 29500
+SIZES = {"4 KB": 1 << 10, "1 MB": 1 << 18, "16 MB": 1 << 22}
+ROUNDS = 20
+Send = Callable[[jax.Array | None, jax.ShapeDtypeStruct, jax.Device, jax.Device], jax.Array | None]
+
+# Before JAX starts, which importing Convoy does.
+jax.config.update(
+    "jax_cross_host_transfer_socket_address",
+    f"127.0.0.1:{PORT + int(os.environ.get('CONVOY_PROCESS', 0))}",
+)
+jax.config.update("jax_cross_host_transport_addresses", "127.0.0.1:0")
+
+from convoy import processes  # noqa: E402
+from convoy.pipeline import transfer  # noqa: E402
+from convoy.pipeline.placement import is_here  # noqa: E402
+
+
+def by_server(
+    value: jax.Array | None, shape: jax.ShapeDtypeStruct, source: jax.Device, target: jax.Device
+) -> jax.Array | None:
+    moved = transfer.move(None if value is None else [value], [shape], source, target)
+    return moved[0] if moved else None
+
+
+def by_device_put(
+    value: jax.Array | None, shape: jax.ShapeDtypeStruct, source: jax.Device, target: jax.Device
+) -> jax.Array | None:
+    if value is None:
+        at = jax.sharding.SingleDeviceSharding(source)
+        value = jax.make_array_from_single_device_arrays(shape.shape, at, [], dtype=shape.dtype)
+    moved = jax.device_put(value, target)
+    return moved if is_here(target) else None
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def _permuted(value: jax.Array, mesh: jax.sharding.Mesh, way: tuple[int, int]) -> jax.Array:
+    divided = jax.sharding.PartitionSpec("ends")
+    return jax.shard_map(
+        lambda x: jax.lax.ppermute(x, "ends", [way]), mesh=mesh, in_specs=divided, out_specs=divided
+    )(value)
+
+
+def by_permute(
+    value: jax.Array | None, shape: jax.ShapeDtypeStruct, source: jax.Device, target: jax.Device
+) -> jax.Array | None:
+    devices = jax.devices()
+    mesh = jax.sharding.Mesh(np.array(devices), ("ends",))
+    own = jax.local_devices()[0]
+    given = jax.device_put(np.zeros(shape.shape, shape.dtype), own) if value is None else value
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("ends"))
+    both = jax.make_array_from_single_device_arrays(
+        (2 * shape.shape[0], *shape.shape[1:]), sharding, [given]
+    )
+    moved = _permuted(both, mesh, (devices.index(source), devices.index(target)))
+    return moved.addressable_data(0) if is_here(target) else None
+
+
+def measure(send: Send, elements: int) -> tuple[float, float]:
+    """Return the median time there and back again, and that of starting it, in milliseconds."""
+    first, second = jax.devices()
+    shape = jax.ShapeDtypeStruct((elements,), np.dtype("float32"))
+    own = jax.device_put(np.ones(elements, np.float32), jax.local_devices()[0])
+    taken, held = [], []
+    for _ in range(ROUNDS + 2):
+        processes.wait_for_all("a round")
+        begin = time.perf_counter()
+        there = send(own if processes.is_first() else None, shape, first, second)
+        back = send(there, shape, second, first)
+        started = time.perf_counter()
+        jax.block_until_ready(back)
+        taken.append(time.perf_counter() - begin)
+        held.append(started - begin)
+    return 1e3 * statistics.median(taken[2:]), 1e3 * statistics.median(held[2:])
+
+
+def main() -> None:
+    """Print a line for each way."""
+    transfer.exchange()
+    ways = {"transfer server": by_server, "permute": by_permute, "device_put": by_device_put}
+    for name, send in ways.items():
+        found = [measure(send, elements) for elements in SIZES.values()]
+        if processes.is_first():
+            cells = [f"{whole:.2f} ({held:.2f})" for whole, held in found]
+            print(f"| {name} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

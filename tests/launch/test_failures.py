@@ -1,0 +1,82 @@
+"""What is promised when a process is killed or hangs: at any time, all end, and can go on."""
+
+import signal
+
+import pytest
+
+from .test_command import SCRIPT, launch, outcomes
+from .test_group import is_alive
+
+pytestmark = pytest.mark.slow
+
+TWO = ["--num-instances", 2]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What a run that nobody disturbs ends with."""
+    folder = tmp_path_factory.mktemp("whole")
+    ended = launch(*TWO, SCRIPT, folder, "--checkpoints", folder / "checkpoints")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return outcomes(folder, 2)
+
+
+def process_ids(folder):
+    return [int(file.read_text()) for file in folder.glob("pid-*")]
+
+
+def starter(folder):
+    """Write a script that dies before it has joined the others, the first time; then works."""
+    script = folder / "start.py"
+    script.write_text(
+        "import os, pathlib, runpy, signal, sys\n"
+        f"folder = pathlib.Path({str(folder)!r})\n"
+        "mark = folder / 'died'\n"
+        "if os.environ['CONVOY_PROCESS'] == '1' and not mark.exists():\n"
+        "    mark.touch()\n"
+        "    print('about to join', flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"sys.argv[0] = {str(SCRIPT)!r}\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    return script
+
+
+def test_killed_while_it_starts_the_others_do_not_wait_for_it(tmp_path):
+    ended = launch(*TWO, starter(tmp_path), tmp_path)
+    assert ended.returncode == 128 + signal.SIGKILL
+    assert "process 1 on localhost" in ended.stderr
+    assert "was ended by SIGKILL" in ended.stderr
+    assert "[1] about to join" in ended.stderr
+    assert not list(tmp_path.glob("*.json"))
+    assert not any(map(is_alive, process_ids(tmp_path)))
+
+
+def test_killed_while_it_starts_all_start_again(tmp_path, whole):
+    words = [tmp_path, "--checkpoints", tmp_path / "checkpoints"]
+    ended = launch(*TWO, "--max-restarts", 1, starter(tmp_path), *words)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert outcomes(tmp_path, 2) == whole
+
+
+def test_killed_while_it_writes_a_checkpoint_the_one_before_counts(tmp_path, whole):
+    words = [SCRIPT, tmp_path, "--checkpoints", tmp_path / "checkpoints", "--die-in-save"]
+    ended = launch(*TWO, *words)
+    assert ended.returncode == 128 + signal.SIGKILL, ended.stdout + ended.stderr
+    assert "process 0 on localhost" in ended.stderr
+    assert not any(map(is_alive, process_ids(tmp_path)))
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir() if path.is_dir())
+    assert len(names) == 2, names
+    ended = launch(*TWO, *words)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert outcomes(tmp_path, 2) == whole
+
+
+def test_one_that_hangs_ends_all_and_a_restart_ends_with_the_same_bits(tmp_path, whole):
+    words = [SCRIPT, tmp_path, "--checkpoints", tmp_path / "checkpoints", "--die", "1:3:SIGSTOP"]
+    ended = launch(*TWO, "--max-restarts", 1, "--heartbeat-timeout", 5, *words)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "process 1 on localhost" in ended.stderr
+    assert "was not heard of any more" in ended.stderr
+    assert outcomes(tmp_path, 2) == whole
+    assert not any(map(is_alive, process_ids(tmp_path)))
