@@ -4,8 +4,8 @@
 
 By JAX's transfer server, as pipelines across processes do; by a permute over a mesh of both; and by
 JAX's own `device_put`. For each size: milliseconds there and back again, and how long Python
-was held up by starting it. Expected in a minute on two cores: the transfer server takes the least
-time, and does not hold up Python.
+was held up by starting it. Expected in a minute on two cores: a permute holds up Python for nearly
+all of its time, the others for less than a millisecond.
 """
 
 from __future__ import annotations

@@ -168,12 +168,12 @@ def ssh(tmp_path):
         f"AuthorizedKeysFile {folder}/authorized\nStrictModes no\nUsePAM no\n"
         "PasswordAuthentication no\nPermitRootLogin prohibit-password\n"
     )
-    running = subprocess.Popen(
-        [*around(folder), server, "-D", "-e", "-f", str(folder / "config")],
-        env=os.environ | {"LD_LIBRARY_PATH": ":".join(map(str, libraries(tmp_path)))},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    with (folder / "said").open("w") as said:
+        running = subprocess.Popen(
+            [*around(folder), server, "-D", "-e", "-f", str(folder / "config")],
+            env=os.environ | {"LD_LIBRARY_PATH": ":".join(map(str, libraries(tmp_path)))},
+            stderr=said,
+        )
     try:
         words = f"-F none -p {port} -i {folder}/user -o UserKnownHostsFile=/dev/null"
         quiet = "-o StrictHostKeyChecking=no -o LogLevel=ERROR"
@@ -187,7 +187,8 @@ def ssh(tmp_path):
             )
         )
         if running.poll() is not None:
-            pytest.skip(f"ssh: sshd does not run here: {running.stderr.read().strip()}")
+            why = (folder / "said").read_text().strip()
+            pytest.skip(f"ssh: sshd does not run here: {why}")
         yield tmp_path / "tools"
     finally:
         running.terminate()

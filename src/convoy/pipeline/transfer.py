@@ -3,7 +3,7 @@
 Between processes the sender offers arrays and the receiver fetches them, by JAX's transfer server:
 neither waits for the other, and Python waits for none of it. A permute over a mesh of both devices
 holds up Python at both ends until it is over; JAX's own `device_put` to another process needs a
-port that is fixed before JAX starts, and is slower. `benchmarks/transfers.py` measures all three.
+port that is fixed before JAX starts. `benchmarks/transfers.py` measures all three.
 """
 
 from __future__ import annotations
