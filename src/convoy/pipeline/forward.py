@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 from convoy import keras_bridge, processes
+from convoy.cpu.dispatch import some_work
 from convoy.engine.check import check_losses
 from convoy.engine.feed import Chunk, fetcher
 from convoy.engine.plan import Plan
@@ -143,7 +144,8 @@ class ForwardPrograms:
 
 def _with_data(body: Body, fetch: Fetch) -> Callable[..., Any]:
     def compute(trainable: Arrays, received: tuple, rest: Rest) -> Any:
-        return body.compute(trainable, received, fetched(rest, fetch))
+        results, carried = body.compute(trainable, received, fetched(rest, fetch))
+        return results, carried, some_work((trainable, received, rest))
 
     return compute
 
@@ -243,10 +245,10 @@ class ForwardCall:
             self.no_loss[replica] if loss is None else loss,
         )
         trainable = [values[id(v)] for v in stage.trainable]
-        (outputs, _), (new, metrics, loss) = self.programs[number](trainable, received, rest)
+        (outputs, _), (new, metrics, loss), work = self.programs[number](trainable, received, rest)
         values |= {id(v): x for v, x in zip(stage.non_trainable, new, strict=True)}
         if layout.placement.crosses_processes:
-            self.unfinished.append((outputs, metrics))
+            self.unfinished.append(work)
             if len(self.unfinished) > IN_FLIGHT * len(layout.stages):
                 jax.block_until_ready(self.unfinished.popleft())
         if not last:
