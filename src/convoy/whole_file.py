@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 
 @contextlib.contextmanager
-def written_whole(path: Path, *, by_several: bool = False) -> Iterator[Path]:
-    """Give a place to write a file to, which takes its name at the end, and is gone if that fails.
+def written_whole(path: Path) -> Iterator[Path]:
+    """Give a place to write a file to, which is moved to its own at the end, if nothing fails.
 
-    Args:
-        path: of the file; it has its old content until then.
-        by_several: whether other processes may write the same file at this time.
+    The file has its old content until then. Others may write it at the same time; it is the last
+    one's.
 
     Example:
         >>> with written_whole(path) as unfinished:
         ...     unfinished.write_text(text)
     """
-    # The ending stays, for those who go by it.
-    writer = f"-{os.getpid()}" if by_several else ""
-    unfinished = path.with_name(f".unfinished{writer}-{path.name}")
-    try:
+    # In a folder, so that it has its name, and nobody who looks for names beside it finds it.
+    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=path.parent) as folder:
+        unfinished = Path(folder) / path.name
         yield unfinished
         unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)

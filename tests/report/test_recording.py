@@ -225,11 +225,14 @@ model.fit(x, y, batch_size=8, epochs=10_000_000, verbose=0)
 def test_a_run_that_is_killed_leaves_a_report(tmp_path):
     root = str(Path(__file__).parents[2])
     command = [sys.executable, "-c", VICTIM.format(root=root), str(tmp_path)]
-    with subprocess.Popen(command) as process:
-        while process.poll() is None:
-            # What can be read while it is being written can be read when it is killed.
-            if (tmp_path / "run.json").is_file() and read(tmp_path).parts["calls"]:
-                process.kill()
+    process = subprocess.Popen(command)
+    try:
+        # What can be read while it is being written can be read when it is killed.
+        while not (tmp_path / "run.json").is_file() or not read(tmp_path).parts["calls"]:
+            assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
     report = read(tmp_path)
     assert report.run["state"] == "running"
     assert report.run["totals"]["devices"]["train"]["steps"] > 0

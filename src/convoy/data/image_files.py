@@ -174,7 +174,7 @@ class Shards:
             return
         with (
             contextlib.suppress(OSError),
-            written_whole(path, by_several=True) as unfinished,
+            written_whole(path) as unfinished,
             unfinished.open("xb") as file,
         ):
             np.savez(file, files=_stamps(self.files), places=self.places)

@@ -169,7 +169,7 @@ def _read_compressed(path: Path) -> Iterator[bytes]:
 def write_file(path: Path, data: Iterable[bytes], *, compressed: bool = False) -> None:
     """Write a file of records; it is there whole or not at all."""
     with (
-        written_whole(path, by_several=True) as unfinished,
+        written_whole(path) as unfinished,
         gzip.open(unfinished, "wb", 6) if compressed else unfinished.open("wb") as file,
     ):
         for record in data:
