@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import keras
@@ -28,7 +29,24 @@ from convoy.engine.watch import NOBODY, Watcher
 OUTPUT_SHARE = 4
 
 Begin = Callable[[int], None]
+Told = Callable[[int, Any], None]
 End = Callable[[int, list[Any]], None]
+
+
+class Around(NamedTuple):
+    """What happens to the chunks of an epoch.
+
+    Attributes:
+        programs: what runs a chunk of data.
+        begin: called with the number of the first step of some.
+        end: called with the number of the last one and the outcome of every device call.
+        most: steps that one device call can run, if that is fewer than callbacks want.
+    """
+
+    programs: Programs
+    begin: Begin
+    end: End
+    most: int | None
 
 
 class Runner:
@@ -123,18 +141,17 @@ class Runner:
             resumed = feed.seek(resumption.place)
             progress.step = resumed
 
-        tell = callbacks.on_train_batch_begin, callbacks.on_train_batch_end
-
         def end(step: int, outcomes: list[dict[str, Any]]) -> None:
             progress.total += step + 1 - progress.step
             progress.step, progress.logs = step + 1, outcomes[-1]
             recorder.record(progress)
 
-        programs = self._programs.get("train")
         if resumed and self.model.stop_training:
             return dict(progress.logs)
-        stopped = lambda: self.model.stop_training  # noqa: E731 - one of several arguments
-        steps = self._walk("train", feed, pace, programs, tell, end, stopped, resumed)
+        tell = callbacks.on_train_batch_begin, callbacks.on_train_batch_end
+        with self._telling("train", *tell, end) as around:
+            watched = self.watcher.feed(feed)
+            steps = walk(watched, pace, around, lambda: self.model.stop_training, resumed)
         if not steps and progress.epoch == 0:
             raise ValueError("The input yielded no batch to train on. Pass at least one.")
         if not steps:
@@ -189,10 +206,9 @@ class Runner:
             logs = outcomes[-1]
 
         feed.begin_epoch()
-        programs = self._programs.get("evaluate")
         tell = callbacks.on_test_batch_begin, callbacks.on_test_batch_end
-        stopped = lambda: model.stop_evaluating or leave()  # noqa: E731 - one of several arguments
-        self._walk("evaluate", feed, pace, programs, tell, end, stopped)
+        with self._telling("evaluate", *tell, end) as around:
+            walk(self.watcher.feed(feed), pace, around, lambda: model.stop_evaluating or leave())
         values = keras_bridge.python_logs(logs)
         callbacks.on_test_end(values)
         return values
@@ -204,7 +220,6 @@ class Runner:
         model = self.model
         model.stop_predicting = False
         callbacks.on_predict_begin()
-        programs = self._programs.get("predict")
         parts: list[Any] = []
         feed.begin_epoch()
         example = feed.example()
@@ -212,61 +227,45 @@ class Runner:
             raise ValueError("The input yielded no batch to predict. Pass at least one.")
         share = budget.left // OUTPUT_SHARE
         steps = min(pace.block_steps, feed.steps or pace.block_steps)
-        most = programs.limit_outputs(example, share, steps)
+        most = self._programs.get("predict").limit_outputs(example, share, steps)
 
-        def tell(step: int, outputs: Any) -> None:
+        def told(step: int, outputs: Any) -> None:
             callbacks.on_predict_batch_end(step, {"outputs": outputs})
 
         def end(step: int, outcomes: list[Any]) -> None:
             del step
             parts.append(_join(outcomes))
 
-        told = callbacks.on_predict_batch_begin, tell
-        stopped = lambda: model.stop_predicting  # noqa: E731 - one of several arguments
-        self._walk("predict", feed, pace, programs, told, end, stopped, most=most)
+        with self._telling("predict", callbacks.on_predict_batch_begin, told, end, most) as around:
+            walk(self.watcher.feed(feed), pace, around, lambda: model.stop_predicting)
         callbacks.on_predict_end()
         return _join(parts)
 
-    def _walk(
-        self,
-        mode: Mode,
-        feed: Feed,
-        pace: Pace,
-        programs: Programs,
-        tell: tuple[Begin, Callable[[int, Any], None]],
-        end: End,
-        stopped: Callable[[], bool],
-        done: int = 0,
-        most: int | None = None,
-    ) -> int:
-        """Go through a feed with the watcher in between, and tell callbacks on the way.
+    @contextlib.contextmanager
+    def _telling(
+        self, mode: Mode, begin: Begin, told: Told, end: End, most: int | None = None
+    ) -> Iterator[Around]:
+        """Return what `walk` runs and calls, with callbacks and the watcher in between.
 
         Args:
             mode: of the run.
-            feed: as for `walk`, and so are those that are not here.
-            pace: the same.
-            programs: the same.
-            tell: callbacks, before and after some steps.
-            end: called as in `walk`, when the callbacks were.
-            stopped: the same.
-            done: the same.
-            most: the same.
+            begin: a callback, before some steps.
+            told: a callback, with the outcome of some steps.
+            end: called when the callbacks were, as by `walk`.
+            most: as of `Around`.
         """
         watcher, predicts = self.watcher, mode == "predict"
-        feed, programs = watcher.feed(feed), watcher.programs(mode, programs)
-        begin, told = tell
+        programs = watcher.programs(mode, self._programs.get(mode))
         if not self.asynchronous:
 
             def tell_and_end(step: int, outcomes: list[Any]) -> None:
                 told(step, _join(outcomes) if predicts else outcomes[-1])
                 end(step, outcomes)
 
-            around = watcher.callback(begin), watcher.callback(tell_and_end)
-            return walk(feed, pace, programs, *around, stopped, done, most=most)
+            yield Around(programs, watcher.callback(begin), watcher.callback(tell_and_end), most)
+            return
         replicas = self.current.replicas
         shares = partial(_rows_of_each if predicts else _same_for_each, replicas)
-        # One weight update at a time: the devices have the next one waiting.
-        group = self.current.cut(mode).group
         with Aside(begin, told, shares) as aside:
 
             def settle_and_end(step: int, outcomes: list[Any]) -> None:
@@ -274,16 +273,9 @@ class Runner:
                 end(step, outcomes)
 
             listened: Any = aside.listening_to(programs)
-            return walk(
-                feed,
-                pace,
-                listened,
-                aside.start_at,
-                watcher.callback(settle_and_end),
-                stopped,
-                done,
-                most=group,
-            )
+            # One weight update at a time: the devices have the next one waiting.
+            group = self.current.cut(mode).group
+            yield Around(listened, aside.start_at, watcher.callback(settle_and_end), group)
 
     def run_once(self, mode: Mode, batch: tuple) -> Any:
         """Run one step on one batch, as `train_on_batch` and its sisters do.
@@ -312,32 +304,20 @@ def _begin(progress: Progress, recorder: Recorder) -> Resumption | None:
     return resumption
 
 
-def walk(
-    feed: Feed,
-    pace: Pace,
-    programs: Programs,
-    begin: Begin,
-    end: End,
-    stopped: Callable[[], bool],
-    done: int = 0,
-    *,
-    most: int | None = None,
-) -> int:
+def walk(feed: Feed, pace: Pace, around: Around, stopped: Callable[[], bool], done: int = 0) -> int:
     """Run what is left of a feed's epoch, with callbacks around every `pace.steps` steps.
 
     Args:
         feed: where the data comes from.
         pace: how many steps are between callbacks.
-        programs: what runs a chunk of data.
-        begin: called with the number of the first step.
-        end: called with the number of the last step and the outcome of every device call.
+        around: what runs the data, and is told of it.
         stopped: whether a callback has asked to stop.
         done: steps of the epoch that are done.
-        most: steps that one device call can run, if that is fewer than `pace.steps`.
 
     Returns:
         The number of the epoch's steps that are done.
     """
+    programs, begin, end, most = around
     uninterrupted = Uninterrupted()
     while (chunk := feed.next(min(pace.steps, most or pace.steps))) is not None:
         start = time.perf_counter()
