@@ -136,7 +136,7 @@ def memory_of_stages(trainer: Trainer) -> list[int]:
     from convoy.pipeline.simulate import simulate
 
     programs = trainer.programs
-    (stage_programs,) = programs._programs.values()
+    ((stage_programs, _),) = programs._programs.values()
     calls: dict[tuple[int, str], Any] = {}
     kept: dict[int, int] = {}
 
