@@ -161,8 +161,11 @@ def measure(workload: Workload, names: list[str], rounds: int, updates: int) -> 
                 rates[name].append(sum(connection.recv() for _, connection in processes))
         return rates
     finally:
-        for process, connection in itertools.chain.from_iterable(seats.values()):
+        everyone = list(itertools.chain.from_iterable(seats.values()))
+        for _, connection in everyone:
             connection.send(False)
+        # Processes that train one model wait for each other at the end, too.
+        for process, _ in everyone:
             process.join()
 
 

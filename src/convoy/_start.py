@@ -9,8 +9,11 @@ import sys
 def start() -> None:
     """Choose Keras's backend, the devices, their kernels and memory; join other processes."""
     _choose_backend()
-    from convoy import compilation_cache, cpu, devices, processes
     from convoy.cpu import memory
+
+    # Before there are threads: each would bring memory of its own, which is not kept.
+    memory.keep()
+    from convoy import compilation_cache, cpu, devices, processes
 
     count = devices.requested()
     if count is not None:
@@ -18,7 +21,6 @@ def start() -> None:
     processes.join()
     compilation_cache.enable()
     cpu.enable()
-    memory.keep()
 
 
 def _choose_backend() -> None:
