@@ -47,9 +47,12 @@ def test_total_of_nothing_exchanges_nothing():
 
 
 @pytest.mark.parametrize(("bucket", "exchanges"), [(0, 3), (16, 2), (1 << 20, 1)])
-def test_gradients_are_joined_up_to_the_size_of_a_bucket(rng, bucket, exchanges):
+def test_gradients_are_joined_in_buckets_and_others_go_with_them(rng, bucket, exchanges):
     gradients = [rng.normal(size=(REPLICAS, 2)).astype("float32") for _ in range(3)]
-    reduced, counted = on_replicas(reducer("mean", bucket), gradients)
+    others = {"loss": rng.normal(size=(REPLICAS,)).astype("float32"), "nothing": None}
+    reduce = reducer("mean", bucket)
+    (reduced, sums), counted = on_replicas(lambda both: reduce(*both), (gradients, others))
     assert counted == exchanges
     for ours, rows in zip(reduced, gradients, strict=True):
         np.testing.assert_allclose(ours, rows.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(sums["loss"], others["loss"].sum(), rtol=1e-6)

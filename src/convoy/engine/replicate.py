@@ -6,13 +6,13 @@ import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import keras
 from convoy import keras_bridge
-from convoy.engine.reduce import AXIS, Reduce, total
+from convoy.engine.reduce import AXIS, Reduce, is_floating, mean, total
 from convoy.engine.state import Arrays, State, Variables
 from convoy.engine.step import Forward, GradientStep, Logs, Position, Step
 
@@ -63,7 +63,9 @@ def replicate_gradients(step: GradientStep, roles: Roles, reduce: Reduce) -> Gra
     def replicated(state: State, position: Position) -> tuple[State, Arrays, Logs]:
         with as_if_replicated(jax.lax.axis_size(AXIS)):
             new, gradients, logs = step(_diverge(state, roles), position)
-        return _agree(state, new, roles), reduce(gradients), _mean_logs(logs)
+        shares = _shares(state, new, roles), _log_shares(logs)
+        gradients, (sums, log_sums) = reduce(gradients, shares)
+        return _agree(state, new, sums, roles), gradients, _mean_logs(logs, log_sums)
 
     return replicated
 
@@ -74,7 +76,8 @@ def replicate(step: Step, roles: Roles) -> Step:
     def replicated(state: State, position: Position) -> tuple[State, Logs]:
         with as_if_replicated(jax.lax.axis_size(AXIS)):
             new, logs = step(_diverge(state, roles), position)
-        return _agree(state, new, roles), _mean_logs(logs)
+        sums, log_sums = total((_shares(state, new, roles), _log_shares(logs)))
+        return _agree(state, new, sums, roles), _mean_logs(logs, log_sums)
 
     return replicated
 
@@ -85,7 +88,7 @@ def replicate_forward(step: Forward, roles: Roles) -> Forward:
     def replicated(state: State, position: Position) -> tuple[State, Any]:
         with as_if_replicated(jax.lax.axis_size(AXIS)):
             new, outputs = step(_diverge(state, roles), position)
-        return _agree(state, new, roles), outputs
+        return _agree(state, new, total(_shares(state, new, roles)), roles), outputs
 
     return replicated
 
@@ -120,52 +123,53 @@ def _diverge(state: State, roles: Roles) -> State:
     return state._replace(non_trainable=non_trainable, metrics=metrics)
 
 
-def _agree(old: State, new: State, roles: Roles) -> State:
-    """Bring the replicas' states together again, in one exchange."""
-    replicas = jax.lax.axis_size(AXIS)
-    offset = jnp.uint32(SEED_STRIDE) * jax.lax.axis_index(AXIS).astype(jnp.uint32)
-    statistics, metrics, counted = total(
-        (
-            [
-                None if is_seed or not _floating(value) else value
-                for value, is_seed in zip(new.non_trainable, roles.seeds, strict=True)
-            ],
-            [
-                value if aggregation == "sum" or _floating(value) else None
-                for value, aggregation in zip(new.metrics, roles.aggregations, strict=True)
-            ],
-            [after - before for before, after in zip(old.numerics, new.numerics, strict=True)],
-        )
+class _Shares(NamedTuple):
+    """What one replica has of a state that all then agree on; nothing where they agree already."""
+
+    statistics: list[Any]
+    metrics: list[Any]
+    counted: Arrays
+
+
+def _shares(old: State, new: State, roles: Roles) -> _Shares:
+    return _Shares(
+        statistics=[
+            None if is_seed or not is_floating(value) else value
+            for value, is_seed in zip(new.non_trainable, roles.seeds, strict=True)
+        ],
+        metrics=[
+            value if aggregation == "sum" or is_floating(value) else None
+            for value, aggregation in zip(new.metrics, roles.aggregations, strict=True)
+        ],
+        counted=[after - before for before, after in zip(old.numerics, new.numerics, strict=True)],
     )
+
+
+def _agree(old: State, new: State, sums: _Shares, roles: Roles) -> State:
+    """Bring the replicas' states together again, by the sums of their shares."""
+    offset = jnp.uint32(SEED_STRIDE) * jax.lax.axis_index(AXIS).astype(jnp.uint32)
     return new._replace(
         non_trainable=[
-            value - offset.astype(value.dtype) if is_seed else _mean(value, summed, replicas)
+            value - offset.astype(value.dtype) if is_seed else mean(value, summed)
             for value, summed, is_seed in zip(
-                new.non_trainable, statistics, roles.seeds, strict=True
+                new.non_trainable, sums.statistics, roles.seeds, strict=True
             )
         ],
         metrics=[
-            before + summed if aggregation == "sum" else _mean(value, summed, replicas)
+            before + summed if aggregation == "sum" else mean(value, summed)
             for before, value, summed, aggregation in zip(
-                old.metrics, new.metrics, metrics, roles.aggregations, strict=True
+                old.metrics, new.metrics, sums.metrics, roles.aggregations, strict=True
             )
         ],
-        numerics=[before + more for before, more in zip(old.numerics, counted, strict=True)],
+        numerics=[before + more for before, more in zip(old.numerics, sums.counted, strict=True)],
     )
 
 
-def _mean_logs(logs: Logs) -> Logs:
+def _log_shares(logs: Logs) -> list[jax.Array | None]:
+    return [value if is_floating(value) else None for value in jax.tree.leaves(logs)]
+
+
+def _mean_logs(logs: Logs, sums: list[jax.Array | None]) -> Logs:
     values, structure = jax.tree.flatten(logs)
-    sums = total([value if _floating(value) else None for value in values])
-    replicas = jax.lax.axis_size(AXIS)
-    means = [_mean(value, summed, replicas) for value, summed in zip(values, sums, strict=True)]
+    means = [mean(value, summed) for value, summed in zip(values, sums, strict=True)]
     return jax.tree.unflatten(structure, means)
-
-
-def _mean(value: jax.Array, summed: jax.Array | None, replicas: int) -> jax.Array:
-    """Average numbers over replicas; what is counted in whole numbers is the same on each."""
-    return value if summed is None else summed / replicas
-
-
-def _floating(value: jax.Array) -> bool:
-    return bool(jnp.issubdtype(value.dtype, jnp.floating))

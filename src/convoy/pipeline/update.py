@@ -12,8 +12,8 @@ from convoy.engine import numerics
 from convoy.engine.loss_scale import all_finite, unscale
 from convoy.engine.numerics import Settings, pack, split_key, unpack
 from convoy.engine.plan import Plan
-from convoy.engine.reduce import reducer
-from convoy.engine.replicate import AXIS, EVERYWHERE
+from convoy.engine.reduce import is_floating, mean, reducer
+from convoy.engine.replicate import EVERYWHERE
 from convoy.engine.update import apply_rounding
 
 Arrays = list[jax.Array]
@@ -95,8 +95,9 @@ class DeviceUpdate:
         scaled.
         """
         if self.mesh is not None:
-            total = self.over_replicas(total)
-            statistics = [_mean(value) for value in statistics]
+            moving = [value if is_floating(value) else None for value in statistics]
+            total, sums = self.over_replicas(total, moving)
+            statistics = [mean(*both) for both in zip(statistics, sums, strict=True)]
         finite = None
         if factor is not None:
             finite, total = all_finite(total), unscale(total, factor)
@@ -162,8 +163,3 @@ def advance(settings: Settings) -> Callable[[Arrays, Arrays, Arrays, Arrays], Ar
 def _places(some: list[keras.Variable], everything: list[keras.Variable]) -> list[int]:
     where = {id(variable): place for place, variable in enumerate(everything)}
     return [where[id(variable)] for variable in some]
-
-
-def _mean(value: jax.Array) -> jax.Array:
-    floating = jnp.issubdtype(value.dtype, jnp.floating)
-    return jax.lax.pmean(value, AXIS) if floating else value
