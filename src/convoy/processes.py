@@ -120,7 +120,7 @@ def join() -> None:
         _check_can_listen(asked.coordinator)
     try:
         if asked.coordinator == CLUSTER:
-            jax.distributed.initialize()
+            jax.distributed.initialize(heartbeat_timeout_seconds=_silence())
         else:
             jax.distributed.initialize(
                 asked.coordinator,

@@ -155,6 +155,22 @@ def test_two_replicas_of_a_pipeline_across_four_processes_train_as_one_process_d
 
 
 @pytest.mark.slow
+def test_a_callback_that_reads_weights_is_refused_where_each_process_has_only_some(tmp_path):
+    script = tmp_path / "stops_early.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r})\n"
+        "import keras, worker\n"
+        "model = worker.make_staged(worker.strategy_for('plain'), 'plain')\n"
+        "stop = keras.callbacks.EarlyStopping('loss', restore_best_weights=True)\n"
+        "model.fit(*worker.data(), batch_size=4, callbacks=[stop], verbose=0)\n"
+    )
+    ended = launch(*ACROSS, script)
+    assert ended.returncode == 1
+    assert "EarlyStopping reads all weights" in ended.stdout
+    assert "Use convoy.Checkpoints" in ended.stdout
+
+
+@pytest.mark.slow
 def test_a_pipeline_across_processes_that_is_killed_ends_with_the_same_bits(tmp_path):
     words = ["--staged", "plain", "--checkpoints", tmp_path / "checkpoints"]
     ended = launch(*ACROSS, "--max-restarts", 1, SCRIPT, tmp_path, *words, "--die", "1:8:SIGKILL")
@@ -258,9 +274,12 @@ def test_options_of_graphcore_are_taken_and_those_without_effect_named(capsys):
 def test_a_cluster_gives_the_place_of_a_process(tmp_path):
     script = tmp_path / "show.py"
     script.write_text(
-        "import os\nprint(os.environ['CONVOY_COORDINATOR'], os.environ['CONVOY_DEVICES'])\n"
+        "import os\n"
+        "for name in ('COORDINATOR', 'DEVICES', 'DEVICES_PER_REPLICA', 'HEARTBEAT_TIMEOUT'):\n"
+        "    print(os.environ['CONVOY_' + name])\n"
     )
-    words = ["--num-instances", "2", "--num-replicas", "4", str(script)]
+    counts = ["--num-instances", "2", "--num-replicas", "4", "--devices-per-replica", "2"]
+    words = [*counts, "--heartbeat-timeout", "9", str(script)]
     environment = os.environ | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}
     ended = subprocess.run(
         [sys.executable, "-m", "convoy.cli", "launch", *words],
@@ -268,5 +287,5 @@ def test_a_cluster_gives_the_place_of_a_process(tmp_path):
         capture_output=True,
         text=True,
     )
-    assert ended.stdout.split() == ["cluster", "2"]
+    assert ended.stdout.split() == ["cluster", "4", "2", "9.0"]
     assert "started by Slurm" in ended.stderr

@@ -14,6 +14,7 @@ from types import FrameType
 from convoy import processes
 from convoy.checkpoint.leaving import EXIT_STATUS
 from convoy.command_line.parser import Parser
+from convoy.devices import PER_REPLICA
 from convoy.devices import VARIABLE as DEVICES
 from convoy.launch.group import LOCAL, Group
 from convoy.launch.topology import LOOPBACK, LaunchError, Topology, read_hosts
@@ -208,7 +209,9 @@ def _become_one_of(cluster: str, topology: Topology, command: list[str]) -> None
     _say(f"started by {cluster}, whose addresses are used.")
     environment = os.environ | {
         processes.COORDINATOR: processes.CLUSTER,
+        processes.SILENCE: str(topology.silence),
         DEVICES: str(topology.devices),
+        PER_REPLICA: str(topology.devices_per_replica),
     }
     os.execvpe(command[0], command, environment)
 
