@@ -42,6 +42,12 @@ def test_refuses_a_count_that_is_none(count):
         devices.select(count)
 
 
+@pytest.mark.parametrize("words", ["two", 2.0, [0, 1]])
+def test_refuses_what_is_neither_a_number_nor_devices(words):
+    with pytest.raises(ValueError, match="is neither a number of devices nor a list"):
+        devices.select(words)
+
+
 def test_refuses_an_empty_list():
     with pytest.raises(ValueError, match="names no device"):
         devices.select([])

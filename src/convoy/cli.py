@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import sys
 from collections.abc import Callable, Sequence
@@ -91,6 +92,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words and words[0] in VERBS:
         return _run(VERBS[words[0]], words[1:])
     parser = make_parser()
+    if words and not words[0].startswith("-"):
+        near = difflib.get_close_matches(words[0], VERBS, 1)
+        advice = f"Did you mean {near[0]}?" if near else "convoy --help lists all."
+        parser.error(f"{words[0]!r} is not a verb. {advice}")
     if not words:
         parser.print_help()
         return 2

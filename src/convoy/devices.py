@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -68,7 +68,12 @@ def select(devices: int | Sequence[jax.Device] | None) -> tuple[jax.Device, ...]
     if devices is None:
         devices = requested() or 1
     if not isinstance(devices, (int, np.integer)):
-        chosen = tuple(devices)
+        chosen = tuple(devices) if isinstance(devices, Iterable) else (devices,)
+        if not all(isinstance(device, jax.Device) for device in chosen):
+            raise ValueError(
+                f"devices={devices!r} is neither a number of devices nor a list of JAX's devices. "
+                "Pass for example 2."
+            )
         if not chosen:
             raise ValueError("devices=[] names no device. Pass at least one, or a number.")
         return chosen

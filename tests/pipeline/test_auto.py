@@ -32,7 +32,7 @@ def shared():
 
 
 def test_the_slow_layers_get_stages_of_their_own():
-    model = uneven()
+    model = convoy.prepare(uneven())
     convoy.split(model, stages=2, batch_size=2)
     stages = dict(zip((c.name for c in calls_of(model)), stages_of_model(model), strict=True))
     assert (stages["inner/one"], stages["two"]) == (0, 1)
@@ -68,7 +68,7 @@ def test_a_layer_that_runs_twice_stays_on_one_device():
     calls = calls_of(shared())
     assert [call.name for call in calls] == ["first", "shared", "between", "shared", "last"]
     assert cuts_that_share_nothing(calls) == [1, 4]
-    model = convoy.split(shared(), stages=3)
+    model = convoy.split(convoy.prepare(shared()), stages=3)
     assert stages_of_model(model) == [0, 1, 1, 1, 2]
 
 
@@ -79,9 +79,10 @@ def test_a_stage_holds_as_many_micro_batches_as_stages_follow():
 
 
 def test_stages_that_do_not_fit_are_refused(monkeypatch):
+    model = convoy.prepare(shared())
     monkeypatch.setattr(auto.device_choice, "memory", lambda _: 100)
     with pytest.raises(ValueError, match=r"cut into 2 stages that fit into the 1e-07 GB of a dev"):
-        convoy.split(shared(), stages=2)
+        convoy.split(model, stages=2)
 
 
 @pytest.mark.parametrize(
@@ -96,11 +97,16 @@ def test_stages_that_do_not_fit_are_refused(monkeypatch):
 )
 def test_what_cannot_be_meant_is_refused(stages, settings, message):
     with pytest.raises(ValueError, match=message):
-        convoy.split(shared(), stages, **settings)
+        convoy.split(convoy.prepare(shared()), stages, **settings)
+
+
+def test_a_model_that_would_not_run_in_stages_is_refused():
+    with pytest.raises(ValueError, match=r"'net' is a stock Keras model.*convoy.prepare\(\) first"):
+        convoy.split(shared(), ["between"])
 
 
 def test_an_input_of_unknown_size_is_refused():
     inputs = keras.Input((None, None, 3), name="image")
     x = layers.GlobalAveragePooling2D()(layers.Conv2D(2, 3)(inputs))
     with pytest.raises(ValueError, match=r"Input 'image' .* has shape \(None, None, None, 3\)"):
-        convoy.split(keras.Model(inputs, x), stages=2)
+        convoy.split(convoy.prepare(keras.Model(inputs, x)), stages=2)

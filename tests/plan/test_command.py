@@ -104,7 +104,8 @@ def test_the_cuts_are_layers_that_a_model_can_be_split_at(capsys):
     keras.backend.clear_session(free_memory=False)
     from convoy.vision.models import make_model
 
-    convoy.split(make_model("cifar_resnet8", (32, 32, 3), 10), found.split())
+    model = convoy.prepare(make_model("cifar_resnet8", (32, 32, 3), 10))
+    convoy.split(model, found.split())
 
 
 def test_a_small_model_is_measured(capsys, monkeypatch):

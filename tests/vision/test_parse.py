@@ -148,6 +148,7 @@ def test_dictionaries_are_yaml_or_json():
     ("words", "message"),
     [
         (["--modle", "x"], "--modle is not a flag. Did you mean --model-name"),
+        (["--epoch", "3"], "--epoch is not a flag. Did you mean --num-epochs"),
         (["stray"], "'stray' was not expected"),
         (["--dataset", "cifar"], "'cifar' is not one of .* Did you mean cifar10"),
         (["--num-epochs", "many"], "argument --num-epochs: 'many' is not a whole number"),

@@ -137,7 +137,7 @@ def _check_batch(x: Any, batch: int, cut: Cut, plan: Plan) -> None:
     warnings.warn(
         f"{samples % update} of {samples} samples do not fill a weight update of {update} and are "
         "left out of each epoch. Choose a batch_size that divides the data, or trim it.",
-        stacklevel=4,
+        stacklevel=5,  # whoever called fit
     )
 
 

@@ -155,8 +155,8 @@ def split(
         The same model.
 
     Raises:
-        ValueError: if a layer does not exist, layers are not in the order in which they run, or
-            the model has no such cut.
+        ValueError: if Convoy does not run the model, a layer does not exist, layers are not in the
+            order in which they run, or the model has no such cut.
 
     Example:
     ```python
@@ -167,6 +167,11 @@ def split(
     convoy.split(model, stages="auto", batch_size=4)
     ```
     """
+    if _DEVICES not in vars(model):
+        raise ValueError(
+            f"{model.name!r} is a stock Keras model, which would be trained in one piece. Make it "
+            "in a strategy's scope, or pass it to convoy.prepare() first."
+        )
     if stages == "auto":
         stages = device_choice.per_replica() or len(devices_of(model))
     if isinstance(stages, int) and not isinstance(stages, bool):

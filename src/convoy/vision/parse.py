@@ -168,6 +168,8 @@ def _suggest(word: str, known: Iterable[str], prefix: str = "") -> str:
         )
 
     near = sorted((name for name in known if likeness(name) >= 0.7), key=likeness, reverse=True)
+    # Else the first word of a name was left out.
+    near = near or sorted((name for name in known if f"-{word}" in name), key=len)
     return f". Did you mean {' or '.join(prefix + name for name in near[:2])}?" if near else "."
 
 

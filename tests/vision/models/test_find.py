@@ -130,6 +130,11 @@ def test_an_unknown_model_is_refused_with_those_there_are():
         make_model("cifar_resnet9", (32, 32, 3), 10)
 
 
+def test_a_model_that_is_known_twice_is_suggested_once():
+    with pytest.raises(ValueError, match=r"Did you mean resnet50 or resnet50v2"):
+        make_model("resnt50", (32, 32, 3), 10)
+
+
 def test_images_that_are_too_small_are_refused():
     with pytest.raises(ValueError, match=r"toy_model cannot be made for images of shape \(8, 8"):
         make_model("toy_model", (8, 8, 1), 10)

@@ -82,7 +82,7 @@ def _of_applications(name: str) -> MakeModel:
         if inspect.isfunction(value)
     }
     if name.lower() not in functions:
-        near = difflib.get_close_matches(name.lower(), [*MODELS, *functions], 3)
+        near = difflib.get_close_matches(name.lower(), {**MODELS, **functions}, 3)
         advice = f"Did you mean {' or '.join(near)}? " if near else ""
         raise ValueError(
             f"{name!r} is not a model. {advice}Known are {', '.join(MODELS)}, those of "
