@@ -1,8 +1,19 @@
 """Requests from processes, counted and timed."""
 
+import socket
+
 import numpy as np
 import pytest
-from convoy.serving.client import Address, GrpcClient, RequestError, RestClient
+from convoy import cli
+from convoy.serving import request_command
+from convoy.serving.client import (
+    Address,
+    GrpcClient,
+    RequestError,
+    RestClient,
+    _only_input,
+    await_listener,
+)
 from convoy.serving.load import LoadOptions, Outcome, Share, _batches, _send, send_load
 from convoy.serving.request_command import report
 
@@ -32,6 +43,32 @@ def test_refusals_are_told(server):
         client.close()
     with pytest.raises(RequestError, match=r"Latest\(none\)"):
         RestClient(Address("127.0.0.1", server.server.port, "none"))
+
+
+def test_models_with_several_inputs_are_named():
+    with pytest.raises(RequestError, match="The model takes image and side, and images are sent"):
+        _only_input({"side": None, "image": None})
+
+
+def test_a_server_that_is_not_there_is_waited_for_and_named(monkeypatch, capsys):
+    with socket.socket() as taken:  # bound, but nobody listens
+        taken.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        monkeypatch.setattr(request_command, "LISTENER_SECONDS", 0.0)
+        assert cli.main(["request", "--model", "x", "--port", place.split(":")[1]]) == 1
+        said = capsys.readouterr().err
+        assert said == (
+            f"convoy request: error: {place} cannot be reached: Connection refused. Start convoy "
+            "serve, or pass --host and --port.\n"
+        )
+        told = []
+
+        def tell(message):
+            told.append(message)
+            taken.listen()
+
+        await_listener(Address("127.0.0.1", int(place.split(":")[1]), "x"), 60.0, tell)
+        assert told == [f"waiting for a server at {place}"]
 
 
 def test_the_report_adds_processes_up(capsys):

@@ -27,6 +27,17 @@ def test_listens_on_this_machine_only(server):
     assert server.server._runner.addresses[0][0] == "127.0.0.1"
 
 
+@pytest.mark.parametrize(("name", "flag"), [("port", "--port"), ("grpc_port", "--grpc-port")])
+def test_a_port_that_is_in_use_is_named(name, flag):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        message = f"127.0.0.1:{port} cannot be listened on: .* Pass another {flag}"
+        with pytest.raises(OSError, match=message), running([], **{name: port}):
+            pass
+
+
 def test_metrics_and_status(server):
     server.ask("/v1/models/half_plus_two:predict", ONE)
     server.ask("/v1/models/made-up:predict", ONE)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -59,6 +62,39 @@ class Address:
     token: str | None = None
 
 
+def await_listener(address: Address, seconds: float, tell: Callable[[str], None]) -> None:
+    """Return when something listens at an address; tell at once if nothing does yet.
+
+    Raises:
+        RequestError: if nothing does after some seconds.
+    """
+    place, told, end = f"{address.host}:{address.port}", False, time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((address.host, address.port), timeout=seconds or None).close()
+            return
+        except OSError as error:
+            if time.monotonic() >= end:
+                reason = error.strerror or error
+                raise RequestError(
+                    f"{place} cannot be reached: {reason}. Start convoy serve, or pass --host and "
+                    "--port."
+                ) from None
+        if not told:
+            tell(f"waiting for a server at {place}")
+            told = True
+        time.sleep(0.2)
+
+
+def _only_input(inputs: Mapping[str, Any]) -> tuple[str, Any]:
+    if len(inputs) > 1:
+        raise RequestError(
+            f"The model takes {' and '.join(sorted(inputs))}, and images are sent to models with "
+            "one input. Send it a request by curl."
+        )
+    return next(iter(inputs.items()))
+
+
 class GrpcClient:
     """Speaks `PredictionService`."""
 
@@ -94,7 +130,7 @@ class GrpcClient:
             answer.metadata["signature_def"].value
         )
         inputs = signatures.signature_def["serving_default"].inputs
-        (name, info), *_ = inputs.items()
+        name, info = _only_input(inputs)
         shape = tuple(dim.size for dim in info.tensor_shape.dim)[1:]
         return Tensor(name, _NAMES[info.dtype], shape)
 
@@ -152,7 +188,7 @@ class RestClient:
     def _find_input(self) -> Tensor:
         answer = self._call("GET", "/metadata", None, FIRST_SECONDS)
         definition = answer["metadata"]["signature_def"]["signature_def"]["serving_default"]
-        (name, info), *_ = definition["inputs"].items()
+        name, info = _only_input(definition["inputs"])
         shape = tuple(int(dim["size"]) for dim in info["tensor_shape"]["dim"])[1:]
         return Tensor(name, _NAMES_IN_JSON[info["dtype"]], shape)
 

@@ -138,7 +138,7 @@ def _work(options: LoadOptions, index: int, barrier: Any, results: Any) -> None:
         results.put(share)
     except Exception as error:  # told to the process that waits for the outcome
         barrier.abort()
-        results.put(f"{type(error).__name__}: {error}")
+        results.put(str(error) if isinstance(error, RequestError) else repr(error))
 
 
 Batches = Callable[[int], np.ndarray]

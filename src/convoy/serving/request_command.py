@@ -8,12 +8,14 @@ from collections.abc import Sequence
 
 from convoy.command_line.parser import Parser
 from convoy.data.catalog import DATASETS
-from convoy.serving.client import Address, RequestError
+from convoy.serving.client import Address, RequestError, await_listener
 from convoy.serving.load import LoadOptions, Outcome, send_load
 from convoy.serving.serve_command import TOKEN
 
 PROGRAM = "convoy request"
 DEFAULT_PORTS = {"grpc": 8500, "rest": 8501}
+# A server that was started at the same moment listens by then.
+LISTENER_SECONDS = 60.0
 
 
 def main(words: Sequence[str]) -> int:
@@ -38,12 +40,17 @@ def main(words: Sequence[str]) -> int:
         options.verbose,
     )
     try:
+        await_listener(load.address, LISTENER_SECONDS, _tell)
         outcome = send_load(load)
     except RequestError as error:
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)
         return 1
     report(outcome)
     return 1 if outcome.failures else 0
+
+
+def _tell(message: str) -> None:
+    print(f"{PROGRAM}: {message}", file=sys.stderr, flush=True)
 
 
 def make_parser() -> Parser:

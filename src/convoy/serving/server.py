@@ -7,6 +7,7 @@ import contextlib
 import hmac
 import json
 import logging
+import os
 import signal
 import ssl
 from collections.abc import Awaitable, Callable
@@ -94,10 +95,14 @@ class Server:
         Raises:
             OSError: if a port cannot be had, or a certificate cannot be read.
         """
-        if self.options.port is not None:
-            await self._start_http(self.options.port)
-        if self.options.grpc_port is not None:
-            await self._start_grpc(self.options.grpc_port)
+        try:
+            if self.options.port is not None:
+                await self._start_http(self.options.port)
+            if self.options.grpc_port is not None:
+                await self._start_grpc(self.options.grpc_port)
+        except OSError:
+            await self.stop()
+            raise
         await self.service.poll()
         if self.options.poll_seconds:
             self._polling = asyncio.create_task(self._poll())
@@ -147,7 +152,13 @@ class Server:
         await self._runner.setup()
         context = self._tls()
         site = web.TCPSite(self._runner, self.options.host, port, ssl_context=context)
-        await site.start()
+        try:
+            await site.start()
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else error
+            raise OSError(
+                f"{self.options.host}:{port} cannot be listened on: {reason}. Pass another --port."
+            ) from None
         self.port = self._runner.addresses[0][1]
 
     def _tls(self) -> ssl.SSLContext | None:
@@ -179,7 +190,9 @@ class Server:
                     address, grpc.ssl_server_credentials([pair])
                 )
         except RuntimeError as error:
-            raise OSError(f"{address} cannot be listened on: {error}") from None
+            raise OSError(
+                f"{address} cannot be listened on: {error}. Pass another --grpc-port."
+            ) from None
         await self._grpc.start()
 
     @web.middleware
