@@ -1,13 +1,9 @@
-from pathlib import Path
-
 import pytest
 from convoy.pipeline.generate import NAMES, generate
 from convoy.pipeline.schedule import Kind, Schedule
 from convoy.pipeline.simulate import simulate
 from convoy.pipeline.validate import validate
-
-GOLDEN = Path(__file__).parent / "golden"
-SIZES = [(2, 4), (2, 8), (3, 6), (4, 8), (4, 2)]
+from tests.pipeline.write_golden import SIZES, path_of
 
 
 def steps(schedule: Schedule) -> list[str]:
@@ -96,7 +92,8 @@ def test_several_stages_on_a_device_fill_the_pipeline_sooner():
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("stages", "micro_batches"), SIZES)
 def test_schedules_stay_as_they_are(name, stages, micro_batches):
-    path = GOLDEN / f"{name}-{stages}-{micro_batches}.csv"
+    path = path_of(name, stages, micro_batches)
+    assert path.exists(), f"Write it: python tests/pipeline/write_golden.py {name}"
     assert generate(name, stages, micro_batches).to_csv() == path.read_text()
 
 

@@ -22,6 +22,7 @@ from convoy.command_line.flags import (
     whole,
 )
 from convoy.data.catalog import DATASETS
+from convoy.pipeline.generate import NAMES as SCHEDULES
 from convoy.precision import KNOWN as PRECISIONS
 
 _recipe = partial(flag, group="recipe")
@@ -134,7 +135,7 @@ class Options:
         "Grouped",
         "in which order stages take micro-batches",
         text,
-        choices=("Grouped", "Interleaved", "Sequential", "Zero-bubble"),
+        choices=tuple(sorted(name.capitalize() for name in SCHEDULES)),
     )
     recomputation: bool = _batch(
         False, "compute a stage's activations again instead of keeping them", boolean

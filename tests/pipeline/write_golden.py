@@ -1,0 +1,34 @@
+"""Write down what named schedules are, and draw them.
+
+    python tests/pipeline/write_golden.py NAME ...
+
+`test_generate.py` compares them with these files from then on.
+"""
+
+import sys
+from pathlib import Path
+
+from convoy.pipeline.draw import draw
+from convoy.pipeline.generate import generate
+from convoy.pipeline.simulate import simulate
+from convoy.pipeline.validate import validate
+
+GOLDEN = Path(__file__).parent / "golden"
+SIZES = [(2, 4), (2, 8), (3, 6), (4, 8), (4, 2)]
+
+
+def path_of(name: str, stages: int, micro_batches: int) -> Path:
+    return GOLDEN / f"{name}-{stages}-{micro_batches}.csv"
+
+
+def write(name: str) -> None:
+    for stages, micro_batches in SIZES:
+        schedule = validate(generate(name, stages, micro_batches))
+        path_of(name, stages, micro_batches).write_text(schedule.to_csv())
+        print(f"{name}, {stages} stages, {micro_batches} micro-batches")
+        print(draw(simulate(schedule)), end="\n\n")
+
+
+if __name__ == "__main__":
+    for word in sys.argv[1:]:
+        write(word)
