@@ -264,6 +264,14 @@ def test_bad_input_is_one_line_and_status_2(capsys, words, message):
     assert said.count("\n") == 1
 
 
+def test_what_the_collectives_print_when_they_connect_is_left_out():
+    greeting = "[Gloo] Rank 0 is connected to 1 peer ranks."
+    ended = launch(
+        "--num-instances", "1", "printf", f"{greeting}\\nfirst\\n[Gloo] Rank 0 timed out\\n"
+    )
+    assert ended.stdout.splitlines() == ["[0] first", "[0] [Gloo] Rank 0 timed out"]
+
+
 def test_options_of_graphcore_are_taken_and_those_without_effect_named(capsys):
     words = "--vipu-partition p --numa-aware --ipus-per-replica 1 --num-replicas 1 true"
     assert command.main(words.split()) == 0

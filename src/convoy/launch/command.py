@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import signal
 import sys
 import time
@@ -20,6 +21,8 @@ from convoy.launch.group import LOCAL, Group
 from convoy.launch.topology import LOOPBACK, LaunchError, Topology, read_hosts
 
 USAGE = "convoy launch [options] script.py [its arguments]"
+# What every process prints when the collectives connect; it says nothing that went wrong.
+GREETING = re.compile(r"\[Gloo\] Rank \d+ is connected to ")
 # Graphcore's, for its own hardware or for MPI.
 WITHOUT_EFFECT = (
     "--executable-cache-path",
@@ -222,7 +225,7 @@ def _run(options: argparse.Namespace, topology: Topology, command: list[str]) ->
     width = len(str(topology.instances - 1))
 
     def show(index: int, line: str) -> None:
-        if only in (None, index):
+        if only in (None, index) and not GREETING.match(line):
             print(f"[{index:>{width}}] {line}", flush=True)
 
     for restarts_left in range(options.max_restarts, -1, -1):
