@@ -21,7 +21,7 @@ NETWORKS = [name for name, value in vars(keras.applications).items() if name[0].
 def test_outputs_and_gradients_are_those_of_the_whole(name, rng):
     size = SIZES.get(name, 32)
     make = getattr(keras.applications, name)
-    model = make(weights=None, input_shape=(size, size, 3), classes=10)
+    model = convoy.prepare(make(weights=None, input_shape=(size, size, 3), classes=10))
     convoy.split(model, stages=4, batch_size=2)
     assignment = stages_of_model(model)
     assert max(assignment) == 3
