@@ -34,7 +34,10 @@ def test_a_picture_is_classified_and_other_files_are_refused(server, pictures, t
     async def steps(tab):
         rows = await tab.evaluate("document.getElementById('models').innerText")
         assert "pictures" in rows
-        assert "AVAILABLE" in rows
+        assert "available" in rows
+        assert await tab.evaluate("stateOf({state: 'END', status: {}})") == "unloaded"
+        told = "stateOf({state: 'END', status: {error_message: 'It is damaged.'}})"
+        assert await tab.evaluate(told) == "failed"
         await choose(tab, picture)
         await tab.until("document.querySelectorAll('#classes li').length == 5")
         first = await tab.evaluate("document.querySelector('#classes li').innerText")
