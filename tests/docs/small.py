@@ -35,6 +35,10 @@ class Rule(NamedTuple):
     replaced: str = ""
 
 
+_VOLUMES = (
+    "--n-train 32 --n-valid 4 --n-epochs 1 --iterations-per-loop 8 --micro-batch-size 2 "
+    "--conv-size 2"
+)
 # By a part of the command in its folder; the first that fits. DIR is the folder of data sets, GRPC
 # the port of the server that a command before has started.
 RULES = {
@@ -44,10 +48,9 @@ RULES = {
     r"convoy request": Rule("--num-images 8 --processes 1 --port GRPC"),
     r"cnns/train\.py": Rule("--num-epochs 1 --weight-updates-per-epoch 2 --dataset-path DIR"),
     r"cifar10: .*\.py": Rule("--epochs 1 --batch-size 4 --dataset-path DIR"),
-    r"cosmoflow: .*train\.py": Rule(
-        "--n-train 32 --n-valid 4 --n-epochs 1 --iterations-per-loop 2 --micro-batch-size 2 "
-        "--conv-size 2"
-    ),
+    # A run of one process would be over already, and two had nothing to do.
+    r"cosmoflow: poprun": Rule(f"{_VOLUMES} --output-dir together"),
+    r"cosmoflow: .*train\.py": Rule(_VOLUMES),
     r"make_fields\.py": Rule("--n-train 32 --n-valid 4"),
     r"ipu_estimator_cnn\.py": Rule(
         "--epochs 0.1 --batch-size 8 --batches-per-step 2 --dataset-path DIR --model-dir kept",
