@@ -82,14 +82,19 @@ def make_small(command, folder, places, before):
         before: the words of the last command of its kind on the page, as they stand there.
     """
     words = _filled(command.words, folder, before)
-    kind = f"{command.folder.name}: {shlex.join(words)}"
-    rule = next((rule for part, rule in RULES.items() if re.search(part, kind)), Rule())
+    rule = RULES.get(fitting_rule(command), Rule())
     replaced = dict(pair.split("=") for pair in rule.replaced.split())
     words = [replaced.get(word, word) for word in words]
     script = next((place for place, word in enumerate(words) if word.endswith(".py")), 0)
     words[script:script] = rule.before.split()
     words = _lowered(words) + _missing(rule.added.split(), words)
     return [_placed(word, places) for word in words]
+
+
+def fitting_rule(command):
+    """Return which of the rules is for a command, or nothing."""
+    place = f"{command.folder.name}: {shlex.join(command.words)}"
+    return next((part for part in RULES if re.search(part, place)), None)
 
 
 def _filled(words, folder, before):

@@ -12,6 +12,7 @@ import pytest
 from .choice import NOT_RUN, RUN_BY, SLOW, fitting
 from .pages import PAGES, ROOT, blocks, commands, commands_of
 from .reader import names_at_hand, write_data_sets, write_files_at_hand, write_house
+from .small import RULES, fitting_rule
 from .terminal import Terminal
 
 WHOLE = [command for command in commands() if command.whole]
@@ -95,6 +96,10 @@ def test_what_a_page_says_works_with_commands_that_take_long(page, follow):
 @pytest.mark.parametrize("table", [NOT_RUN, RUN_BY, SLOW], ids=["not run", "run by", "slow"])
 def test_only_commands_that_are_on_a_page_are_set_apart(table):
     assert set(table) == {fitting(command, table) for command in WHOLE} - {None}
+
+
+def test_every_rule_is_for_a_command():
+    assert set(RULES) == {fitting_rule(command) for command in WHOLE} - {None}
 
 
 def test_tests_that_run_a_command_are_there():
