@@ -1,6 +1,7 @@
 """What the reader of a page has: a network, arrays, data sets, and files that a page names."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import convoy
@@ -67,6 +68,7 @@ def write_house(folder):
     unwanted = shutil.ignore_patterns("__pycache__", "data", "results", "runs")
     for name in ("benchmarks", "examples"):
         shutil.copytree(ROOT / name, folder / name, ignore=unwanted)
+    (folder / ".venv").symlink_to(sys.prefix)
     for file in (folder / "examples/cosmoflow/configs").iterdir():
         text = file.read_text()
         for size in (64, 128):
