@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,9 +16,10 @@ PAGES = sorted(
         *ROOT.glob("examples/*/README.md"),
     ]
 )
-PROGRAMS = ("convoy", "poprun", "make", "python", "python3", ".venv/bin/python", "pip")
-_FENCE = re.compile(r"^```([\w{}-]*)\n(.*?)^```", re.M | re.S)
-_INDENTED = re.compile(r"^    (\S.*)$", re.M)
+PROGRAMS = ("convoy", "poprun", "make", "python", "python3", "pip", "curl")
+# Code between fences, or lines that are indented.
+_BLOCK = re.compile(r"^```([\w{}-]*)\n(.*?)^```|((?:^    \S[^\n]*\n)+)", re.M | re.S)
+_VARIABLE = re.compile(r"([A-Z_]+)=(.*)", re.S)
 _INLINE = re.compile(r"`((?:convoy|poprun|make|python3?|pip) [^`]+)`")
 
 
@@ -29,35 +31,78 @@ class Block(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A command on a page, and the folder it is for; a whole one stands in a block."""
+    """A command on a page.
+
+    Attributes:
+        page: on which it is.
+        line: as it stands there.
+        words: program and arguments.
+        variables: what is set in front of it.
+        whole: whether it stands in a block, and not in a sentence.
+        folder: which it is for.
+    """
 
     page: Path
+    line: str
     words: list[str]
+    variables: dict[str, str]
     whole: bool
     folder: Path
 
     def __str__(self) -> str:
-        return f"{self.page.relative_to(ROOT)}: {shlex.join(self.words)}"
+        return f"{self.page.relative_to(ROOT)}: {self.line}"
+
+    @property
+    def program(self) -> str:
+        """Its first word, without the environment that it is in."""
+        return self.words[0].removeprefix(".venv/bin/")
 
 
 def blocks(page: Path) -> list[Block]:
-    return [Block(*found) for found in _FENCE.findall(page.read_text())]
+    """Return all code on a page, in order."""
+    return [
+        Block(language, text or textwrap.dedent(indented))
+        for language, text, indented in _BLOCK.findall(page.read_text())
+    ]
+
+
+def commands_of(page: Path, block: Block) -> list[Command]:
+    """Return the commands in a block; none if it is something else."""
+    found = []
+    folder = page.parent
+    if block.language not in ("", "bash", "sh"):
+        return []
+    for line in re.sub(r"\s*\\\n\s*", " ", block.text).splitlines():
+        if line.startswith("cd "):
+            folder = ROOT / line.split()[1]
+        elif command := _read(page, line, whole=True, folder=folder):
+            found.append(command)
+    return found
 
 
 def commands() -> list[Command]:
     """Return every command on every page."""
     found = []
     for page in PAGES:
-        rest = _FENCE.sub("", page.read_text())
-        shown = [block.text for block in blocks(page) if block.language in ("", "bash", "sh")]
-        for text in [*shown, "\n".join(_INDENTED.findall(rest))]:
-            folder = page.parent
-            for line in text.replace("\\\n", " ").splitlines():
-                if line.startswith("cd "):
-                    folder = ROOT / line.split()[1]
-                elif line.split(maxsplit=1)[:1] and line.split()[0] in PROGRAMS:
-                    words = shlex.split(line, comments=True)
-                    found.append(Command(page, words, whole=True, folder=folder))
-        for span in _INLINE.findall(re.sub(r"\s*\n\s*", " ", rest)):
-            found.append(Command(page, shlex.split(span), whole=False, folder=page.parent))
+        for block in blocks(page):
+            found += commands_of(page, block)
+        rest = re.sub(r"\s*\n\s*", " ", _BLOCK.sub("", page.read_text()))
+        read = [
+            _read(page, span, whole=False, folder=page.parent) for span in _INLINE.findall(rest)
+        ]
+        found += filter(None, read)
     return found
+
+
+def _read(page: Path, line: str, *, whole: bool, folder: Path) -> Command | None:
+    """Return the command of a line; nothing if it does not begin with a program."""
+    try:
+        words = shlex.split(line, comments=True)
+    except ValueError:  # A drawing, or a sentence with an apostrophe.
+        return None
+    variables = {}
+    while words and (variable := _VARIABLE.fullmatch(words[0])):
+        variables[variable[1]] = variable[2]
+        words = words[1:]
+    command = Command(page, line.split("  #")[0].strip(), words, variables, whole, folder)
+    return command if words and command.program in PROGRAMS else None

@@ -98,7 +98,7 @@ def check_pip(words, folder):
 
 
 def check(words, folder, whole):
-    program, rest = words[0], words[1:]
+    program, rest = words[0].removeprefix(".venv/bin/"), words[1:]
     if program.endswith(".py"):
         program, rest = "python", words
     if program == "convoy":
@@ -109,6 +109,8 @@ def check(words, folder, whole):
         assert rest[0] in TARGETS, f"make has no target {rest[0]}"
     elif program == "pip":
         check_pip(rest, folder)
+    elif program == "curl":
+        assert any("http://127.0.0.1:8501/v1/models/" in word for word in rest)
     else:
         assert program in PROGRAMS, f"{program} is not known: say here how to look at it"
         check_python(rest, folder, whole)

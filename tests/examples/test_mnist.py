@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
+from tests.examples.digits import write_digits
 
 FOLDER = Path(__file__).parents[2] / "examples" / "mnist"
 
@@ -21,21 +21,6 @@ def digits(tmp_path_factory):
 def more_digits(tmp_path_factory):
     """Enough for an execution of 20 steps of 80 samples."""
     return write_digits(tmp_path_factory.mktemp("digits") / "mnist.npz", train=1700, test=1700)
-
-
-def write_digits(file, **counts):
-    """Write a file in the format of MNIST's: a bright square in one of ten places."""
-    rng = np.random.default_rng(0)
-    arrays = {}
-    for part, count in counts.items():
-        labels = rng.integers(0, 10, count).astype("uint8")
-        images = rng.integers(0, 60, (count, 28, 28)).astype("uint8")
-        for image, label in zip(images, labels, strict=True):
-            row, column = divmod(int(label), 5)
-            image[4 + 12 * row :, 5 * column : 5 * column + 5][:8] += 180
-        arrays |= {f"x_{part}": images, f"y_{part}": labels}
-    np.savez(file, **arrays)
-    return file
 
 
 def run(digits, *command):

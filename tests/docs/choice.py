@@ -1,0 +1,45 @@
+"""Which commands of the pages are run where: what is not said here is run by `make test`.
+
+A command is named by how it begins. What occurs on no page any more has to go.
+"""
+
+# What cannot be run by tests, and why.
+NOT_RUN = {
+    "make test": "these tests are a part of it",
+    "make bench-peers": "installs 4 GB of other frameworks, and takes 40 minutes",
+    "pip install": "installs from elsewhere",
+    ".venv/bin/python -m benchmarks.peers.environments": "installs 4 GB of other frameworks",
+    ".venv/bin/python -m benchmarks.mnist": "runs TensorFlow beside us",
+    ".venv/bin/python -m benchmarks.cifar10": "runs PyTorch beside us",
+    ".venv/bin/python -m benchmarks.serving": "runs PyTorch and ONNX Runtime beside us",
+}
+
+# What another test runs at a small size.
+RUN_BY = {
+    "make train": "tests/examples/test_digits.py::test_trains_and_writes_its_run",
+}
+
+# What `make test-all` runs, and why not `make test`; the first that fits.
+_PROCESSES = "starts processes; tests/launch has fast tests of such commands"
+_EXAMPLE = "imports and compiles for half a minute; tests/examples has fast tests of the parts"
+_BENCHMARK = "measures, which takes long at any size"
+SLOW = {
+    "convoy plan": "measures machine and network; tests/plan has fast tests of such commands",
+    "convoy train --model-name resnet50": "ResNet-50 in two stages compiles for two minutes",
+    "python3 -m examples_utils": "imports for seconds; tests/bench/test_command.py runs it, too",
+    "docs/launch.md: ": _PROCESSES,
+    "examples/cifar10/README.md: ": _EXAMPLE,
+    "examples/cosmoflow/README.md: ": _EXAMPLE,
+    "examples/estimator_cnn/README.md: ": _EXAMPLE,
+    "examples/mnist/README.md: ": _EXAMPLE,
+    "benchmarks/README.md: ": _BENCHMARK,
+}
+
+
+def fitting(command, table):
+    """Return the entry of a table that a command begins with, or nothing."""
+    return next((key for key in table if begins(command, key)), None)
+
+
+def begins(command, key):
+    return (str(command) if ".md: " in key else command.line).startswith(key)
