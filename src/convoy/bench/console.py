@@ -6,7 +6,6 @@ import logging
 import sys
 import threading
 from pathlib import Path
-from types import TracebackType
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 SEPARATOR = "=" * 20
@@ -30,12 +29,7 @@ class Console:
     def __enter__(self) -> Console:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._log.close()
         self._output.close()
 

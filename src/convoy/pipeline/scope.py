@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from contextvars import ContextVar
-from types import TracebackType
 from typing import Self
 
 from convoy import keras_bridge
@@ -48,10 +47,5 @@ class PipelineStage:
         self._exit.enter_context(keras_bridge.marked_calls(_current.get))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._exit.close()
