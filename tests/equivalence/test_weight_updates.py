@@ -4,6 +4,7 @@ Batch normalisation sees micro-batches, so it is compared with a plain loop of s
 same micro-batches, and with the big batch where replicas share their statistics.
 """
 
+import inspect
 import itertools
 
 import convoy
@@ -231,9 +232,12 @@ def test_samples_that_do_not_fill_an_update_are_left_out(samples, budget):
     stock = make_stock(make)
     expected = learn(stock, (x[:64], y[:64]), 32, shuffle=False), state(stock)
     model = make_convoy(make, 4, devices=2, gradient_accumulation=2, data_budget=budget)
-    with pytest.warns(UserWarning, match="16 of 80 samples do not fill a weight update of 32"):
+    said = "16 of 80 samples do not fill a weight update of 32"
+    with pytest.warns(UserWarning, match=said) as warned:
         actual = learn(model, (x, y), 8, shuffle=False), state(model)
     assert_same(actual, expected)
+    # It points at the line that called `fit`.
+    assert {warning.filename for warning in warned} == {inspect.getsourcefile(learn)}
 
 
 def test_a_generator_yields_micro_batches(samples):
