@@ -200,7 +200,11 @@ def totals(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 def gathered(array: np.ndarray) -> np.ndarray:
     """Return what each process passed, by process; all must pass such shapes and types."""
-    return _gather(array) if count() > 1 else array[None]
+    if count() == 1:
+        return array[None]
+    # As bytes, since JAX would make 32 bits of 64.
+    rows = _gather(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return rows.view(array.dtype).reshape(-1, *array.shape)
 
 
 def check_same(what: str, described: dict[str, Any]) -> None:

@@ -51,12 +51,6 @@ def test_a_seed_begins_all_random_numbers():
     assert not ipu.utils.running_on_ipu_model()
 
 
-def test_one_process_has_what_all_have():
-    assert ipu.distributed.allgather([1, 2]).tolist() == [[1, 2]]
-    assert ipu.distributed.allreduce(3, "SUM") == 3
-    assert ipu.distributed.broadcast(3) == 3
-
-
 def test_scopes_say_what_has_no_effect(caplog):
     with (
         ipu.scopes.ipu_shard(0),

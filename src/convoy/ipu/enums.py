@@ -113,3 +113,15 @@ class RecomputationMode(Enum):
     Auto = 0
     RecomputeThenBackpropagate = 1
     RecomputeAndBackpropagateInterleaved = 2
+
+
+class ReduceOp(_Named):
+    """How the values of several replicas or processes become one."""
+
+    SUM = 0
+    MEAN = 1
+
+    @classmethod
+    def parse(cls, value: object) -> Self:
+        """Return the member that a member, a name, or TensorFlow's own member stands for."""
+        return super().parse(getattr(value, "name", value))

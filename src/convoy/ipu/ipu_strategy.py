@@ -14,7 +14,7 @@ import keras
 from convoy.engine.watch import NOBODY
 from convoy.ipu import system
 from convoy.ipu.config import IPUConfig
-from convoy.ipu.enums import StochasticRoundingBehaviour
+from convoy.ipu.enums import ReduceOp, StochasticRoundingBehaviour
 from convoy.ipu.keras.extension import extend
 from convoy.ipu.reports import report_folder
 from convoy.ipu.system import Applied
@@ -134,12 +134,10 @@ class IPUStrategyV1:
         """
         from convoy.ipu.ops import cross_replica_ops  # it imports what models can do
 
-        word = str(getattr(reduce_op, "name", reduce_op)).upper()
-        if word not in ("SUM", "MEAN"):
-            raise ValueError(f"reduce_op={reduce_op!r} is unknown. Pass 'SUM' or 'MEAN'.")
+        adds = ReduceOp.parse(reduce_op) is ReduceOp.SUM
         if axis is not None:
-            value = jnp.sum(value, axis) if word == "SUM" else jnp.mean(value, axis)
-        if word == "SUM":
+            value = jnp.sum(value, axis) if adds else jnp.mean(value, axis)
+        if adds:
             return cross_replica_ops.cross_replica_sum(value)
         return cross_replica_ops.cross_replica_mean(value)
 

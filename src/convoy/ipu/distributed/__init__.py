@@ -1,4 +1,4 @@
-"""Several processes, of which there is one."""
+"""Several processes, as `convoy launch` or `poprun` starts them."""
 
 from convoy.ipu.distributed import popdist_strategy
 from convoy.ipu.distributed.host_collectives import allgather, allreduce, broadcast

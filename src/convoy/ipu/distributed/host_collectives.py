@@ -1,25 +1,39 @@
-"""Operations over the processes of a run: there is one, which has the answer."""
+"""Operations over the processes of a run, outside of any program."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+from convoy import processes
+from convoy.ipu.enums import ReduceOp
 
 
-def allgather(value: Any, tensor_name: str | None = None) -> Any:
+def allgather(value: Any, tensor_name: str | None = None) -> np.ndarray:
     """Return the values of all processes, along a new first axis."""
     del tensor_name
-    return np.asarray(value)[None]
+    return processes.gathered(np.asarray(value))
 
 
-def allreduce(value: Any, reduce_op: Any, tensor_name: str | None = None) -> Any:
-    """Return the sum or the mean of the values of all processes."""
-    del reduce_op, tensor_name
-    return value
+def allreduce(value: Any, reduce_op: Any, tensor_name: str | None = None) -> np.ndarray:
+    """Return the sum or the mean of the values of all processes.
+
+    Args:
+        value: of this process; all must pass such shapes and types.
+        reduce_op: `"SUM"` or `"MEAN"`, or TensorFlow's word for it.
+        tensor_name: has no effect.
+
+    Raises:
+        ValueError: if the operation is another one.
+    """
+    del tensor_name
+    operation = ReduceOp.parse(reduce_op)
+    rows = processes.gathered(np.asarray(value))
+    return rows.sum(axis=0) if operation is ReduceOp.SUM else rows.mean(axis=0)
 
 
-def broadcast(value: Any, root_rank: int = 0, tensor_name: str | None = None) -> Any:
-    """Return the value of the first process."""
+def broadcast(value: Any, root_rank: int = 0, tensor_name: str | None = None) -> np.ndarray:
+    """Return the value of the first process, whatever `root_rank` says."""
     del root_rank, tensor_name
-    return value
+    (array,) = processes.arrays_from_first([np.asarray(value)])
+    return array
