@@ -11,6 +11,14 @@ from convoy.engine.interrupt import Uninterrupted
 from convoy.engine.program import Programs
 
 
+@pytest.fixture(autouse=True)
+def heeds_ctrl_c():
+    """What a shell starts in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupt():
     signal.raise_signal(signal.SIGINT)
 
