@@ -20,8 +20,8 @@ LAYOUT = ("NHWC", "HWIO", "NHWC")
 
 @pytest.fixture(autouse=True)
 def _machine_takes_it(native):
-    # oneDNN's own kernels are used where its vectors are longer.
-    if native.instruction_set not in ("AVX2", "AVX2 with VNNI", "AVX2 with VNNI 2"):
+    # oneDNN's own kernels are used where longer vectors are computed at once.
+    if not native.has_own_convolutions:
         pytest.skip(f"Winograd's method is for AVX2; this machine has {native.instruction_set}")
 
 

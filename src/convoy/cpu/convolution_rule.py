@@ -93,7 +93,11 @@ def _call(
         operands[0], avals[0] = _slice(operands[0], avals[0], convolution.source_slice)
     call = jax.ffi.ffi_lowering("convoy_convolution")
     results = call(
-        ctx.replace(avals_in=avals), *operands, description=description, threads=np.int64(count)
+        ctx.replace(avals_in=avals),
+        *operands,
+        description=description,
+        threads=np.int64(count),
+        own_core=threads.keep_to_a_core(),
     )
     if convolution.reverse_result:
         return [_reverse(results[0], convolution.reverse_result)]

@@ -108,8 +108,27 @@ class Fusion:
         return total
 
     def relu(self, original: Operation, x: Any) -> Any:
+        del original
         _, found = self._normalised.get(id(x), (None, None))
-        return found.compute(rectify=True) if found else original(x)
+        return found.compute(rectify=True) if found else rectify(jnp.asarray(x))
+
+
+@jax.custom_jvp
+def rectify(x: jax.Array) -> jax.Array:
+    """Return what is positive, and zero for the rest.
+
+    The gradient looks at the result, which is zero where the operand was not positive. As a rule
+    the next layer keeps the result anyway, and the operand need not be kept beside it.
+    """
+    return jnp.maximum(x, 0)
+
+
+@rectify.defjvp
+def _rectify_jvp(
+    primals: tuple[jax.Array], tangents: tuple[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    y = rectify(*primals)
+    return y, jnp.where(y > 0, *tangents, 0)
 
 
 def _fits(x: Any, axes: Any) -> bool:

@@ -68,8 +68,13 @@ class FusedConvolution:
         tally.count(f"convolution by {maker}, inference" + "".join(follows))
         if addend is None:
             addend = jnp.asarray(np.zeros(0, np.float32))
-        return self._call("convoy_fused_convolution", self.result, source, packed, bias, addend)
+        arrays = source, packed, bias, addend
+        own_core = threads.keep_to_a_core()
+        return self._call("convoy_fused_convolution", self.result, *arrays, own_core=own_core)
 
-    def _call(self, target: str, result: jax.ShapeDtypeStruct, *arrays: jax.Array) -> jax.Array:
+    def _call(
+        self, target: str, result: jax.ShapeDtypeStruct, *arrays: jax.Array, **attributes: bool
+    ) -> jax.Array:
         call = jax.ffi.ffi_call(target, result)
-        return call(*arrays, description=self.description, threads=np.int64(self.threads))
+        count = np.int64(self.threads)
+        return call(*arrays, description=self.description, threads=count, **attributes)

@@ -74,6 +74,11 @@ class Library:
         return _INSTRUCTION_SETS.get(bits, hex(bits))
 
     @property
+    def has_own_convolutions(self) -> bool:
+        """Whether Convoy's own convolutions are worth using on this CPU."""
+        return bool(self._handle.convoy_computes_avx2_at_once())
+
+    @property
     def cached(self) -> int:
         """Number of primitives in the cache."""
         return self._handle.convoy_cached()

@@ -1,4 +1,4 @@
-"""How many threads one device's operation may use."""
+"""How many threads one device's operation may use, and where they run."""
 
 import os
 
@@ -19,10 +19,19 @@ def for_each_device() -> int:
 
     Makes JAX choose its devices, if it has not yet: for use while a program is lowered.
     """
-    return max(1, cores() // max(_sharing, jax.local_device_count("cpu")))
+    return max(1, cores() // _devices())
+
+
+def keep_to_a_core() -> bool:
+    """Say whether each device computes on one thread, with a core to itself."""
+    return 1 < _devices() <= cores() and for_each_device() == 1
 
 
 def share_among(devices: int) -> None:
     """Count on so many devices from now on, where JAX itself knows of fewer."""
     global _sharing
     _sharing = max(_sharing, devices)
+
+
+def _devices() -> int:
+    return max(_sharing, jax.local_device_count("cpu"))

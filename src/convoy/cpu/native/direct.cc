@@ -33,7 +33,7 @@ Sizes Last(const dnnl::memory::dims& from, size_t skipped, int64_t missing) {
 bool Direct::Takes(const Convolution& it) {
   return it.kind == Kind::kInference && it.type == dnnl::memory::data_type::f32 && !it.grouped &&
          it.dst[1] % kColumns == 0 && IsDenseChannelsLast(it.src, it.src_strides) &&
-         IsDenseChannelsLast(it.dst, it.dst_strides) && LongestVectorsAreAvx2();
+         IsDenseChannelsLast(it.dst, it.dst_strides) && ComputesAvx2AtOnce();
 }
 
 Direct::Direct(const Convolution& it, int64_t threads)

@@ -1,5 +1,6 @@
 #include "instruction_set.h"
 
+#include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -21,6 +22,16 @@ bool SystemGrantsTiles() {
   return (granted >> kTileData) & 1;
 }
 
+// Zen 4 is the one of AMD's family 19h that has AVX-512.
+bool TakesAvx512InHalves() {
+  unsigned signature, unused;
+  if (!__builtin_cpu_is("amd") || !__get_cpuid(1, &signature, &unused, &unused, &unused)) {
+    return false;
+  }
+  const unsigned family = (signature >> 8 & 0xf) + (signature >> 20 & 0xff);
+  return family == 0x19;
+}
+
 }  // namespace
 
 void HoldOneDnnToWhatRuns() {
@@ -30,9 +41,11 @@ void HoldOneDnnToWhatRuns() {
   dnnl_set_max_cpu_isa(dnnl_cpu_isa_avx512_core_fp16);
 }
 
-bool LongestVectorsAreAvx2() {
-  return dnnl::get_effective_cpu_isa() < dnnl::cpu_isa::avx512_core &&
-         __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+bool HasAvx512() { return dnnl::get_effective_cpu_isa() >= dnnl::cpu_isa::avx512_core; }
+
+bool ComputesAvx2AtOnce() {
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return false;
+  return !HasAvx512() || TakesAvx512InHalves();
 }
 
 }  // namespace convoy

@@ -7,7 +7,11 @@ namespace convoy {
 // instruction then ends it. Where the permission is not granted, oneDNN is held below AMX.
 void HoldOneDnnToWhatRuns();
 
-// Whether the kernels written for AVX2 are the best there are: with longer vectors, oneDNN's are.
-bool LongestVectorsAreAvx2();
+// Whether this CPU computes no more than AVX2's 256 bits at once, so that kernels written for AVX2
+// are as fast as any: it has nothing longer, or takes AVX-512's vectors in two halves, as Zen 4 does.
+bool ComputesAvx2AtOnce();
+
+// Whether oneDNN may use AVX-512 here.
+bool HasAvx512();
 
 }  // namespace convoy

@@ -10,6 +10,7 @@
 #include "convolution.h"
 #include "execution.h"
 #include "instruction_set.h"
+#include "own_core.h"
 #include "pooling.h"
 #include "workspace.h"
 #include "xla/ffi/api/ffi.h"
@@ -43,10 +44,11 @@ std::shared_ptr<const Execution> Find(const int64_t* description, size_t size, i
 
 // `first` and `second` are what the kind of convolution reads, of source, weights and destination
 // in this order, and `result` the third.
-ffi::Error Convolve(ffi::ThreadPool pool, ffi::AnyBuffer first, ffi::AnyBuffer second,
-                    ffi::Result<ffi::AnyBuffer> result, ffi::Span<const int64_t> description,
-                    int64_t threads) {
+ffi::Error Convolve(ffi::ThreadPool pool, int32_t device, ffi::AnyBuffer first,
+                    ffi::AnyBuffer second, ffi::Result<ffi::AnyBuffer> result,
+                    ffi::Span<const int64_t> description, int64_t threads, bool own_core) {
   try {
+    const OwnCore core(device, own_core);
     const auto execution = Find(description.begin(), description.size(), threads);
     char* const a = static_cast<char*>(first.untyped_data());
     char* const b = static_cast<char*>(second.untyped_data());
@@ -86,11 +88,12 @@ ffi::Error PackWeights(ffi::AnyBuffer weights, ffi::Result<ffi::AnyBuffer> packe
 }
 
 // `addend` has no elements where the description says that nothing is added.
-ffi::Error ConvolveFused(ffi::ThreadPool pool, ffi::AnyBuffer source, ffi::AnyBuffer packed,
-                         ffi::AnyBuffer bias, ffi::AnyBuffer addend,
+ffi::Error ConvolveFused(ffi::ThreadPool pool, int32_t device, ffi::AnyBuffer source,
+                         ffi::AnyBuffer packed, ffi::AnyBuffer bias, ffi::AnyBuffer addend,
                          ffi::Result<ffi::AnyBuffer> result, ffi::Span<const int64_t> description,
-                         int64_t threads) {
+                         int64_t threads, bool own_core) {
   try {
+    const OwnCore core(device, own_core);
     const auto execution = Find(description.begin(), description.size(), threads);
     if (packed.size_bytes() < execution->packed_bytes()) {
       return ffi::Error::InvalidArgument("weights are not packed for this convolution");
@@ -164,11 +167,13 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(
 XLA_FFI_DEFINE_HANDLER_SYMBOL(convoy_convolution, convoy::Convolve,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::ThreadPool>()
+                                  .Ctx<xla::ffi::DeviceOrdinal>()
                                   .Arg<xla::ffi::AnyBuffer>()
                                   .Arg<xla::ffi::AnyBuffer>()
                                   .Ret<xla::ffi::AnyBuffer>()
                                   .Attr<xla::ffi::Span<const int64_t>>("description")
-                                  .Attr<int64_t>("threads"));
+                                  .Attr<int64_t>("threads")
+                                  .Attr<bool>("own_core"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(convoy_pack_weights, convoy::PackWeights,
                               xla::ffi::Ffi::Bind()
@@ -180,13 +185,15 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(convoy_pack_weights, convoy::PackWeights,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(convoy_fused_convolution, convoy::ConvolveFused,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::ThreadPool>()
+                                  .Ctx<xla::ffi::DeviceOrdinal>()
                                   .Arg<xla::ffi::AnyBuffer>()
                                   .Arg<xla::ffi::AnyBuffer>()
                                   .Arg<xla::ffi::AnyBuffer>()
                                   .Arg<xla::ffi::AnyBuffer>()
                                   .Ret<xla::ffi::AnyBuffer>()
                                   .Attr<xla::ffi::Span<const int64_t>>("description")
-                                  .Attr<int64_t>("threads"));
+                                  .Attr<int64_t>("threads")
+                                  .Attr<bool>("own_core"));
 
 extern "C" {
 
@@ -203,6 +210,9 @@ int convoy_onednn_version() {
 }
 
 int convoy_instruction_set() { return static_cast<int>(dnnl::get_effective_cpu_isa()); }
+
+// Whether Convoy's own convolutions are worth using on this CPU.
+int convoy_computes_avx2_at_once() { return convoy::ComputesAvx2AtOnce(); }
 
 // Name of the implementation oneDNN has for this convolution, or null if it has none worth using.
 // What was made is kept, so that the first call finds it. The name is good for the process's lifetime.

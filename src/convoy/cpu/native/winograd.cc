@@ -115,11 +115,12 @@ bool Winograd::Takes(const Convolution& it) {
   const int64_t in = it.src[1], out = it.dst[1];
   if (in % kColumns != 0 || out % kColumns != 0) return false;
   // What is saved grows with the product of both, what the ways there and back take with the sum.
-  const int64_t fewest = it.kind == Kind::kBackwardWeights ? 8 : 16;
+  // oneDNN's gradient of few weights is better with AVX-512.
+  const int64_t fewest = it.kind == Kind::kBackwardWeights && !HasAvx512() ? 8 : 16;
   if (in * out / (in + out) < fewest) return false;
   // A block of tiles for each pass over the weights, which are 16/9 of their size.
   const int64_t tiles = it.dst[0] * ((it.dst[2] + 1) / 2) * ((it.dst[3] + 1) / 2);
-  return tiles >= kSmallBlock && LongestVectorsAreAvx2();
+  return tiles >= kSmallBlock && ComputesAvx2AtOnce();
 }
 
 Winograd::Winograd(const Convolution& it, int64_t threads)

@@ -1,6 +1,9 @@
 // Temporary memory for kernels, kept between calls.
 #pragma once
 
+#include <sched.h>
+
+#include <array>
 #include <cstddef>
 #include <cstdlib>
 #include <memory>
@@ -12,7 +15,9 @@
 namespace convoy {
 
 // Fresh pages cost more than many of the kernels that would use them, so buffers are handed back
-// and lent again. There are never more of them than calls that ran at one time.
+// and lent again, to the core that had them: what it wrote last is in its own cache, and another
+// core would have to fetch every line of it from there. There are never more of them than calls
+// that began on one core at one time.
 class Workspaces {
   struct Free {
     void operator()(char* data) const { std::free(data); }
@@ -21,43 +26,55 @@ class Workspaces {
     std::unique_ptr<char, Free> data;
     size_t bytes = 0;
   };
+  struct Shelf {
+    std::mutex mutex;
+    std::vector<Buffer> free;
+  };
 
  public:
   class Lease {
    public:
-    Lease(Workspaces* owner, Buffer buffer) : owner_(owner), buffer_(std::move(buffer)) {}
+    Lease(Shelf* shelf, Buffer buffer) : shelf_(shelf), buffer_(std::move(buffer)) {}
     Lease(Lease&&) = default;
     ~Lease() {
-      if (buffer_.data) owner_->Return(std::move(buffer_));
+      if (buffer_.data) Return(shelf_, std::move(buffer_));
     }
     char* data() const { return buffer_.data.get(); }
 
    private:
-    Workspaces* owner_;
+    Shelf* shelf_;
     Buffer buffer_;
   };
 
   Lease Acquire(size_t bytes) {
-    if (bytes == 0) return Lease(this, Buffer());
-    Buffer buffer = TakeFreed();
+    if (bytes == 0) return Lease(nullptr, Buffer());
+    Shelf& shelf = ShelfOfThisCore();
+    Buffer buffer = TakeFreed(&shelf);
     if (buffer.bytes < bytes) buffer = Allocate(bytes);
-    return Lease(this, std::move(buffer));
+    return Lease(&shelf, std::move(buffer));
   }
 
  private:
   static constexpr size_t kAlignment = 64;
+  // Cores beyond share with others.
+  static constexpr size_t kShelves = 256;
 
-  Buffer TakeFreed() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (free_.empty()) return Buffer();
-    Buffer last = std::move(free_.back());
-    free_.pop_back();
+  Shelf& ShelfOfThisCore() {
+    const int core = sched_getcpu();
+    return shelves_[core < 0 ? 0 : static_cast<size_t>(core) % kShelves];
+  }
+
+  static Buffer TakeFreed(Shelf* shelf) {
+    std::lock_guard<std::mutex> lock(shelf->mutex);
+    if (shelf->free.empty()) return Buffer();
+    Buffer last = std::move(shelf->free.back());
+    shelf->free.pop_back();
     return last;
   }
 
-  void Return(Buffer buffer) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    free_.push_back(std::move(buffer));
+  static void Return(Shelf* shelf, Buffer buffer) {
+    std::lock_guard<std::mutex> lock(shelf->mutex);
+    shelf->free.push_back(std::move(buffer));
   }
 
   static Buffer Allocate(size_t bytes) {
@@ -69,8 +86,7 @@ class Workspaces {
     return buffer;
   }
 
-  std::mutex mutex_;
-  std::vector<Buffer> free_;
+  std::array<Shelf, kShelves> shelves_;
 };
 
 }  // namespace convoy
