@@ -58,7 +58,7 @@ def _first_layers(options: Options, info: DatasetInfo) -> list[layers.Layer]:
             layers.RandomErasing(options.random_erasing, value_range=BYTES, name="random_erasing")
         )
     if options.accelerator_side_preprocess:
-        flip = info.flip and options.augment
+        flip = info.flip and options.augment and options.flip == "random"
         first.append(Preprocess(info.normalisation, flip, name="preprocessing_layer"))
     return first
 
