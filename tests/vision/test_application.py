@@ -9,6 +9,8 @@ import pytest
 from convoy.data.checksum import masked_checksum
 from convoy.report.files import read
 from convoy.vision.models import make_model
+from convoy.vision.parse import parse
+from convoy.vision.served import served_network
 from convoy.vision.validation import load_checkpoint
 
 SMALL = ("--precision", "32.32", "--seed", 1, "--micro-batch-size", 5)
@@ -197,9 +199,35 @@ FLAGS = {
         *("--model", "toy_model_bn", "--num-replicas", 2, "--dbn-replica-group-size", 2),
     ],
     "deterministic": ["--deterministic"],
+    "images in other ways": [
+        *("--flip", "alternating", "--crop-padding", 2, "--crop-border", "reflect"),
+        *("--normalisation", "cifar10"),
+    ],
+    "alternating flips alone": ["--flip", "alternating", "--crop-padding", 0],
+    "whitening in stages": [
+        *("--model", "cifar_fast", "--pipeline-splits", "block2_conv1"),
+        *("--gradient-accumulation", 2, "--accelerator-side-preprocess"),
+    ],
     "a rehearsal first": ["--mlperf-logging", "--optimizer-params", "{momentum: 0.9}"],
     "a sweep": ["--sweep", "--target-accuracy", 0.01],
 }
+
+
+def test_the_fast_recipe_whitens_by_the_data_and_learns(application, tmp_path):
+    words = ("--config", "cifar10_fast", "--micro-batch-size", 5, "--num-epochs", 2, "--seed", 1)
+    done = application(*words, "--output-dir", "run")
+    assert done.status == 0, done.err
+    first, second = (float(loss) for loss in re.findall(r"batch .*'loss: ([\d.]+)'", done.out))
+    assert second < first
+    assert len(accuracies(done.out, "validation")) == 2
+    kernels = []
+    for epoch in (1, 2):
+        checkpoint = tmp_path / "run" / "checkpoints" / f"epoch_{epoch}.0.weights.h5"
+        model = served_network(parse(["--config", "cifar10_fast"]), checkpoint).model
+        kernels.append(model.get_layer("whiten").kernel.numpy().reshape(12, 24))
+    np.testing.assert_array_equal(*kernels)
+    directions = kernels[0][:, :12] / np.linalg.norm(kernels[0][:, :12], axis=0)
+    np.testing.assert_allclose(directions.T @ directions, np.eye(12), atol=1e-5)
 
 
 @pytest.mark.slow

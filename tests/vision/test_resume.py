@@ -126,6 +126,22 @@ def test_an_earlier_run_is_not_overwritten(application, tmp_path):
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["state"]
 
 
+@pytest.mark.slow
+def test_alternating_flips_and_adapted_layers_go_on_too(application, tmp_path):
+    def run(folder, epochs):
+        keras.backend.clear_session(free_memory=False)
+        recipe = ("--config", "cifar10_fast", "--micro-batch-size", 5, "--seed", 4)
+        words = ("--num-epochs", epochs, "--output-dir", folder, "--resume", "--validation", False)
+        done = application(*recipe, *words)
+        assert done.status == 0, done.err
+        states = Folder(tmp_path / folder / "state")
+        return store.state_hash(store.read_manifest(states.at(states.positions()[-1])))
+
+    whole = run("a", 3)
+    assert run("b", 2) != whole
+    assert run("b", 3) == whole
+
+
 # The folder of a run that goes on ---------------------------------------------------------------
 
 

@@ -11,8 +11,9 @@ import convoy
 import keras
 from convoy.command_line.progress import Output
 from convoy.pipeline.split import calls_of
+from convoy.vision.adapt import adapt_layers
 from convoy.vision.folder import RunFolder
-from convoy.vision.images import Images, training_input
+from convoy.vision.images import Images, some_images, training_input
 from convoy.vision.loss import make_accuracy, make_loss
 from convoy.vision.network import make_network, recommended_splits
 from convoy.vision.optimizer import make_optimizer
@@ -134,6 +135,7 @@ def train(
     """Run the training phase; returns what was seen."""
     plan = training.plan
     watch = Watch(plan, training.schedule, folder, output, listeners)
+    adapt_layers(training.model, lambda: some_images(plan, images))
     if plan.options.mlperf_logging:
         _rehearse(training, images)
     checkpoints = make_checkpoints(plan, folder)
