@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+from convoy.data.catalog import load
 from convoy.data.checksum import masked_checksum
 from convoy.report.files import read
 from convoy.vision.models import make_model
@@ -215,7 +216,7 @@ FLAGS = {
 
 def test_the_fast_recipe_whitens_by_the_data_and_learns(application, tmp_path):
     words = ("--config", "cifar10_fast", "--micro-batch-size", 5, "--num-epochs", 2, "--seed", 1)
-    done = application(*words, "--output-dir", "run")
+    done = application(*words, "--output-dir", "run", "--ckpts-per-epoch", 1)
     assert done.status == 0, done.err
     first, second = (float(loss) for loss in re.findall(r"batch .*'loss: ([\d.]+)'", done.out))
     assert second < first
@@ -240,6 +241,28 @@ def test_flags_work_together(application, words):
         assert re.search(r"'loss: [\d.]+', 'training_accuracy: [\d.]+ %'", done.out)
     if "--config" not in words:
         assert accuracies(done.out, "validation")
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_views_are_averaged_whatever_the_batch(application, tmp_path, small_cifar, replicas):
+    device = ("--eight-bit-transfer", "--accelerator-side-preprocess")
+    words = (*SMALL, *device, "--output-dir", "run", "--ckpts-per-epoch", 1)
+    done = application(*words, "--validation-views", 6, "--validation-num-replicas", replicas)
+    assert done.status == 0, done.err
+    checkpoint = tmp_path / "run" / "checkpoints" / "epoch_1.0.weights.h5"
+    network = served_network(parse([str(word) for word in (*SMALL, *device)]), checkpoint).model
+    images, labels = load("cifar10", small_cifar).test
+    padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)), "reflect")
+    logits = 0.0
+    for view, weight in ((images, 2), (padded[:, :-2, :-2], 1), (padded[:, 2:, 2:], 1)):
+        for seen in (view, view[:, :, ::-1]):
+            logits += weight / 8 * np.log(np.asarray(network(seen)))
+    shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    loss = -np.log(shares[np.arange(len(labels)), labels]).mean()
+    said = re.search(r"validation: .*'loss: ([\d.]+)'", done.out)[1]
+    assert float(said) == pytest.approx(loss, abs=1e-4)
+    right = 100 * (shares.argmax(1) == labels).mean()
+    assert accuracies(done.out, "validation") == [pytest.approx(right, abs=0.01)]
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from convoy.command_line.flags import (
 )
 from convoy.data.augment import Border
 from convoy.data.catalog import DATASETS, Normalisation
+from convoy.layers.views import WEIGHTS as VIEWS
 from convoy.pipeline.generate import NAMES as SCHEDULES
 from convoy.precision import KNOWN as PRECISIONS
 
@@ -161,6 +162,13 @@ class Options:
     validation_micro_batch_size: int | None = _batch(None, "default: micro-batch-size", whole)
     validation_num_replicas: int | None = _batch(
         None, "default: all devices of the training, each with the whole model", whole
+    )
+    validation_views: int = _batch(
+        1,
+        "of each held-out image, over which logits are averaged: 2 with its mirror image, 6 with "
+        "both shifted by a pixel in two directions too",
+        whole,
+        choices=tuple(map(str, VIEWS)),
     )
 
     optimizer: str = _learning(

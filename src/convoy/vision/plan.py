@@ -178,6 +178,11 @@ def _check_preprocessing(options: Options) -> None:
                 f"--{name.replace('_', '-')} works on images that the host has not normalised. "
                 "Pass --accelerator-side-preprocess too."
             )
+    if options.validation_views > 1 and options.synthetic_data in ("ipu", "device"):
+        raise ValueError(
+            f"--validation-views {options.validation_views}: pass 1, for --synthetic-data "
+            f"{options.synthetic_data} shows the network no image twice."
+        )
     if options.rand_augment and importlib.util.find_spec("PIL") is None:
         raise ValueError(
             "--rand-augment needs the package pillow. Install it with: pip install pillow"
