@@ -188,6 +188,7 @@ FLAGS = {
     "adaptive clipping and averaged weights": [
         *("--adaptive-clip", 0.01, "--ema", 0.9, "--l2-regularization", 1e-4),
     ],
+    "lookahead in 16 bits": ["--lookahead", 2, "--precision", "16.16", "--num-replicas", 2],
     "averaged weights of replicas": ["--ema", 0.9, "--num-replicas", 2],
     "stages where they are cheapest": [
         *("--pipeline-splits", "auto", 2, "--gradient-accumulation", 4, "--ema", 0.5),

@@ -143,6 +143,7 @@ def test_deterministic_turns_shuffling_off_and_draws_a_seed():
         ({"micro_batch_size": 0}, "--micro-batch-size 0: pass 1 or more"),
         ({"micro_batch_size": 60_000}, "50000 images do not make a weight update of 60000"),
         ({"training": False, "validation": False}, "nothing to do"),
+        ({"lookahead": -1}, "--lookahead -1: pass 0 or more"),
         ({"mixup": -1.0}, "--mixup -1.0: pass 0 or more"),
         ({"weight_updates_per_epoch": 0}, "--weight-updates-per-epoch 0"),
         (

@@ -197,6 +197,9 @@ class Options:
     ema: float = _learning(
         0.0, "average the weights, with this momentum, and validate the average", number
     )
+    lookahead: int = _learning(
+        0, "draw weights to their average after every so many updates; 0 is never", whole
+    )
 
     logs_per_epoch: Fraction = _event(Fraction(1), "how often; 1/2 is every 2nd epoch", fraction)
     ckpts_per_epoch: Fraction | None = _event(

@@ -134,6 +134,7 @@ def check_options(options: Options) -> None:
         "weight_decay",
         "l2_regularization",
         "adaptive_clip",
+        "lookahead",
         "mixup",
         "cutmix",
     )

@@ -74,7 +74,7 @@ def prepare_training(plan: RunPlan, strategy: convoy.Strategy) -> Training:
     with strategy.scope():
         model = make_network(options, plan.info, plan.batch.accumulation)
         model.compile(
-            make_optimizer(options, schedule, plan.batch.global_batch),
+            make_optimizer(options, schedule, plan.batch.global_batch, plan.events.updates),
             make_loss(options.label_smoothing, shares=plan.mixes_labels),
             metrics=[make_accuracy("training_accuracy", shares=plan.mixes_labels)],
             steps_per_execution=plan.steps_per_execution,
