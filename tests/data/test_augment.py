@@ -17,10 +17,11 @@ def test_a_flip_mirrors_some_and_leaves_others(images, rng):
     assert 0 < mirrored.sum() < 64
 
 
-def test_a_crop_is_a_window_of_the_padded_image(images, rng):
-    out = augment.random_crop(images, 2, rng)
+@pytest.mark.parametrize(("border", "mode"), [("zeros", "constant"), ("reflect", "reflect")])
+def test_a_crop_is_a_window_of_the_padded_image(images, rng, border, mode):
+    out = augment.random_crop(images, 2, rng, border)
     assert out.shape == images.shape
-    padded = np.pad(images, ((0, 0), (2, 2), (2, 2), (0, 0)))
+    padded = np.pad(images, ((0, 0), (2, 2), (2, 2), (0, 0)), mode)
     places = set()
     for number in range(64):
         found = [

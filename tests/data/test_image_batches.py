@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from convoy.data.batches import InOrder, Order
 from convoy.data.catalog import DatasetInfo
-from convoy.data.image_batches import ImageBatches, MakeBatch
+from convoy.data.image_batches import Asked, ImageBatches, MakeBatch
 from convoy.data.image_files import find_images
 from convoy.data.records import DamagedDataError
 from convoy.data.transform import Transformation
@@ -76,6 +76,17 @@ def test_batches_are_bytes_of_all_classes_that_differ_from_epoch_to_epoch(folder
     assert (first.mean((1, 2)).argmax(1) == second).all()
     six = epochs(training(folders), 2)
     assert any((six[n][0] != six[n + 3][0]).any() for n in range(3))
+
+
+def test_those_are_mirrored_that_are_said_to_be(folders):
+    files = find_images(folders, "train")
+    make = MakeBatch(files, 4, Transformation(INFO, "bytes"), training=True)
+    mirrored = np.array([True, False, False, True])
+    plain, turned = np.empty((2, *make.shape), make.dtype)
+    make.run(Asked(np.arange(4), (1,)), plain)
+    make.run(Asked(np.arange(4), (1,), mirrored), turned)
+    np.testing.assert_array_equal(turned[mirrored], plain[mirrored][:, :, ::-1])
+    np.testing.assert_array_equal(turned[~mirrored], plain[~mirrored])
 
 
 def test_normalised_numbers_and_mixed_labels(folders):

@@ -17,7 +17,7 @@ def test_bytes_become_the_same_numbers(images, dtype):
     np.testing.assert_array_equal(np.asarray(out), images)
 
 
-@pytest.mark.parametrize("way", ["scale", "standardise", "imagenet"])
+@pytest.mark.parametrize("way", ["scale", "standardise", "imagenet", "cifar10"])
 def test_device_and_host_normalise_alike(images, way):
     ours = np.asarray(Preprocess(way)(images))
     np.testing.assert_allclose(ours, normalise(images, way), rtol=1e-4, atol=1e-5)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from convoy import precision
 from convoy.engine import numerics
-from convoy.optimizers import LARS, Regularized
+from convoy.optimizers import LARS, Lookahead, Regularized
 from keras import layers
 from tests.equivalence.side_by_side import HALF_TOLERANCE, assert_same, make_convoy, state
 
@@ -136,6 +136,10 @@ def test_optimizers_of_our_own(optimizer):
         ),
         (
             lambda: Regularized(keras.optimizers.SGD(global_clipnorm=1.0), l2=0.1),
+            "has global_clipnorm=1.0, a norm over all stages",
+        ),
+        (
+            lambda: Lookahead(Regularized(keras.optimizers.SGD(global_clipnorm=1.0), l2=0.1), 9),
             "has global_clipnorm=1.0, a norm over all stages",
         ),
         (

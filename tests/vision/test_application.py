@@ -6,9 +6,12 @@ import shutil
 
 import numpy as np
 import pytest
+from convoy.data.catalog import load
 from convoy.data.checksum import masked_checksum
 from convoy.report.files import read
 from convoy.vision.models import make_model
+from convoy.vision.parse import parse
+from convoy.vision.served import served_network
 from convoy.vision.validation import load_checkpoint
 
 SMALL = ("--precision", "32.32", "--seed", 1, "--micro-batch-size", 5)
@@ -185,6 +188,7 @@ FLAGS = {
     "adaptive clipping and averaged weights": [
         *("--adaptive-clip", 0.01, "--ema", 0.9, "--l2-regularization", 1e-4),
     ],
+    "lookahead in 16 bits": ["--lookahead", 2, "--precision", "16.16", "--num-replicas", 2],
     "averaged weights of replicas": ["--ema", 0.9, "--num-replicas", 2],
     "stages where they are cheapest": [
         *("--pipeline-splits", "auto", 2, "--gradient-accumulation", 4, "--ema", 0.5),
@@ -197,9 +201,35 @@ FLAGS = {
         *("--model", "toy_model_bn", "--num-replicas", 2, "--dbn-replica-group-size", 2),
     ],
     "deterministic": ["--deterministic"],
+    "images in other ways": [
+        *("--flip", "alternating", "--crop-padding", 2, "--crop-border", "reflect"),
+        *("--normalisation", "cifar10"),
+    ],
+    "alternating flips alone": ["--flip", "alternating", "--crop-padding", 0],
+    "whitening in stages": [
+        *("--model", "cifar_fast", "--pipeline-splits", "block2_conv1"),
+        *("--gradient-accumulation", 2, "--accelerator-side-preprocess"),
+    ],
     "a rehearsal first": ["--mlperf-logging", "--optimizer-params", "{momentum: 0.9}"],
     "a sweep": ["--sweep", "--target-accuracy", 0.01],
 }
+
+
+def test_the_fast_recipe_whitens_by_the_data_and_learns(application, tmp_path):
+    words = ("--config", "cifar10_fast", "--micro-batch-size", 5, "--num-epochs", 2, "--seed", 1)
+    done = application(*words, "--output-dir", "run", "--ckpts-per-epoch", 1)
+    assert done.status == 0, done.err
+    first, second = (float(loss) for loss in re.findall(r"batch .*'loss: ([\d.]+)'", done.out))
+    assert second < first
+    assert len(accuracies(done.out, "validation")) == 2
+    kernels = []
+    for epoch in (1, 2):
+        checkpoint = tmp_path / "run" / "checkpoints" / f"epoch_{epoch}.0.weights.h5"
+        model = served_network(parse(["--config", "cifar10_fast"]), checkpoint).model
+        kernels.append(model.get_layer("whiten").kernel.numpy().reshape(12, 24))
+    np.testing.assert_array_equal(*kernels)
+    directions = kernels[0][:, :12] / np.linalg.norm(kernels[0][:, :12], axis=0)
+    np.testing.assert_allclose(directions.T @ directions, np.eye(12), atol=1e-5)
 
 
 @pytest.mark.slow
@@ -212,6 +242,28 @@ def test_flags_work_together(application, words):
         assert re.search(r"'loss: [\d.]+', 'training_accuracy: [\d.]+ %'", done.out)
     if "--config" not in words:
         assert accuracies(done.out, "validation")
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_views_are_averaged_whatever_the_batch(application, tmp_path, small_cifar, replicas):
+    device = ("--eight-bit-transfer", "--accelerator-side-preprocess")
+    words = (*SMALL, *device, "--output-dir", "run", "--ckpts-per-epoch", 1)
+    done = application(*words, "--validation-views", 6, "--validation-num-replicas", replicas)
+    assert done.status == 0, done.err
+    checkpoint = tmp_path / "run" / "checkpoints" / "epoch_1.0.weights.h5"
+    network = served_network(parse([str(word) for word in (*SMALL, *device)]), checkpoint).model
+    images, labels = load("cifar10", small_cifar).test
+    padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)), "reflect")
+    logits = 0.0
+    for view, weight in ((images, 2), (padded[:, :-2, :-2], 1), (padded[:, 2:, 2:], 1)):
+        for seen in (view, view[:, :, ::-1]):
+            logits += weight / 8 * np.log(np.asarray(network(seen)))
+    shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    loss = -np.log(shares[np.arange(len(labels)), labels]).mean()
+    said = re.search(r"validation: .*'loss: ([\d.]+)'", done.out)[1]
+    assert float(said) == pytest.approx(loss, abs=1e-4)
+    right = 100 * (shares.argmax(1) == labels).mean()
+    assert accuracies(done.out, "validation") == [pytest.approx(right, abs=0.01)]
 
 
 @pytest.mark.slow

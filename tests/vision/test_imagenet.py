@@ -68,7 +68,13 @@ def test_what_is_missing_is_one_line(application, tmp_path, words, message):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
-    [[], ["--accelerator-side-preprocess"], ["--mixup", 0.2], ["--augment", False]],
+    [
+        [],
+        ["--accelerator-side-preprocess"],
+        ["--mixup", 0.2],
+        ["--augment", False],
+        ["--flip", "alternating"],
+    ],
     ids=str,
 )
 def test_flags_work_on_image_files(application, images, words):

@@ -33,6 +33,22 @@ def test_group_norm_takes_the_place_and_another_name(key, value, groups):
     assert model.output_shape == (None, 10)
 
 
+@pytest.mark.parametrize(
+    ("layer", "kind"),
+    [
+        ({"name": "custom_batch_norm", "momentum": 0.6}, UpdateBatchNormalization),
+        ({"name": "group_norm", "channels_per_group": 16}, keras.layers.GroupNormalization),
+    ],
+)
+def test_what_takes_the_place_of_a_norm_without_scale_and_offset_has_none_either(layer, kind):
+    model = network(model_name="cifar_fast", norm_layer=layer)
+    norm = model.get_layer("block1_norm1")
+    assert type(norm) is kind
+    assert (norm.center, norm.scale) == (False, False)
+    assert getattr(norm, "momentum", 0.6) == 0.6
+    assert getattr(norm, "groups", 4) == 4
+
+
 def test_layers_that_run_first_stand_first_and_keep_the_names_of_the_rest():
     model = network(eight_bit_transfer=True, accelerator_side_preprocess=True)
     names = [layer.name for layer in model.layers]

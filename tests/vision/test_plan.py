@@ -62,6 +62,21 @@ def test_every_recipe_can_be_parsed(name):
     assert isinstance(parse(["--config", name]), Options)
 
 
+def test_the_fast_recipe_has_airbenchs_numbers():
+    plan = recipe("cifar10_fast")
+    assert (plan.batch.global_batch, plan.events.updates_per_epoch) == (1024, 48)
+    assert peak(plan) == pytest.approx(11.5 / (1 + 1 / (1 - 0.85)), rel=1e-3)
+    assert plan.options.l2_regularization == pytest.approx(0.0153 / 11.5, rel=2e-3)
+    assert (plan.info.crop_padding, plan.info.normalisation) == (2, "cifar10")
+
+
+def test_images_are_treated_in_the_data_sets_own_way_unless_it_is_said_otherwise():
+    info = make_plan(Options()).info
+    assert (info.crop_padding, info.normalisation) == (4, "standardise")
+    info = make_plan(Options(crop_padding=0, normalisation="scale")).info
+    assert (info.crop_padding, info.normalisation) == (0, "scale")
+
+
 def test_stages_of_recipes():
     assert (recipe("resnet50_16ipus_8k_bn_pipeline").devices) == 16
     on_one_device = recipe("resnet50_mlperf_pod16_bs20")
@@ -128,8 +143,19 @@ def test_deterministic_turns_shuffling_off_and_draws_a_seed():
         ({"micro_batch_size": 0}, "--micro-batch-size 0: pass 1 or more"),
         ({"micro_batch_size": 60_000}, "50000 images do not make a weight update of 60000"),
         ({"training": False, "validation": False}, "nothing to do"),
+        ({"lookahead": -1}, "--lookahead -1: pass 0 or more"),
         ({"mixup": -1.0}, "--mixup -1.0: pass 0 or more"),
         ({"weight_updates_per_epoch": 0}, "--weight-updates-per-epoch 0"),
+        (
+            {"validation_views": 2, "synthetic_data": "ipu"},
+            "--validation-views 2: pass 1, for --synthetic-data ipu",
+        ),
+        ({"crop_padding": -1}, "--crop-padding -1: pass 0 or more"),
+        ({"crop_padding": 32}, "less than the 32 pixels of an image"),
+        (
+            {"dataset": "mnist", "normalisation": "cifar10"},
+            "--normalisation cifar10 is for images of 3 channels, but those of mnist have 1",
+        ),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options, message):

@@ -126,6 +126,33 @@ def test_an_earlier_run_is_not_overwritten(application, tmp_path):
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["state"]
 
 
+@pytest.mark.slow
+def test_alternating_flips_adapted_layers_and_lookahead_go_on_too(
+    application, tmp_path, monkeypatch
+):
+    def run(folder):
+        keras.backend.clear_session(free_memory=False)
+        recipe = ("--config", "cifar10_fast", "--micro-batch-size", 5, "--seed", 4)
+        words = ("--num-epochs", 3, "--output-dir", folder, "--resume", "--validation", False)
+        return application(*recipe, *words, "--lookahead", 3).status
+
+    def state(folder):
+        states = Folder(tmp_path / folder / "state")
+        return store.state_hash(store.read_manifest(states.at(states.positions()[-1])))
+
+    def interrupt(self, record):
+        if record.update == 10:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    assert run("a") == 0
+    with monkeypatch.context() as patch:
+        patch.setattr("convoy.vision.watch.Watch._show", interrupt)
+        assert run("b") == 75
+    assert state("b") != state("a")
+    assert run("b") == 0
+    assert state("b") == state("a")
+
+
 # The folder of a run that goes on ---------------------------------------------------------------
 
 

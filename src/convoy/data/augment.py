@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
-from convoy.data.catalog import IMAGENET_DEVIATION, IMAGENET_MEAN, Normalisation
+from convoy.data.catalog import CHANNELS, Normalisation
+
+Border = Literal["zeros", "reflect"]
+"""What is around an image: nothing, or its own pixels as in a mirror at its edge."""
 
 
 def random_flip(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Mirror half of the images from left to right."""
-    chosen = rng.random(len(images)) < 0.5
+    return flip(images, rng.random(len(images)) < 0.5)
+
+
+def flip(images: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """Mirror the chosen images from left to right."""
     return np.where(chosen[:, None, None, None], images[:, :, ::-1], images)
 
 
-def random_crop(images: np.ndarray, padding: int, rng: np.random.Generator) -> np.ndarray:
-    """Cut each image, at a place of its own, out of itself with zeros around it."""
+def random_crop(
+    images: np.ndarray, padding: int, rng: np.random.Generator, border: Border = "zeros"
+) -> np.ndarray:
+    """Cut each image, at a place of its own, out of itself with a border around it."""
     count, height, width, _ = images.shape
-    padded = np.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    padded = np.pad(
+        images,
+        ((0, 0), (padding, padding), (padding, padding), (0, 0)),
+        "constant" if border == "zeros" else "reflect",
+    )
     tops, lefts = rng.integers(0, 2 * padding + 1, (2, count))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), (1, 2))
     return windows[np.arange(count), tops, lefts].transpose(0, 2, 3, 1)
@@ -84,7 +99,7 @@ def normalise(images: np.ndarray, normalisation: Normalisation) -> np.ndarray:
     scaled = images.astype(np.float32) / 255
     if normalisation == "scale":
         return scaled
-    mean, deviation = np.array(IMAGENET_MEAN, np.float32), np.array(IMAGENET_DEVIATION, np.float32)
+    mean, deviation = np.array(CHANNELS[normalisation], np.float32)
     return (scaled - mean) / deviation
 
 

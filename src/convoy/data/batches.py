@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import keras
 import numpy as np
+from convoy.data.augment import flip
 
 Batch = tuple[np.ndarray, np.ndarray]
 Transform = Callable[[np.ndarray, np.ndarray, np.random.Generator], Batch]
+Flips = Callable[[int], np.ndarray]
 
 
 class Order:
@@ -46,6 +48,11 @@ class Order:
         epoch, number = divmod(position, self.batches_per_epoch)
         run, place = divmod(number, self._whole)
         return self._pass(epoch, run)[place * self.size : (place + 1) * self.size]
+
+    def pass_of(self, position: int) -> int:
+        """Return how often the data was gone through before a batch."""
+        epoch, number = divmod(position, self.batches_per_epoch)
+        return epoch * -(-self.batches_per_epoch // self._whole) + number // self._whole
 
     def seed_of(self, position: int) -> tuple[int, ...]:
         """Return the seed of what chance does to a batch."""
@@ -123,6 +130,7 @@ class Batches(Positions):
         order: which of them come when.
         num_batches: of what is an epoch to Keras.
         transform: is given images, labels and a generator of the batch's own.
+        flips: which images are mirrored before that, by the batch; none if it is `None`.
     """
 
     def __init__(
@@ -132,15 +140,20 @@ class Batches(Positions):
         order: Order,
         num_batches: int,
         transform: Transform,
+        flips: Flips | None = None,
     ) -> None:
         super().__init__(num_batches)
         self.images = images
         self.labels = labels
         self.order = order
         self.transform = transform
+        self.flips = flips
 
     def __getitem__(self, number: int) -> Batch:
         position = self.position(number)
         chosen = self.order.chosen(position)
         chance = np.random.default_rng(self.order.seed_of(position))
-        return self.transform(self.images[chosen], self.labels[chosen], chance)
+        images = self.images[chosen]
+        if self.flips is not None:
+            images = flip(images, self.flips(position))
+        return self.transform(images, self.labels[chosen], chance)

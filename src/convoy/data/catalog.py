@@ -14,10 +14,13 @@ from convoy.data import cifar, idx
 from convoy.data.digits import load_digits
 
 Split = tuple[np.ndarray, np.ndarray]
-Normalisation = Literal["scale", "standardise", "imagenet"]
+Normalisation = Literal["scale", "standardise", "imagenet", "cifar10"]
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
+CHANNELS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+}
+"""Mean and deviation of the channels of a data set's images, from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class DatasetInfo:
         shape: of an image: height, width, channels.
         classes: how many.
         normalisation: `"scale"` divides by 255; `"standardise"` takes each image's mean and
-            deviation; `"imagenet"` the channels' mean and deviation of ImageNet.
+            deviation; `"imagenet"` and `"cifar10"` those of the channels of that data set.
         crop_padding: pixels around an image from which random crops are taken.
         flip: whether a mirrored image means the same.
     """

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 from convoy.data import jpeg
 from convoy.data.ahead import Ahead
-from convoy.data.batches import Batch, Positions
+from convoy.data.batches import Batch, Flips, Positions
 from convoy.data.crops import centre_crop, inception_crop
 from convoy.data.image_files import ImageFiles
 from convoy.data.records import DamagedDataError
@@ -21,10 +21,11 @@ MOST_DAMAGED = 100
 
 
 class Asked(NamedTuple):
-    """A batch to make: which images, and the seed of what chance does to them."""
+    """A batch to make: which images, the seed of what chance does to them, which are mirrored."""
 
     indices: np.ndarray
     seed: tuple[int, ...]
+    mirrored: np.ndarray | None = None
 
 
 class Made(NamedTuple):
@@ -43,7 +44,7 @@ class MakeBatch:
         size: images in a batch.
         transformation: of the batch; mirroring is not left to it.
         training: whether a random part of each image is shown, else the middle.
-        mirror: whether that part is mirrored at random.
+        mirror: whether that part is mirrored at random, where it is not said which are.
         on_damage: whether another image takes the place of one that cannot be read, or that is an
             error.
     """
@@ -75,21 +76,27 @@ class MakeBatch:
         in_place = self.dtype == np.uint8
         images = out[:count] if in_place else np.empty((count, *self.shape[1:]), np.uint8)
         labels, damaged = np.empty(count, np.int32), list[str]()
-        for place, index in enumerate(task.indices):
-            labels[place] = self._show(int(index), images[place], rng, damaged)
+        mirrored = np.zeros(count, bool) if task.mirrored is None else task.mirrored
+        for place, (index, turned) in enumerate(zip(task.indices, mirrored, strict=True)):
+            labels[place] = self._show(int(index), bool(turned), images[place], rng, damaged)
         changed, labels = self.transformation(images, labels, rng)
         if changed is not images or not in_place:
             out[:count] = changed
         return Made(labels, damaged)
 
     def _show(
-        self, index: int, out: np.ndarray, rng: np.random.Generator, damaged: list[str]
+        self,
+        index: int,
+        turned: bool,
+        out: np.ndarray,
+        rng: np.random.Generator,
+        damaged: list[str],
     ) -> int:
         """Put an image, or the next one that is whole, into an array, and return its label."""
         for step in range(MOST_DAMAGED):
             near = (index + step) % len(self.files)
             try:
-                return self._decode(near, out, rng)
+                return self._decode(near, turned, out, rng)
             except DamagedDataError as error:
                 said = f"{self.files.name(near)}: {error}"
                 if self.on_damage == "stop":
@@ -99,7 +106,7 @@ class MakeBatch:
             f"{self.files.name(index)} and the {MOST_DAMAGED - 1} images after it are damaged."
         )
 
-    def _decode(self, index: int, out: np.ndarray, rng: np.random.Generator) -> int:
+    def _decode(self, index: int, turned: bool, out: np.ndarray, rng: np.random.Generator) -> int:
         sample = self.files.read(index)
         classes = self.transformation.info.classes
         if not 0 <= sample.label < classes:
@@ -109,7 +116,7 @@ class MakeBatch:
             jpeg.decode_part(sample.data, centre_crop(height, width), out)
             return sample.label
         box = inception_crop(height, width, rng, sample.objects)
-        mirrored = self.mirror and rng.random() < 0.5
+        mirrored = turned or (self.mirror and rng.random() < 0.5)
         jpeg.decode_part(sample.data, box, out, mirrored=mirrored)
         return sample.label
 
@@ -131,6 +138,7 @@ class ImageBatches(Positions):
         num_batches: of what is an epoch to Keras.
         workers: processes that make batches ahead; 0 makes each where and when it is asked for.
         say: is called once for each image that cannot be read.
+        flips: which images are mirrored, by the batch.
     """
 
     def __init__(
@@ -140,11 +148,13 @@ class ImageBatches(Positions):
         num_batches: int,
         workers: int,
         say: Callable[[str], None] = lambda _: None,
+        flips: Flips | None = None,
     ) -> None:
         super().__init__(num_batches)
         self.make = make
         self.order = order
         self.say = say
+        self.flips = flips
         self.damaged = dict.fromkeys(make.files.damaged)
         """What could not be read, each named once."""
         for name in self.damaged:
@@ -164,4 +174,5 @@ class ImageBatches(Positions):
         self._ahead.close()
 
     def _asked(self, position: int) -> Asked:
-        return Asked(self.order.chosen(position), self.order.seed_of(position))
+        mirrored = None if self.flips is None else self.flips(position)
+        return Asked(self.order.chosen(position), self.order.seed_of(position), mirrored)

@@ -22,7 +22,8 @@ class Transformation:
         info: of the data set.
         output: normalised numbers; the bytes as numbers; bytes; or what came in.
         flip: whether to mirror at random.
-        crop: whether to crop at random out of the image with zeros around it.
+        crop: whether to crop at random out of the image with a border around it.
+        border: what that is made of.
         rand_augment: strength, or 0.
         mixup: alpha, or 0.
         cutmix: alpha, or 0.
@@ -32,6 +33,7 @@ class Transformation:
     output: Output = "normalised"
     flip: bool = False
     crop: bool = False
+    border: augment.Border = "zeros"
     rand_augment: float = 0.0
     mixup: float = 0.0
     cutmix: float = 0.0
@@ -54,7 +56,7 @@ class Transformation:
             x = augment.random_flip(x, rng)
         x = self.bring(x)
         if self.crop:
-            x = augment.random_crop(x, self.info.crop_padding, rng)
+            x = augment.random_crop(x, self.info.crop_padding, rng, self.border)
         if not (self.mixup or self.cutmix):
             return np.ascontiguousarray(x), y
         shares = np.eye(self.info.classes, dtype=np.float32)[y]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from convoy.data.catalog import IMAGENET_DEVIATION, IMAGENET_MEAN, Normalisation
+from convoy.data.catalog import CHANNELS, Normalisation
 from convoy.data.synthetic import DEVIATION, MEAN
 from keras import layers, ops
 
@@ -59,8 +59,8 @@ def normalise(images: Any, normalisation: Normalisation) -> Any:
     """Normalise images from 0 to 255."""
     if normalisation == "scale":
         return images / 255
-    if normalisation == "imagenet":
-        mean, deviation = ops.array(IMAGENET_MEAN), ops.array(IMAGENET_DEVIATION)
+    if normalisation in CHANNELS:
+        mean, deviation = map(ops.array, CHANNELS[normalisation])
         return (images / 255 - mean) / deviation
     mean, variance = ops.moments(images, axes=(1, 2, 3), keepdims=True)
     return (images - mean) / ops.where(variance == 0, 1.0, ops.sqrt(variance))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+from convoy.optimizers.around import Around
 from keras import ops
 
 SMALLEST_WEIGHT = 1e-3
@@ -12,7 +13,7 @@ TINY = 1e-6
 
 
 @keras.saving.register_keras_serializable(package="convoy")
-class Regularized(keras.optimizers.Optimizer):
+class Regularized(Around):
     """Puts L2 regularisation, weight decay or adaptive clipping around any optimizer.
 
     With `O` the optimizer, `s` its state and `lr` its learning rate at this update:
@@ -55,39 +56,16 @@ class Regularized(keras.optimizers.Optimizer):
         for argument, value in {"l2": l2, "weight_decay": weight_decay, "clip": clip}.items():
             if value < 0:
                 raise ValueError(f"Regularized({argument}={value}): pass 0 or more.")
-        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-            raise ValueError(
-                "Regularized() received a LossScaleOptimizer, whose gradients are still scaled. "
-                "Put Regularized inside: LossScaleOptimizer(Regularized(optimizer))."
-            )
-        if optimizer.loss_scale_factor is not None:
-            raise ValueError(
-                f"Regularized() received an optimizer with loss_scale_factor="
-                f"{optimizer.loss_scale_factor}, which divides gradients only after l2 has been "
-                "added to them. Leave it out, and pass loss_scale to convoy.Strategy."
-            )
         if weight_decay and optimizer.gradient_accumulation_steps:
             raise ValueError(
                 f"Regularized(weight_decay={weight_decay}) would decay the weights in each of the "
                 f"{optimizer.gradient_accumulation_steps} steps that the optimizer accumulates. "
                 "Pass weight_decay to the optimizer itself."
             )
-        super().__init__(learning_rate=0.0, name=name)
-        self.optimizer = optimizer
+        super().__init__(optimizer, name)
         self.l2 = l2
         self.decay = weight_decay
         self.clip = clip
-
-    def build(self, variables: list[keras.Variable]) -> None:
-        if self.built:
-            return
-        self.optimizer.build(variables)
-        super().build(variables)
-
-    @property
-    def variables(self) -> list[keras.Variable]:
-        """Those of the optimizer inside: there is no state but its own."""
-        return self.optimizer.variables
 
     def apply(
         self, grads: list[Any], trainable_variables: list[keras.Variable] | None = None
@@ -124,38 +102,8 @@ class Regularized(keras.optimizers.Optimizer):
             share = ops.cast(self.learning_rate, "float32") * self.decay
             self.assign(variable, ops.cast(wide - wide * share, variable.dtype))
 
-    @property
-    def learning_rate(self) -> Any:
-        return self.optimizer.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, learning_rate: Any) -> None:
-        self.optimizer.learning_rate = learning_rate
-
-    @property
-    def iterations(self) -> Any:
-        return self.optimizer.iterations
-
-    def finalize_variable_values(self, var_list: list[keras.Variable]) -> None:
-        self.optimizer.finalize_variable_values(var_list)
-
     def get_config(self) -> dict[str, Any]:
-        return {
-            "optimizer": keras.saving.serialize_keras_object(self.optimizer),
-            "l2": self.l2,
-            "weight_decay": self.decay,
-            "clip": self.clip,
-            "name": self.name,
-        }
-
-    @classmethod
-    def from_config(
-        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
-    ) -> Regularized:
-        optimizer = keras.saving.deserialize_keras_object(
-            config["optimizer"], custom_objects=custom_objects
-        )
-        return cls(**(config | {"optimizer": optimizer}))
+        return super().get_config() | {"l2": self.l2, "weight_decay": self.decay, "clip": self.clip}
 
 
 def _norms(value: Any) -> Any:

@@ -27,12 +27,14 @@ def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
             of another one.
     """
     inner = getattr(optimizer, "optimizer", None)
-    if isinstance(inner, keras.optimizers.Optimizer) and inner.global_clipnorm is not None:
-        raise ValueError(
-            f"The optimizer {inner.name!r} inside of {optimizer.name!r} has global_clipnorm="
-            f"{inner.global_clipnorm}, a norm over all stages, which it cannot see. Use clipnorm, "
-            "or train the model without stages."
-        )
+    while isinstance(inner, keras.optimizers.Optimizer):
+        if inner.global_clipnorm is not None:
+            raise ValueError(
+                f"The optimizer {inner.name!r} inside of {optimizer.name!r} has global_clipnorm="
+                f"{inner.global_clipnorm}, a norm over all stages, which it cannot see. Use "
+                "clipnorm, or train the model without stages."
+            )
+        inner = getattr(inner, "optimizer", None)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or optimizer.loss_scale_factor:
         raise ValueError(
             f"The optimizer {optimizer.name!r} scales the loss by itself (Keras adds that under "

@@ -160,7 +160,7 @@ class Application:
         if options.validation and not options.compile_only:
             validation = Validation(self.plan, strategies[validation_strategy], images)
             for path in self.given or []:
-                load_checkpoint(validation.model, path)
+                load_checkpoint(validation.network, path)
         return images, training, validation
 
     def _validate(self, validation: Validation, training: Training | None) -> list[Record]:

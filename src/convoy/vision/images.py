@@ -13,14 +13,19 @@ from typing import Any, cast
 
 import keras
 import numpy as np
+from convoy.data.augment import Border
 from convoy.data.batches import Batch, Batches, InOrder, Order
 from convoy.data.catalog import DatasetInfo, Split, load
-from convoy.data.image_batches import ImageBatches, MakeBatch, OnDamage
+from convoy.data.flips import AlternatingFlip
+from convoy.data.image_batches import Asked, ImageBatches, MakeBatch, OnDamage
 from convoy.data.image_files import ImageFiles, find_images
 from convoy.data.synthetic import synthetic_split
 from convoy.data.transform import Output, Transformation
 from convoy.vision.options import Options
 from convoy.vision.plan import RunPlan
+
+# Of the images that layers are adapted to.
+MOST_PIXELS = 2_000_000
 
 
 @dataclass(frozen=True)
@@ -87,12 +92,14 @@ def training_input(plan: RunPlan, images: Images) -> Iterator[dict[str, Any]]:
             batch.micro_batch,
             transformation,
             training=plan.options.augment,
-            mirror=plan.options.augment and not plan.options.accelerator_side_preprocess,
+            mirror=plan.options.augment
+            and plan.options.flip == "random"
+            and not plan.options.accelerator_side_preprocess,
             on_damage=_on_damage(plan),
         )
         order = training_order(plan, len(images.train))
         with _closing(
-            ImageBatches(make, order, _fit_batches(plan), _workers(plan), _say)
+            ImageBatches(make, order, _fit_batches(plan), _workers(plan), _say, _flips(plan, order))
         ) as batches:
             yield {"x": batches, "shuffle": False}
         return
@@ -102,6 +109,7 @@ def training_input(plan: RunPlan, images: Images) -> Iterator[dict[str, Any]]:
     if (
         divides
         and not transformation.changes
+        and not _alternates(plan)
         and plan.options.synthetic_data not in ("cpu", "host")
     ):
         yield {
@@ -112,7 +120,24 @@ def training_input(plan: RunPlan, images: Images) -> Iterator[dict[str, Any]]:
         }
         return
     order = training_order(plan, len(x))
-    yield {"x": Batches(x, y, order, _fit_batches(plan), transformation), "shuffle": False}
+    batches = Batches(x, y, order, _fit_batches(plan), transformation, _flips(plan, order))
+    yield {"x": batches, "shuffle": False}
+
+
+def some_images(plan: RunPlan, images: Images) -> np.ndarray:
+    """Return images from all over the training data, as they are moved to the device."""
+    height, width, _ = plan.info.shape
+    count = min(images.train_samples, max(1, MOST_PIXELS // (height * width)))
+    chosen = np.linspace(0, images.train_samples - 1, count).astype(int)
+    transformation = Transformation(plan.info, _output(plan))
+    if isinstance(images.train, tuple):
+        return transformation.bring(images.train[0][chosen])
+    make = MakeBatch(
+        images.train, count, transformation, training=False, on_damage=_on_damage(plan)
+    )
+    found = np.empty(make.shape, make.dtype)
+    make.run(Asked(chosen, (0,)), found)
+    return found
 
 
 @contextlib.contextmanager
@@ -169,9 +194,11 @@ def training_transformation(plan: RunPlan) -> Transformation:
         # Files are mirrored as they are decoded.
         flip=augments
         and info.flip
+        and options.flip == "random"
         and info.name != "imagenet"
         and not options.accelerator_side_preprocess,
         crop=augments and bool(info.crop_padding),
+        border=cast(Border, options.crop_border),
         rand_augment=options.rand_augment if options.synthetic_data is None else 0.0,
         mixup=options.mixup,
         cutmix=options.cutmix,
@@ -187,6 +214,17 @@ def training_order(plan: RunPlan, samples: int) -> Order:
         shuffle=plan.options.shuffle,
         seed=plan.seed,
     )
+
+
+def _alternates(plan: RunPlan) -> bool:
+    """Say whether the host mirrors each image in every second epoch."""
+    options = plan.options
+    augments = options.augment and options.synthetic_data is None
+    return augments and plan.info.flip and options.flip == "alternating"
+
+
+def _flips(plan: RunPlan, order: Order) -> AlternatingFlip | None:
+    return AlternatingFlip(order) if _alternates(plan) else None
 
 
 @contextlib.contextmanager

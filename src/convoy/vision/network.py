@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from convoy import keras_bridge
 from convoy.data.catalog import DatasetInfo
-from convoy.layers import Decompress, Preprocess, SyntheticImages
+from convoy.layers import Decompress, MeanOfViews, Preprocess, SyntheticImages, Views
 from convoy.vision.models import make_model
 from convoy.vision.norm import norm_replacement
 from convoy.vision.options import Options
@@ -39,6 +39,21 @@ def make_network(options: Options, info: DatasetInfo, micro_batches: int) -> ker
     return keras.Model(inputs, outputs, name=network.name)
 
 
+def with_views(network: keras.Model, count: int) -> keras.Model:
+    """Return a network of the same layers that averages over several views of each image.
+
+    Args:
+        network: ends in probabilities.
+        count: how many views, as `convoy.layers.Views` makes them.
+    """
+    (images,) = network.inputs
+    inputs = keras.Input(images.shape[1:], dtype=images.dtype, name=images.name)
+    views = Views(count, name="views")(inputs)
+    outputs = keras_bridge.replay_graph(network, views, lambda layer: layer)
+    mean = MeanOfViews(count, dtype="float32", name="mean_of_views")(outputs)
+    return keras.Model(inputs, mean, name=network.name)
+
+
 def _input(options: Options, info: DatasetInfo) -> Any:
     if options.synthetic_data in ("ipu", "device"):
         return keras.Input((1,), dtype="uint8", name="number")
@@ -58,7 +73,7 @@ def _first_layers(options: Options, info: DatasetInfo) -> list[layers.Layer]:
             layers.RandomErasing(options.random_erasing, value_range=BYTES, name="random_erasing")
         )
     if options.accelerator_side_preprocess:
-        flip = info.flip and options.augment
+        flip = info.flip and options.augment and options.flip == "random"
         first.append(Preprocess(info.normalisation, flip, name="preprocessing_layer"))
     return first
 

@@ -59,7 +59,7 @@ def norm_replacement(settings: Mapping[str, Any], micro_batches: int) -> Replace
             return UpdateBatchNormalization.from_config(config)
         groups = settings.get("num_groups")
         if groups is None:
-            groups = max(1, layer.gamma.shape[-1] // settings["channels_per_group"])
+            groups = max(1, layer.moving_mean.shape[-1] // settings["channels_per_group"])
         kept = ("axis", "epsilon", "center", "scale", "beta_initializer", "gamma_initializer")
         return layers.GroupNormalization(
             groups,

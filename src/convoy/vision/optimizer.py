@@ -28,13 +28,16 @@ _MAY_HAVE = {
 _WITHOUT_MOMENTUM = ("adam", "adamw")
 
 
-def make_optimizer(options: Options, schedule: Schedule, batch: int) -> keras.optimizers.Optimizer:
-    """Return the optimizer, inside of weight decay and L2 regularisation.
+def make_optimizer(
+    options: Options, schedule: Schedule, batch: int, updates: int
+) -> keras.optimizers.Optimizer:
+    """Return the optimizer, inside of weight decay, L2 regularisation and lookahead.
 
     Args:
         options: of the run.
         schedule: the learning rate.
         batch: samples in a weight update.
+        updates: of the whole run.
 
     Raises:
         ValueError: if one of its parameters is missing or unknown.
@@ -55,12 +58,14 @@ def make_optimizer(options: Options, schedule: Schedule, batch: int) -> keras.op
         common |= {"use_ema": True, "ema_momentum": options.ema}
     optimizer = _make(options.optimizer, params, schedule, batch, common)
     if options.l2_regularization or options.weight_decay or options.adaptive_clip:
-        return convoy.optimizers.Regularized(
+        optimizer = convoy.optimizers.Regularized(
             optimizer,
             l2=options.l2_regularization,
             weight_decay=options.weight_decay,
             clip=options.adaptive_clip,
         )
+    if options.lookahead:
+        return convoy.optimizers.Lookahead(optimizer, updates, options.lookahead)
     return optimizer
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 from convoy.command_line.flags import (
     Flag,
@@ -21,7 +21,9 @@ from convoy.command_line.flags import (
     text,
     whole,
 )
-from convoy.data.catalog import DATASETS
+from convoy.data.augment import Border
+from convoy.data.catalog import DATASETS, Normalisation
+from convoy.layers.views import WEIGHTS as VIEWS
 from convoy.pipeline.generate import NAMES as SCHEDULES
 from convoy.precision import KNOWN as PRECISIONS
 
@@ -66,7 +68,7 @@ class Options:
 
     model_name: str = _model(
         "toy_model",
-        "toy_model, toy_model_bn, mnist_cnn, cifar_resnet8/20/32/44/56, "
+        "toy_model, toy_model_bn, mnist_cnn, cifar_fast, cifar_resnet8/20/32/44/56, "
         "resnet18/34/50/101/152, a name in keras.applications, or module:function of your own",
         text,
     )
@@ -105,7 +107,24 @@ class Options:
     accelerator_side_preprocess: bool = _data(
         False, "normalise (and flip) on the device, as the model's first layer", boolean
     )
+    normalisation: str | None = _data(
+        None,
+        "divide by 255, take each image's mean and deviation, or those of the channels of a data "
+        "set (default: the data set's own way)",
+        text,
+        choices=get_args(Normalisation),
+    )
     augment: bool = _data(True, "random crops and flips, where the data set has them", boolean)
+    flip: str = _data(
+        "random",
+        "mirror images at random, or alternating: each in every second epoch",
+        text,
+        choices=("random", "alternating"),
+    )
+    crop_padding: int | None = _data(
+        None, "pixels around an image that is cropped (default: the data set's own)", whole
+    )
+    crop_border: str = _data("zeros", "what these pixels are", text, choices=get_args(Border))
     mixup: float = _data(0.0, "mix pairs of images; alpha of the Beta distribution", number)
     cutmix: float = _data(0.0, "paste a part of another image; alpha", number)
     rand_augment: float = _data(0.0, "RandAugment; strength from 0 to 1", number)
@@ -144,6 +163,13 @@ class Options:
     validation_num_replicas: int | None = _batch(
         None, "default: all devices of the training, each with the whole model", whole
     )
+    validation_views: int = _batch(
+        1,
+        "of each held-out image, over which logits are averaged: 2 with its mirror image, 6 with "
+        "both shifted by a pixel in two directions too",
+        whole,
+        choices=tuple(map(str, VIEWS)),
+    )
 
     optimizer: str = _learning(
         "sgd", "the optimizer", text, choices=("sgd", "lars", "rmsprop", "adam", "adamw")
@@ -170,6 +196,9 @@ class Options:
     )
     ema: float = _learning(
         0.0, "average the weights, with this momentum, and validate the average", number
+    )
+    lookahead: int = _learning(
+        0, "draw weights to their average after every so many updates; 0 is never", whole
     )
 
     logs_per_epoch: Fraction = _event(Fraction(1), "how often; 1/2 is every 2nd epoch", fraction)

@@ -6,11 +6,11 @@ import importlib.util
 import random
 import warnings
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, cast
 
 from convoy.batch import BatchConfig
 from convoy.command_line.flags import flag_of
-from convoy.data.catalog import DATASETS, DatasetInfo
+from convoy.data.catalog import CHANNELS, DATASETS, DatasetInfo, Normalisation
 from convoy.vision.events import HostEvents, check_frequencies, plan_events
 from convoy.vision.norm import check_norm
 from convoy.vision.options import Options
@@ -84,7 +84,7 @@ def make_plan(options: Options, training_samples: int | None = None) -> RunPlan:
     notes: list[str] = []
     check_options(options)
     options = _settle(options, notes)
-    info = DATASETS[options.dataset]
+    info = _info(options)
     stages, width = _stages(options)
     _check_devices(options, stages, width)
     batch = _batch(options, notes)
@@ -134,6 +134,7 @@ def check_options(options: Options) -> None:
         "weight_decay",
         "l2_regularization",
         "adaptive_clip",
+        "lookahead",
         "mixup",
         "cutmix",
     )
@@ -178,12 +179,38 @@ def _check_preprocessing(options: Options) -> None:
                 f"--{name.replace('_', '-')} works on images that the host has not normalised. "
                 "Pass --accelerator-side-preprocess too."
             )
+    if options.validation_views > 1 and options.synthetic_data in ("ipu", "device"):
+        raise ValueError(
+            f"--validation-views {options.validation_views}: pass 1, for --synthetic-data "
+            f"{options.synthetic_data} shows the network no image twice."
+        )
     if options.rand_augment and importlib.util.find_spec("PIL") is None:
         raise ValueError(
             "--rand-augment needs the package pillow. Install it with: pip install pillow"
         )
     if options.eight_bit_transfer and options.mixup:
         raise ValueError("--mixup makes numbers of bytes; leave --eight-bit-transfer out.")
+
+
+def _info(options: Options) -> DatasetInfo:
+    """Return what is known of the data set, with what is to be done otherwise than its own way."""
+    info = DATASETS[options.dataset]
+    if (padding := options.crop_padding) is not None:
+        if not 0 <= padding < min(info.shape[:2]):
+            raise ValueError(
+                f"--crop-padding {padding}: pass 0 or more, and less than the "
+                f"{min(info.shape[:2])} pixels of an image."
+            )
+        info = replace(info, crop_padding=padding)
+    if options.normalisation is None:
+        return info
+    channels = info.shape[-1]
+    if channels != len(CHANNELS.get(options.normalisation, ((0,) * channels,))[0]):
+        raise ValueError(
+            f"--normalisation {options.normalisation} is for images of 3 channels, but those of "
+            f"{info.name} have {channels}."
+        )
+    return replace(info, normalisation=cast(Normalisation, options.normalisation))
 
 
 def count_stages(splits: list[str]) -> int:

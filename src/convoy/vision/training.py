@@ -11,8 +11,9 @@ import convoy
 import keras
 from convoy.command_line.progress import Output
 from convoy.pipeline.split import calls_of
+from convoy.vision.adapt import adapt_layers
 from convoy.vision.folder import RunFolder
-from convoy.vision.images import Images, training_input
+from convoy.vision.images import Images, some_images, training_input
 from convoy.vision.loss import make_accuracy, make_loss
 from convoy.vision.network import make_network, recommended_splits
 from convoy.vision.optimizer import make_optimizer
@@ -73,7 +74,7 @@ def prepare_training(plan: RunPlan, strategy: convoy.Strategy) -> Training:
     with strategy.scope():
         model = make_network(options, plan.info, plan.batch.accumulation)
         model.compile(
-            make_optimizer(options, schedule, plan.batch.global_batch),
+            make_optimizer(options, schedule, plan.batch.global_batch, plan.events.updates),
             make_loss(options.label_smoothing, shares=plan.mixes_labels),
             metrics=[make_accuracy("training_accuracy", shares=plan.mixes_labels)],
             steps_per_execution=plan.steps_per_execution,
@@ -134,6 +135,7 @@ def train(
     """Run the training phase; returns what was seen."""
     plan = training.plan
     watch = Watch(plan, training.schedule, folder, output, listeners)
+    adapt_layers(training.model, lambda: some_images(plan, images))
     if plan.options.mlperf_logging:
         _rehearse(training, images)
     checkpoints = make_checkpoints(plan, folder)

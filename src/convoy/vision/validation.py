@@ -16,7 +16,7 @@ from convoy.command_line.progress import Output
 from convoy.vision.folder import RunFolder, epoch_of
 from convoy.vision.images import Images, test_input
 from convoy.vision.loss import make_accuracy, make_loss
-from convoy.vision.network import make_network
+from convoy.vision.network import make_network, with_views
 from convoy.vision.plan import RunPlan
 from convoy.vision.record import Record
 
@@ -44,7 +44,9 @@ class Validation:
         if not self.samples:
             raise ValueError(f"{plan.info.name} has no image to validate on.")
         with strategy.scope():
-            self.model = make_network(plan.options, plan.info, plan.batch.accumulation)
+            self.network = make_network(plan.options, plan.info, plan.batch.accumulation)
+            views = plan.options.validation_views
+            self.model = self.network if views == 1 else with_views(self.network, views)
             self.model.compile(
                 loss=make_loss(plan.options.label_smoothing, shares=False),
                 metrics=[make_accuracy("validation_accuracy", shares=False)],
@@ -65,7 +67,7 @@ class Validation:
         output.begin(len(paths), "validating ...")
         with test_input(self.plan, self.images) as data:
             for done, path in enumerate(paths, start=1):
-                load_checkpoint(self.model, path)
+                load_checkpoint(self.network, path)
                 record = self._evaluate(data, epoch_of(path))
                 records.append(record)
                 self._report(record, folder, output, listeners)
@@ -84,7 +86,7 @@ class Validation:
     ) -> Record:
         """Validate some weights, or those that the model was made with."""
         if weights is not None:
-            self.model.set_weights(weights)
+            self.network.set_weights(weights)
         with test_input(self.plan, self.images) as data:
             record = self._evaluate(data, epoch)
         self._report(record, folder, output, listeners)

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import keras
+from convoy.vision.models.cifar_fast import cifar_fast
 from convoy.vision.models.cifar_resnet import cifar_resnet
 from convoy.vision.models.mnist import mnist_cnn
 from convoy.vision.models.resnet import resnet
@@ -28,6 +29,7 @@ _RESNETS = {
 
 MODELS: dict[str, MakeModel] = {
     "mnist_cnn": mnist_cnn,
+    "cifar_fast": cifar_fast,
     "toy_model": toy_model,
     "toy_model_bn": partial(toy_model, normalise=True),
     **{f"cifar_resnet{6 * n + 2}": partial(cifar_resnet, blocks=n) for n in (1, 3, 5, 7, 9)},

@@ -1,0 +1,95 @@
+"""Lookahead: weights that go ahead for some updates, and are drawn back to their average."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from convoy.optimizers.around import Around
+from keras import ops
+
+
+@keras.saving.register_keras_serializable(package="convoy")
+class Lookahead(Around):
+    """Draws weights to their moving average every few updates, ever more strongly.
+
+    After update `t` of `updates`, if `every` divides `t`, with `W` a weight and `S` its average:
+
+    ```
+    d = momentum**every * (t / updates)**3      (0 the first time)
+    S = d * S + (1 - d) * W
+    W = S
+    ```
+
+    If `every` does not divide the last update, `W = S` follows it, so that training ends with the
+    average.
+
+    Args:
+        optimizer: any Keras optimizer.
+        updates: of the whole training.
+        every: so many updates.
+        momentum: of the average at the end of training, by update.
+        name: of the optimizer.
+
+    References: Zhang et al., "Lookahead Optimizer: k steps forward, 1 step back", 2019; the
+    strength by Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU", 2024.
+    """
+
+    def __init__(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        updates: int,
+        every: int = 5,
+        momentum: float = 0.95,
+        name: str = "lookahead",
+    ) -> None:
+        if min(updates, every) < 1:
+            raise ValueError(f"Lookahead(updates={updates}, every={every}): pass 1 or more.")
+        if not 0 <= momentum <= 1:
+            raise ValueError(f"Lookahead(momentum={momentum}): pass a number from 0 to 1.")
+        super().__init__(optimizer, name)
+        if optimizer.gradient_accumulation_steps:
+            raise ValueError(
+                "Lookahead() received an optimizer that accumulates gradients, and would take each "
+                "of them for an update. Pass gradient_accumulation to convoy.Strategy instead."
+            )
+        self.updates = updates
+        self.every = every
+        self.momentum = momentum
+        self.averages: list[keras.Variable] = []
+
+    def build(self, variables: list[keras.Variable]) -> None:
+        if self.built:
+            return
+        super().build(variables)
+        self.averages = self.add_optimizer_variables(variables, "lookahead")
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """Those of the optimizer inside, and the averages."""
+        return self.optimizer.variables + self.averages
+
+    def apply(
+        self, grads: list[Any], trainable_variables: list[keras.Variable] | None = None
+    ) -> None:
+        """Have the optimizer inside update the weights, then look whether they are drawn back."""
+        if not self.built:
+            self.build(list(trainable_variables or []))
+        variables = list(trainable_variables or self._trainable_variables)
+        self.optimizer.apply(grads, variables)
+        done = self.iterations
+        is_whole = done % self.every == 0
+        is_due = is_whole | (done == self.updates)
+        progress = ops.minimum(ops.cast(done, "float32") / self.updates, 1.0)
+        kept = ops.where(is_whole, self.momentum**self.every * progress**3, 1.0)
+        kept = ops.where(done <= self.every, 0.0, kept)
+        for variable in variables:
+            average = self.averages[self._get_variable_index(variable)]
+            wide, before = ops.cast(variable, "float32"), ops.cast(average, "float32")
+            after = ops.where(is_due, kept * before + (1 - kept) * wide, before)
+            self.assign(average, ops.cast(after, average.dtype))
+            self.assign(variable, ops.cast(ops.where(is_due, after, wide), variable.dtype))
+
+    def get_config(self) -> dict[str, Any]:
+        own = {"updates": self.updates, "every": self.every, "momentum": self.momentum}
+        return super().get_config() | own
