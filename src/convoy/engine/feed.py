@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import jax
+import jax.numpy as jnp
 from convoy.engine.put import put
 from convoy.engine.random_state import RandomState
 from convoy.engine.replicate import AXIS
@@ -271,4 +272,18 @@ def fetcher(chunk: Chunk, replicas: int, *, in_one_program: bool = True) -> Call
             lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, keepdims=False), source
         )
 
-    return {"ordered": ordered, "contiguous": contiguous, "block": block}[chunk.layout]
+    fetch = {"ordered": ordered, "contiguous": contiguous, "block": block}[chunk.layout]
+
+    def apart(*arguments: Any) -> Any:
+        def nothing(*arguments: Any) -> Any:
+            return jax.tree.map(jnp.zeros_like, jax.eval_shape(fetch, *arguments))
+
+        return jax.lax.cond(arguments[1] >= 0, fetch, nothing, *arguments)
+
+    def chosen(source: Any, index: Any, *replica: jax.Array) -> Any:
+        # XLA would merge the way to the data with what is computed from it, and round by it. On a
+        # CPU it does not look into branches.
+        arguments = source, jnp.asarray(index), *replica
+        return jax.lax.platform_dependent(*arguments, cpu=apart, default=fetch)
+
+    return chosen
