@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 CORES = sorted(os.sched_getaffinity(0))[:2]
-SHAPE, FILTERS, LAYERS, BATCH = (32, 32, 32), 32, 8, 8
+SHAPE, FILTERS, LAYERS, BATCH = (32, 32, 32), 32, 8, 16
 
 
 @dataclass(frozen=True)
@@ -191,13 +191,14 @@ def host_microseconds(variant: Variant) -> float:
     return min(trainer.seconds() for _ in range(5)) / actions * 1e6
 
 
-def serve(connection: Connection, variant: Variant, updates: int) -> None:
+def serve(connection: Connection, variant: Variant, updates: int, batch: int) -> None:
     """Answer `turn`, `memory` and `host`, until told to end."""
     os.sched_setaffinity(0, CORES[: variant.stages])
     os.environ["CONVOY_DEVICES"] = str(variant.stages)
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    trainer = Trainer(variant, updates)
-    alone = Trainer(variant, 1, alone=True) if variant.stages > 1 else None
+    size = LAYERS, SHAPE, FILTERS, batch
+    trainer = Trainer(variant, updates, size=size)
+    alone = Trainer(variant, 1, alone=True, size=size) if variant.stages > 1 else None
     connection.send("ready")
     while question := connection.recv():
         if question == "turn":
@@ -244,13 +245,14 @@ def report(turns: dict[str, list[tuple]], memory: dict[str, Any], host: float) -
     return lines
 
 
-def measure(rounds: int, updates: int) -> list[str]:
+def measure(rounds: int, updates: int, batch: int) -> list[str]:
     context = multiprocessing.get_context("spawn")
     seats = {}
     try:
         for name, variant in VARIANTS.items():
             ours, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(theirs, variant, updates), daemon=True)
+            arguments = theirs, variant, updates, batch
+            process = context.Process(target=serve, args=arguments, daemon=True)
             process.start()
             ours.recv()
             seats[name] = process, ours
@@ -275,13 +277,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--updates", type=int, default=2, help="weight updates in a turn")
+    parser.add_argument("--batch", type=int, default=BATCH, help="samples of a micro-batch")
     options = parser.parse_args()
     print(
-        f"{LAYERS} convolutions of {FILTERS} filters at {SHAPE[0]}, micro-batches of {BATCH}, "
-        f"{options.rounds} rounds",
+        f"{LAYERS} convolutions of {FILTERS} filters at {SHAPE[0]}, micro-batches of "
+        f"{options.batch}, {options.rounds} rounds",
         flush=True,
     )
-    print("\n".join(measure(options.rounds, options.updates)))
+    print("\n".join(measure(options.rounds, options.updates, options.batch)))
 
 
 if __name__ == "__main__":
