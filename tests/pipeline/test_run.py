@@ -160,6 +160,26 @@ def test_every_optimizer(samples, optimizer):
     compare(network(OPTIMIZERS[optimizer]), samples, CUTS[3])
 
 
+def test_a_device_without_weights_counts_updates_too(rng):
+    def make(steps):
+        x = inputs = keras.Input((4,))
+        x = layers.Dense(3, name="dense")(x)
+        model = keras.Model(inputs, layers.Softmax(name="softmax")(x))
+        rate = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
+        model.compile(
+            keras.optimizers.SGD(rate), "sparse_categorical_crossentropy", steps_per_execution=steps
+        )
+        return model
+
+    x, y = rng.normal(size=(16, 4)).astype("float32"), np.arange(16) % 3
+    stock = make_stock(make)
+    stock.fit(x, y, batch_size=8, epochs=2, verbose=0)
+    model = make_convoy(make, 2, devices=2, gradient_accumulation=2)
+    convoy.split(model, ["softmax"])
+    model.fit(x, y, batch_size=4, epochs=2, verbose=0)
+    assert_same(state(model), state(stock))
+
+
 def test_weights_live_on_their_stages_devices_only(samples):
     model = compare(network(), samples, CUTS[3])
     devices = [{v.value.devices().pop().id for v in model.get_layer(n).weights} for n in "abg"]
