@@ -20,7 +20,9 @@ from .side_by_side import assert_same, make_convoy, make_stock, state
 from .test_random_networks import SHAPE, build, examples, networks
 
 slow = pytest.mark.slow
-UPDATE, UPDATES, DEVICES = 32, 2, 4
+# Two samples at least in each of 2 x 16 micro-batches: batch normalisation of one, four values at
+# the end of ResNet-8, turns the last bit of a weight into 1e-5 of a prediction, in one piece, too.
+UPDATE, UPDATES, DEVICES = 64, 2, 4
 
 
 def resnet8(steps):
