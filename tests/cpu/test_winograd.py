@@ -128,6 +128,20 @@ def test_inference_with_all_that_follows():
     }
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("size", [(1, 7, 7), (1, 9, 9), (1, 14, 14), (3, 11, 13)])
+def test_threads_divide_tiles_or_weights(monkeypatch, threads, size):
+    monkeypatch.setattr("convoy.cpu.threads.for_each_device", lambda: threads)
+
+    def build(x):
+        x = layers.Conv2D(128, 3, padding="same", activation="relu")(x)
+        return layers.Conv2D(80, 3, padding="same")(x)
+
+    tally.reset()
+    check(model_of((*size[1:], 64), build), data(*size, 64))
+    assert tally.counts() == {f"{METHOD}, inference": 1, f"{METHOD}, inference, rectifier": 1}
+
+
 def test_what_is_not_a_number_stays_so():
     x, w = normal((4, 8, 8, 32)), normal((3, 3, 32, 32), seed=1)
     x[1, 4, 4, 3] = np.nan

@@ -4,7 +4,6 @@
 
 #include "avx2.h"
 #include "instruction_set.h"
-#include "parallel.h"
 #include "products.h"
 
 namespace convoy {
@@ -120,13 +119,10 @@ void Direct::Run(const Arrays& arrays, Workspaces& workspaces,
   const int64_t wanted = threads_ == 1 ? 1 : std::min(most, kPartsPerThread * threads_);
   const int64_t parts = std::clamp<int64_t>(products / kProductsPerPart, 1, wanted);
   ParallelFor(pool, parts, threads_, [&](int64_t part) {
-    const auto share = [&](int64_t count) {
-      return Range{count * part / parts, count * (part + 1) / parts};
-    };
     Convolve(Floats(arrays.source), Floats(arrays.weights), Floats(arrays.bias),
              Floats(arrays.addend), Floats(arrays.destination),
-             by_columns ? Range{0, pixels_} : share(pixels_),
-             by_columns ? share(columns) : Range{0, columns}, workspaces);
+             by_columns ? Range{0, pixels_} : Share(pixels_, part, parts),
+             by_columns ? Share(columns, part, parts) : Range{0, columns}, workspaces);
   });
 }
 

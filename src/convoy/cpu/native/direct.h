@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "execution.h"
+#include "parallel.h"
 
 namespace convoy {
 
@@ -28,9 +29,6 @@ class Direct : public Execution {
   // Depth, height and width; of what has fewer, the first are one.
   using Sizes = std::array<int64_t, 3>;
   // Of the pixels of all images, or of columns of 16 channels.
-  struct Range {
-    int64_t first, last;
-  };
 
   void Gather(const float* source, int64_t pixel, int64_t step, const float** rows) const;
   bool IsInside(const Sizes& corner, const Sizes& tap) const;

@@ -13,6 +13,15 @@
 
 namespace convoy {
 
+struct Range {
+  int64_t first, last;
+};
+
+// The share of one of several parts, which are about as large as each other.
+inline Range Share(int64_t count, int64_t part, int64_t parts) {
+  return {count * part / parts, count * (part + 1) / parts};
+}
+
 // About 50 microseconds.
 constexpr int kSpins = 2000;
 

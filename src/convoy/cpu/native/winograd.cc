@@ -4,7 +4,6 @@
 
 #include "avx2.h"
 #include "instruction_set.h"
-#include "parallel.h"
 #include "products.h"
 
 namespace convoy {
@@ -118,9 +117,11 @@ bool Winograd::Takes(const Convolution& it) {
   // oneDNN's gradient of few weights is better with AVX-512.
   const int64_t fewest = it.kind == Kind::kBackwardWeights && !HasAvx512() ? 8 : 16;
   if (in * out / (in + out) < fewest) return false;
-  // A block of tiles for each pass over the weights, which are 16/9 of their size.
+  // A block of tiles for each pass over the weights, which are 16/9 of their size. For inference
+  // they have been transformed before.
   const int64_t tiles = it.dst[0] * ((it.dst[2] + 1) / 2) * ((it.dst[3] + 1) / 2);
-  return tiles >= kSmallBlock && ComputesAvx2AtOnce();
+  const int64_t enough = it.kind == Kind::kInference ? kSmallBlock / 2 : kSmallBlock;
+  return tiles >= enough && ComputesAvx2AtOnce();
 }
 
 Winograd::Winograd(const Convolution& it, int64_t threads)
@@ -144,7 +145,7 @@ size_t Winograd::packed_bytes() const {
 }
 
 void Winograd::Pack(char* weights, char* packed) const {
-  TransformWeights(Floats(weights), 0, result_.channels / kColumns, Floats(packed));
+  TransformWeights(Floats(weights), {0, result_.channels / kColumns}, Floats(packed));
 }
 
 Winograd::Place Winograd::PlaceOf(int64_t tile) const {
@@ -153,10 +154,10 @@ Winograd::Place Winograd::PlaceOf(int64_t tile) const {
 }
 
 // To planes x columns of 16 channels out x channels in x 16.
-CONVOY_AVX2 void Winograd::TransformWeights(const float* weights, int64_t first, int64_t count,
+CONVOY_AVX2 void Winograd::TransformWeights(const float* weights, Range columns,
                                             float* packed) const {
   const int64_t in = source_.channels, plane = in * result_.channels;
-  for (int64_t column = first; column < first + count; ++column) {
+  for (int64_t column = columns.first; column < columns.last; ++column) {
     for (int64_t half = 0; half < 2; ++half) {
       const int64_t out = column * kColumns + half * kLanes;
       for (int64_t i = 0; i < in; i += kLanes) {
@@ -241,19 +242,20 @@ CONVOY_AVX2 void Winograd::TransformGradient(const float* gradient, int64_t tile
   }
 }
 
-CONVOY_AVX2 void Winograd::WriteResult(const float* from, int64_t plane, int64_t tile,
-                                       const float* bias, const float* addend,
-                                       float* result) const {
+CONVOY_AVX2 void Winograd::WriteResult(const Products& products, int64_t tile, const float* bias,
+                                       const float* addend, float* result) const {
   const Place place = PlaceOf(tile);
   const int64_t channels = result_.channels;
   const int64_t pixel = (place.image * result_.height + place.row) * result_.width + place.column;
   const int rows = place.row + 1 < result_.height ? 2 : 1;
   const int columns = place.column + 1 < result_.width ? 2 : 1;
-  for (int64_t c = 0; c < channels; c += kLanes) {
+  const int64_t plane = products.plane;
+  for (int64_t k = 0; k < products.width; k += kLanes) {
+    const int64_t c = products.first + k;
     Two sums[4];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
-      const float* const at = from + c + i * plane;
+      const float* const at = products.data + k + i * plane;
       sums[i] = TimesAt(_mm256_loadu_ps(at), _mm256_loadu_ps(at + 4 * plane),
                         _mm256_loadu_ps(at + 8 * plane), _mm256_loadu_ps(at + 12 * plane));
     }
@@ -306,14 +308,19 @@ int64_t Winograd::Parts() const {
   return std::clamp<int64_t>(products / kProductsPerThread, 1, std::min(threads_, tiles_));
 }
 
-// Calls `work(first, count)` for the blocks of one part's tiles, about as large as each other.
+// Tiles of the largest block, where the largest part has so many: the blocks are about as large as
+// each other, and about as large as is best.
+int64_t Winograd::BlockOf(int64_t tiles) const {
+  const int64_t blocks = std::max<int64_t>(1, (tiles + block_ / 2) / block_);
+  return (tiles + blocks - 1) / blocks;
+}
+
+// Calls `work(tiles)` for the blocks of some tiles, none larger than `block`.
 template <typename Work>
-void Winograd::ForBlocks(int64_t part, int64_t parts, const Work& work) const {
-  const int64_t first = tiles_ * part / parts, count = tiles_ * (part + 1) / parts - first;
-  const int64_t blocks = (count + block_ - 1) / block_;
-  for (int64_t block = 0; block < blocks; ++block) {
-    const int64_t begin = count * block / blocks, end = count * (block + 1) / blocks;
-    work(first + begin, end - begin);
+void Winograd::ForBlocks(Range tiles, int64_t block, const Work& work) const {
+  const int64_t count = tiles.last - tiles.first, blocks = (count + block - 1) / block;
+  for (int64_t i = 0; i < blocks; ++i) {
+    work(Range{tiles.first + count * i / blocks, tiles.first + count * (i + 1) / blocks});
   }
 }
 
@@ -332,8 +339,7 @@ void Winograd::Run(const Arrays& arrays, Workspaces& workspaces,
   const auto packed = workspaces.Acquire(packed_bytes());
   const int64_t columns = result_.channels / kColumns, parts = std::min(Parts(), columns);
   ParallelFor(pool, parts, [&](int64_t part) {
-    const int64_t first = columns * part / parts, last = columns * (part + 1) / parts;
-    TransformWeights(weights, first, last - first, Floats(packed.data()));
+    TransformWeights(weights, Share(columns, part, parts), Floats(packed.data()));
   });
   Convolve(source, Floats(packed.data()), destination, nullptr, nullptr, workspaces, pool);
 }
@@ -341,29 +347,39 @@ void Winograd::Run(const Arrays& arrays, Workspaces& workspaces,
 void Winograd::Convolve(const float* source, const float* packed, float* result, const float* bias,
                         const float* addend, Workspaces& workspaces,
                         xla::ffi::ThreadPool& pool) const {
-  const int64_t in = source_.channels, out = result_.channels;
-  const int64_t plane_in = block_ * in + kBetweenPlanes, plane_out = block_ * out + kBetweenPlanes;
+  const int64_t in = source_.channels, columns = result_.channels / kColumns;
   const int64_t threads = Parts();
+  // Each part reads all weights for some tiles, or some weights for all tiles, if they are few.
+  const bool by_columns = tiles_ < kSmallBlock * threads && columns >= threads;
   const int64_t most = threads == 1 ? 1 : kPartsPerThread * threads;
-  const int64_t parts = std::clamp(tiles_ / (2 * block_), threads, most);
+  const int64_t parts =
+      by_columns ? threads : std::clamp(tiles_ / (2 * block_), threads, most);
+  const int64_t block = BlockOf(by_columns ? tiles_ : (tiles_ + parts - 1) / parts);
+  const int64_t plane_in = block * in + kBetweenPlanes;
   ParallelFor(pool, parts, threads, [&](int64_t part) {
+    const Range tiles = by_columns ? Range{0, tiles_} : Share(tiles_, part, parts);
+    const Range out = by_columns ? Share(columns, part, parts) : Range{0, columns};
+    const int64_t first_out = out.first * kColumns, width = out.last * kColumns - first_out;
+    const int64_t plane_out = block * width + kBetweenPlanes;
     const auto workspace =
         workspaces.Acquire(kPlanes * (plane_in + plane_out) * sizeof(float));
     float* const transformed = Floats(workspace.data());
     float* const products = transformed + kPlanes * plane_in;
-    ForBlocks(part, parts, [&](int64_t first, int64_t count) {
+    ForBlocks(tiles, block, [&](Range these) {
+      const int64_t count = these.last - these.first;
       for (int64_t i = 0; i < count; ++i) {
-        TransformSource(source, first + i, transformed + i * in, plane_in);
+        TransformSource(source, these.first + i, transformed + i * in, plane_in);
       }
       for (int64_t plane = 0; plane < kPlanes; ++plane) {
-        for (int64_t column = 0; column < out; column += kColumns) {
+        for (int64_t column = 0; column < width; column += kColumns) {
           Multiply({transformed + plane * plane_in, in, 1},
-                   {packed + (plane * out + column) * in, kColumns}, count, in,
-                   {products + plane * plane_out + column, out}, false);
+                   {packed + (plane * result_.channels + first_out + column) * in, kColumns}, count,
+                   in, {products + plane * plane_out + column, width}, false);
         }
       }
       for (int64_t i = 0; i < count; ++i) {
-        WriteResult(products + i * out, plane_out, first + i, bias, addend, result);
+        WriteResult({products + i * width, plane_out, first_out, width}, these.first + i, bias,
+                    addend, result);
       }
     });
   });
@@ -372,8 +388,8 @@ void Winograd::Convolve(const float* source, const float* packed, float* result,
 void Winograd::SumWeights(const float* source, const float* gradient, float* weights,
                           Workspaces& workspaces, xla::ffi::ThreadPool& pool) const {
   const int64_t in = source_.channels, out = result_.channels, size = kPlanes * in * out;
-  const int64_t plane_in = block_ * in + kBetweenPlanes, plane_out = block_ * out + kBetweenPlanes;
-  const int64_t parts = Parts();
+  const int64_t parts = Parts(), block = BlockOf((tiles_ + parts - 1) / parts);
+  const int64_t plane_in = block * in + kBetweenPlanes, plane_out = block * out + kBetweenPlanes;
   const auto partial = workspaces.Acquire(parts * size * sizeof(float));
   float* const sums = Floats(partial.data());
   ParallelFor(pool, parts, [&](int64_t part) {
@@ -382,10 +398,11 @@ void Winograd::SumWeights(const float* source, const float* gradient, float* wei
     float* const transformed = Floats(workspace.data());
     float* const gradients = transformed + kPlanes * plane_in;
     bool adds = false;
-    ForBlocks(part, parts, [&](int64_t first, int64_t count) {
+    ForBlocks(Share(tiles_, part, parts), block, [&](Range these) {
+      const int64_t count = these.last - these.first;
       for (int64_t i = 0; i < count; ++i) {
-        TransformSource(source, first + i, transformed + i * in, plane_in);
-        TransformGradient(gradient, first + i, gradients + i * out, plane_out);
+        TransformSource(source, these.first + i, transformed + i * in, plane_in);
+        TransformGradient(gradient, these.first + i, gradients + i * out, plane_out);
       }
       for (int64_t plane = 0; plane < kPlanes; ++plane) {
         for (int64_t column = 0; column < out; column += kColumns) {
@@ -398,8 +415,8 @@ void Winograd::SumWeights(const float* source, const float* gradient, float* wei
     });
   });
   ParallelFor(pool, parts, [&](int64_t part) {
-    const int64_t first = in * part / parts, last = in * (part + 1) / parts;
-    for (int64_t i = first; i < last; ++i) {
+    const Range channels = Share(in, part, parts);
+    for (int64_t i = channels.first; i < channels.last; ++i) {
       for (int64_t plane = 0; parts > 1 && plane < kPlanes; ++plane) {
         float* const sum = sums + (plane * in + i) * out;
         for (int64_t other = 1; other < parts; ++other) {

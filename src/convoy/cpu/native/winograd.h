@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "execution.h"
+#include "parallel.h"
 
 namespace convoy {
 
@@ -42,22 +43,28 @@ class Winograd : public Execution {
   struct Place {
     int64_t image, row, column;
   };
+  // Of one tile: `width` channels out from `first` on, and how far it is to the next of the planes.
+  struct Products {
+    const float* data;
+    int64_t plane, first, width;
+  };
   // How far apart weights (or their gradients) are along each axis.
   struct Steps {
     int64_t in, out, row, column;
   };
 
   Place PlaceOf(int64_t tile) const;
-  void TransformWeights(const float* weights, int64_t first, int64_t count, float* packed) const;
+  void TransformWeights(const float* weights, Range columns, float* packed) const;
   void TransformSource(const float* source, int64_t tile, float* to, int64_t plane) const;
   void TransformGradient(const float* gradient, int64_t tile, float* to, int64_t plane) const;
-  void WriteResult(const float* from, int64_t plane, int64_t tile, const float* bias,
-                   const float* addend, float* result) const;
+  void WriteResult(const Products& products, int64_t tile, const float* bias, const float* addend,
+                   float* result) const;
   void WriteWeights(const float* from, int64_t in, float* weights) const;
 
   int64_t Parts() const;
+  int64_t BlockOf(int64_t tiles) const;
   template <typename Work>
-  void ForBlocks(int64_t part, int64_t parts, const Work& work) const;
+  void ForBlocks(Range tiles, int64_t block, const Work& work) const;
   void Convolve(const float* source, const float* packed, float* result, const float* bias,
                 const float* addend, Workspaces& workspaces, xla::ffi::ThreadPool& pool) const;
   void SumWeights(const float* source, const float* gradient, float* weights,
@@ -70,7 +77,7 @@ class Winograd : public Execution {
   Steps steps_;
   bool rectifies_;
   int64_t tile_rows_, tile_columns_, tiles_;
-  int64_t block_;  // of tiles that are worked on at a time
+  int64_t block_;  // of tiles that are best worked on at a time
   std::vector<float> zeros_;
 };
 
