@@ -34,6 +34,24 @@ def test_a_word_that_is_no_verb_is_answered_in_a_line(word, advice, capsys):
     assert capsys.readouterr().err == f"convoy: error: {word!r} is not a verb. {advice}\n"
 
 
+def test_a_word_that_a_flag_does_not_take_is_answered_with_those_it_does(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["export", "--export-dir", "x", "--preprocessing", "scal"])
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "'scal' is not one of scale, " in line
+    assert line.endswith("Did you mean scale?")
+
+
+def test_an_interruption_is_a_line(monkeypatch, capsys):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("convoy.doctor.main", interrupt)
+    assert cli.main(["doctor"]) == 130
+    assert capsys.readouterr().err == "convoy doctor: interrupted\n"
+
+
 def parsers(parser):
     """Return a parser and all below it."""
     found = [parser]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import shtab
 from convoy.command_line.parser import Parser
 
+INTERRUPTED = 130
 SHELLS = ("bash", "zsh", "fish")
 # Where each shell looks for completions of one user, without being told.
 FOLDERS = {
@@ -90,7 +91,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     if words and words[0] in VERBS:
-        return _run(VERBS[words[0]], words[1:])
+        try:
+            return _run(VERBS[words[0]], words[1:])
+        except KeyboardInterrupt:
+            print(f"convoy {words[0]}: interrupted", file=sys.stderr)
+            return INTERRUPTED
     parser = make_parser()
     if words and not words[0].startswith("-"):
         near = difflib.get_close_matches(words[0], VERBS, 1)

@@ -1,4 +1,5 @@
 import itertools
+from dataclasses import replace
 
 import pytest
 from convoy.pipeline.draw import draw
@@ -47,6 +48,11 @@ def test_a_drawing_shows_devices_waits_and_the_bubble():
         "device 1  .   1F0 1B0 --- 1F1 1B1 --- .   .\n"
         "bubble 33.3%, 9 units of time"
     )
+
+
+def test_a_drawing_of_what_was_recorded_has_seconds():
+    timeline = replace(simulate(generate("interleaved", 2, 2)), began=3.5)
+    assert draw(timeline).endswith("bubble 33.3%, 9,000.0 ms")
 
 
 def test_a_schedule_that_cannot_be_carried_out_is_refused():

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from convoy.pipeline.draw import draw
-from convoy.pipeline.generate import generate
+from convoy.pipeline.generate import NAMES, generate
 from convoy.pipeline.simulate import simulate
 from convoy.pipeline.validate import validate
 
@@ -30,5 +30,8 @@ def write(name: str) -> None:
 
 
 if __name__ == "__main__":
+    unknown = [word for word in sys.argv[1:] if word not in NAMES]
+    if unknown or not sys.argv[1:]:
+        raise SystemExit(f"Pass names of schedules; known are {', '.join(NAMES)}.")
     for word in sys.argv[1:]:
         write(word)

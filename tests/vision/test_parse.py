@@ -133,6 +133,11 @@ def test_a_bare_flag_means_yes():
     assert parse(["--half-partials"]).half_partials
 
 
+@pytest.mark.parametrize("word", ["interleaved", "Interleaved", "INTERLEAVED"])
+def test_words_are_taken_in_any_case(word):
+    assert parse(["--pipeline-schedule", word]).pipeline_schedule == "interleaved"
+
+
 def test_fractions_stay_exact():
     assert parse(["--logs-per-epoch", "1/49"]).logs_per_epoch == Fraction(1, 49)
     assert parse(["--logs-per-epoch", "0.5"]).logs_per_epoch == Fraction(1, 2)
@@ -150,6 +155,7 @@ def test_dictionaries_are_yaml_or_json():
         (["--modle", "x"], "--modle is not a flag. Did you mean --model-name"),
         (["--epoch", "3"], "--epoch is not a flag. Did you mean --num-epochs"),
         (["stray"], "'stray' was not expected"),
+        (["--pipeline-schedule", "x"], "one of sequential, grouped, interleaved, zero-bubble"),
         (["--dataset", "cifar"], "'cifar' is not one of .* Did you mean cifar10"),
         (["--num-epochs", "many"], "argument --num-epochs: 'many' is not a whole number"),
         (["--validation", "perhaps"], "'perhaps' is neither true nor false"),
@@ -182,7 +188,7 @@ def test_the_command_line_beats_the_recipe_and_that_the_defaults(tmp_path):
         ("a: {dataset: moon}", "argument --dataset: 'moon' is not one of"),
         ("a: {dataset: {name: moon}}", "--dataset: a dictionary was given"),
         ("- a", "does not map names"),
-        ("a: {", "cannot be read"),
+        ("a: {", "is not YAML"),
     ],
 )
 def test_a_recipe_is_checked_like_the_command_line(tmp_path, text, message):

@@ -88,14 +88,18 @@ def test_a_run_that_is_told_to_leave_goes_on_too(application, tmp_path, monkeypa
         patch.setattr("convoy.vision.watch.Watch._show", interrupt)
         left = application(*words("b", *epochs, "--seed", 4))
     assert left.status == 75
+    assert "To go on, run the same command with --resume --output-dir b" in left.err
     # The seed is the earlier run's, though it is not given again.
     second = application(*words("b", *epochs, "--resume"))
     assert second.status == 0, second.err
+    assert "resumed             after 15 of 30 weight updates" in second.out
     processes = [Process(tmp_path / name, tmp_path, tmp_path) for name in ("a", "b")]
     for process in processes:
         process.folder.joinpath("run").symlink_to(process.folder)
     assert processes[1].rows() == processes[0].rows()
     assert processes[1].state() == processes[0].state()
+    again = application(*words("b", *epochs, "--resume"))
+    assert "resumed             training is complete" in again.out
     longer = application(*words("b", "--num-epochs", 4, "--logs-per-epoch", 2, "--resume"))
     assert longer.status == 0, longer.err
     assert "The run goes on with other flags: --num-epochs 4 (it was 3)." in longer.err

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
 class Parser(argparse.ArgumentParser):
@@ -12,6 +13,16 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        known = [str(choice) for choice in action.choices]
+        near = difflib.get_close_matches(str(value), known, 1)
+        advice = f" Did you mean {near[0]}?" if near else ""
+        raise argparse.ArgumentError(
+            action, f"{str(value)!r} is not one of {', '.join(known)}.{advice}"
+        )
 
 
 def stop(message: str, program: str) -> NoReturn:

@@ -98,7 +98,10 @@ def load(name: str, folder: str | Path = ".") -> Dataset:
         )
     root = Path(folder)
     if not root.is_dir():
-        raise ValueError(f"--dataset-path {folder}: there is no such folder.")
+        raise ValueError(
+            f"--dataset-path {folder}: there is no such folder. Make it, or leave the flag out, to "
+            "have the data downloaded."
+        )
     splits = _find(info, root) or _download(info, root)
     train, test = (_checked(info, split, part) for part, split in zip(PARTS, splits, strict=True))
     return Dataset(info, train, test)

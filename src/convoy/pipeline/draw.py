@@ -29,5 +29,12 @@ def draw(timeline: Timeline, unit: float = 1.0) -> str:
                 text = str(event.action) if column == first else "-" * (width - 1)
                 cells[column] = text.ljust(width)
         lines.append(f"device {device}  " + "".join(cells).rstrip())
-    lines.append(f"bubble {timeline.bubble:.1%}, {timeline.seconds:g} units of time")
+    # What was recorded has a beginning; on paper, time has no unit.
+    was_recorded = timeline.began > 0
+    taken = (
+        f"{1000 * timeline.seconds:,.1f} ms"
+        if was_recorded
+        else f"{timeline.seconds:g} units of time"
+    )
+    lines.append(f"bubble {timeline.bubble:.1%}, {taken}")
     return "\n".join(lines)

@@ -60,9 +60,9 @@ def make_parser() -> Parser:
     parser.add_argument("--port", type=int, help="default: 8500 for gRPC, 8501 for REST")
     parser.add_argument("--protocol", choices=tuple(DEFAULT_PORTS), default="grpc", help="(grpc)")
     parser.add_argument("--token", help=f"default: the variable {TOKEN}")
-    parser.add_argument("--processes", type=int, default=2, help="that send at the same time")
-    parser.add_argument("--num-images", type=int, default=1000, help="of each process")
-    parser.add_argument("--batch-size", type=int, default=1, help="images of one request")
+    parser.add_argument("--processes", type=int, default=2, help="that send at the same time (2)")
+    parser.add_argument("--num-images", type=int, default=1000, help="of each process (1000)")
+    parser.add_argument("--batch-size", type=int, default=1, help="images of one request (1)")
     parser.add_argument("--use-async", action="store_true", help="send on before an answer comes")
     parser.add_argument("--request-seconds", type=float, default=10.0, help="to wait (10)")
     parser.add_argument(

@@ -123,6 +123,8 @@ class Application:
         try:
             if training is not None:
                 describe(training, self.output)
+                if since := resume.where_it_goes_on(self.plan, self.folder):
+                    self.output.line(f"resumed             {since}")
                 watch = train(training, images, self.folder, self.output, self.listeners)
                 if self.plan.options.compile_only:
                     self.output.line("compiled; its program is in the program cache")
@@ -132,12 +134,19 @@ class Application:
         except KeyboardInterrupt:
             self.output.end()
             print(f"Interrupted; what there is, is in {self.folder.path}", file=sys.stderr)
+            self._say_how_to_go_on(training)
             return INTERRUPTED
         except Left:
             self.output.end()
+            self._say_how_to_go_on(training)
             raise
         self._summarise(watch, records, time.perf_counter() - began)
         return 1 if self.folder.failures else 0
+
+    def _say_how_to_go_on(self, training: Training | None) -> None:
+        if training is not None and self.plan.options.state_every != resume.NEVER:
+            flags = f"--resume --output-dir {self.folder.path}"
+            print(f"To go on, run the same command with {flags}", file=sys.stderr)
 
     def _prepare(self) -> tuple[Images, Training | None, Validation | None]:
         """Do all that can fail before anything is written."""

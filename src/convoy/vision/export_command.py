@@ -28,8 +28,7 @@ def main(words: Sequence[str], program: str = PROGRAM) -> int:
     try:
         model, settings = _find_model(options, rest, program)
         if options.class_names is not None:
-            settings["class_names"] = options.class_names.read_text().split("\n")
-            settings["class_names"] = [name for name in settings["class_names"] if name]
+            settings["class_names"] = _names_in(options.class_names)
         path = export(
             model,
             options.export_dir,
@@ -95,6 +94,15 @@ def _find_model(
     if options.preprocessing is not None:
         before = from_bytes(options.preprocessing)
     return model, {"preprocessing": before}
+
+
+def _names_in(file: Path) -> list[str]:
+    try:
+        return [name for name in file.read_text().split("\n") if name]
+    except OSError as error:
+        raise ValueError(
+            f"--class-names {file}: {error.strerror}. Pass a file with a name on each line."
+        ) from None
 
 
 def _of_training(

@@ -199,6 +199,7 @@ def draw_curves(records: Sequence[Record], picture: Path) -> Path | None:
     """Draw loss and accuracy by epoch; returns `None` where matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
     except ImportError:
         return None
     figure = Figure(figsize=(9, 3.5), layout="constrained")
@@ -210,6 +211,7 @@ def draw_curves(records: Sequence[Record], picture: Path) -> Path | None:
                 mark = "o" if len(rows) < 20 else None
                 axis.plot([row.epoch for row in rows], values, marker=mark, ms=3, label=label)
         axis.set(xlabel="epoch", ylabel=name)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.grid(alpha=0.3)
         axis.legend()
     figure.savefig(picture, dpi=120)

@@ -151,10 +151,10 @@ class Options:
     )
     device_mapping: list[int] | None = _batch(None, "the device of each stage", whole, many=True)
     pipeline_schedule: str = _batch(
-        "Grouped",
+        "grouped",
         "in which order stages take micro-batches",
         text,
-        choices=tuple(sorted(name.capitalize() for name in SCHEDULES)),
+        choices=tuple(SCHEDULES),
     )
     recomputation: bool = _batch(
         False, "compute a stage's activations again instead of keeping them", boolean

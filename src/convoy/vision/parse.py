@@ -93,9 +93,11 @@ def read_recipe(name: str | None, path: str | None) -> dict[str, Any]:
 def _recipes(file: Path) -> dict[str, dict[str, Any]]:
     try:
         content = yaml.load(file.read_text(), Loader=Loader)
-    except (OSError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise ValueError(f"--config-path {file} cannot be read: {error.strerror}.") from None
+    except yaml.YAMLError as error:
         line = " ".join(str(error).split())
-        raise ValueError(f"The recipe file {file} cannot be read: {line}") from None
+        raise ValueError(f"The recipe file {file} is not YAML: {line}") from None
     if not isinstance(content, dict):
         raise ValueError(f"The recipe file {file} does not map names to recipes.")
     return {name: entry for name, entry in content.items() if isinstance(entry, dict)}
@@ -134,13 +136,14 @@ def _read(flag: Flag, name: str, value: Any) -> Any:
 
 def _reader(flag: Flag) -> Any:
     def read(word: str) -> Any:
-        if flag.choices and word not in flag.choices:
+        in_any_case = {choice.lower(): choice for choice in flag.choices}
+        if flag.choices and word.lower() not in in_any_case:
             near = _suggest(word, flag.choices)
             raise argparse.ArgumentTypeError(
                 f"{word!r} is not one of {', '.join(flag.choices)}{near}"
             )
         try:
-            return flag.read(word)
+            return flag.read(in_any_case.get(word.lower(), word))
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 

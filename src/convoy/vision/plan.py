@@ -95,7 +95,8 @@ def make_plan(options: Options, training_samples: int | None = None) -> RunPlan:
     if updates < 1:
         raise ValueError(
             f"{samples} images do not make a weight update of {batch.global_batch}: micro-batch "
-            f"{batch.micro_batch} x {batch.replicas} replicas x {batch.accumulation} accumulated."
+            f"{batch.micro_batch} x {batch.replicas} replicas x {batch.accumulation} accumulated. "
+            "Make one of them smaller."
         )
     events = plan_events(
         updates,
@@ -311,4 +312,6 @@ def _without_effect(options: Options) -> list[str]:
         reason = flag_of(field.metadata).no_effect
         if reason and getattr(options, field.name) != getattr(defaults, field.name):
             reasons.setdefault(reason, []).append(f"--{field.name.replace('_', '-')}")
+    if not options.pipeline_splits and options.pipeline_schedule != defaults.pipeline_schedule:
+        reasons["there are no stages without --pipeline-splits"] = ["--pipeline-schedule"]
     return [f"{', '.join(names)} ({reason})" for reason, names in reasons.items()]

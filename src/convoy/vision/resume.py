@@ -72,6 +72,21 @@ def differences(options: Options, folder: RunFolder) -> list[str]:
     return [f"The run goes on with other flags: {', '.join(changed)}."] if changed else []
 
 
+def where_it_goes_on(plan: RunPlan, folder: RunFolder) -> str:
+    """Say after how much of the training a run goes on; nothing if it begins."""
+    positions = Folder(folder.state).positions() if plan.options.resume else []
+    if not positions:
+        return ""
+    epoch, step = positions[-1]
+    done, all_of_them = (
+        epoch * plan.events.keras_epoch + step // plan.batch.accumulation,
+        plan.events.updates,
+    )
+    if done >= all_of_them:
+        return "training is complete: its checkpoints are validated again"
+    return f"after {done} of {all_of_them} weight updates"
+
+
 def make_checkpoints(plan: RunPlan, folder: RunFolder) -> convoy.Checkpoints | None:
     """Return what writes the state of a run, and brings it back; `None` if nothing should."""
     options = plan.options

@@ -87,7 +87,7 @@ def prepare_training(plan: RunPlan, strategy: convoy.Strategy) -> Training:
         convoy.split(model, options.pipeline_splits)
     if plan.in_pipeline:
         model.set_pipelining_options(
-            schedule=options.pipeline_schedule.lower(),
+            schedule=options.pipeline_schedule,
             device_mapping=options.device_mapping,
             recompute=options.recomputation,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -56,11 +57,22 @@ def make_model(name: str, shape: tuple[int, int, int], classes: int) -> keras.Mo
     try:
         model = make(shape, classes)
     except ValueError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"{name} cannot be made for images of shape {shape}: {reason}") from error
+        raise ValueError(
+            f"{name} cannot be made for images of shape {shape}: {_cause(error)} "
+            "Choose another --model-name or --dataset."
+        ) from error
     if not isinstance(model, keras.Model):
         raise ValueError(f"{name} returned {type(model).__name__}, not a keras.Model.")
     return model
+
+
+def _cause(error: ValueError) -> str:
+    """Return the line that says why, of the several that Keras writes in colours."""
+    plain = re.sub(r"\x1b\[[\d;]*m", "", str(error))
+    lines = [line.strip() for line in plain.splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].startswith("Exception encountered"):
+        lines.pop(0)
+    return lines[0].rstrip(".") + "."
 
 
 def _of_module(name: str) -> MakeModel:
@@ -70,8 +82,15 @@ def _of_module(name: str) -> MakeModel:
         sys.path.insert(0, here)
     try:
         found = getattr(importlib.import_module(module_name), function)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"--model-name {name}: {error}") from None
+    except ImportError as error:
+        raise ValueError(
+            f"--model-name {name}: {error}. Modules are looked for in this folder, and among what "
+            "is installed."
+        ) from None
+    except AttributeError as error:
+        near = difflib.get_close_matches(function, vars(sys.modules[module_name]), 1)
+        advice = f" Did you mean {near[0]}?" if near else ""
+        raise ValueError(f"--model-name {name}: {error}.{advice}") from None
     if not callable(found):
         raise ValueError(f"--model-name {name}: {function!r} is not a function.")
     return found
