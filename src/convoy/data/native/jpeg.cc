@@ -14,6 +14,10 @@
 // After <cstdio>, which it needs and does not include.
 #include <jpeglib.h>
 
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+#endif
+
 #if defined(__GNUC__) && !defined(__clang__)
 #define CONVOY_VECTORISED __attribute__((target_clones("avx2", "default")))
 #else
@@ -55,15 +59,58 @@ Between Find(int index, int count, int wanted) {
   return {first, first + 1, static_cast<int>((place - first) * kOne + 0.5)};
 }
 
-void ResizeRow(const uint8_t* row, const Between* columns, int width, uint16_t* out) {
-  for (int x = 0; x < width; ++x) {
-    const uint8_t* a = row + columns[x].first * kChannels;
-    const uint8_t* b = row + columns[x].second * kChannels;
-    const int weight = columns[x].weight;
+// For each pixel of a row of the result: where its two pixels of the source begin, which are next to
+// each other, and their weights. Behind the source's last pixel may be anything, with no weight.
+struct Columns {
+  int32_t* first = nullptr;
+  uint32_t* weights = nullptr;  // of the first below, of the second above
+};
+
+void ResizePixels(const uint8_t* row, const Columns& columns, int begin, int end, uint16_t* out) {
+  for (int x = begin; x < end; ++x) {
+    const uint8_t* pixels = row + columns.first[x];
+    const uint32_t first = columns.weights[x] & 0xFFFF, second = columns.weights[x] >> 16;
     for (int c = 0; c < kChannels; ++c) {
-      out[x * kChannels + c] = static_cast<uint16_t>(a[c] * (kOne - weight) + b[c] * weight);
+      out[x * kChannels + c] =
+          static_cast<uint16_t>(pixels[c] * first + pixels[c + kChannels] * second);
     }
   }
+}
+
+#if defined(__x86_64__) && defined(__GNUC__)
+// Two pixels at a time: six bytes of each become three pairs, and each pair a sum.
+__attribute__((target("avx2"))) void ResizeRowAvx2(const uint8_t* row, const Columns& columns,
+                                                   int width, uint16_t* out) {
+  const __m256i pairs = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1));
+  const __m256i each = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
+  int x = 0;
+  for (; x + 1 < width; x += 2) {
+    const auto* left = reinterpret_cast<const __m128i*>(row + columns.first[x]);
+    const auto* right = reinterpret_cast<const __m128i*>(row + columns.first[x + 1]);
+    const auto* both = reinterpret_cast<const __m128i*>(columns.weights + x);
+    const __m256i weights =
+        _mm256_permutevar8x32_epi32(_mm256_castsi128_si256(_mm_loadl_epi64(both)), each);
+    const __m256i pixels = _mm256_shuffle_epi8(
+        _mm256_set_m128i(_mm_loadl_epi64(right), _mm_loadl_epi64(left)), pairs);
+    const __m256i sums = _mm256_madd_epi16(pixels, weights);
+    const __m256i packed = _mm256_packus_epi32(sums, sums);
+    // Each writes a value too many, over which the next one is written.
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(out + x * kChannels),
+                     _mm256_castsi256_si128(packed));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(out + (x + 1) * kChannels),
+                     _mm256_extracti128_si256(packed, 1));
+  }
+  ResizePixels(row, columns, x, width, out);
+}
+#endif
+
+void ResizeRow(const uint8_t* row, const Columns& columns, int width, uint16_t* out) {
+#if defined(__x86_64__) && defined(__GNUC__)
+  static const bool has_avx2 = __builtin_cpu_supports("avx2");
+  if (has_avx2) return ResizeRowAvx2(row, columns, width, out);
+#endif
+  ResizePixels(row, columns, 0, width, out);
 }
 
 CONVOY_VECTORISED void Mix(const uint16_t* __restrict a, const uint16_t* __restrict b, int weight,
@@ -78,17 +125,18 @@ CONVOY_VECTORISED void Mix(const uint16_t* __restrict a, const uint16_t* __restr
 // All that is to be freed, whichever way the decoder is left.
 struct Work {
   jpeg_decompress_struct info;
-  uint8_t* row = nullptr;
+  uint8_t* memory = nullptr;
   uint16_t* rows[2] = {nullptr, nullptr};
-  Between* columns = nullptr;
+  Columns columns;
 };
 
 void Free(Work* work) {
   jpeg_destroy_decompress(&work->info);
-  free(work->row);
+  free(work->memory);
   free(work->rows[0]);
   free(work->rows[1]);
-  free(work->columns);
+  free(work->columns.first);
+  free(work->columns.weights);
 }
 
 }  // namespace
@@ -133,18 +181,27 @@ int Decode(const uint8_t* data, int64_t size, const ConvoyPart* part, uint8_t* o
   if (top > 0) jpeg_skip_scanlines(&info, top);
 
   const int count = part->out_width * kChannels;
-  work->row = static_cast<uint8_t*>(malloc(static_cast<size_t>(info.output_width) * kChannels));
-  work->columns = static_cast<Between*>(malloc(part->out_width * sizeof(Between)));
-  for (auto& row : work->rows) row = static_cast<uint16_t*>(malloc(count * sizeof(uint16_t)));
-  if (!work->row || !work->columns || !work->rows[0] || !work->rows[1]) {
+  // Some bytes more than there are: two pixels are read at once, by eight bytes.
+  const size_t row_size = static_cast<size_t>(info.output_width) * kChannels;
+  work->memory = static_cast<uint8_t*>(calloc(row_size + 8, 1));
+  // libjpeg-turbo writes past the cache where a row is aligned, and this one is read at once.
+  uint8_t* row = work->memory + 1;
+  Columns& columns = work->columns;
+  columns.first = static_cast<int32_t*>(malloc(part->out_width * sizeof(int32_t)));
+  columns.weights = static_cast<uint32_t*>(malloc(part->out_width * sizeof(uint32_t)));
+  for (auto& kept : work->rows) {
+    kept = static_cast<uint16_t*>(malloc((count + 1) * sizeof(uint16_t)));
+  }
+  if (!work->memory || !columns.first || !columns.weights || !work->rows[0] || !work->rows[1]) {
     snprintf(message, JMSG_LENGTH_MAX, "there is no memory for its rows");
     return kDamaged;
   }
   for (int x = 0; x < part->out_width; ++x) {
-    Between found = Find(part->mirrored ? part->out_width - 1 - x : x, width, part->out_width);
-    found.first += left - static_cast<int>(begin);
-    found.second += left - static_cast<int>(begin);
-    work->columns[x] = found;
+    const Between found =
+        Find(part->mirrored ? part->out_width - 1 - x : x, width, part->out_width);
+    columns.first[x] = (found.first + left - static_cast<int>(begin)) * kChannels;
+    columns.weights[x] = static_cast<uint32_t>(kOne - found.weight) |
+                         static_cast<uint32_t>(found.weight) << 16;
   }
   // Two rows of the part are held, as wide as the result: an even one and an odd one.
   int read = 0;
@@ -152,11 +209,11 @@ int Decode(const uint8_t* data, int64_t size, const ConvoyPart* part, uint8_t* o
     const Between rows = Find(y, height, part->out_height);
     for (const int wanted : {rows.first, rows.second}) {
       while (read <= wanted) {
-        jpeg_read_scanlines(&info, &work->row, 1);
+        jpeg_read_scanlines(&info, &row, 1);
         // Of the rows that are passed over, none will be asked for again.
         if (read >= rows.first) {
           const int slot = read & 1;
-          ResizeRow(work->row, work->columns, part->out_width, work->rows[slot]);
+          ResizeRow(row, columns, part->out_width, work->rows[slot]);
         }
         ++read;
       }
