@@ -23,6 +23,15 @@ def test_devices_with_several_threads_run_where_they_like(monkeypatch):
     assert not threads.keep_to_a_core()
 
 
+def test_what_is_lowered_can_be_kept_to_fewer_threads(monkeypatch):
+    monkeypatch.setattr(threads, "cores", lambda: 4 * jax.local_device_count("cpu"))
+    with threads.at_most(2):
+        assert threads.for_each_device() == 2
+        with threads.at_most(9):
+            assert threads.for_each_device() == 4
+    assert threads.for_each_device() == 4
+
+
 @pytest.mark.usefixtures("native")
 def test_a_convolution_says_whether_it_keeps_to_a_core(monkeypatch):
     def convolve(x, w):

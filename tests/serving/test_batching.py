@@ -3,7 +3,7 @@ import threading
 
 import numpy as np
 import pytest
-from convoy.serving.batching import Batcher, BatchOptions
+from convoy.serving.batching import Batcher, BatchOptions, Lanes
 from convoy.serving.errors import Code, ServingError
 
 
@@ -166,5 +166,90 @@ def test_batches_can_be_limited():
         await made.submit(values(1, 2, 3), 3)
         await made.close()
         assert [len(batch) for batch in model.batches] == [2, 1]
+
+    asyncio.run(test())
+
+
+# As on a CPU of two cores: every sample has its cost, and each half takes twice as long.
+WHOLE, LANE = {1: 1.1, 2: 2.1, 4: 4.1}, {1: 2.0, 2: 4.0}
+
+
+def in_lanes(whole, lane, **options):
+    lanes = Lanes(2, lane, LANE)
+    return Batcher(whole, WHOLE, BatchOptions(**options), lambda samples, size: None, lanes)
+
+
+def test_one_request_has_the_whole_machine():
+    async def test():
+        whole, lane = Doubler(), Doubler()
+        made = in_lanes(whole, lane)
+        for number in (1, 2):
+            assert (await made.submit(values(number), 1))["y"].tolist() == [2 * number]
+        await made.close()
+        assert (len(whole.batches), len(lane.batches)) == (2, 0)
+
+    asyncio.run(test())
+
+
+def test_several_requests_are_divided_over_lanes():
+    async def test():
+        whole, lane = Doubler(), Doubler()
+        made = in_lanes(whole, lane)
+        first = await held(made, whole)
+        more = [asyncio.create_task(made.submit(values(x), 1)) for x in (2, 3, 4)]
+        while made.waiting_samples < 3:
+            await asyncio.sleep(0)
+        # Nothing begins beside what has the whole machine.
+        assert not lane.batches
+        lane.go_on.clear()
+        whole.go_on.set()
+        while len(lane.batches) < 2:
+            await asyncio.sleep(0.001)
+        # Both lanes are busy; this one waits for either.
+        last = asyncio.create_task(made.submit(values(5), 1))
+        await asyncio.sleep(0.01)
+        assert len(lane.batches) == 2
+        lane.go_on.set()
+        answers = [(await task)["y"].tolist() for task in (first, *more, last)]
+        await made.close()
+        assert answers == [[2], [4], [6], [8], [10]]
+        assert sorted(batch.tolist() for batch in lane.batches[:2]) == [[2, 3], [4]]
+        assert len(whole.batches) + len(lane.batches) == 4
+
+    asyncio.run(test())
+
+
+def test_a_request_that_no_lane_holds_waits_for_the_whole_machine():
+    async def test():
+        whole, lane = Doubler(), Doubler()
+        made = in_lanes(whole, lane)
+        first = await held(made, whole)
+        small = [asyncio.create_task(made.submit(values(x), 1)) for x in (2, 3)]
+        large = asyncio.create_task(made.submit(values(4, 5, 6, 7), 4))
+        while made.waiting_samples < 6:
+            await asyncio.sleep(0)
+        whole.go_on.set()
+        answers = [(await task)["y"].tolist() for task in (first, *small, large)]
+        await made.close()
+        assert answers == [[2], [4], [6], [8, 10, 12, 14]]
+        assert whole.batches[-1].tolist() == [4, 5, 6, 7]
+
+    asyncio.run(test())
+
+
+def test_a_model_that_is_smaller_than_a_call_has_no_lanes():
+    async def test():
+        whole, lane = Doubler(), Doubler()
+        lanes = Lanes(2, lane, {1: 2e-5, 2: 4e-5})
+        quick = {1: 1e-5, 2: 2e-5, 4: 4e-5}
+        made = Batcher(whole, quick, BatchOptions(), lambda samples, size: None, lanes)
+        first = await held(made, whole)
+        more = [asyncio.create_task(made.submit(values(x), 1)) for x in (2, 3)]
+        while made.waiting_samples < 2:
+            await asyncio.sleep(0)
+        whole.go_on.set()
+        await asyncio.gather(first, *more)
+        await made.close()
+        assert not lane.batches
 
     asyncio.run(test())

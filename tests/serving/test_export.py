@@ -53,6 +53,25 @@ def test_outputs_are_the_models(pictures, rng, kernels, request):
         np.testing.assert_allclose(found, expected[:size], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.skipif(not cpu.fuses("cpu"), reason="the kernels are not built")
+def test_lanes_compute_the_same_by_a_thread_each(pictures, rng, monkeypatch):
+    monkeypatch.setattr("convoy.cpu.threads.cores", lambda: 2 * jax.local_device_count("cpu"))
+    served = Servable(pictures[0] / "1")
+    assert served.lanes == 2
+    assert set(served.seconds) == {1, 4}
+    assert set(served.lane_seconds) == {1}
+    for programs, threads in ((served._programs, 2), (served._lane_programs, 1)):
+        assert f"threads = {threads} : i64" in programs[1][0].as_text()
+    image = {"image": rng.integers(0, 256, (1, 8, 8, 3)).astype(np.uint8)}
+    found = served.run_in_lane(image)["output_0"]
+    np.testing.assert_allclose(found, served.run(image)["output_0"], rtol=1e-5, atol=1e-6)
+
+
+def test_a_machine_that_cannot_be_divided_has_no_lanes(pictures, portable):
+    served = Servable(pictures[0] / "1")
+    assert (served.lanes, served.lane_seconds) == (1, {})
+
+
 def test_weights_are_kept_once(pictures):
     found = artifact.read(pictures[0] / "1")
     names = [name for program in found.programs.values() for name in program.weights]

@@ -1,10 +1,14 @@
 """How many threads one device's operation may use, and where they run."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import jax
 
 _sharing = 1
+_most: ContextVar[int | None] = ContextVar("most", default=None)
 
 
 def cores() -> int:
@@ -19,7 +23,18 @@ def for_each_device() -> int:
 
     Makes JAX choose its devices, if it has not yet: for use while a program is lowered.
     """
-    return max(1, cores() // _devices())
+    share = max(1, cores() // _devices())
+    return min(share, _most.get() or share)
+
+
+@contextmanager
+def at_most(count: int) -> Iterator[None]:
+    """Have what is lowered in the block, by this thread, use no more threads."""
+    token = _most.set(count)
+    try:
+        yield
+    finally:
+        _most.reset(token)
 
 
 def keep_to_a_core() -> bool:

@@ -2,6 +2,10 @@
 
 While the model runs, requests wait in a queue; the next call takes as many of them as fit into the
 size of batch that is best for what waits. It is filled up with zeros where need be.
+
+One request has the whole machine. Where several wait, a CPU computes more of them in a second if
+each core has its own than if all work on each: nobody waits for the slower half of a layer. So they
+are divided over lanes, unless the model is so small that calls take longer than it does.
 """
 
 from __future__ import annotations
@@ -39,6 +43,29 @@ class BatchOptions:
     max_enqueued_samples: int = 1000
 
 
+@dataclass(frozen=True)
+class Lanes:
+    """Parts of the machine, each of which can compute a batch while the others do.
+
+    Attributes:
+        count: how many.
+        run: computes a batch in one of them.
+        seconds: how long it takes there for each size of batch.
+    """
+
+    count: int
+    run: Run
+    seconds: Mapping[int, float]
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """What computes a batch: the whole machine, or a lane."""
+
+    run: Run
+    sizes: Sizes
+
+
 @dataclass(eq=False)
 class _Waiting:
     arrays: Arrays
@@ -56,20 +83,33 @@ class Batcher:
         seconds: how long it takes for each size of batch that it can compute.
         options: how to put requests together.
         observe: is told the samples and the size of every batch.
+        lanes: where several requests are computed side by side, if that is faster.
     """
 
     def __init__(
-        self, run: Run, seconds: Mapping[int, float], options: BatchOptions, observe: Observe
+        self,
+        run: Run,
+        seconds: Mapping[int, float],
+        options: BatchOptions,
+        observe: Observe,
+        lanes: Lanes | None = None,
     ) -> None:
-        self._run = run
         self._options = options
         self._observe = observe
-        self._sizes = Sizes(seconds, options.max_batch_size)
+        self._whole = _Part(run, Sizes(seconds, options.max_batch_size))
+        self._lane: _Part | None = None
+        self._lanes = 1
+        if lanes:
+            lane = _Part(lanes.run, Sizes(lanes.seconds, options.max_batch_size, lanes.count))
+            if lane.sizes.rate > self._whole.sizes.rate:
+                self._lane, self._lanes = lane, lanes.count
+        self._running: list[_Part] = []
+        self._tasks: set[asyncio.Task[None]] = set()
         self._queue: deque[_Waiting] = deque()
         self._samples = 0
         self._changed = asyncio.Event()
         self._closing = False
-        self._thread = ThreadPoolExecutor(1, "convoy-serving")
+        self._threads = ThreadPoolExecutor(self._lanes, "convoy-serving")
         self._task = asyncio.get_running_loop().create_task(self._serve())
 
     @property
@@ -90,7 +130,7 @@ class Batcher:
             )
         loop = asyncio.get_running_loop()
         parts, start = [], 0
-        for size in self._sizes.to_hold(samples):
+        for size in self._whole.sizes.to_hold(samples):
             part = {name: array[start : start + size] for name, array in arrays.items()}
             count = min(size, samples - start)
             parts.append(_Waiting(part, count, size, time.monotonic(), loop.create_future()))
@@ -108,59 +148,88 @@ class Batcher:
         self._closing = True
         self._changed.set()
         await self._task
-        self._thread.shutdown()
+        self._threads.shutdown()
 
     async def _serve(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            while not self._queue:
-                if self._closing:
-                    return
+        while self._queue or self._running or not self._closing:
+            part = self._free_part()
+            if part is None:
                 await self._wait(None)
-            await self._wait_for_more()
-            size, batch = self._take()
-            if not batch:
-                continue
-            try:
-                answers = await loop.run_in_executor(self._thread, self._compute, size, batch)
-            except Exception as error:  # whatever the model's program raised
-                failure = ServingError(Code.INTERNAL, f"The model failed: {error}")
-                for waiting in batch:
-                    if not waiting.answer.done():
-                        waiting.answer.set_exception(failure)
+            elif (seconds := self._time_for_more()) > 0:
+                await self._wait(seconds)
             else:
-                for waiting, answer in zip(batch, answers, strict=True):
-                    if not waiting.answer.done():
-                        waiting.answer.set_result(answer)
+                self._begin(part)
+
+    def _free_part(self) -> _Part | None:
+        """Return the part of the machine in which a batch of what waits can begin now."""
+        # Nobody computes for those that left.
+        self._queue = deque(waiting for waiting in self._queue if not waiting.answer.done())
+        self._samples = sum(waiting.samples for waiting in self._queue)
+        if not self._queue:
+            return None
+        lane = self._lane
+        is_crowded = len(self._queue) + len(self._running) > 1
+        if lane and is_crowded and self._queue[0].size <= lane.sizes.largest:
+            return lane if self._free_lanes() else None
+        return None if self._running else self._whole
+
+    def _free_lanes(self) -> int:
+        return 0 if self._whole in self._running else self._lanes - len(self._running)
+
+    def _begin(self, part: _Part) -> None:
+        share = -(-self._samples // self._free_lanes()) if part is self._lane else self._samples
+        size, batch = self._take(part.sizes, share)
+        self._observe(sum(waiting.samples for waiting in batch), size)
+        self._running.append(part)
+        task = asyncio.get_running_loop().create_task(self._answer(part, size, batch))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, part: _Part, size: int, batch: Sequence[_Waiting]) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            answers = await loop.run_in_executor(
+                self._threads, self._compute, part.run, size, batch
+            )
+        except Exception as error:  # whatever the model's program raised
+            failure = ServingError(Code.INTERNAL, f"The model failed: {error}")
+            for waiting in batch:
+                if not waiting.answer.done():
+                    waiting.answer.set_exception(failure)
+        else:
+            for waiting, answer in zip(batch, answers, strict=True):
+                if not waiting.answer.done():
+                    waiting.answer.set_result(answer)
+        finally:
+            self._running.remove(part)
+            self._changed.set()
 
     async def _wait(self, seconds: float | None) -> None:
         self._changed.clear()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), seconds)
 
-    async def _wait_for_more(self) -> None:
-        until = self._queue[0].arrived + self._options.timeout
-        while not self._closing and self._samples < self._sizes.largest:
-            left = until - time.monotonic()
-            if left <= 0:
-                return
-            await self._wait(left)
+    def _time_for_more(self) -> float:
+        """Return the seconds that the first of a batch still waits for others."""
+        if self._closing or self._samples >= self._whole.sizes.largest:
+            return 0.0
+        return self._queue[0].arrived + self._options.timeout - time.monotonic()
 
-    def _take(self) -> tuple[int, list[_Waiting]]:
-        """Take requests off the queue, as many as fit into a size, and return both."""
-        # Nobody computes for those that left.
-        self._queue = deque(waiting for waiting in self._queue if not waiting.answer.done())
-        self._samples = sum(waiting.samples for waiting in self._queue)
-        if not self._queue:
-            return 0, []
-        size, samples = self._sizes.largest, self._samples
+    def _take(self, sizes: Sizes, samples: int) -> tuple[int, list[_Waiting]]:
+        """Take requests off the queue, as many as fit into a size, and return both.
+
+        Args:
+            sizes: that there are programs for.
+            samples: how many to take, about; the first request is always taken.
+        """
+        size = sizes.largest
         while True:
-            best = self._sizes.to_hold(min(samples, size))[0]
+            best = sizes.to_hold(min(samples, size))[0]
             size = max(best, self._queue[0].size)
             batch = self._fitting(size)
             samples = sum(waiting.samples for waiting in batch)
             # Those that fit may be so few that a smaller size holds them as well.
-            if size == self._queue[0].size or self._sizes.to_hold(samples)[0] >= size:
+            if size == self._queue[0].size or sizes.to_hold(samples)[0] >= size:
                 break
         for _ in batch:
             self._queue.popleft()
@@ -176,13 +245,12 @@ class Batcher:
             batch.append(waiting)
         return batch
 
-    def _compute(self, size: int, batch: Sequence[_Waiting]) -> list[Arrays]:
-        self._observe(sum(waiting.samples for waiting in batch), size)
+    def _compute(self, run: Run, size: int, batch: Sequence[_Waiting]) -> list[Arrays]:
         inputs = {
             name: _filled([waiting.arrays[name] for waiting in batch], size)
             for name in batch[0].arrays
         }
-        outputs = self._run(inputs)
+        outputs = run(inputs)
         answers, start = [], 0
         for waiting in batch:
             stop = start + waiting.samples

@@ -13,6 +13,7 @@ import jax
 import keras
 import numpy as np
 from convoy import cpu
+from convoy.cpu import threads
 from convoy.serving import artifact
 from convoy.serving.artifact import Artifact
 from convoy.serving.errors import ArtifactError
@@ -45,6 +46,9 @@ class Servable:
     Attributes:
         batch_sizes: what it was exported for.
         seconds: how long each of them takes here.
+        lanes: how many batches can be computed side by side without loss, each by one thread. There
+            is one if Convoy's kernels are not used, or cannot divide the machine.
+        lane_seconds: how long sizes of batch take there.
 
     Raises:
         ArtifactError: if it cannot be read, or returns something else.
@@ -57,35 +61,56 @@ class Servable:
         self.batch_sizes = found.batch_sizes
         self.about = found.about
         self.compiled_from = "keras"
-        programs = self._from_keras(found)
-        if programs is None:
+        self.lanes = 1
+        self._programs: Programs = {}
+        self._lane_programs: Programs = {}
+        if not self._compile_keras(found):
             self.compiled_from = "stablehlo"
-            programs = self._from_stablehlo(found)
-        self._programs = programs
-        self._check(found)
-        self.seconds = {size: self._time(size, found) for size in self.batch_sizes}
+            self._programs = self._from_stablehlo(found)
+        self.seconds = self._try(self._programs, found)
+        self.lane_seconds = self._try(self._lane_programs, found)
 
     def run(self, arrays: Arrays) -> Arrays:
         """Compute outputs. The number of samples must be one of `batch_sizes`."""
+        return self._run(self._programs, arrays)
+
+    def run_in_lane(self, arrays: Arrays) -> Arrays:
+        """Compute outputs by one thread. The number of samples is one of `lane_seconds`."""
+        return self._run(self._lane_programs, arrays)
+
+    def _run(self, programs: Programs, arrays: Arrays) -> Arrays:
         inputs = [arrays[tensor.name] for tensor in self.signature.inputs]
-        program, constants = self._programs[len(inputs[0])]
+        program, constants = programs[len(inputs[0])]
         outputs = program(constants, *inputs)
         names = [tensor.name for tensor in self.signature.outputs]
         return {name: np.asarray(value) for name, value in zip(names, outputs, strict=True)}
 
-    def _from_keras(self, found: Artifact) -> Programs | None:
+    def _compile_keras(self, found: Artifact) -> bool:
+        """Compile the Keras model for this machine; say whether that can be done."""
         file = found.keras_file
         if file is None or not cpu.fuses(jax.default_backend()):
-            return None
+            return False
+        lanes = threads.for_each_device()
+        # Lanes share what waits, so that each has the smaller sizes.
+        sizes = [size for size in found.batch_sizes if size * lanes <= max(found.batch_sizes)]
         try:
             # Keras's safe mode holds: a file with code in it is refused.
             model = keras.models.load_model(file, compile=False)
-            forwards = {size: Forward(model, size, cpu.fuse) for size in found.batch_sizes}
+            whole = {size: Forward(model, size, cpu.fuse) for size in found.batch_sizes}
+            with threads.at_most(1):
+                narrow = {size: Forward(model, size, cpu.fuse) for size in sizes if lanes > 1}
         except Exception as error:  # whatever a layer makes of it
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             logger.warning("%s: Keras cannot read it here, so it is slower: %s", file, first)
-            return None
+            return False
         kept: dict[str, jax.Array] = {}
+        self._programs = self._compile(whole, kept)
+        with threads.at_most(1):
+            self._lane_programs = self._compile(narrow, kept)
+        self.lanes = lanes if narrow else 1
+        return True
+
+    def _compile(self, forwards: dict[int, Forward], kept: dict[str, jax.Array]) -> Programs:
         programs: Programs = {}
         for size, forward in forwards.items():
             # Weights are packed alike for many sizes; each layout is kept once.
@@ -107,20 +132,23 @@ class Servable:
             programs[size] = jax.jit(call).lower(constants, *shapes).compile(), constants
         return programs
 
-    def _check(self, found: Artifact) -> None:
-        """Run every program once, on the example as often as it takes to fill the batch."""
-        for size in self.batch_sizes:
-            for name, value in self.run(self._example(size, found)).items():
-                _compare(found, name, value)
+    def _try(self, programs: Programs, found: Artifact) -> dict[int, float]:
+        """Compare every program with the example, as often as it takes to fill the batch.
 
-    def _time(self, size: int, found: Artifact) -> float:
-        """Return the seconds of a batch: the shortest of a few, as a machine has other work."""
-        example, taken = self._example(size, found), []
-        for _ in range(TIMED_RUNS):
-            began = time.perf_counter()
-            self.run(example)
-            taken.append(time.perf_counter() - began)
-        return min(taken)
+        Returns:
+            The seconds of a batch: the shortest of a few, as a machine has other work.
+        """
+        seconds = {}
+        for size in programs:
+            example, taken = self._example(size, found), []
+            for name, value in self._run(programs, example).items():
+                _compare(found, name, value)
+            for _ in range(TIMED_RUNS):
+                began = time.perf_counter()
+                self._run(programs, example)
+                taken.append(time.perf_counter() - began)
+            seconds[size] = min(taken)
+        return seconds
 
     def _example(self, size: int, found: Artifact) -> Arrays:
         names = [tensor.name for tensor in self.signature.inputs]

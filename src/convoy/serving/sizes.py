@@ -28,11 +28,20 @@ class Sizes:
     Args:
         seconds: how long each size takes.
         limit: larger ones are not used; the smallest always is.
+        lanes: in how many places batches are computed at a time.
+
+    Attributes:
+        largest: of the sizes.
+        rate: the most samples a second, in all lanes.
     """
 
-    def __init__(self, seconds: Mapping[int, float], limit: int | None = None) -> None:
+    def __init__(
+        self, seconds: Mapping[int, float], limit: int | None = None, lanes: int = 1
+    ) -> None:
         usable = [size for size in seconds if limit is None or size <= limit] or [min(seconds)]
         self.largest = max(usable)
+        # Python does one thing at a time.
+        self.rate = max(lanes * size / (seconds[size] + lanes * CALL_SECONDS) for size in usable)
         covers = [_Cover(0.0, ())]
         for samples in range(1, self.largest + 1):
             choices = []

@@ -11,7 +11,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from convoy.serving import artifact
-from convoy.serving.batching import Batcher, BatchOptions
+from convoy.serving.batching import Batcher, BatchOptions, Lanes
 from convoy.serving.errors import ArtifactError, Code, ServingError, not_found
 from convoy.serving.servable import Servable
 
@@ -216,7 +216,14 @@ class ModelVersions:
         except Exception as error:  # whatever the compiler raised
             self._fail(status, Code.INTERNAL, f"{path} could not be compiled: {error}")
         else:
-            batcher = Batcher(servable.run, servable.seconds, self._options, self._observed)
+            lanes = Lanes(servable.lanes, servable.run_in_lane, servable.lane_seconds)
+            batcher = Batcher(
+                servable.run,
+                servable.seconds,
+                self._options,
+                self._observed,
+                lanes if lanes.count > 1 else None,
+            )
             self._loaded[version] = LoadedVersion(version, servable, batcher)
             status.state = State.AVAILABLE
             logger.info("%s: version %d is available", self.config.name, version)
