@@ -1,6 +1,6 @@
 """ResNet-8 on CIFAR-10: the recipe `cifar10_resnet8`, and the same recipe in PyTorch.
 
-Expected: the mean accuracies over the seeds are within a point of each other. Fifteen to twenty
+Expected: the mean accuracies over the seeds are within a point of each other. Seven
 minutes for each seed and program on two cores:
 
     .venv/bin/python -m benchmarks.cifar10 DIR --seeds 1 2 3
@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.peers import environments, machine
 from convoy.data import load
 
-EPOCHS = 50
+EPOCHS = 20
 
 
 def run_convoy(folder: Path, data: Path, seed: int, epochs: int) -> tuple[float, float]:
