@@ -6,6 +6,7 @@ import socket
 import ssl
 import subprocess
 import threading
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -123,14 +124,14 @@ def test_a_stop_answers_what_was_accepted(half):
     with running(half) as server:
         loaded = server.server.service.models["half"].find()
         entered, go_on = threading.Event(), threading.Event()
-        compute = loaded.batcher._run
+        whole = loaded.batcher._whole
 
         def held(arrays):
             entered.set()
             assert go_on.wait(600)
-            return compute(arrays)
+            return whole.run(arrays)
 
-        loaded.batcher._run = held
+        loaded.batcher._whole = replace(whole, run=held)
         connection = http.client.HTTPConnection("127.0.0.1", server.server.port, timeout=600)
         connection.request("POST", PREDICT, json.dumps(ONE))
         assert entered.wait(600)

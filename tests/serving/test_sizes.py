@@ -22,6 +22,19 @@ def test_small_models_are_called_as_seldom_as_possible():
     assert Sizes({1: 1e-6, 2: 2e-6, 4: 4e-6}).to_hold(3) == (4,)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "enough"),
+    [
+        ({1: 1.0, 2: 1.1, 4: 1.2}, 4),
+        ({1: 1.0, 2: 1.9, 4: 3.8}, 1),
+        ({1: 1.0, 2: 1.6, 4: 3.1}, 2),
+        ({1: 1e-6, 2: 2e-6, 4: 4e-6}, 4),
+    ],
+)
+def test_requests_are_joined_as_far_as_that_pays(seconds, enough):
+    assert Sizes(seconds).enough == enough
+
+
 def test_what_is_more_than_the_largest_size_takes_several():
     assert Sizes({1: 1.0, 4: 2.0}).to_hold(9) == (4, 4, 1)
 

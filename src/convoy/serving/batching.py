@@ -1,7 +1,9 @@
 """Requests that come at the same time, answered by one call of the model.
 
 While the model runs, requests wait in a queue; the next call takes as many of them as fit into the
-size of batch that is best for what waits. It is filled up with zeros where need be.
+size of batch that is best for what waits. It is filled up with zeros where need be. Where a larger
+batch is hardly cheaper for each of its samples, as on most CPUs, requests are computed one by one:
+the first of them need not wait for the last.
 
 One request has the whole machine. Where several wait, a CPU computes more of them in a second if
 each core has its own than if all work on each: nobody waits for the slower half of a layer. So they
@@ -211,7 +213,7 @@ class Batcher:
 
     def _time_for_more(self) -> float:
         """Return the seconds that the first of a batch still waits for others."""
-        if self._closing or self._samples >= self._whole.sizes.largest:
+        if self._closing or self._samples >= self._whole.sizes.enough:
             return 0.0
         return self._queue[0].arrived + self._options.timeout - time.monotonic()
 
@@ -222,7 +224,7 @@ class Batcher:
             sizes: that there are programs for.
             samples: how many to take, about; the first request is always taken.
         """
-        size = sizes.largest
+        size = sizes.enough
         while True:
             best = sizes.to_hold(min(samples, size))[0]
             size = max(best, self._queue[0].size)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 # What a call takes beside the model: putting requests together, changing threads, answering.
 CALL_SECONDS = 2e-4
+# Of the most samples a second.
+ENOUGH = 0.9
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Sizes:
 
     Attributes:
         largest: of the sizes.
+        enough: the smallest size whose samples take hardly longer than those of any other. To join
+            more requests would only make the first of them wait for the last.
         rate: the most samples a second, in all lanes.
     """
 
@@ -41,7 +45,9 @@ class Sizes:
         usable = [size for size in seconds if limit is None or size <= limit] or [min(seconds)]
         self.largest = max(usable)
         # Python does one thing at a time.
-        self.rate = max(lanes * size / (seconds[size] + lanes * CALL_SECONDS) for size in usable)
+        rates = {size: lanes * size / (seconds[size] + lanes * CALL_SECONDS) for size in usable}
+        self.rate = max(rates.values())
+        self.enough = min(size for size in usable if rates[size] >= ENOUGH * self.rate)
         covers = [_Cover(0.0, ())]
         for samples in range(1, self.largest + 1):
             choices = []
