@@ -40,6 +40,18 @@ class Around(keras.optimizers.Optimizer):
         self.optimizer.build(variables)
         super().build(variables)
 
+    def apply(
+        self, grads: list[Any], trainable_variables: list[keras.Variable] | None = None
+    ) -> None:
+        """Update the weights."""
+        if not self.built:
+            self.build(list(trainable_variables or []))
+        self.update(grads, list(trainable_variables or self._trainable_variables))
+
+    def update(self, grads: list[Any], variables: list[keras.Variable]) -> None:
+        """Have the optimizer inside update the weights, with what this one does around it."""
+        raise NotImplementedError
+
     @property
     def variables(self) -> list[keras.Variable]:
         """Those of the optimizer inside."""

@@ -69,13 +69,8 @@ class Lookahead(Around):
         """Those of the optimizer inside, and the averages."""
         return self.optimizer.variables + self.averages
 
-    def apply(
-        self, grads: list[Any], trainable_variables: list[keras.Variable] | None = None
-    ) -> None:
+    def update(self, grads: list[Any], variables: list[keras.Variable]) -> None:
         """Have the optimizer inside update the weights, then look whether they are drawn back."""
-        if not self.built:
-            self.build(list(trainable_variables or []))
-        variables = list(trainable_variables or self._trainable_variables)
         self.optimizer.apply(grads, variables)
         done = self.iterations
         is_whole = done % self.every == 0

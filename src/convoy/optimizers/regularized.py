@@ -67,13 +67,8 @@ class Regularized(Around):
         self.decay = weight_decay
         self.clip = clip
 
-    def apply(
-        self, grads: list[Any], trainable_variables: list[keras.Variable] | None = None
-    ) -> None:
+    def update(self, grads: list[Any], variables: list[keras.Variable]) -> None:
         """Regularise, then have the optimizer inside update the weights."""
-        if not self.built:
-            self.build(list(trainable_variables or []))
-        variables = list(trainable_variables or self._trainable_variables)
         pairs = zip(grads, variables, strict=True)
         grads = [self._with_l2(self._clipped(g, variable), variable) for g, variable in pairs]
         if self.decay:
