@@ -18,6 +18,15 @@ def test_a_device_keeps_to_a_core_where_there_are_enough(monkeypatch, devices, c
     assert threads.keep_to_a_core() == own
 
 
+def test_lanes_of_one_device_keep_to_cores(monkeypatch):
+    monkeypatch.setattr(jax, "local_device_count", lambda _: 1)
+    for cores, own in ((1, False), (2, True), (8, True)):
+        monkeypatch.setattr(threads, "cores", lambda cores=cores: cores)
+        assert not threads.keep_to_a_core()
+        with threads.at_most(1):
+            assert threads.keep_to_a_core() == own
+
+
 def test_devices_with_several_threads_run_where_they_like(monkeypatch):
     monkeypatch.setattr(threads, "cores", lambda: 2 * jax.local_device_count("cpu"))
     assert not threads.keep_to_a_core()

@@ -38,8 +38,9 @@ def at_most(count: int) -> Iterator[None]:
 
 
 def keep_to_a_core() -> bool:
-    """Say whether each device computes on one thread, with a core to itself."""
-    return 1 < _devices() <= cores() and for_each_device() == 1
+    """Say whether each thread that computes, alone for its device or not, has a core to itself."""
+    side_by_side = 1 < _devices() <= cores() or _most.get() is not None
+    return side_by_side and for_each_device() == 1 < cores()
 
 
 def share_among(devices: int) -> None:

@@ -3,11 +3,14 @@
 
 #include <sched.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
 
 namespace convoy {
 
-// Keeps the calling thread on its device's core while a kernel runs.
+// Keeps the calling thread on a core of its own while a kernel runs: on its device's, or where two
+// threads compute for one device, the second on the next that is free.
 //
 // XLA's threads hand a program on to each other, and Linux wakes a thread near the one that woke it.
 // So two devices that compute side by side were often found waiting for one core while the other
@@ -16,20 +19,45 @@ class OwnCore {
  public:
   OwnCore(int32_t device, bool wanted) {
     if (!wanted || sched_getaffinity(0, sizeof(before_), &before_) != 0) return;
-    const int cores = CPU_COUNT(&before_);
+    const int cores = std::min(CPU_COUNT(&before_), kMostCores);
     if (cores < 2) return;
+    // A thread stays where it was for the kernel before, if it computes for the same device.
+    thread_local Last last = {-1, 0};
+    const int first = last.device == device ? last.place : device % cores;
+    for (int i = 0; i < cores && place_ < 0; ++i) Claim((first + i) % cores);
+    if (place_ < 0) return;
+    last = {device, place_};
     cpu_set_t own;
     CPU_ZERO(&own);
-    CPU_SET(Core(device % cores), &own);
+    CPU_SET(Core(place_), &own);
     keeps_ = sched_setaffinity(0, sizeof(own), &own) == 0;
   }
   ~OwnCore() {
     if (keeps_) sched_setaffinity(0, sizeof(before_), &before_);
+    if (place_ >= 0) claimed().fetch_and(~(uint64_t{1} << place_));
   }
   OwnCore(const OwnCore&) = delete;
   OwnCore& operator=(const OwnCore&) = delete;
 
  private:
+  static constexpr int kMostCores = 64;
+
+  struct Last {
+    int32_t device;
+    int place;
+  };
+
+  // A bit for each core that a kernel keeps to.
+  static std::atomic<uint64_t>& claimed() {
+    static std::atomic<uint64_t> bits{0};
+    return bits;
+  }
+
+  void Claim(int place) {
+    const uint64_t bit = uint64_t{1} << place;
+    if (!(claimed().fetch_or(bit) & bit)) place_ = place;
+  }
+
   // The core that comes after `place` others of those that the thread may run on.
   int Core(int place) const {
     int core = 0;
@@ -38,6 +66,7 @@ class OwnCore {
   }
 
   cpu_set_t before_;
+  int place_ = -1;  // among the cores that it may run on
   bool keeps_ = false;
 };
 
