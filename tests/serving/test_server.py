@@ -6,6 +6,7 @@ import socket
 import ssl
 import subprocess
 import threading
+import time
 from dataclasses import replace
 
 import grpc
@@ -138,7 +139,7 @@ def test_a_stop_answers_what_was_accepted(half):
         stopping = asyncio.run_coroutine_threadsafe(server.server.stop(), server.loop)
         try:
             while is_open(server.server.port):
-                pass
+                time.sleep(0.1)
             assert not stopping.done()
         finally:
             go_on.set()

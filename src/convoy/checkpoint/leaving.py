@@ -75,6 +75,22 @@ class Leaving:
 
 
 _active: set[Leaving] = set()
+_forking = threading.local()
+
+
+def _hold_signals() -> None:
+    """Have signals to a new process wait until it has its own way with them.
+
+    One that came before would be written where we read ours, and taken for one to us.
+    """
+    if _active:
+        _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+
+
+def _let_signals_in() -> None:
+    if (mask := getattr(_forking, "mask", None)) is not None:
+        _forking.mask = None
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _forget_in_child() -> None:
@@ -86,6 +102,9 @@ def _forget_in_child() -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _let_signals_in()
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(
+    before=_hold_signals, after_in_parent=_let_signals_in, after_in_child=_forget_in_child
+)
