@@ -46,14 +46,20 @@ async def held(batcher, model):
     return first
 
 
+async def waiting(batcher, *requests):
+    """Have requests of these numbers wait; return them."""
+    tasks = [asyncio.create_task(batcher.submit(values(*x), len(x))) for x in requests]
+    while batcher.waiting_samples < sum(map(len, requests)):
+        await asyncio.sleep(0)
+    return tasks
+
+
 def test_requests_that_come_while_the_model_runs_share_a_batch():
     async def test():
         model = Doubler()
         made = batcher(model)
         first = await held(made, model)
-        more = [asyncio.create_task(made.submit(values(x), 1)) for x in (2, 3, 4)]
-        while made.waiting_samples < 3:
-            await asyncio.sleep(0)
+        more = await waiting(made, [2], [3], [4])
         model.go_on.set()
         answers = [(await task)["y"].tolist() for task in (first, *more)]
         await made.close()
@@ -68,10 +74,7 @@ def test_a_batch_is_not_filled_up_where_every_sample_has_its_cost():
         model = Doubler()
         made = batcher(model, {1: 1.0, 2: 1.7, 4: 2.9})
         first = await held(made, model)
-        more = [asyncio.create_task(made.submit(values(x), 1)) for x in (2, 3, 4)]
-        large = asyncio.create_task(made.submit(values(5, 6, 7), 3))
-        while made.waiting_samples < 6:
-            await asyncio.sleep(0)
+        *more, large = await waiting(made, [2], [3], [4], [5, 6, 7])
         model.go_on.set()
         answers = [(await task)["y"].tolist() for task in (first, *more, large)]
         await made.close()
@@ -174,9 +177,9 @@ def test_batches_can_be_limited():
 WHOLE, LANE = {1: 1.1, 2: 1.9, 4: 3.5}, {1: 2.0, 2: 3.2}
 
 
-def in_lanes(whole, lane, **options):
-    lanes = Lanes(2, lane, LANE)
-    return Batcher(whole, WHOLE, BatchOptions(**options), lambda samples, size: None, lanes)
+def in_lanes(whole, lane, count=2):
+    lanes = Lanes(count, lane, LANE)
+    return Batcher(whole, WHOLE, BatchOptions(), lambda samples, size: None, lanes)
 
 
 def test_one_request_has_the_whole_machine():
@@ -196,9 +199,7 @@ def test_several_requests_are_divided_over_lanes():
         whole, lane = Doubler(), Doubler()
         made = in_lanes(whole, lane)
         first = await held(made, whole)
-        more = [asyncio.create_task(made.submit(values(x), 1)) for x in (2, 3, 4)]
-        while made.waiting_samples < 3:
-            await asyncio.sleep(0)
+        more = await waiting(made, [2], [3], [4])
         # Nothing begins beside what has the whole machine.
         assert not lane.batches
         lane.go_on.clear()
@@ -219,15 +220,26 @@ def test_several_requests_are_divided_over_lanes():
     asyncio.run(test())
 
 
+def test_fewer_requests_than_lanes_have_the_whole_machine():
+    async def test():
+        whole, lane = Doubler(), Doubler()
+        made = in_lanes(whole, lane, count=4)
+        first = await held(made, whole)
+        more = await waiting(made, [2], [3], [4])
+        whole.go_on.set()
+        await asyncio.gather(first, *more)
+        await made.close()
+        assert not lane.batches
+
+    asyncio.run(test())
+
+
 def test_a_request_that_no_lane_holds_waits_for_the_whole_machine():
     async def test():
         whole, lane = Doubler(), Doubler()
         made = in_lanes(whole, lane)
         first = await held(made, whole)
-        small = [asyncio.create_task(made.submit(values(x), 1)) for x in (2, 3)]
-        large = asyncio.create_task(made.submit(values(4, 5, 6, 7), 4))
-        while made.waiting_samples < 6:
-            await asyncio.sleep(0)
+        *small, large = await waiting(made, [2], [3], [4, 5, 6, 7])
         whole.go_on.set()
         answers = [(await task)["y"].tolist() for task in (first, *small, large)]
         await made.close()
@@ -244,9 +256,7 @@ def test_a_model_that_is_smaller_than_a_call_has_no_lanes():
         quick = {1: 1e-5, 2: 2e-5, 4: 4e-5}
         made = Batcher(whole, quick, BatchOptions(), lambda samples, size: None, lanes)
         first = await held(made, whole)
-        more = [asyncio.create_task(made.submit(values(x), 1)) for x in (2, 3)]
-        while made.waiting_samples < 2:
-            await asyncio.sleep(0)
+        more = await waiting(made, [2], [3])
         whole.go_on.set()
         await asyncio.gather(first, *more)
         await made.close()

@@ -5,9 +5,10 @@ size of batch that is best for what waits. It is filled up with zeros where need
 batch is hardly cheaper for each of its samples, as on most CPUs, requests are computed one by one:
 the first of them need not wait for the last.
 
-One request has the whole machine. Where several wait, a CPU computes more of them in a second if
-each core has its own than if all work on each: nobody waits for the slower half of a layer. So they
-are divided over lanes, unless the model is so small that calls take longer than it does.
+One request has the whole machine. Where as many wait as there are cores, a CPU computes more of
+them in a second if each core has its own than if all work on each: nobody waits for the slower half
+of a layer. So they are divided over lanes, unless the model is so small that calls take longer than
+it does.
 """
 
 from __future__ import annotations
@@ -170,8 +171,9 @@ class Batcher:
         if not self._queue:
             return None
         lane = self._lane
-        is_crowded = len(self._queue) + len(self._running) > 1
-        if lane and is_crowded and self._queue[0].size <= lane.sizes.largest:
+        # With fewer requests than lanes, cores would be idle, and each request take longer.
+        fills_lanes = len(self._queue) + len(self._running) >= self._lanes
+        if lane and fills_lanes and self._queue[0].size <= lane.sizes.largest:
             return lane if self._free_lanes() else None
         return None if self._running else self._whole
 

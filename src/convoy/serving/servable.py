@@ -46,8 +46,8 @@ class Servable:
     Attributes:
         batch_sizes: what it was exported for.
         seconds: how long each of them takes here.
-        lanes: how many batches can be computed side by side without loss, each by one thread. There
-            is one if Convoy's kernels are not used, or cannot divide the machine.
+        lanes: how many batches can be computed side by side, each by one thread. There is one if
+            Convoy's kernels are not used, or cannot divide the machine.
         lane_seconds: how long sizes of batch take there.
 
     Raises:
