@@ -116,7 +116,7 @@ def test_a_function_of_the_users_own(tmp_path, monkeypatch):
     )
     assert make_model("my_nets:tiny", (4, 4, 1), 3).output_shape == (None, 3)
     for name, message in (
-        ("my_nets:tinny", r"no attribute 'tinny'\. Did you mean tiny\?"),
+        ("my_nets:tinny", r"my_nets has no 'tinny'\. Did you mean tiny\?"),
         ("no_such_nets:tiny", r"No module named .* in this folder"),
         ("my_nets:word", "'word' is not a function"),
         ("my_nets:wrong", "returned NoneType, not a keras.Model"),

@@ -81,16 +81,17 @@ def _of_module(name: str) -> MakeModel:
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:
-        found = getattr(importlib.import_module(module_name), function)
+        module = importlib.import_module(module_name)
     except ImportError as error:
         raise ValueError(
             f"--model-name {name}: {error}. Modules are looked for in this folder, and among what "
             "is installed."
         ) from None
-    except AttributeError as error:
-        near = difflib.get_close_matches(function, vars(sys.modules[module_name]), 1)
+    found = getattr(module, function, None)
+    if found is None:
+        near = difflib.get_close_matches(function, vars(module), 1)
         advice = f" Did you mean {near[0]}?" if near else ""
-        raise ValueError(f"--model-name {name}: {error}.{advice}") from None
+        raise ValueError(f"--model-name {name}: {module_name} has no {function!r}.{advice}")
     if not callable(found):
         raise ValueError(f"--model-name {name}: {function!r} is not a function.")
     return found
