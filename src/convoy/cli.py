@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import shtab
-from convoy.command_line.parser import Parser
+from convoy.command_line.parser import INTERRUPTED, Parser
 
-INTERRUPTED = 130
 SHELLS = ("bash", "zsh", "fish")
 # Where each shell looks for completions of one user, without being told.
 FOLDERS = {

@@ -20,7 +20,7 @@ from convoy.bench.invocation import Changes, environment_of, words_of
 from convoy.bench.metrics import Figures, read_figures
 from convoy.bench.results import NAME, Outcome, join, write_results
 from convoy.bench.spec import Benchmark, SpecError, read_benchmarks, variant_name
-from convoy.command_line.parser import Parser
+from convoy.command_line.parser import INTERRUPTED, Parser
 
 SPEC = Path("benchmarks.yml")
 LINES_OF_AN_ERROR = 100
@@ -99,7 +99,7 @@ def main(words: Sequence[str], program: str = "convoy bench") -> int:
             console.plain(line)
         console.info(f"Results: {picture or folder / f'{NAME}.json'} and more beside it")
     if interrupted:
-        return 130
+        return INTERRUPTED
     return 0 if all(outcome.passed for outcome in outcomes) else 1
 
 

@@ -7,6 +7,9 @@ import difflib
 import sys
 from typing import Any, NoReturn
 
+INTERRUPTED = 130
+"""The exit status of a command that was stopped by Ctrl-C, as shells have it."""
+
 
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, with exit status 2."""

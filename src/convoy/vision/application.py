@@ -16,7 +16,7 @@ import keras
 import numpy as np
 from convoy.checkpoint import CheckpointError
 from convoy.checkpoint.leaving import Left
-from convoy.command_line.parser import stop
+from convoy.command_line.parser import INTERRUPTED, stop
 from convoy.command_line.progress import Output, show_duration
 from convoy.report.recording import Recording
 from convoy.vision import resume
@@ -36,8 +36,6 @@ from convoy.vision.validation import (
     validation_strategy,
 )
 from convoy.vision.watch import Watch
-
-INTERRUPTED = 130
 
 
 def main(words: Sequence[str] | None = None, program: str = "convoy train") -> int:

@@ -78,13 +78,10 @@ def where_it_goes_on(plan: RunPlan, folder: RunFolder) -> str:
     if not positions:
         return ""
     epoch, step = positions[-1]
-    done, all_of_them = (
-        epoch * plan.events.keras_epoch + step // plan.batch.accumulation,
-        plan.events.updates,
-    )
-    if done >= all_of_them:
+    done = epoch * plan.events.keras_epoch + step // plan.batch.accumulation
+    if done >= plan.events.updates:
         return "training is complete: its checkpoints are validated again"
-    return f"after {done} of {all_of_them} weight updates"
+    return f"after {done} of {plan.events.updates} weight updates"
 
 
 def make_checkpoints(plan: RunPlan, folder: RunFolder) -> convoy.Checkpoints | None:
