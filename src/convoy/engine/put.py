@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 import numpy as np
 from convoy import processes
+from convoy.cpu.threads import cores
+
+ALIGNMENT = 64
+"""Bytes; what XLA asks of arrays that it did not allocate itself."""
+
+WORTH_THREADS = 4_000_000
+"""Bytes whose copy takes longer than starting threads."""
 
 
 def put(tree: Any, sharding: jax.sharding.Sharding | None) -> Any:
@@ -14,6 +23,15 @@ def put(tree: Any, sharding: jax.sharding.Sharding | None) -> Any:
     if sharding is None or sharding.is_fully_addressable:
         return jax.device_put(tree, sharding)
     return jax.tree.map(lambda value: _put_share(value, sharding), tree)
+
+
+def aligned(tree: Any) -> Any:
+    """Copy host arrays to where every CPU device of this process can read them in place.
+
+    JAX copies an array to each device that does not begin at a multiple of 64 bytes, as most of
+    NumPy's do not. What does is copied to none.
+    """
+    return jax.tree.map(_aligned, tree)
 
 
 def to_host(value: Any) -> np.ndarray:
@@ -68,3 +86,34 @@ def _put_share(value: Any, sharding: jax.sharding.Sharding) -> jax.Array:
     host = to_host(value)
     host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
     return jax.make_array_from_callback(host.shape, sharding, lambda share: host[share])
+
+
+def _aligned(value: Any) -> Any:
+    if isinstance(value, jax.Array):
+        return value
+    host = np.asarray(value)
+    dtype = jax.dtypes.canonicalize_dtype(host.dtype)
+    if host.dtype == dtype and host.flags.c_contiguous and host.ctypes.data % ALIGNMENT == 0:
+        return host
+    size = host.size * dtype.itemsize
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    copy = memory[start : start + size].view(dtype).reshape(host.shape)
+    _copy(host, copy)
+    return copy
+
+
+def _copy(source: np.ndarray, target: np.ndarray) -> None:
+    """Copy an array; a large one with all cores, since NumPy lets go of Python meanwhile."""
+    parts = cores() if source.nbytes > WORTH_THREADS else 1
+    if parts == 1:
+        target[...] = source
+        return
+    bounds = [len(source) * part // parts for part in range(parts + 1)]
+    with ThreadPoolExecutor(parts) as threads:
+        copying = [
+            threads.submit(np.copyto, target[first:last], source[first:last], "unsafe")
+            for first, last in itertools.pairwise(bounds)
+        ]
+    for part in copying:
+        part.result()

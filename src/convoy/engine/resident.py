@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from convoy.engine import random_state
 from convoy.engine.feed import Chunk, Cut, Layout, Place, Placement, steps_until
+from convoy.engine.put import aligned
 from convoy.keras_bridge import Batches
 
 
@@ -31,6 +32,8 @@ class Resident:
         self.placement = placement
         rows = min(self.batch, self.samples)
         self._example = jax.tree.map(lambda leaf: _rows(leaf, rows), arrays)
+        if placement.platform == "cpu":
+            arrays = aligned(arrays)  # virtual devices share the host's memory
         self.arrays = placement.everywhere(arrays)
         self.order: jax.Array | None = None
         self.why_not_resumable: str | None = None
