@@ -50,8 +50,9 @@ class Parts:
         results: what the forward pass computes.
         of_weights, of_received: the gradients.
         forward, backward: the equations of the two passes.
-        computed: what the backward pass needs that the forward pass has computed.
-        given: what it needs of that which the forward pass was given, but for weights.
+        computed: what the backward pass needs that the forward pass returns for it.
+        at_hand: what it needs of that which the forward pass was given, but for weights, or
+            returns as an output.
         early, late: the backward pass in two halves, of what was received and of the weights.
         shared: what the second half needs of the first.
     """
@@ -65,7 +66,7 @@ class Parts:
     forward: list[JaxprEqn]
     backward: list[JaxprEqn]
     computed: list[Var]
-    given: list[Var]
+    at_hand: list[Var]
     early: list[JaxprEqn]
     late: list[JaxprEqn]
     shared: list[Var]
@@ -116,14 +117,15 @@ class StageProgram:
     ) -> Passed:
         """Run the stage forwards; `scaled` says whether the loss will have a factor."""
         parts = self.parts(trainable, received, rest, scaled)
-        (outputs, carried), computed, _ = self.run_forward(trainable, received, rest)
-        non_trainable, metrics, loss = carried
+        results, computed, _ = self.run_forward(trainable, received, rest)
+        outputs, (non_trainable, metrics, loss) = results
         if self.recompute:
             return Passed(outputs, (received, rest), non_trainable, loss, metrics)
-        # What the program was given needs no copy.
-        values = zip([*parts.inputs[1], *parts.inputs[2]], [*received, *_given(rest)], strict=False)
-        at_hand = dict(values)
-        kept = computed, [at_hand[var] for var in parts.given]
+        # What the program was given needs no copy, and neither does what it returns anyway.
+        given = zip([*parts.inputs[1], *parts.inputs[2]], [*received, *_given(rest)], strict=False)
+        returned = zip(parts.results, outputs, strict=False)
+        at_hand = dict(given) | {var: x for var, x in returned if isinstance(var, Var)}
+        kept = computed, [at_hand[var] for var in parts.at_hand]
         return Passed(outputs, kept, non_trainable, loss, metrics)
 
     def parts(
@@ -164,6 +166,8 @@ class StageProgram:
         at_hand = {*depends, *given}
         backward, used = needed_for([*of_weights, *of_received], trace.equations, at_hand)
         fetched_now = set(inputs[2][len(inputs[2]) - data :])
+        returned = {atom for atom in results[: len(outputs)] if isinstance(atom, Var)}
+        computed = [var for var in used if var in depends or var in fetched_now]
         early, _ = needed_for(of_received, backward, at_hand)
         made = {var for equation in early for var in equation.outvars}
         late, shared = needed_for(of_weights, backward, at_hand | made)
@@ -176,8 +180,8 @@ class StageProgram:
             of_received,
             forward,
             backward,
-            [var for var in used if var in depends or var in fetched_now],
-            [var for var in used if var in given and var not in fetched_now],
+            [var for var in computed if var not in returned],
+            [var for var in used if var not in computed or var in returned],
             early,
             late,
             [var for var in shared if var in made],
@@ -236,7 +240,7 @@ class StageProgram:
         else:
             values = self._values(trainable)
             values.update(zip(parts.computed, kept[0], strict=True))
-            values.update(zip(parts.given, kept[1], strict=True))
+            values.update(zip(parts.at_hand, kept[1], strict=True))
         of_outputs = [sum(sent[1:], sent[0]) for sent in gradients if sent]
         beside = jax.tree.leaves((of_outputs, factor))
         values.update(zip([*parts.inputs[3], *parts.inputs[4]], beside, strict=True))
