@@ -148,8 +148,9 @@ void Direct::Convolve(const float* source, const float* packed, const float* bia
         for (int64_t column = columns.first; column < columns.last; ++column) {
           const int64_t to = first * out_ + column * kColumns;
           const float* const weights = packed + ((column * taps_ + tap) * in_ + in) * kColumns;
+          const float* const next = weights + taps_ * in_ * kColumns;  // of the next column
           GatherAndMultiply(
-              {rows + tap * kBlock, kBlock, taps, in, depth}, weights, height,
+              {rows + tap * kBlock, kBlock, taps, in, depth}, {weights, kColumns, next}, height,
               {result + to, out_},
               {is_first ? bias + column * kColumns : nullptr,
                is_last && addend ? addend + to : nullptr, is_last && rectifies_});

@@ -18,9 +18,13 @@ struct Left {
   int64_t row_step, depth_step;
 };
 
+// `next` is what will be read after it, or near that: it may lie anywhere, for it is only fetched
+// into the second level of the cache while the products are summed. Weights of many channels come
+// from memory otherwise, and the products wait.
 struct Right {
   const float* data;
   int64_t depth_step;
+  const float* next;
 };
 
 struct Result {
@@ -41,6 +45,7 @@ CONVOY_AVX2 void MultiplyTile(Left left, Right right, int64_t depth, Result resu
   for (int64_t d = 0; d < depth; ++d) {
     const Vector low = _mm256_loadu_ps(right.data);
     const Vector high = _mm256_loadu_ps(right.data + kLanes);
+    _mm_prefetch(right.next, _MM_HINT_T1);
 #pragma GCC unroll 6
     for (int i = 0; i < kCount; ++i) {
       const Vector value = _mm256_broadcast_ss(left.data + i * left.row_step);
@@ -49,6 +54,7 @@ CONVOY_AVX2 void MultiplyTile(Left left, Right right, int64_t depth, Result resu
     }
     left.data += left.depth_step;
     right.data += right.depth_step;
+    right.next += right.depth_step;
   }
 #pragma GCC unroll 6
   for (int i = 0; i < kCount; ++i) {
@@ -101,7 +107,7 @@ struct Around {
 };
 
 template <int kCount>
-CONVOY_AVX2 void GatherTile(const Gathered& left, const float* right, Result result,
+CONVOY_AVX2 void GatherTile(const Gathered& left, Right right, Result result,
                             const Around& around) {
   Vector sums[kCount][2];
 #pragma GCC unroll 6
@@ -115,8 +121,11 @@ CONVOY_AVX2 void GatherTile(const Gathered& left, const float* right, Result res
 #pragma GCC unroll 6
     for (int i = 0; i < kCount; ++i) rows[i] = left.rows[tap * left.tap_step + i] + left.first;
     for (int64_t d = 0; d < left.depth; ++d) {
-      const Vector low = _mm256_loadu_ps(right), high = _mm256_loadu_ps(right + kLanes);
-      right += kColumns;
+      const Vector low = _mm256_loadu_ps(right.data);
+      const Vector high = _mm256_loadu_ps(right.data + kLanes);
+      _mm_prefetch(right.next, _MM_HINT_T1);
+      right.data += right.depth_step;
+      right.next += right.depth_step;
 #pragma GCC unroll 6
       for (int i = 0; i < kCount; ++i) {
         const Vector value = _mm256_broadcast_ss(rows[i] + d);
@@ -139,8 +148,8 @@ CONVOY_AVX2 void GatherTile(const Gathered& left, const float* right, Result res
 }
 
 // result = around(left * right), of 16 columns; the addend lies as the result does.
-inline void GatherAndMultiply(Gathered left, const float* right, int64_t rows,
-                              Result result, Around around) {
+inline void GatherAndMultiply(Gathered left, const Right& right, int64_t rows, Result result,
+                              Around around) {
   ForTiles(rows, [&](auto count) {
     GatherTile<count.value>(left, right, result, around);
     left.rows += count.value;

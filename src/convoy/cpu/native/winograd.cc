@@ -372,9 +372,10 @@ void Winograd::Convolve(const float* source, const float* packed, float* result,
       }
       for (int64_t plane = 0; plane < kPlanes; ++plane) {
         for (int64_t column = 0; column < width; column += kColumns) {
+          const float* const weights = packed + (plane * result_.channels + first_out + column) * in;
           Multiply({transformed + plane * plane_in, in, 1},
-                   {packed + (plane * result_.channels + first_out + column) * in, kColumns}, count,
-                   in, {products + plane * plane_out + column, width}, false);
+                   {weights, kColumns, weights + in * kColumns}, count, in,
+                   {products + plane * plane_out + column, width}, false);
         }
       }
       for (int64_t i = 0; i < count; ++i) {
@@ -406,8 +407,8 @@ void Winograd::SumWeights(const float* source, const float* gradient, float* wei
       }
       for (int64_t plane = 0; plane < kPlanes; ++plane) {
         for (int64_t column = 0; column < out; column += kColumns) {
-          Multiply({transformed + plane * plane_in, 1, in},
-                   {gradients + plane * plane_out + column, out}, in, count,
+          const float* const from = gradients + plane * plane_out + column;
+          Multiply({transformed + plane * plane_in, 1, in}, {from, out, from}, in, count,
                    {sums + part * size + plane * in * out + column, out}, adds);
         }
       }
