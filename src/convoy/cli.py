@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import os
+import select
 import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -13,7 +15,10 @@ from typing import Any, NamedTuple
 
 import shtab
 from convoy.command_line.parser import INTERRUPTED, Parser
+from convoy_command import ended_by_interrupt
 
+READER_LEFT = 141
+"""The exit status where nobody read the output to its end, as shells have it: 128 and SIGPIPE."""
 SHELLS = ("bash", "zsh", "fish")
 # Where each shell looks for completions of one user, without being told.
 FOLDERS = {
@@ -89,12 +94,39 @@ VERBS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    if words and words[0] in VERBS:
+    try:
         try:
-            return _run(VERBS[words[0]], words[1:])
-        except KeyboardInterrupt:
-            print(f"convoy {words[0]}: interrupted", file=sys.stderr)
-            return INTERRUPTED
+            return _run_verb(words) if words and words[0] in VERBS else _run_alone(words)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _reader_has_left():
+            raise
+        return READER_LEFT
+
+
+def _reader_has_left() -> bool:
+    """Say whether nobody reads the standard output any more, as after `| head`; then drop it."""
+    output = sys.stdout.fileno()
+    poll = select.poll()
+    poll.register(output, 0)  # errors are told in any case
+    if not poll.poll(0):
+        return False
+    # Python writes what is left when it ends, and would complain again.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return True
+
+
+def _run_verb(words: Sequence[str]) -> int:
+    try:
+        return _run(VERBS[words[0]], words[1:])
+    except KeyboardInterrupt:
+        print(f"convoy {words[0]}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _run_alone(words: Sequence[str]) -> int:
+    """Answer what has no verb: help, the version, a word that is not known."""
     parser = make_parser()
     if words and not words[0].startswith("-"):
         near = difflib.get_close_matches(words[0], VERBS, 1)
@@ -113,7 +145,7 @@ def make_parser() -> Parser:
     parser = Parser(
         prog="convoy",
         description="Train and serve plain Keras models as compiled device programs.",
-        epilog="convoy VERB --help says more of each.",
+        epilog="Run convoy VERB --help for the flags of a verb.",
     )
     parser.add_argument("--version", action="store_true", help="show the version and exit")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
@@ -142,7 +174,8 @@ def load(function: str) -> Callable[..., Any]:
 
 def _run(verb: Verb, words: Sequence[str]) -> int:
     try:
-        run = load(verb.main)
+        with ended_by_interrupt():
+            run = load(verb.main)
     except ModuleNotFoundError as error:
         if not verb.main.startswith("convoy.serving"):
             raise
