@@ -48,7 +48,7 @@ def _verb(summary: str, module: str) -> Verb:
 
 VERBS = {
     "train": Verb(
-        "Train and validate an image classifier, by flags or by a recipe.",
+        "Train and validate an image classifier, from flags or a recipe.",
         "convoy.vision.application:main",
         "convoy.vision.parse:make_parser",
     ),
@@ -59,32 +59,31 @@ VERBS = {
         "List, show, verify, average and convert checkpoints.", "convoy.checkpoint.command"
     ),
     "export": _verb(
-        "Write a trained model as a version that can be served.", "convoy.vision.export_command"
+        "Export a trained model as a version that can be served.", "convoy.vision.export_command"
     ),
     "serve": _verb(
-        "Serve exported models by TensorFlow Serving's APIs.", "convoy.serving.serve_command"
+        "Serve exported models through TensorFlow Serving's APIs.", "convoy.serving.serve_command"
     ),
-    "request": _verb("Send images to a server, and measure it.", "convoy.serving.request_command"),
-    "report": _verb(
-        "Make a page of a recorded run, or of two beside each other.", "convoy.report.command"
-    ),
+    "request": _verb("Send images to a server and measure it.", "convoy.serving.request_command"),
+    "report": _verb("Turn a recorded run into a page, or compare two.", "convoy.report.command"),
     "plan": _verb(
-        "Say how to divide a model over devices: replicas, stages, micro-batches.",
+        "Predict how best to divide a model over devices: replicas, stages, micro-batches.",
         "convoy.plan.command",
     ),
     "bench": _verb(
-        "Run the benchmarks of a spec, and compare them with an earlier run.",
+        "Run benchmark specs and compare the results with an earlier run.",
         "convoy.bench.command",
     ),
     "data": _verb(
-        "Look after data sets: verify, build-imagenet or bench.", "convoy.vision.data_command"
+        "Verify data sets, build ImageNet record files, measure reading.",
+        "convoy.vision.data_command",
     ),
     "doctor": _verb(
-        "Say what is installed, which devices and kernels there are, and what is wrong.",
+        "Show what is installed, which devices and kernels there are, and what is wrong.",
         "convoy.doctor",
     ),
     "completion": Verb(
-        "Print what a shell needs to complete this command.",
+        "Print a script with which a shell completes this command.",
         "convoy.cli:completion",
         "convoy.cli:make_completion_parser",
     ),
@@ -192,8 +191,8 @@ def make_completion_parser() -> Parser:
     places = "\n".join(f"  convoy completion {shell:<4} > {FOLDERS[shell]}" for shell in SHELLS)
     parser = Parser(
         prog="convoy completion",
-        description="Print what a shell needs to complete this command.",
-        epilog=f"For one user, from the next shell on:\n{places}",
+        description="Print a script with which a shell completes this command.",
+        epilog=f"To install it for one user, from the next shell on:\n{places}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("shell", choices=SHELLS)
@@ -201,7 +200,7 @@ def make_completion_parser() -> Parser:
 
 
 def completion(words: Sequence[str]) -> int:
-    """Print what a shell needs to complete this command."""
+    """Print a script with which a shell completes this command."""
     shell = make_completion_parser().parse_args(words).shell
     parser = make_whole_parser()
     _complete_values(parser)

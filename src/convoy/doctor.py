@@ -30,7 +30,7 @@ def make_parser() -> Parser:
 
 
 def main(words: Sequence[str]) -> int:
-    """Say what is installed, which devices and kernels there are, and what is wrong."""
+    """Show what is installed, which devices and kernels there are, and what is wrong."""
     make_parser().parse_args(words)
     rows = list(what_there_is())
     width = max(len(name) for name, _ in rows)
