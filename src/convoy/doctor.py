@@ -41,9 +41,9 @@ def main(words: Sequence[str]) -> int:
             print(f"{'':<{width}}  {line}")
     wrong = list(what_is_wrong())
     for problem in wrong:
-        print(f"{'wrong':<{width}}  {problem}")
+        print(f"{'problems':<{width}}  {problem}")
     if not wrong:
-        print(f"{'wrong':<{width}}  nothing")
+        print(f"{'problems':<{width}}  none")
     return 1 if wrong else 0
 
 
