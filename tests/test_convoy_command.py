@@ -1,6 +1,7 @@
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from convoy_command import ended_by_interrupt
@@ -41,3 +42,13 @@ def test_the_earlier_handler_comes_back(handler, restored):
         ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     assert ignored == (handler is signal.SIG_IGN)
     assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_other_threads_leave_the_handler_alone():
+    def import_something():
+        with ended_by_interrupt():
+            return signal.getsignal(signal.SIGINT)
+
+    with ThreadPoolExecutor() as threads:
+        seen = threads.submit(import_something).result()
+    assert seen is signal.getsignal(signal.SIGINT)

@@ -6,6 +6,7 @@ It is a package of its own because importing any module of `convoy` imports all 
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -29,10 +30,12 @@ def ended_by_interrupt() -> Iterator[None]:
     """Have Ctrl-C end the process at once, without a traceback.
 
     For imports: a `KeyboardInterrupt` in the middle of one shows many lines of other packages, and
-    some of these take it for an error of their own or drop it.
+    some of these take it for an error of their own or drop it. A handler that somebody else has
+    chosen stays, and only the main thread may change one.
     """
     handler = signal.getsignal(signal.SIGINT)
-    if handler is not signal.default_int_handler:  # A parent has chosen to ignore it.
+    is_main = threading.current_thread() is threading.main_thread()
+    if handler is not signal.default_int_handler or not is_main:
         yield
         return
     signal.signal(signal.SIGINT, signal.SIG_DFL)
