@@ -1,4 +1,5 @@
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -50,6 +51,21 @@ def test_an_interruption_is_a_line(monkeypatch, capsys):
     monkeypatch.setattr("convoy.doctor.main", interrupt)
     assert cli.main(["doctor"]) == 130
     assert capsys.readouterr().err == "convoy doctor: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "unbuffered"), [("--help", ""), ("completion bash", ""), ("completion bash", "1")]
+)
+def test_a_reader_that_leaves_early_is_no_error(words, unbuffered):
+    reads, writes = os.pipe()
+    os.close(reads)
+    command = [Path(sys.executable).parent / "convoy", *words.split()]
+    surroundings = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with open(writes, "w") as output:
+        done = subprocess.run(
+            command, stdout=output, stderr=subprocess.PIPE, text=True, env=surroundings
+        )
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def parsers(parser):

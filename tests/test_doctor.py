@@ -15,7 +15,7 @@ def test_tells_versions_extras_devices_and_kernels(capsys):
 def test_kernels_that_are_off_are_wrong(monkeypatch, capsys):
     monkeypatch.setenv(cpu.switch.VARIABLE, "0")
     assert doctor.main([]) == 1
-    assert "wrong          convolutions are slow: CONVOY_CPU_KERNELS=0" in capsys.readouterr().out
+    assert "problems       convolutions are slow: CONVOY_CPU_KERNELS=0" in capsys.readouterr().out
 
 
 def test_a_cache_that_cannot_be_written_is_wrong(monkeypatch, tmp_path):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import os
+import select
 import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -13,7 +15,10 @@ from typing import Any, NamedTuple
 
 import shtab
 from convoy.command_line.parser import INTERRUPTED, Parser
+from convoy_command import ended_by_interrupt
 
+READER_LEFT = 141
+"""The exit status where nobody read the output to its end, as shells have it: 128 and SIGPIPE."""
 SHELLS = ("bash", "zsh", "fish")
 # Where each shell looks for completions of one user, without being told.
 FOLDERS = {
@@ -43,7 +48,7 @@ def _verb(summary: str, module: str) -> Verb:
 
 VERBS = {
     "train": Verb(
-        "Train and validate an image classifier, by flags or by a recipe.",
+        "Train and validate an image classifier, from flags or a recipe.",
         "convoy.vision.application:main",
         "convoy.vision.parse:make_parser",
     ),
@@ -54,32 +59,31 @@ VERBS = {
         "List, show, verify, average and convert checkpoints.", "convoy.checkpoint.command"
     ),
     "export": _verb(
-        "Write a trained model as a version that can be served.", "convoy.vision.export_command"
+        "Export a trained model as a version that can be served.", "convoy.vision.export_command"
     ),
     "serve": _verb(
-        "Serve exported models by TensorFlow Serving's APIs.", "convoy.serving.serve_command"
+        "Serve exported models through TensorFlow Serving's APIs.", "convoy.serving.serve_command"
     ),
-    "request": _verb("Send images to a server, and measure it.", "convoy.serving.request_command"),
-    "report": _verb(
-        "Make a page of a recorded run, or of two beside each other.", "convoy.report.command"
-    ),
+    "request": _verb("Send images to a server and measure it.", "convoy.serving.request_command"),
+    "report": _verb("Turn a recorded run into a page, or compare two.", "convoy.report.command"),
     "plan": _verb(
-        "Say how to divide a model over devices: replicas, stages, micro-batches.",
+        "Predict how best to divide a model over devices: replicas, stages, micro-batches.",
         "convoy.plan.command",
     ),
     "bench": _verb(
-        "Run the benchmarks of a spec, and compare them with an earlier run.",
+        "Run benchmark specs and compare the results with an earlier run.",
         "convoy.bench.command",
     ),
     "data": _verb(
-        "Look after data sets: verify, build-imagenet or bench.", "convoy.vision.data_command"
+        "Verify data sets, build ImageNet record files, measure reading.",
+        "convoy.vision.data_command",
     ),
     "doctor": _verb(
-        "Say what is installed, which devices and kernels there are, and what is wrong.",
+        "Show what is installed, which devices and kernels there are, and what is wrong.",
         "convoy.doctor",
     ),
     "completion": Verb(
-        "Print what a shell needs to complete this command.",
+        "Print a script with which a shell completes this command.",
         "convoy.cli:completion",
         "convoy.cli:make_completion_parser",
     ),
@@ -89,12 +93,39 @@ VERBS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    if words and words[0] in VERBS:
+    try:
         try:
-            return _run(VERBS[words[0]], words[1:])
-        except KeyboardInterrupt:
-            print(f"convoy {words[0]}: interrupted", file=sys.stderr)
-            return INTERRUPTED
+            return _run_verb(words) if words and words[0] in VERBS else _run_alone(words)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _reader_has_left():
+            raise
+        return READER_LEFT
+
+
+def _reader_has_left() -> bool:
+    """Say whether nobody reads the standard output any more, as after `| head`; then drop it."""
+    output = sys.stdout.fileno()
+    poll = select.poll()
+    poll.register(output, 0)  # errors are told in any case
+    if not poll.poll(0):
+        return False
+    # Python writes what is left when it ends, and would complain again.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return True
+
+
+def _run_verb(words: Sequence[str]) -> int:
+    try:
+        return _run(VERBS[words[0]], words[1:])
+    except KeyboardInterrupt:
+        print(f"convoy {words[0]}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _run_alone(words: Sequence[str]) -> int:
+    """Answer what has no verb: help, the version, a word that is not known."""
     parser = make_parser()
     if words and not words[0].startswith("-"):
         near = difflib.get_close_matches(words[0], VERBS, 1)
@@ -113,7 +144,7 @@ def make_parser() -> Parser:
     parser = Parser(
         prog="convoy",
         description="Train and serve plain Keras models as compiled device programs.",
-        epilog="convoy VERB --help says more of each.",
+        epilog="Run convoy VERB --help for the flags of a verb.",
     )
     parser.add_argument("--version", action="store_true", help="show the version and exit")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
@@ -142,7 +173,8 @@ def load(function: str) -> Callable[..., Any]:
 
 def _run(verb: Verb, words: Sequence[str]) -> int:
     try:
-        run = load(verb.main)
+        with ended_by_interrupt():
+            run = load(verb.main)
     except ModuleNotFoundError as error:
         if not verb.main.startswith("convoy.serving"):
             raise
@@ -159,8 +191,8 @@ def make_completion_parser() -> Parser:
     places = "\n".join(f"  convoy completion {shell:<4} > {FOLDERS[shell]}" for shell in SHELLS)
     parser = Parser(
         prog="convoy completion",
-        description="Print what a shell needs to complete this command.",
-        epilog=f"For one user, from the next shell on:\n{places}",
+        description="Print a script with which a shell completes this command.",
+        epilog=f"To install it for one user, from the next shell on:\n{places}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("shell", choices=SHELLS)
@@ -168,7 +200,7 @@ def make_completion_parser() -> Parser:
 
 
 def completion(words: Sequence[str]) -> int:
-    """Print what a shell needs to complete this command."""
+    """Print a script with which a shell completes this command."""
     shell = make_completion_parser().parse_args(words).shell
     parser = make_whole_parser()
     _complete_values(parser)

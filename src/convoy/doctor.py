@@ -30,7 +30,7 @@ def make_parser() -> Parser:
 
 
 def main(words: Sequence[str]) -> int:
-    """Say what is installed, which devices and kernels there are, and what is wrong."""
+    """Show what is installed, which devices and kernels there are, and what is wrong."""
     make_parser().parse_args(words)
     rows = list(what_there_is())
     width = max(len(name) for name, _ in rows)
@@ -41,9 +41,9 @@ def main(words: Sequence[str]) -> int:
             print(f"{'':<{width}}  {line}")
     wrong = list(what_is_wrong())
     for problem in wrong:
-        print(f"{'wrong':<{width}}  {problem}")
+        print(f"{'problems':<{width}}  {problem}")
     if not wrong:
-        print(f"{'wrong':<{width}}  nothing")
+        print(f"{'problems':<{width}}  none")
     return 1 if wrong else 0
 
 

@@ -20,7 +20,7 @@ KERNEL = re.compile(r"dense(_\d+)?/kernel$")
 @pytest.fixture(scope="module")
 def run(plain, tmp_path_factory):
     """A folder with the checkpoints of three epochs."""
-    folder = tmp_path_factory.mktemp("run")
+    folder = tmp_path_factory.mktemp("run") / "state"
     plain.run(convoy.Checkpoints(folder, keep=9, recipe={"name": "a recipe"}))
     return folder
 
@@ -79,6 +79,12 @@ def test_a_folder_without_checkpoints_is_one_line_of_error(tmp_path, capsys, act
     shown = capsys.readouterr().err
     assert shown.startswith("convoy checkpoint: ")
     assert shown.count("\n") == 1
+
+
+@pytest.mark.parametrize("action", ["list", "show"])
+def test_the_folder_above_is_answered_with_the_one_that_has_some(run, capsys, action):
+    assert call(action, run.parent) == 1
+    assert capsys.readouterr().err.endswith(f" There are some in {run}.\n")
 
 
 def test_convert_to_keras_and_back(plain, run, tmp_path, capsys):

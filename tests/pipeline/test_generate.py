@@ -104,7 +104,7 @@ def test_words_are_taken_in_any_case():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("no-such", 2, 2), "'no-such' is unknown. Pass one of sequential, grouped, interleaved"),
+        (("no-such", 2, 2), "'no-such' is unknown. Pass one of sequential, "),
         (("grouped", 0, 2), "0 stages and 2 micro-batches make no pipeline"),
         (("grouped", 3, 2, [0, 1]), "has 2 entries, but the model has 3 stages"),
         (("grouped", 2, 2, [0, 2]), "leaves out a device"),

@@ -38,6 +38,14 @@ def test_events_are_whole_records_with_their_values(tmp_path):
     assert event[9:11] == b"\x10\x0a"  # the step, 10
 
 
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"file cannot be used for a run: File exists"):
+        RunFolder(tmp_path / "file").open({})
+    with pytest.raises(ValueError, match="Pass an --output-dir that can be written"):
+        RunFolder(tmp_path / "file/below").open({})
+
+
 def test_checkpoints_are_found_by_epoch_not_by_name(tmp_path):
     for epoch in ("10.0", "9.0", "0.5"):
         (tmp_path / f"epoch_{epoch}.weights.h5").touch()

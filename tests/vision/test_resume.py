@@ -88,7 +88,7 @@ def test_a_run_that_is_told_to_leave_goes_on_too(application, tmp_path, monkeypa
         patch.setattr("convoy.vision.watch.Watch._show", interrupt)
         left = application(*words("b", *epochs, "--seed", 4))
     assert left.status == 75
-    assert "To go on, run the same command with --resume --output-dir b" in left.err
+    assert "To resume, run the same command with --resume --output-dir b" in left.err
     # The seed is the earlier run's, though it is not given again.
     second = application(*words("b", *epochs, "--resume"))
     assert second.status == 0, second.err
@@ -102,7 +102,7 @@ def test_a_run_that_is_told_to_leave_goes_on_too(application, tmp_path, monkeypa
     assert "resumed             training is complete" in again.out
     longer = application(*words("b", "--num-epochs", 4, "--logs-per-epoch", 2, "--resume"))
     assert longer.status == 0, longer.err
-    assert "The run goes on with other flags: --num-epochs 4 (it was 3)." in longer.err
+    assert "The run resumes with other flags: --num-epochs 4 (it was 3)." in longer.err
     assert len(processes[1].rows()) == 8 + 4
 
 

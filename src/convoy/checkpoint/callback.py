@@ -154,7 +154,7 @@ class Checkpoints(keras.callbacks.Callback):
         where = self.folder.at(Position(progress.epoch, progress.step))
         signal = self._leaving.asked
         reason = signal.name if signal else "a signal to another process"
-        message = f"Left on {reason}, exit status {EXIT_STATUS}; checkpoint: {where}"
+        message = f"Left on {reason}, exit status {EXIT_STATUS}; checkpoint to resume from: {where}"
         if processes.is_first():
             print(message, flush=True)
         return message

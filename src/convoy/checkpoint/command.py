@@ -72,7 +72,7 @@ def _list(options: argparse.Namespace) -> int:
     folder = Folder(options.folder)
     positions = folder.positions()
     if not positions:
-        raise CheckpointError(f"There are no checkpoints in {options.folder}.")
+        raise CheckpointError(f"There are no checkpoints in {options.folder}.{_hint(folder)}")
     for position in positions:
         path = folder.at(position)
         try:
@@ -152,7 +152,7 @@ def _open(given: Path) -> tuple[Path, Content]:
     folder = Folder(given)
     newest = folder.newest()
     if newest is None:
-        raise CheckpointError(f"{given} is not a checkpoint, nor a folder with one in it.")
+        raise _nothing_in(folder)
     return folder.at(newest[0]), newest[1]
 
 
@@ -160,8 +160,20 @@ def _all_in(given: Path) -> list[Path]:
     folder = Folder(given)
     paths = [folder.at(position) for position in folder.positions()] or [given]
     if paths == [given] and not given.is_dir():
-        raise CheckpointError(f"{given} is not a checkpoint, nor a folder with one in it.")
+        raise _nothing_in(folder)
     return paths
+
+
+def _nothing_in(folder: Folder) -> CheckpointError:
+    return CheckpointError(
+        f"{folder.path} is not a checkpoint, nor a folder with one in it.{_hint(folder)}"
+    )
+
+
+def _hint(folder: Folder) -> str:
+    """Point at the checkpoints of a run, if the folder is that of a run."""
+    inside = sorted({path.parent.parent for path in folder.path.glob(f"*/*/{store.MANIFEST}")})
+    return f" There are some in {', '.join(map(str, inside))}." if inside else ""
 
 
 def _size(path: Path) -> int:

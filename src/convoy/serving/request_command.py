@@ -56,17 +56,28 @@ def _tell(message: str) -> None:
 def make_parser() -> Parser:
     parser = Parser(prog=PROGRAM, description="Send images to a server, and measure it.")
     parser.add_argument("--model", required=True, help="the model's name")
-    parser.add_argument("--host", default="127.0.0.1", help="default: this machine")
+    parser.add_argument("--host", default="127.0.0.1", help="of the server (default: this machine)")
     parser.add_argument("--port", type=int, help="default: 8500 for gRPC, 8501 for REST")
-    parser.add_argument("--protocol", choices=tuple(DEFAULT_PORTS), default="grpc", help="(grpc)")
-    parser.add_argument("--token", help=f"default: the variable {TOKEN}")
-    parser.add_argument("--processes", type=int, default=2, help="that send at the same time (2)")
-    parser.add_argument("--num-images", type=int, default=1000, help="of each process (1000)")
-    parser.add_argument("--batch-size", type=int, default=1, help="images of one request (1)")
-    parser.add_argument("--use-async", action="store_true", help="send on before an answer comes")
-    parser.add_argument("--request-seconds", type=float, default=10.0, help="to wait (10)")
     parser.add_argument(
-        "--dataset", choices=tuple(DATASETS), help="send its held-out images (default: made-up)"
+        "--protocol", choices=tuple(DEFAULT_PORTS), default="grpc", help="default: grpc"
+    )
+    parser.add_argument("--token", help=f"what the server asks for (default: the variable {TOKEN})")
+    parser.add_argument(
+        "--processes", type=int, default=2, help="how many processes send (default: 2)"
+    )
+    parser.add_argument("--num-images", type=int, default=1000, help="per process (default: 1000)")
+    parser.add_argument("--batch-size", type=int, default=1, help="images per request (default: 1)")
+    parser.add_argument("--use-async", action="store_true", help="send without waiting for answers")
+    parser.add_argument(
+        "--request-seconds",
+        type=float,
+        default=10.0,
+        help="how long to wait for an answer (default: 10)",
+    )
+    parser.add_argument(
+        "--dataset",
+        choices=tuple(DATASETS),
+        help="send its held-out images (default: made-up images)",
     )
     parser.add_argument("--dataset-path", default=".", help="folder of the data set")
     parser.add_argument("--verbose", action="store_true", help="tell the latency of each request")

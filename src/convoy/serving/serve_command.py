@@ -67,38 +67,71 @@ def make_parser() -> Parser:
     parser = Parser(prog=PROGRAM, description="Serve models that convoy export wrote.")
     models = parser.add_argument_group("models")
     models.add_argument(
-        "--model", action="append", default=[], metavar="NAME=FOLDER", help="may be repeated"
+        "--model",
+        action="append",
+        default=[],
+        metavar="NAME=FOLDER",
+        help="a model to serve; may be repeated",
     )
     models.add_argument(
-        "--config", type=Path, help="a YAML file with models, which versions, and their labels"
+        "--config", type=Path, help="a YAML file that lists models, versions and labels"
     )
-    models.add_argument("--poll-seconds", type=float, default=1.0, help="0: look only once")
     models.add_argument(
-        "--allow-reload", action="store_true", help="let clients change the models, by gRPC"
+        "--poll-seconds",
+        type=float,
+        default=1.0,
+        help="how often to look for new versions; 0: only once (default: 1)",
+    )
+    models.add_argument(
+        "--allow-reload", action="store_true", help="let gRPC clients change the list of models"
     )
     listening = parser.add_argument_group("listening")
-    listening.add_argument("--host", default="127.0.0.1", help="default: this machine only")
-    listening.add_argument("--port", type=int, default=8501, help="of REST; -1: none")
-    listening.add_argument("--grpc-port", type=int, default=8500, help="-1: none")
     listening.add_argument(
-        "--token", help=f"that clients must send (default: the variable {TOKEN})"
+        "--host", default="127.0.0.1", help="address to listen on (default: this machine only)"
+    )
+    listening.add_argument(
+        "--port", type=int, default=8501, help="for REST; -1 turns it off (default: 8501)"
+    )
+    listening.add_argument(
+        "--grpc-port", type=int, default=8500, help="for gRPC; -1 turns it off (default: 8500)"
+    )
+    listening.add_argument(
+        "--token", help=f"token that clients must send (default: the variable {TOKEN})"
     )
     listening.add_argument("--tls-certificate", type=Path, help="a PEM file")
     listening.add_argument("--tls-key", type=Path, help="a PEM file")
     limits = parser.add_argument_group("batching and limits")
-    limits.add_argument("--max-batch-size", type=int, help="default: the largest exported")
     limits.add_argument(
-        "--batch-timeout-micros", type=int, default=0, help="that the first of a batch waits"
+        "--max-batch-size",
+        type=int,
+        help="most samples in one call (default: the largest exported size)",
     )
     limits.add_argument(
-        "--max-enqueued-samples", type=int, default=1000, help="that wait; more are refused"
+        "--batch-timeout-micros",
+        type=int,
+        default=0,
+        help="how long a request waits for others to share its call (default: 0)",
     )
-    limits.add_argument("--max-request-bytes", type=int, default=64 << 20, help="default: 64 MiB")
     limits.add_argument(
-        "--request-seconds", type=float, default=60.0, help="that a request may take (60)"
+        "--max-enqueued-samples",
+        type=int,
+        default=1000,
+        help="most samples that may wait; requests beyond are refused (default: 1000)",
     )
     limits.add_argument(
-        "--stop-seconds", type=float, default=30.0, help="for what was accepted, at the end"
+        "--max-request-bytes", type=int, default=64 << 20, help="largest request (default: 64 MiB)"
+    )
+    limits.add_argument(
+        "--request-seconds",
+        type=float,
+        default=60.0,
+        help="how long a request may take (default: 60)",
+    )
+    limits.add_argument(
+        "--stop-seconds",
+        type=float,
+        default=30.0,
+        help="how long to finish accepted requests when stopping (default: 30)",
     )
     return parser
 

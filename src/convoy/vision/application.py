@@ -131,7 +131,7 @@ class Application:
                 records = self._validate(validation, training)
         except KeyboardInterrupt:
             self.output.end()
-            print(f"Interrupted; what there is, is in {self.folder.path}", file=sys.stderr)
+            print(f"Interrupted; the run so far is in {self.folder.path}", file=sys.stderr)
             self._say_how_to_go_on(training)
             return INTERRUPTED
         except Left:
@@ -144,7 +144,7 @@ class Application:
     def _say_how_to_go_on(self, training: Training | None) -> None:
         if training is not None and self.plan.options.state_every != resume.NEVER:
             flags = f"--resume --output-dir {self.folder.path}"
-            print(f"To go on, run the same command with {flags}", file=sys.stderr)
+            print(f"To resume, run the same command with {flags}", file=sys.stderr)
 
     def _prepare(self) -> tuple[Images, Training | None, Validation | None]:
         """Do all that can fail before anything is written."""

@@ -68,8 +68,20 @@ class RunFolder:
         Args:
             recipe: flags and their values.
             goes_on: whether an earlier run may have been here, with which this one goes on.
+
+        Raises:
+            ValueError: if it cannot be made or written to.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._open(recipe, goes_on=goes_on)
+        except OSError as error:
+            raise ValueError(
+                f"{self.path} cannot be used for a run: {error.strerror}. Pass an --output-dir "
+                "that can be written."
+            ) from error
+
+    def _open(self, recipe: Mapping[str, Any], *, goes_on: bool) -> None:
         text = yaml.safe_dump({"run": dict(recipe)}, sort_keys=False)
         head = f"# convoy train --config-path {self.recipe} --config run\n"
         with written_whole(self.recipe) as unfinished:

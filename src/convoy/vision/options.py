@@ -54,9 +54,7 @@ class Options:
     checkpoint_input_dir: str | None = _phase(
         None, "validate the checkpoints of this folder instead of those of the run", text
     )
-    resume: bool = _phase(
-        False, "go on with the run in --output-dir where it was stopped, if it was", boolean
-    )
+    resume: bool = _phase(False, "resume the run in --output-dir if it was stopped", boolean)
     compile_only: bool = _phase(
         False, "stop after the first device call; its program stays in the program cache", boolean
     )
@@ -100,8 +98,8 @@ class Options:
         text,
         choices=("cpu", "host", "ipu", "device"),
     )
-    shuffle: bool = _data(True, "another order of the training data in every epoch", boolean)
-    seed: int | None = _data(None, "of all random numbers", whole)
+    shuffle: bool = _data(True, "shuffle the training data in every epoch", boolean)
+    seed: int | None = _data(None, "seed of all random numbers (default: drawn)", whole)
     deterministic: bool = _data(False, "the same data in the same order; no shuffling", boolean)
     eight_bit_transfer: bool = _data(False, "move images to the device as bytes", boolean)
     accelerator_side_preprocess: bool = _data(
@@ -141,18 +139,18 @@ class Options:
     global_batch_size: int | None = _batch(
         None, "samples per weight update, instead of the accumulation count", whole
     )
-    weight_updates_per_epoch: int = _batch(-1, "instead of as many as the data gives", whole)
+    weight_updates_per_epoch: int = _batch(-1, "-1 is as many as the data gives", whole)
     num_epochs: int = _batch(1, "epochs", whole)
     pipeline_splits: list[str] = _batch(
         [],
-        "layers with which the second and later stages begin; or auto and how many stages",
+        "layers at which the second and later stages begin; or auto and how many stages",
         text,
         many=True,
     )
     device_mapping: list[int] | None = _batch(None, "the device of each stage", whole, many=True)
     pipeline_schedule: str = _batch(
         "grouped",
-        "in which order stages take micro-batches",
+        "the order in which stages run micro-batches",
         text,
         choices=tuple(SCHEDULES),
     )
@@ -177,7 +175,7 @@ class Options:
     optimizer_params: dict[str, Any] = _learning({"momentum": 0}, "its parameters", mapping)
     lr_schedule: str = _learning(
         "const",
-        "how the learning rate goes",
+        "how the learning rate changes",
         text,
         choices=("const", "cosine", "stepped", "polynomial"),
     )
@@ -187,18 +185,20 @@ class Options:
     lr_warmup_params: dict[str, Any] | None = _learning(
         None, '{"warmup_mode": shift or mask, "warmup_epochs": x}', mapping
     )
-    lr_staircase: bool = _learning(False, "hold the learning rate within an epoch", boolean)
-    weight_decay: float = _learning(0.0, "decay that goes past the optimizer's state", number)
-    l2_regularization: float = _learning(0.0, "decay that goes through the optimizer", number)
-    clip_norm: float | None = _learning(None, "longest gradient of all weights together", number)
+    lr_staircase: bool = _learning(False, "change the learning rate only between epochs", boolean)
+    weight_decay: float = _learning(
+        0.0, "weight decay applied outside the optimizer (decoupled)", number
+    )
+    l2_regularization: float = _learning(0.0, "weight decay added to the gradient", number)
+    clip_norm: float | None = _learning(None, "limit on the norm of the whole gradient", number)
     adaptive_clip: float = _learning(
-        0.0, "longest gradient of an output, as a share of its weights; 0 is any", number
+        0.0, "limit on each output's gradient norm, relative to its weights; 0 is none", number
     )
     ema: float = _learning(
         0.0, "average the weights, with this momentum, and validate the average", number
     )
     lookahead: int = _learning(
-        0, "draw weights to their average after every so many updates; 0 is never", whole
+        0, "pull weights towards their average after every N updates; 0 is never", whole
     )
 
     logs_per_epoch: Fraction = _event(Fraction(1), "how often; 1/2 is every 2nd epoch", fraction)
@@ -230,8 +230,8 @@ class Options:
     precision: str = _number(
         "16.16", "computing.updating, in bits", text, choices=tuple(PRECISIONS)
     )
-    loss_scaling: float = _number(0.0, "what the loss is multiplied by; 0 is off", number)
-    auto_loss_scaling: bool = _number(False, "find the loss scale while training", boolean)
+    loss_scaling: float = _number(0.0, "factor on the loss; 0 is off", number)
+    auto_loss_scaling: bool = _number(False, "adjust the loss scale while training", boolean)
     stochastic_rounding: str = _number(
         "ON",
         "rounding of 16-bit weights",

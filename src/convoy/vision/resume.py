@@ -69,7 +69,7 @@ def differences(options: Options, folder: RunFolder) -> list[str]:
         for name in sorted({*earlier, *now})
         if earlier.get(name) != now.get(name)
     ]
-    return [f"The run goes on with other flags: {', '.join(changed)}."] if changed else []
+    return [f"The run resumes with other flags: {', '.join(changed)}."] if changed else []
 
 
 def where_it_goes_on(plan: RunPlan, folder: RunFolder) -> str:

@@ -1,0 +1,45 @@
+"""Where the commands `convoy` and `poprun` start, before Convoy and JAX are imported.
+
+It is a package of its own because importing any module of `convoy` imports all of it.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+def convoy() -> int:
+    """Run `convoy`."""
+    with ended_by_interrupt():
+        from convoy.cli import main
+    return main()
+
+
+def poprun() -> int:
+    """Run `poprun`, Graphcore's name for `convoy launch`."""
+    with ended_by_interrupt():
+        from convoy.launch.command import poprun
+    return poprun()
+
+
+@contextmanager
+def ended_by_interrupt() -> Iterator[None]:
+    """Have Ctrl-C end the process at once, without a traceback.
+
+    For imports: a `KeyboardInterrupt` in the middle of one shows many lines of other packages, and
+    some of these take it for an error of their own or drop it. A handler that somebody else has
+    chosen stays, and only the main thread may change one.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    is_main = threading.current_thread() is threading.main_thread()
+    if handler is not signal.default_int_handler or not is_main:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
