@@ -46,10 +46,10 @@ from convoy.keras_bridge.models import (
     watch_new_models,
 )
 from convoy.keras_bridge.operations import replaced_operations
+from convoy.keras_bridge.optimizers import divided_optimizer
 from convoy.keras_bridge.steps import (
     compiled_loss,
     compiled_losses,
-    divided_optimizer,
     flat_metrics,
     initial_epoch,
     limit_epochs,

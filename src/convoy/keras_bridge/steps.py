@@ -1,4 +1,4 @@
-"""Loss, metrics and optimizer of a step, and when epochs end."""
+"""Loss and metrics of a step, and when epochs end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import keras
 from convoy.keras_bridge.models import overridden
-from convoy.keras_bridge.variables import Variables, updated_variables
 from keras import Model
 
 
@@ -42,52 +41,6 @@ def compiled_loss(
         jax.numpy.float32(0) if loss is None else loss,
         [scope.get_current_value(variable) for variable in model.metrics_variables],
     )
-
-
-def divided_optimizer(
-    optimizer: keras.optimizers.Optimizer, groups: list[Variables], **changes: Any
-) -> list[tuple[keras.optimizers.Optimizer, list[int]]]:
-    """Return optimizers of the same kind for groups of weights; their variables hold no values.
-
-    Returns:
-        Each optimizer, and the places of its variables among those of the given one.
-    """
-    everything = updated_variables(optimizer)
-    # Slots are named after their weights, whose paths may be equal in two nested models.
-    names = {id(variable): f"weight{number}" for number, variable in enumerate(everything)}
-    whole = _built_copy(optimizer, everything, names, changes)
-    places = {variable.name: place for place, variable in enumerate(whole.variables)}
-    copies = [_built_copy(optimizer, group, names, changes) for group in groups]
-    return [(copy, [places[variable.name] for variable in copy.variables]) for copy in copies]
-
-
-def _built_copy(
-    optimizer: keras.optimizers.Optimizer,
-    variables: Variables,
-    names: dict[int, str],
-    changes: dict[str, Any],
-) -> keras.optimizers.Optimizer:
-    config = optimizer.get_config()
-    if not isinstance(getattr(optimizer, "optimizer", None), keras.optimizers.Optimizer):
-        config |= changes
-        rate = optimizer._learning_rate
-        # The value of a variable is handed in with every update.
-        is_variable = isinstance(rate, keras.Variable)
-        serialize = keras.optimizers.schedules.serialize
-        config["learning_rate"] = 0.0 if is_variable else serialize(rate)
-    copy = type(optimizer).from_config(config)
-    before = [variable._path for variable in variables]
-    try:
-        for variable in variables:
-            variable._path = names[id(variable)]
-        with keras.StatelessScope():  # which leaves out the values
-            copy.build(variables)
-    finally:
-        for variable, path in zip(variables, before, strict=True):
-            variable._path = path
-    for variable in copy.variables:
-        variable._value = None
-    return copy
 
 
 def metric_results(model: Model, metrics: list[jax.Array]) -> dict[str, Any]:

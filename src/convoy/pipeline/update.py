@@ -77,7 +77,6 @@ class DeviceUpdate:
         self.dtypes = [plan.accumulation.dtype or variable.dtype for variable in trainable]
         self.variables = [model.optimizer.variables[slot] for slot in slots]
         """Those of the model's optimizer that this update reads and writes, in its own order."""
-        self.counts = [variable is model.optimizer.iterations for variable in self.variables]
         self.places = _places(trainable, model.trainable_variables), slots
         self.reduce = jax.jit(self._everywhere(self._reduce), donate_argnums=0)
         self.apply = jax.jit(self._everywhere(self._apply), donate_argnums=(0, 1, 2))
@@ -120,10 +119,7 @@ class DeviceUpdate:
 
         def updated() -> tuple[Arrays, Arrays]:
             if not trainable:
-                # Keras does not count an update of nothing.
-                return [], [
-                    v + 1 if is_count else v for v, is_count in zip(own, self.counts, strict=True)
-                ]
+                return [], []
             gradients = total
             if self.clip is not None:
                 norm = jnp.sqrt(squared_norm)
