@@ -16,11 +16,11 @@ from convoy import keras_bridge, model, processes
 from convoy import precision as precisions
 from convoy.engine import loss_scale as loss_scales
 from convoy.engine import numerics
+from convoy.engine.axis import AXIS
 from convoy.engine.feed import Placement
 from convoy.engine.loss_scale import LossScale
 from convoy.engine.numerics import StochasticRounding
 from convoy.engine.plan import Accumulation, BatchMeaning, Plan, Reduction
-from convoy.engine.replicate import AXIS
 from convoy.engine.watch import NOBODY, Watcher
 
 if TYPE_CHECKING:

@@ -67,15 +67,6 @@ def test_devices_that_are_left_over_are_named():
     assert strategy.replicas == 2
 
 
-def test_a_loss_that_needs_the_weights_of_all_micro_batches_is_refused():
-    loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
-    with convoy.Strategy(gradient_accumulation=2).scope():
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-        model.compile("sgd", loss)
-    with pytest.raises(ValueError, match="mean_with_sample_weight"):
-        model.fit(X, Y, batch_size=2, verbose=0)
-
-
 @pytest.mark.parametrize(
     ("elements", "replicas", "accumulation"),
     [(4, 1, 1), (4, 2, 1), (4, 1, 2), (4, 2, 2), (8, 2, 2)],

@@ -1,7 +1,8 @@
 import jax
 import numpy as np
 import pytest
-from convoy.engine.reduce import AXIS, reducer, total
+from convoy.engine.axis import AXIS
+from convoy.engine.reduce import reducer, total
 
 REPLICAS = 2
 

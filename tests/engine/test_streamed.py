@@ -3,8 +3,8 @@ import jax
 import keras
 import numpy as np
 import pytest
+from convoy.engine.axis import AXIS
 from convoy.engine.feed import Cut, Placement, fetcher
-from convoy.engine.replicate import AXIS
 from convoy.engine.streamed import BLOCKS_IN_FLIGHT, Streamed
 from convoy.keras_bridge import Batches
 

@@ -334,22 +334,6 @@ def test_a_loss_that_is_a_sum_over_samples(samples, replicas, accumulation):
     assert_same(actual, expected)
 
 
-def test_a_loss_that_is_divided_by_the_weights_of_the_batch(samples):
-    weight = np.linspace(0, 3, len(samples[0])).astype("float32")
-
-    def make(steps):
-        model = plain()
-        loss = keras.losses.SparseCategoricalCrossentropy(reduction="mean_with_sample_weight")
-        model.compile(keras.optimizers.SGD(0.1), loss, steps_per_execution=steps)
-        return model
-
-    stock = make_stock(make)
-    expected = learn(stock, samples, UPDATE, sample_weight=weight), state(stock)
-    model = make_convoy(make, 4, devices=4)
-    actual = learn(model, samples, UPDATE // 4, sample_weight=weight), state(model)
-    assert_same(actual, expected)
-
-
 @pytest.mark.parametrize(
     "bucket", [100, *(pytest.param(size, marks=pytest.mark.slow) for size in (0, 1 << 30))]
 )

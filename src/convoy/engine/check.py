@@ -144,17 +144,6 @@ def _in_order(model: keras.Model, expected: list[Any], x: Any) -> list[Any]:
     return leaves
 
 
-def check_losses(model: keras.Model, accumulated: int) -> None:
-    """Refuse losses that cannot be put together from those of micro-batches."""
-    for _, loss in keras_bridge.compiled_losses(model):
-        if accumulated > 1 and getattr(loss, "reduction", "") == "mean_with_sample_weight":
-            raise ValueError(
-                f"The loss {loss.name!r} has reduction='mean_with_sample_weight': it divides by "
-                f"the weights of the whole batch, which {accumulated} accumulated micro-batches do "
-                "not know. Use 'sum_over_batch_size', or gradient_accumulation=1."
-            )
-
-
 def check_targets(model: keras.Model, y: Any) -> None:
     """Refuse labels that the loss of an output has no meaning for."""
     if y is None:

@@ -35,6 +35,7 @@ from convoy.engine.step import (
     GradientStep,
     Logs,
     Step,
+    denominator_parts,
     evaluation_step,
     gradient_step,
     prediction_step,
@@ -177,7 +178,8 @@ class Composition:
         runs = runs_of(self.model, self.plan.remat, chunk.batch // replicas)
         step = rematerialise(gradient_step(self.model, fetch), self.model, runs)
         if chunk.spread:
-            step = accumulate(step, self.plan.accumulation)
+            parts = denominator_parts(self.model, fetch)
+            step = accumulate(step, self.plan.accumulation, parts)
         if replicas > 1:
             reduce = reducer(self.plan.reduction, self.plan.bucket_bytes)
             step = replicate_gradients(step, self.roles, reduce)

@@ -12,9 +12,9 @@ from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
+from convoy.engine.axis import AXIS
 from convoy.engine.put import put
 from convoy.engine.random_state import RandomState
-from convoy.engine.replicate import AXIS
 
 Layout = Literal["ordered", "contiguous", "block"]
 

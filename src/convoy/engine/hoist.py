@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
-from convoy.engine.replicate import AXIS, Roles, as_if_replicated
+from convoy.engine.axis import AXIS, as_if_replicated
+from convoy.engine.replicate import Roles
 from convoy.engine.state import Arrays, State
 from convoy.engine.step import Fetch, Forward
 from convoy.trace import Trace, evaluate, needed_for, read

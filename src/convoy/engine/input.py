@@ -74,8 +74,6 @@ def open_input(
     else:
         batches.build(model, mode)
 
-    if mode != "predict":
-        check.check_losses(model, cut.group * cut.parts)
     if arrays is not None and budget.reserve(size(arrays)):
         return Resident(arrays, batches, plan.placement, cut, training=mode == "train")
     return Streamed(

@@ -11,12 +11,11 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from convoy import processes
+from convoy.engine.axis import AXIS
 from convoy.engine.state import Arrays
 
 Reduction = Literal["mean", "sum"]
 Reduce = Callable[[Arrays, Any], tuple[Arrays, Any]]
-
-AXIS = "replica"
 
 # With whom replicas swap, by how many there are.
 _SWAPPING = {2: (1,), 4: (1, 2)}

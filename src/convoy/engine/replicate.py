@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import keras
 from convoy import keras_bridge
-from convoy.engine.reduce import AXIS, Reduce, is_floating, mean, total
+from convoy.engine.axis import AXIS, as_if_replicated
+from convoy.engine.reduce import Reduce, is_floating, mean, total
 from convoy.engine.state import Arrays, State, Variables
 from convoy.engine.step import Forward, GradientStep, Logs, Position, Step
 
@@ -22,23 +21,6 @@ DIVIDED = jax.sharding.PartitionSpec(None, AXIS)
 
 # Odd and large, so that the streams of neighbouring replicas do not meet.
 SEED_STRIDE = 0x9E3779B1
-
-_replicas_in_trace: ContextVar[int] = ContextVar("convoy_replicas", default=1)
-
-
-def replicas_in_trace() -> int:
-    """Return how many replicas run what is being traced."""
-    return _replicas_in_trace.get()
-
-
-@contextlib.contextmanager
-def as_if_replicated(replicas: int) -> Iterator[None]:
-    """Trace what is in the block for so many replicas."""
-    token = _replicas_in_trace.set(replicas)
-    try:
-        yield
-    finally:
-        _replicas_in_trace.reset(token)
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import jax
+from convoy.engine.axis import AXIS
 from convoy.engine.plan import Plan
 from convoy.engine.put import put
-from convoy.engine.replicate import AXIS, EVERYWHERE
+from convoy.engine.replicate import EVERYWHERE
 from convoy.engine.state import Arrays, State, Variables
 from convoy.engine.step import Logs, Position, Step
 

@@ -10,6 +10,7 @@ import keras
 from convoy import keras_bridge
 from convoy.engine import numerics
 from convoy.engine.capture import value_and_gradients
+from convoy.engine.denominators import asking
 from convoy.engine.loss_scale import scale_loss
 from convoy.engine.mapping import mapped
 from convoy.engine.state import Arrays, State
@@ -23,6 +24,7 @@ Logs = dict[str, Any]
 GradientStep = Callable[[State, Position], tuple[State, Arrays, Logs]]
 Step = Callable[[State, Position], tuple[State, Logs]]
 Forward = Callable[[State, Position], tuple[State, Any]]
+Parts = Callable[[State, Position], Arrays]
 
 
 def gradient_step(model: keras.Model, fetch: Fetch) -> GradientStep:
@@ -32,7 +34,7 @@ def gradient_step(model: keras.Model, fetch: Fetch) -> GradientStep:
     statistics, random states and metrics. Logs are what an overridden `compute_metrics` returned,
     else empty: see `results`.
     """
-    compute = keras_bridge.loss_and_updates(model)
+    compute = _asking(keras_bridge.loss_and_updates(model))
     numbers = numerics.of(model)
 
     def step(state: State, position: Position) -> tuple[State, Arrays, Logs]:
@@ -58,6 +60,28 @@ def gradient_step(model: keras.Model, fetch: Fetch) -> GradientStep:
         return state, mapped(model, state.trainable, gradients), _own_logs(model, logs)
 
     return step
+
+
+def denominator_parts(model: keras.Model, fetch: Fetch) -> Parts:
+    """Return what finds a micro-batch's parts of the sums that the loss divides by."""
+    compute = keras_bridge.loss_and_updates(model)
+
+    def parts(state: State, position: Position) -> Arrays:
+        x, y, weight = keras_bridge.unpack(fetch(*position))
+        with asking() as own:
+            compute(
+                state.trainable,
+                state.non_trainable,
+                state.metrics,
+                x,
+                y,
+                weight,
+                training=True,
+                optimizer_variables=state.optimizer,
+            )
+        return own
+
+    return parts
 
 
 def evaluation_step(model: keras.Model, fetch: Fetch) -> Step:
@@ -93,6 +117,16 @@ def prediction_step(model: keras.Model, fetch: Fetch) -> Forward:
 def results(model: keras.Model, state: State, logs: Logs) -> Logs:
     """Return what is reported after some steps: the metrics' values, or the model's own logs."""
     return logs or keras_bridge.metric_results(model, state.metrics)
+
+
+def _asking(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a loss ask for what it divides by, from the start each time that it is traced."""
+
+    def compute_asking(*args: Any, **kwargs: Any) -> Any:
+        with asking():
+            return compute(*args, **kwargs)
+
+    return compute_asking
 
 
 def _own_logs(model: keras.Model, logs: Logs) -> Logs:

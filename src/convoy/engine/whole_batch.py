@@ -2,7 +2,8 @@
 
 A replica sees its share of a batch, a micro-batch is a share of a weight update. The mean of the
 losses of all shares is the loss of the batch, but for losses that are sums, or divided by the
-weights of the batch; and statistics that replicas share are not those of one replica.
+weights of the batch, or by what a mask keeps of it; and statistics that replicas share are not
+those of one replica.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from convoy.engine.replicate import AXIS, replicas_in_trace
+from convoy.engine.axis import AXIS, replicas_in_trace
+from convoy.engine.denominators import whole
 
 Operation = Callable[..., Any]
 
@@ -23,11 +25,13 @@ class WholeBatch:
     Args:
         shares: how many shares the mean is later taken over.
         norm_group: replicas that share batch-normalisation statistics.
+        unseen: shares that run in programs of their own, with this one.
     """
 
-    def __init__(self, shares: int, norm_group: int) -> None:
+    def __init__(self, shares: int, norm_group: int = 1, unseen: int = 1) -> None:
         self.shares = shares
         self.norm_group = norm_group
+        self.unseen = unseen
 
     def reduce_values(
         self,
@@ -41,10 +45,32 @@ class WholeBatch:
         if reduction == "sum":
             return loss * self.shares
         if reduction == "mean_with_sample_weight" and sample_weight is not None:
-            own = jnp.sum(sample_weight)
-            mean = jax.lax.pmean(own, AXIS) if replicas_in_trace() > 1 else own
-            return loss * jnp.where(mean == 0, 0, own / jnp.where(mean == 0, 1, mean))
+            return loss * self._part_of_mean(jnp.sum(sample_weight))
         return loss
+
+    def apply_mask(
+        self, original: Operation, sample_weight: Any, mask: Any, dtype: Any, reduction: Any
+    ) -> Any:
+        """Put a mask into the weights of samples, so that their mean is over what it keeps."""
+        weights = original(sample_weight, mask, dtype, reduction)
+        if mask is None or reduction not in ("mean", "sum_over_batch_size"):
+            return weights
+        return weights * self._part_of_mean(jnp.sum(mask, dtype=dtype))
+
+    def _part_of_mean(self, own: jax.Array) -> jax.Array:
+        """Return what a share has of that which a loss divides by, as a part of the mean share.
+
+        Raises:
+            ValueError: if other shares cannot be asked.
+        """
+        if self.unseen > 1:
+            raise ValueError(
+                "The loss divides by how much of its batch a mask keeps, or by the weights of its "
+                f"samples, but each of {self.unseen} micro-batches in a pipeline sees itself only. "
+                "Use a loss with reduction='sum', or train the model without stages."
+            )
+        mean = whole(own)
+        return jnp.where(mean == 0, 0, own / jnp.where(mean == 0, 1, mean))
 
     def moments(self, original: Operation, *args: Any, **kwargs: Any) -> Any:
         """Return mean and variance of batch normalisation."""

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from convoy.engine.replicate import DIVIDED, EVERYWHERE, as_if_replicated, over_replicas
+from convoy.engine.axis import as_if_replicated
+from convoy.engine.replicate import DIVIDED, EVERYWHERE, over_replicas
 from convoy.ipu.ops.groups import AXIS
 
 

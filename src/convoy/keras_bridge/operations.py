@@ -27,6 +27,7 @@ def replaced_operations(replacements: Any) -> Iterator[None]:
         "relu": jax_nn,
         "add": jax_numpy,
         "reduce_values": loss_module,
+        "apply_mask": loss_module,
     }
     places = {name: module for name, module in places.items() if hasattr(replacements, name)}
     # They are replaced for all threads, so one traces at a time.

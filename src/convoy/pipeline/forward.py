@@ -12,7 +12,6 @@ import keras
 import numpy as np
 from convoy import keras_bridge, processes
 from convoy.cpu.dispatch import some_work
-from convoy.engine.check import check_losses
 from convoy.engine.feed import Chunk, fetcher
 from convoy.engine.plan import Plan
 from convoy.engine.program import output_bytes
@@ -61,7 +60,6 @@ class ForwardPrograms:
         self.placement: PipelinePlacement = plan.placement  # type: ignore[assignment]
         if mode == "evaluate":
             check_methods(model)
-            check_losses(model, self.placement.replicas)
         self.variables = Variables(model, mode)
         self.roles = Roles.of(model, self.variables)
         self.compilation = keras_bridge.compilation(model)
@@ -119,7 +117,7 @@ class ForwardPrograms:
     def _make_programs(self, chunk: Chunk) -> tuple[list[Any], Shapes, Any]:
         replicas = self.placement.replicas if chunk.spread else 1
         shares = replicas if self.plan.reduction == "mean" else 1
-        traced = with_operations(shares, self.placement.platform)
+        traced = with_operations(shares, replicas, self.placement.platform)
         fetch = fetcher(chunk, replicas, in_one_program=False)
         bodies = [self._body(number) for number in range(len(self.layout.stages))]
         programs = [

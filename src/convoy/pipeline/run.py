@@ -14,7 +14,6 @@ import jax
 import keras
 from convoy import cpu, keras_bridge
 from convoy.engine import mapping, numerics
-from convoy.engine.check import check_losses
 from convoy.engine.feed import Chunk, fetcher
 from convoy.engine.plan import Plan
 from convoy.engine.replicate import Roles
@@ -126,7 +125,7 @@ class PipelinePrograms:
         averages = plan.accumulation.reduction == "mean"
         shares = (replicas if plan.reduction == "mean" else 1) * (count if averages else 1)
         share = fetcher(chunk, replicas, in_one_program=False)
-        traced = with_operations(shares, self.placement.platform)
+        traced = with_operations(shares, replicas * count, self.placement.platform)
         bodies = [make_body(self.model, layout.stages, n) for n in range(len(layout.stages))]
         programs = [
             StageProgram(
@@ -151,13 +150,19 @@ class PipelinePrograms:
 
 
 def with_operations(
-    shares: int, platform: str
+    shares: int, micro_batches: int, platform: str
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return what traces a function with operations for a share of a batch, on a platform."""
+    """Return what traces a function with operations for a share of a batch.
+
+    Args:
+        shares: how many shares a mean is later taken over.
+        micro_batches: how many shares there are.
+        platform: of the devices.
+    """
 
     def traced(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
-            with keras_bridge.replaced_operations(WholeBatch(shares, 1)):
+            with keras_bridge.replaced_operations(WholeBatch(shares, unseen=micro_batches)):
                 if not cpu.fuses(platform):
                     return function(*args)
                 with keras_bridge.replaced_operations(cpu.Fusion()):
@@ -175,7 +180,6 @@ def check_model(model: keras.Model, plan: Plan) -> None:
         ValueError: with what to do instead.
     """
     check_methods(model)
-    check_losses(model, plan.micro_batches)
     for value, name, instead in (
         (plan.norm_group > 1, "batch_norm_group", "Leave it out."),
         (plan.shard_optimizer_state, "shard_optimizer_state", "Stages divide it already."),

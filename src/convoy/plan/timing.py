@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from convoy.engine.reduce import AXIS
+from convoy.engine.axis import AXIS
 from convoy.engine.replicate import EVERYWHERE, over_replicas
 
 # A program is timed this often, or until it has taken this long; the median counts.
