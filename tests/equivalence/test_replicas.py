@@ -106,6 +106,44 @@ def test_metrics(xy):
     compare(make, learn((x, y)), 2)
 
 
+class Largest(keras.metrics.Metric):
+    """No sum, nor a mean: what replicas have of it cannot be put together."""
+
+    def __init__(self, aggregation):
+        super().__init__(name=f"largest_{aggregation}")
+        self.largest = self.add_variable((), "zeros", aggregation=aggregation, name="largest")
+        self.average = self.add_variable((), "ones", aggregation=aggregation, name="average")
+
+    def update_state(self, y, y_pred, sample_weight=None):
+        del y
+        size = keras.ops.abs(y_pred)
+        if sample_weight is not None:
+            size = size * sample_weight[:, None]
+        self.largest.assign(keras.ops.maximum(self.largest.value, keras.ops.max(size)))
+        self.average.assign(0.9 * self.average.value + 0.1 * keras.ops.mean(size))
+
+    def result(self):
+        return self.largest.value + self.average.value
+
+
+@pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_metrics_of_the_users_own(xy, replicas):
+    weight = np.linspace(0.5, 2, len(xy[0])).astype("float32")
+
+    def make(steps):
+        model = keras.Sequential([keras.Input((6,)), layers.Dense(3, "softmax")])
+        model.compile(
+            "sgd",
+            "sparse_categorical_crossentropy",
+            metrics=["accuracy", Largest("sum")],
+            weighted_metrics=[Largest("mean"), "accuracy"],
+            steps_per_execution=steps,
+        )
+        return model
+
+    compare(make, learn(xy, sample_weight=weight), replicas)
+
+
 def test_several_inputs_and_outputs(table):
     x, y = models.two_by_two_data(table)
     x = {name: part[:144] for name, part in x.items()}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -76,9 +77,8 @@ class Hoisted:
         others = set(self._changing)
         statistics = range(trainable, trainable + len(state.non_trainable))
         self._constant = [*range(trainable), *(i for i in statistics if i not in others)]
-        self.roles = Roles(
-            tuple(roles.seeds[index - trainable] for index in self._changing), roles.aggregations
-        )
+        seeds = tuple(roles.seeds[index - trainable] for index in self._changing)
+        self.roles = replace(roles, seeds=seeds)
 
         self._trace = trace = rewrite(trace, [trace.inputs[index] for index in self._constant])
         given = [trace.inputs[index] for index in self._constant]

@@ -25,10 +25,17 @@ SEED_STRIDE = 0x9E3779B1
 
 @dataclass(frozen=True)
 class Roles:
-    """What each variable is, which decides how replicas agree on its next value."""
+    """What each variable is, which decides how replicas agree on its next value.
+
+    Attributes:
+        seeds: of the non-trainable ones, which are the state of a random generator.
+        aggregations: of the metrics' variables, what Keras calls so.
+        together: which of these are computed from all replicas' samples, on each of them.
+    """
 
     seeds: tuple[bool, ...]
     aggregations: tuple[str, ...]
+    together: tuple[bool, ...]
 
     @classmethod
     def of(cls, model: keras.Model, variables: Variables) -> Roles:
@@ -36,6 +43,7 @@ class Roles:
         return cls(
             seeds=tuple(id(variable) in seeds for variable in variables.parts.non_trainable),
             aggregations=tuple(variable.aggregation for variable in variables.parts.metrics),
+            together=keras_bridge.are_of_users_metrics(model, variables.parts.metrics),
         )
 
 
@@ -99,8 +107,10 @@ def _diverge(state: State, roles: Roles) -> State:
         for value, is_seed in zip(state.non_trainable, roles.seeds, strict=True)
     ]
     metrics = [
-        jnp.zeros_like(value) if aggregation == "sum" else value
-        for value, aggregation in zip(state.metrics, roles.aggregations, strict=True)
+        jnp.zeros_like(value) if aggregation == "sum" and not together else value
+        for value, aggregation, together in zip(
+            state.metrics, roles.aggregations, roles.together, strict=True
+        )
     ]
     return state._replace(non_trainable=non_trainable, metrics=metrics)
 
@@ -120,8 +130,10 @@ def _shares(old: State, new: State, roles: Roles) -> _Shares:
             for value, is_seed in zip(new.non_trainable, roles.seeds, strict=True)
         ],
         metrics=[
-            value if aggregation == "sum" or is_floating(value) else None
-            for value, aggregation in zip(new.metrics, roles.aggregations, strict=True)
+            value if not together and (aggregation == "sum" or is_floating(value)) else None
+            for value, aggregation, together in zip(
+                new.metrics, roles.aggregations, roles.together, strict=True
+            )
         ],
         counted=[after - before for before, after in zip(old.numerics, new.numerics, strict=True)],
     )
@@ -138,7 +150,7 @@ def _agree(old: State, new: State, sums: _Shares, roles: Roles) -> State:
             )
         ],
         metrics=[
-            before + summed if aggregation == "sum" else mean(value, summed)
+            before + summed if aggregation == "sum" and summed is not None else mean(value, summed)
             for before, value, summed, aggregation in zip(
                 old.metrics, new.metrics, sums.metrics, roles.aggregations, strict=True
             )

@@ -13,6 +13,7 @@ from convoy.engine.capture import value_and_gradients
 from convoy.engine.denominators import asking
 from convoy.engine.loss_scale import scale_loss
 from convoy.engine.mapping import mapped
+from convoy.engine.metrics import metrics_update
 from convoy.engine.state import Arrays, State
 
 Batch = Any
@@ -35,6 +36,7 @@ def gradient_step(model: keras.Model, fetch: Fetch) -> GradientStep:
     else empty: see `results`.
     """
     compute = _asking(keras_bridge.loss_and_updates(model))
+    update_metrics = metrics_update(model)
     numbers = numerics.of(model)
 
     def step(state: State, position: Position) -> tuple[State, Arrays, Logs]:
@@ -51,7 +53,7 @@ def gradient_step(model: keras.Model, fetch: Fetch) -> GradientStep:
             training=True,
             optimizer_variables=state.optimizer,
         )
-        logs, metrics = keras_bridge.update_metrics(model, metrics, loss, x, y, y_pred, weight)
+        logs, metrics = update_metrics(metrics, loss, x, y, y_pred, weight)
         state = state._replace(
             non_trainable=non_trainable,
             metrics=metrics,
@@ -87,13 +89,14 @@ def denominator_parts(model: keras.Model, fetch: Fetch) -> Parts:
 def evaluation_step(model: keras.Model, fetch: Fetch) -> Step:
     """Return the step that `evaluate` repeats: forward, loss and metrics."""
     forward = keras_bridge.loss_and_updates(model)
+    update_metrics = metrics_update(model)
 
     def step(state: State, position: Position) -> tuple[State, Logs]:
         x, y, weight = keras_bridge.unpack(fetch(*position))
         _, (loss, y_pred, non_trainable, metrics) = forward(
             state.trainable, state.non_trainable, state.metrics, x, y, weight, training=False
         )
-        logs, metrics = keras_bridge.update_metrics(model, metrics, loss, x, y, y_pred, weight)
+        logs, metrics = update_metrics(metrics, loss, x, y, y_pred, weight)
         state = state._replace(non_trainable=non_trainable, metrics=metrics)
         return state, _own_logs(model, logs)
 

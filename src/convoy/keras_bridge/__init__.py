@@ -48,6 +48,7 @@ from convoy.keras_bridge.models import (
 from convoy.keras_bridge.operations import replaced_operations
 from convoy.keras_bridge.optimizers import divided_optimizer
 from convoy.keras_bridge.steps import (
+    are_of_users_metrics,
     compiled_loss,
     compiled_losses,
     flat_metrics,
@@ -78,6 +79,7 @@ __all__ = [
     "GraphCall",
     "Nesting",
     "Variables",
+    "are_of_users_metrics",
     "assign",
     "build_for_batch",
     "build_for_prediction",

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import keras
 from convoy.keras_bridge.models import overridden
+from convoy.keras_bridge.variables import Variables
 from keras import Model
 
 
@@ -72,6 +73,18 @@ def unheard_metrics(model: Model) -> list[tuple[str, str]]:
         if not isinstance(layer, Model)
         for metric in layer._metrics
     ]
+
+
+def are_of_users_metrics(model: Model, variables: Variables) -> tuple[bool, ...]:
+    """Say of metrics' variables which a class of the user's updates, as `compile` was told."""
+    compiled = model._compile_metrics.metrics if model._compile_metrics is not None else []
+    own = {
+        id(variable)
+        for metric in compiled
+        if not type(metric).update_state.__module__.startswith(("keras.", "convoy."))
+        for variable in metric.variables
+    }
+    return tuple(id(variable) in own for variable in variables)
 
 
 def track_loss_by(model: Model, metric: keras.metrics.Metric) -> None:

@@ -12,6 +12,7 @@ from convoy import keras_bridge
 from convoy.engine.step import Fetch
 from convoy.keras_bridge import graph_inputs, graph_outputs
 from convoy.pipeline.stage import Stage
+from convoy.pipeline.sums import check_sums
 
 
 class Rest(NamedTuple):
@@ -64,10 +65,19 @@ def make_body(
     model: keras.Model,
     stages: Sequence[Stage],
     number: int,
+    replicas: int,
     *,
     training: bool = True,
 ) -> Body:
-    """Return what a stage computes, with the loss."""
+    """Return what a stage computes, with the loss.
+
+    Args:
+        model: it has stages.
+        stages: all of them.
+        number: of the stage.
+        replicas: of the pipeline, whose metrics are added up.
+        training: whether it trains.
+    """
     stage, last = stages[number], number == len(stages) - 1
     received_ids = received_by(stage, last, model)
     reads = reads_data(stage, last, model)
@@ -95,9 +105,15 @@ def make_body(
             y_pred = keras_bridge.pack_outputs(model, tensors | outputs)
             loss, metrics = keras_bridge.compiled_loss(model, metrics, y, y_pred, weight)
             own, outputs = own + loss, {}
-            _, metrics = keras_bridge.update_metrics(
-                model, metrics, rest.loss + own, y_pred, y, y_pred, weight
-            )
+
+            def update(metrics: list[jax.Array]) -> list[jax.Array]:
+                whole = rest.loss + own
+                return keras_bridge.update_metrics(
+                    model, metrics, whole, y_pred, y, y_pred, weight
+                )[1]
+
+            check_sums(model, update, metrics, replicas)
+            metrics = update(metrics)
         return (tuple(outputs.values()), own), (new, metrics, rest.loss + own)
 
     return Body(stage, compute)

@@ -119,7 +119,7 @@ class ForwardPrograms:
         shares = replicas if self.plan.reduction == "mean" else 1
         traced = with_operations(shares, replicas, self.placement.platform)
         fetch = fetcher(chunk, replicas, in_one_program=False)
-        bodies = [self._body(number) for number in range(len(self.layout.stages))]
+        bodies = [self._body(number, replicas) for number in range(len(self.layout.stages))]
         programs = [
             self.watcher.program(
                 f"stage {number} {self.mode}", jax.jit(traced(_with_data(body, fetch)))
@@ -133,11 +133,11 @@ class ForwardPrograms:
             shapes, outputs = shapes_between(self.layout, seen, chunk, replicas, traced)
         return programs, shapes, outputs
 
-    def _body(self, number: int) -> Body:
+    def _body(self, number: int, replicas: int) -> Body:
         stages = self.layout.stages
         if self.mode == "predict":
             return make_prediction(self.model, stages, number)
-        return make_body(self.model, stages, number, training=False)
+        return make_body(self.model, stages, number, replicas, training=False)
 
 
 def _with_data(body: Body, fetch: Fetch) -> Callable[..., Any]:

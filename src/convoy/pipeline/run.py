@@ -126,7 +126,10 @@ class PipelinePrograms:
         shares = (replicas if plan.reduction == "mean" else 1) * (count if averages else 1)
         share = fetcher(chunk, replicas, in_one_program=False)
         traced = with_operations(shares, replicas * count, self.placement.platform)
-        bodies = [make_body(self.model, layout.stages, n) for n in range(len(layout.stages))]
+        bodies = [
+            make_body(self.model, layout.stages, number, replicas)
+            for number in range(len(layout.stages))
+        ]
         programs = [
             StageProgram(
                 body,
