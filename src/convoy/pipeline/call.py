@@ -41,14 +41,13 @@ class Call:
         parts = programs.variables.parts
         self.here = [(k, column) for k, column in enumerate(layout.columns) if column.is_here]
         """The places in this process."""
-        self.values: dict[int, dict[int, jax.Array]] = {r: {} for r in self.replicas}
-        for variable in [*parts.trainable, *parts.non_trainable]:
-            self._take(variable, self._column(variable), keras_bridge.values([variable])[0])
-        self._diverge()
+        self.values = layout.values_of_replicas(programs.variables, programs.roles.seeds)
+        metrics = keras_bridge.values(parts.metrics)
+        self.metrics = metrics_of_replicas(metrics, layout, chunk, programs.roles)
         dtype = programs.plan.accumulation.dtype
         self.totals: dict[int, dict[int, jax.Array]] = {r: {} for r in self.replicas}
         for v in parts.trainable:
-            for r, device in self._column(v).devices.items():
+            for r, device in layout.column_of(v).devices.items():
                 zeros = np.zeros(v.shape, jnp.dtype(dtype or v.dtype))
                 self.totals[r][id(v)] = jax.device_put(zeros, device)
         self.optimizer = {
@@ -62,9 +61,6 @@ class Call:
         }
         self._begin_counting()
 
-    def _column(self, variable: keras.Variable) -> Column:
-        return self.layout.columns[self.layout.home(variable)]
-
     def _common(self, value: jax.Array) -> jax.Array:
         """Return one copy of what every process has."""
         return next(iter(self.layout.common.split(value).values()))
@@ -75,18 +71,6 @@ class Call:
             return self.own.schedule
         options = Pipelining(device_mapping=tuple(self.layout.mapping))
         return options.plan_for(self.own.model, 1)
-
-    def _diverge(self) -> None:
-        """Give each replica its own random stream, and metrics that start from nothing."""
-        own = self.own
-        for variable, is_seed in zip(
-            own.variables.parts.non_trainable, own.roles.seeds, strict=True
-        ):
-            for replica in self._column(variable).devices if is_seed else ():
-                value = self.values[replica][id(variable)]
-                self.values[replica][id(variable)] = value + self.layout.seed_offset(replica, value)
-        metrics = keras_bridge.values(own.variables.parts.metrics)
-        self.metrics = metrics_of_replicas(metrics, self.layout, self.chunk, own.roles)
 
     def _begin_counting(self) -> None:
         """Hand the factor of the loss to all devices, and count large gradients from nothing."""

@@ -21,7 +21,7 @@ from convoy.engine.step import Fetch
 from convoy.engine.watch import NOBODY, Watcher
 from convoy.pipeline.body import Body, Rest, fetched, make_body, make_prediction
 from convoy.pipeline.generate import generate
-from convoy.pipeline.layout import Column, Layout, position
+from convoy.pipeline.layout import Layout, position
 from convoy.pipeline.mail import Mail
 from convoy.pipeline.metrics import metrics_of_replicas, total_metrics
 from convoy.pipeline.options import Pipelining, stages_of_model
@@ -164,32 +164,13 @@ class ForwardCall:
         """What this process has started, where other processes have a part in it."""
         last = layout.last_column.devices
         self.outputs: dict[int, list[Any]] = {r: [] for r in self.replicas if r in last}
-        parts = programs.variables.parts
-        self.values: dict[int, dict[int, jax.Array]] = {r: {} for r in layout.replicas}
-        for variable in [*parts.trainable, *parts.non_trainable]:
-            split = self._column(variable).split(keras_bridge.values([variable])[0])
-            for replica, value in split.items():
-                self.values[replica][id(variable)] = value
-        self._diverge()
+        self.values = layout.values_of_replicas(programs.variables, programs.roles.seeds)
+        metrics = keras_bridge.values(programs.variables.parts.metrics)
+        self.metrics = metrics_of_replicas(metrics, layout, chunk, programs.roles)
         self.no_loss = {
             r: jax.device_put(np.float32(0), device)
             for r, device in layout.columns[layout.mapping[0]].devices.items()
         }
-
-    def _column(self, variable: keras.Variable) -> Column:
-        return self.layout.columns[self.layout.home(variable)]
-
-    def _diverge(self) -> None:
-        """Give each replica its own random stream, and metrics that start from nothing."""
-        own = self.own
-        for variable, is_seed in zip(
-            own.variables.parts.non_trainable, own.roles.seeds, strict=True
-        ):
-            for replica in self._column(variable).devices if is_seed else ():
-                value = self.values[replica][id(variable)]
-                self.values[replica][id(variable)] = value + self.layout.seed_offset(replica, value)
-        metrics = keras_bridge.values(own.variables.parts.metrics)
-        self.metrics = metrics_of_replicas(metrics, self.layout, self.chunk, own.roles)
 
     def run(self) -> None:
         """Start all micro-batches, and wait only where too many are on their way.
@@ -294,7 +275,7 @@ class ForwardCall:
         for variable, is_seed in zip(
             own.variables.parts.non_trainable, own.roles.seeds, strict=True
         ):
-            column = self._column(variable)
+            column = layout.column_of(variable)
             here = [replica for replica in self.replicas if replica in column.devices]
             if not here:
                 continue

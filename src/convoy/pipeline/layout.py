@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-from convoy import processes
+from convoy import keras_bridge, processes
 from convoy.engine.feed import Chunk
 from convoy.engine.put import to_own
 from convoy.engine.replicate import SEED_STRIDE
@@ -142,6 +142,31 @@ class Layout:
         """Return what a replica's random stream is away from that of the first of all."""
         offset = SEED_STRIDE * replica & 0xFFFFFFFF
         return np.uint32(offset).astype(seed.dtype)
+
+    def column_of(self, variable: keras.Variable) -> Column:
+        """Return where a variable lives."""
+        return self.columns[self.home(variable)]
+
+    def values_of_replicas(
+        self, variables: Variables, seeds: Sequence[bool]
+    ) -> dict[int, dict[int, jax.Array]]:
+        """Return what each replica begins with: all values, with a random stream of its own.
+
+        Args:
+            variables: those of the programs.
+            seeds: which of the non-trainable ones are the state of a random generator.
+        """
+        parts = variables.parts
+        found: dict[int, dict[int, jax.Array]] = {replica: {} for replica in self.replicas}
+        for variable in [*parts.trainable, *parts.non_trainable]:
+            split = self.column_of(variable).split(keras_bridge.values([variable])[0])
+            for replica, value in split.items():
+                found[replica][id(variable)] = value
+        for variable, is_seed in zip(parts.non_trainable, seeds, strict=True):
+            for replica in self.column_of(variable).devices if is_seed else ():
+                value = found[replica][id(variable)]
+                found[replica][id(variable)] = value + self.seed_offset(replica, value)
+        return found
 
     def device(self, replica: int, place: int) -> jax.Device:
         return self.placement.rows[replica][place]
