@@ -100,6 +100,20 @@ def test_no_data():
         make().fit(verbose=0)
 
 
+@pytest.mark.parametrize("dtype", [str, object])
+def test_text(dtype):
+    words = np.array([["a"] * 4] * 8, dtype)
+    with pytest.raises(ValueError, match=r"x holds values of type .*, but devices compute with nu"):
+        make().fit(words, np.zeros(8, "int32"), verbose=0)
+    with pytest.raises(ValueError, match=r"y holds values of type .*Convert it first"):
+        make().fit(X, words[:, 0], verbose=0)
+
+
+def test_an_empty_batch():
+    with pytest.raises(ValueError, match=r"The data is empty: x has shape \(0, 4\)"):
+        make().train_on_batch(X[:0], np.zeros(0, "int32"))
+
+
 def test_nan_in_the_input():
     x = X.copy()
     x[6, 1] = np.nan
@@ -180,6 +194,7 @@ def test_a_wrong_steps_per_execution(value):
         make().compile("sgd", "mse", steps_per_execution=value)
 
 
-def test_a_wrong_batch_size():
-    with pytest.raises(ValueError, match="batch_size=0 is not a number of samples"):
-        make().fit(X, Y, batch_size=0, verbose=0)
+@pytest.mark.parametrize("value", [0, 2.0, True])
+def test_a_wrong_batch_size(value):
+    with pytest.raises(ValueError, match=f"batch_size={value} is not a number of samples"):
+        make().fit(X, Y, batch_size=value, verbose=0)

@@ -14,6 +14,9 @@ from jax.experimental.sparse import JAXSparse
 # Values that a check looks at in one go: bounds the memory that it takes.
 WINDOW = 1 << 22
 
+# The kinds of NumPy's types that hold text, or anything.
+TEXT = "USO"
+
 STEP_METHODS = {
     "fit": ("fit", "train_step", "make_train_function"),
     "train_on_batch": ("train_step", "make_train_function"),
@@ -99,6 +102,17 @@ def count_samples(x: Any) -> int:
             f"The data is empty: x has shape {tuple(leaves[0].shape)}. Pass at least one sample."
         )
     return int(leaves[0].shape[0])
+
+
+def check_numbers(data: tuple[Any, Any, Any]) -> None:
+    """Refuse inputs, targets or weights that hold text, or objects."""
+    for name, part in zip(("x", "y", "sample_weight"), data, strict=True):
+        for leaf in jax.tree.leaves(part):
+            if getattr(leaf, "dtype", np.dtype(float)).kind in TEXT:
+                raise ValueError(
+                    f"{name} holds values of type {leaf.dtype}, but devices compute with numbers. "
+                    "Convert it first: numbers with astype('float32'), words by numbering them."
+                )
 
 
 def check_inputs(model: keras.Model, x: Any) -> None:

@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import keras
+import numpy as np
 from convoy import keras_bridge
 from convoy.engine import check
 from convoy.engine.feed import Budget, Cut, Feed, size
@@ -54,6 +55,7 @@ def open_input(
         _check_steps(steps, cut)
     batches_per_step = 1
     if keras_bridge.is_array_data(data):
+        check.check_numbers(data)
         batch_size = _step_samples(data[0], batch_size, steps, plan)
         if mode == "train":
             _check_batch(data[0], batch_size, cut, plan)
@@ -90,6 +92,7 @@ def open_input(
 
 def check_batch(model: keras.Model, batch: Any) -> None:
     x, y, _ = keras_bridge.unpack(batch)
+    check.count_samples(x)
     check.check_inputs(model, x)
     check.check_targets(model, y)
 
@@ -100,9 +103,13 @@ def _step_samples(x: Any, batch_size: int | None, steps: int | None, plan: Plan)
     copies = plan.replicas if plan.batch == "replica" else 1
     if batch_size is None:
         batch_size = -(-samples // (steps * copies)) if steps else DEFAULT_BATCH
-    elif batch_size < 1:
+    elif (
+        isinstance(batch_size, bool)
+        or not isinstance(batch_size, int | np.integer)
+        or batch_size < 1
+    ):
         raise ValueError(f"batch_size={batch_size} is not a number of samples. Pass 1 or more.")
-    return batch_size * copies
+    return int(batch_size) * copies
 
 
 def _check_steps(steps: int | None, cut: Cut) -> None:
