@@ -73,6 +73,31 @@ def test_dict_inputs_in_another_order(table):
     assert_equivalent(models.two_by_two, use(x, y, batch_size=30))
 
 
+# Stock Keras advises against it, and takes it.
+@pytest.mark.filterwarnings("ignore:When providing `inputs` as a dict:UserWarning")
+@pytest.mark.parametrize(
+    "structure",
+    [
+        lambda left, right: {"one": left, "two": right},
+        lambda left, right: {"two": left, "one": right},
+        lambda left, right: {"both": [left, right]},
+    ],
+    ids=["keys", "keys in another order", "nested"],
+)
+def test_dict_inputs_by_other_keys_than_the_names_of_inputs(xy, structure):
+    x, y = xy
+
+    def make(steps):
+        left, right = keras.Input((6,), name="left"), keras.Input((6,), name="right")
+        joined = keras.layers.Concatenate()([left, keras.layers.Dense(2)(right)])
+        model = keras.Model(structure(left, right), keras.layers.Dense(3, "softmax")(joined))
+        loss = "sparse_categorical_crossentropy"
+        model.compile(models.momentum(), loss, steps_per_execution=steps)
+        return model
+
+    assert_equivalent(make, use(structure(x, 2 * x), y, batch_size=30))
+
+
 # Stock Keras says that the structure is not the expected one, and takes what it needs.
 @pytest.mark.filterwarnings("ignore:The structure of `inputs` doesn't match:UserWarning")
 def test_dict_inputs_with_more_keys_than_the_model_needs(xy):

@@ -122,7 +122,7 @@ def check_inputs(model: keras.Model, x: Any) -> None:
     leaves = jax.tree.leaves(x)
     expected = getattr(model, "inputs", None)
     if expected:
-        for tensor, leaf in zip(expected, _in_order(model, expected, x), strict=True):
+        for tensor, leaf in zip(expected, _in_order(model, x), strict=True):
             if not _shape_fits(tensor.shape[1:], leaf.shape[1:]):
                 raise ValueError(
                     f"Input {tensor.name!r} received samples of shape {tuple(leaf.shape[1:])}, but "
@@ -138,10 +138,10 @@ def check_inputs(model: keras.Model, x: Any) -> None:
             )
 
 
-def _in_order(model: keras.Model, expected: list[Any], x: Any) -> list[Any]:
+def _in_order(model: keras.Model, x: Any) -> list[Any]:
     """Return the arrays of the input in the order of the model's inputs."""
-    names = [tensor.name for tensor in expected]
-    if isinstance(x, dict):
+    names = keras_bridge.input_names(model)
+    if isinstance(x, dict) and names:
         missing = [name for name in names if name not in x]
         if missing:
             raise ValueError(
@@ -150,10 +150,11 @@ def _in_order(model: keras.Model, expected: list[Any], x: Any) -> list[Any]:
             )
         return [x[name] for name in names]
     leaves = jax.tree.leaves(x)
-    if len(leaves) != len(expected):
+    if len(leaves) != len(model.inputs):
         raise ValueError(
-            f"{model.name!r} has {len(expected)} inputs ({', '.join(names)}), but received "
-            f"{len(leaves)} arrays."
+            f"{model.name!r} has {len(model.inputs)} inputs "
+            f"({', '.join(tensor.name for tensor in model.inputs)}), but received {len(leaves)} "
+            "arrays."
         )
     return leaves
 

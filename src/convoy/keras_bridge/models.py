@@ -67,6 +67,19 @@ def call_training_argument(model: Model, training: bool) -> dict[str, bool]:
     return {"training": training} if model._call_has_training_arg else {}
 
 
+def input_names(model: Model) -> list[str]:
+    """Return the key of every input in a dict of them: that of the model's own dict, or its name.
+
+    In a dict that holds more than tensors, an input has no key: nothing is returned then.
+    """
+    structure = getattr(getattr(model, "_functional", None) or model, "_inputs_struct", None)
+    if not isinstance(structure, dict):
+        return [tensor.name for tensor in model.inputs]
+    keys = {id(tensor): key for key, tensor in structure.items()}
+    found = [keys.get(id(tensor)) for tensor in model.inputs]
+    return [key for key in found if key is not None] if None not in found else []
+
+
 def output_structure(model: Model) -> Any:
     """Return the symbolic outputs in the structure that the model returns, if it is known."""
     return getattr(getattr(model, "_functional", None) or model, "_outputs_struct", None)
