@@ -16,7 +16,7 @@ from convoy.estimator.pipeline_estimator import (
     with_loss,
 )
 from convoy.estimator.spec import Accumulated, Built, Stages
-from convoy.ipu import missing, optimizers
+from convoy.ipu import optimizers
 from convoy.ipu.accumulation import Accumulation
 from convoy.ipu.enums import GradientAccumulationReductionMethod, PipelineSchedule
 from convoy.ipu.errors import FailedPreconditionError
@@ -245,7 +245,3 @@ class IPUPipelineEstimator(IPUEstimator):
         if len(devices) == wanted:
             return None
         return convoy.Strategy(devices[:wanted], **self._engine_settings)
-
-
-def __getattr__(name: str) -> Any:
-    raise missing.error("ipu.ipu_pipeline_estimator", name)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from convoy.estimator.hooks import LoggingHook, Run
-from convoy.ipu import missing
 from convoy.ipu.ipu_outfeed_queue import IPUOutfeedMode
 from convoy.ipu.train_op import LogOp
 
@@ -87,7 +86,3 @@ class IPULoggingTensorHook(LoggingHook):
 
     def _values(self, run: Run) -> dict[str, Any]:
         return {name: run.values[self.key(name)] for name in self.tensors}
-
-
-def __getattr__(name: str) -> Any:
-    raise missing.error("ipu.ipu_session_run_hooks", name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from convoy.ipu import missing, system
+from convoy.ipu import system
 from convoy.ipu.config import (
     DeviceConnectionType,
     ExecutionProfileType,
@@ -68,7 +68,3 @@ def reset_ipu_seed(
 def move_variable_initialization_to_cpu(graph: Any = None) -> None:
     """Do nothing: initial values are computed on the host in any case."""
     del graph
-
-
-def __getattr__(name: str) -> Any:
-    raise missing.error("ipu.utils", name)

@@ -219,8 +219,20 @@ def stages_of_model(model: keras.Model) -> list[int] | None:
 
     Raises:
         ValueError: if some of its layers were made in a `PipelineStage`, but not in a way that
-            makes stages.
+            makes stages; or if it has other layers than when it was given stages.
     """
+    stages = given_stages(model)
+    if stages is not None and len(stages) != len(calls_of(model)):
+        raise ValueError(
+            f"{model.name!r} was given stages for {len(stages)} layers, but has "
+            f"{len(calls_of(model))} now. Call set_pipeline_stage_assignment() again, or "
+            "reset_pipeline_stage_assignment() for a model in one piece."
+        )
+    return stages
+
+
+def given_stages(model: keras.Model) -> list[int] | None:
+    """Return the stages that a model was given, which may have got other layers since."""
     stages = vars(model).get(_ATTRIBUTE)
     if stages is None:
         calls = graph_calls(model, into_nested=True) or []

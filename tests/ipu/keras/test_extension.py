@@ -262,6 +262,70 @@ def test_a_subclassed_model_has_no_stages():
         model.get_pipeline_stage_assignment()
 
 
+def test_layers_that_come_later_need_stages_anew(configure, data, caplog):
+    configure(2)
+    with strategy_scope():
+        model = compiled(sequential(), 4)
+        model.set_pipelining_options(4)
+        model.set_pipeline_stage_assignment([0, 1])
+        model.add(keras.layers.Dense(1))
+    with pytest.raises(ValueError, match="stages for 2 layers, but has 3 now"):
+        model.fit(*data, batch_size=2, verbose=0)
+    assert [a.pipeline_stage for a in model.get_pipeline_stage_assignment()] == [None] * 3
+    assert "has other layers" in caplog.text
+    model.set_pipeline_stage_assignment([0, 1, 1])
+    model.fit(*data, batch_size=2, verbose=0)
+
+
+def test_one_stage_is_no_pipeline(configure, data):
+    configure(2)
+    with strategy_scope():
+        inputs = keras.Input((4,))
+        with ipu.keras.PipelineStage(0):
+            outputs = keras.layers.Dense(1)(inputs)
+        model = compiled(keras.Model(inputs, outputs))
+        model.set_pipelining_options(4)
+    with pytest.raises(ValueError, match=r"are in PipelineStage\(0\)\. Use two stages or more"):
+        model.fit(*data, batch_size=2, verbose=0)
+    model.reset_pipeline_stage_assignment()
+    model.fit(*data, batch_size=2, verbose=0)
+
+
+def test_refuses_an_optimizer_whose_own_way_would_be_bypassed(configure, data):
+    class Own(keras.optimizers.SGD):
+        def minimize(self, *args):
+            raise AssertionError(args)
+
+    configure(1)
+    with strategy_scope():
+        model = sequential()
+        model.compile(Own(), "mse", steps_per_execution=4)
+        model.set_gradient_accumulation_options(4)
+    with pytest.raises(ValueError, match=r"Own defines minimize\(\)"):
+        model.fit(*data, batch_size=2, verbose=0)
+
+
+def test_refuses_a_model_that_computes_nothing(data):
+    class Own(keras.Model):
+        pass
+
+    with strategy_scope():
+        model = compiled(Own())
+    for method in (model.fit, model.evaluate):
+        with pytest.raises(NotImplementedError, match=r"Own has no call\(\)"):
+            method(*data, verbose=0)
+
+
+def test_options_of_stages_are_one_for_each(configure, data):
+    configure(2)
+    with strategy_scope():
+        model = compiled(staged(), 4)
+    one = [ipu.ops.pipelining_ops.PipelineStageOptions()]
+    model.set_pipelining_options(4, forward_propagation_stages_poplar_options=one)
+    with pytest.raises(ValueError, match="stages_poplar_options has 1 entries"):
+        model.fit(*data, batch_size=2, verbose=0)
+
+
 def test_optimizers_say_how_gradients_are_put_together(configure, data):
     configure(2)
     keras.utils.set_random_seed(0)

@@ -1,8 +1,5 @@
 """What Keras models can do under an `IPUStrategy`."""
 
-from typing import Any
-
-from convoy.ipu import missing
 from convoy.ipu.enums import ReplicatedMetricReductionMethod
 from convoy.ipu.keras import layers, optimizers
 from convoy.ipu.keras.assignment import (
@@ -19,7 +16,3 @@ __all__ = [
     "layers",
     "optimizers",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    raise missing.error("ipu.keras", name)

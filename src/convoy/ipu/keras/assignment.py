@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import keras
+from convoy.ipu.notice import log
 from convoy.pipeline.split import calls_of, check_assignment
 
 
@@ -55,9 +56,20 @@ def assignments(model: keras.Model, stages: Sequence[int | None] | None) -> list
         found: list[Any] = list(map(SequentialLayerPipelineStageAssignment, _layers(model)))
     else:
         found = _functional(model)
+    if stages is not None and len(stages) != len(found):
+        log.info(
+            f"{model.name!r} has other layers than when it was given stages. Give them anew by "
+            "set_pipeline_stage_assignment()."
+        )
+        stages = None
     for assignment, stage in zip(found, stages or [None] * len(found), strict=True):
         assignment.pipeline_stage = stage
     return found
+
+
+def is_all_in_the_first_stage(model: keras.Model) -> bool:
+    """Say whether all layers were made or called in `PipelineStage(0)`."""
+    return has_graph(model) and model.built and {call.mark for call in calls_of(model)} == {0}
 
 
 def _layers(model: keras.Sequential) -> list[keras.Operation]:

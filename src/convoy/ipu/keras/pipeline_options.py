@@ -75,12 +75,14 @@ class PipelineOptions:
     method: GradientAccumulationReductionMethod = field(
         default=GradientAccumulationReductionMethod.SUM
     )
+    stage_options: tuple[tuple[str, int], ...] = ()
+    """The lists that have an entry for each stage, and how many they have."""
 
     def check(self, stages: int) -> int:
         """Return the number of micro-batches of a weight update, if it suits the schedule.
 
         Raises:
-            ValueError: if it was not set.
+            ValueError: if it was not set, or an option has not an entry for each stage.
             FailedPreconditionError: if it does not divide as the schedule wants.
             NotImplementedError: if the schedule does not go together with the rest.
         """
@@ -89,6 +91,12 @@ class PipelineOptions:
                 "The model has stages, but no number of micro-batches for a weight update. Call "
                 "set_pipelining_options(gradient_accumulation_steps_per_replica=...) first."
             )
+        for name, entries in self.stage_options:
+            if entries != stages:
+                raise ValueError(
+                    f"{name} has {entries} entries, but the model has {stages} stages. Pass one "
+                    "for each."
+                )
         unit = {
             PipelineSchedule.Grouped: 2 * stages,
             PipelineSchedule.Interleaved: stages,
@@ -156,7 +164,8 @@ def read(
         where,
     )
     dtype = read_dtype("gradient_accumulation_dtype", options)
-    return PipelineOptions(count, device_mapping, schedule, mode, dtype, method)
+    lists = tuple((name, len(options[name])) for name in _STAGE_OPTIONS if options.get(name))
+    return PipelineOptions(count, device_mapping, schedule, mode, dtype, method, lists)
 
 
 def check_count(count: Any) -> None:
