@@ -35,6 +35,7 @@ __all__ = [
     "reset_ipu_configuration",
     "reset_ipu_seed",
     "running_on_ipu_model",
+    "use_synthetic_data_for",
 ]
 
 
@@ -68,3 +69,9 @@ def reset_ipu_seed(
 def move_variable_initialization_to_cpu(graph: Any = None) -> None:
     """Do nothing: initial values are computed on the host in any case."""
     del graph
+
+
+def use_synthetic_data_for(synthetic_data_category: Any) -> bool:
+    """Say whether data of a kind is made up on the device: never, it is the script's."""
+    del synthetic_data_category
+    return False
