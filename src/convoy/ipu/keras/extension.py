@@ -21,6 +21,7 @@ from convoy.ipu.keras.pipeline_options import SCHEDULES, PipelineOptions
 from convoy.ipu.keras.replica_metrics import PerReplica, counted_by_replica
 from convoy.ipu.keras.settings import Settings
 from convoy.pipeline.options import given_stages
+from convoy.pipeline.subclassed import find_stages
 
 _ATTRIBUTE = "_convoy_ipu"
 _NATIVE = (
@@ -172,11 +173,6 @@ class Extensions(Settings):
 
     def get_pipeline_stage_assignment(self) -> list[assignment.Assignment]:
         """Return the stage of every layer, in the order in which layers run."""
-        if not assignment.has_graph(self.model):
-            raise RuntimeError(
-                f"{self.model.name!r} is a subclassed model, without a graph of layers. Make it "
-                "functional or sequential to have stages."
-            )
         stages = self.pending_stages
         if stages is None and self.model.built:
             stages = given_stages(self.model)
@@ -343,7 +339,8 @@ class Extensions(Settings):
             )
 
     def _build(self, x: Any, batch_size: int | None) -> None:
-        """Build a sequential model whose stages were given before its shapes are known."""
+        """Build a model whose stages were given, or written into it, before shapes are known."""
+        find_stages(self.model, x)
         if self.pending_stages is not None:
             if not self.model.built:
                 if not hasattr(x, "shape"):
