@@ -41,6 +41,11 @@ class IPULoggingTensorHook(LoggingHook):
         formatter: Callable[[dict[str, Any]], str] | None = None,
         logging_mode: IPUOutfeedMode = IPUOutfeedMode.LAST,
     ) -> None:
+        if (every_n_iter is None) == (every_n_secs is None) and (every_n_iter or not at_end):
+            raise ValueError(
+                f"every_n_iter={every_n_iter} and every_n_secs={every_n_secs}: pass one of them, "
+                "or at_end=True alone."
+            )
         keeps_all = IPUOutfeedMode(logging_mode) is IPUOutfeedMode.ALL
         super().__init__(
             every_n_iter,

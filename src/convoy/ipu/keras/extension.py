@@ -43,6 +43,7 @@ class Engine(Protocol):
 
     devices: tuple[Any, ...]
     allow_recompute: bool
+    on_io_tiles: bool
 
     def changed(
         self,
@@ -371,7 +372,9 @@ class Extensions(Settings):
             return accumulation, len(self.engine.devices)
         options = self.pipeline
         last = max(stages)
-        count = options.check(last + 1) if training else options.count or 1
+        count = options.count or 1
+        if training:
+            count = options.check(last + 1, on_io_tiles=self.engine.on_io_tiles)
         accumulation = Accumulation(count, self.method, options.dtype)
         if training and self.engine.allow_recompute:
             options.check_recomputation()
