@@ -122,6 +122,53 @@ def test_says_why_a_call_has_no_stages(call, match):
         stages_of_model(model)
 
 
+def test_blocks_inside_of_nested_models_are_refused():
+    class Around(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.inner = Twice()
+
+        def call(self, x):
+            return self.inner(x)
+
+    with pytest.raises(ValueError, match="inside of layers or models that its call"):
+        stages_of_model(built(Around()))
+
+
+def test_dicts_go_in_and_out_and_dropout_draws_the_same_in_stages(rng):
+    class Pair(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.left, self.right = layers.Dense(4), layers.Dense(4)
+            self.drop = layers.Dropout(0.5, seed=1)
+            self.out = layers.Dense(2)
+
+        def call(self, inputs, training=None):
+            with convoy.PipelineStage(0):
+                x = self.drop(self.left(inputs["a"]), training=training)
+            with convoy.PipelineStage(1):
+                x = layers.add([x, self.right(inputs["b"])])
+                return {"y": self.out(x), "z": keras.ops.sum(x, -1)}
+
+    data = {name: rng.normal(size=(16, 3)).astype("float32") for name in "ab"}
+    targets = {"y": np.ones((16, 2), "float32"), "z": np.ones(16, "float32")}
+    found = []
+    for pieces in (1, 2):
+        keras.utils.set_random_seed(0)
+        with convoy.Strategy(devices=pieces, gradient_accumulation=2).scope():
+            model = Pair()
+            model.compile("sgd", {"y": "mse", "z": "mse"}, steps_per_execution=2)
+        if pieces == 1:
+            model({name: values[:1] for name, values in data.items()})
+            model.reset_pipeline_stage_assignment()
+        history = model.fit(data, targets, batch_size=4, shuffle=False, verbose=0).history
+        found.append((history, model.predict(data, verbose=0)))
+    (one, whole), (two, staged) = found
+    assert one["loss"] == pytest.approx(two["loss"], rel=1e-5)
+    for name in ("y", "z"):
+        np.testing.assert_allclose(staged[name], whole[name], rtol=1e-5, atol=1e-6)
+
+
 def test_weights_outside_of_layers_are_refused():
     class Own(Twice):
         def build(self, shape):

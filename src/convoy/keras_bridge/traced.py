@@ -133,7 +133,8 @@ def _calls(graph: TracedGraph) -> list[Any]:
 def _compare(model: Model, training: TracedGraph, other: TracedGraph) -> None:
     """Refuse a model that makes other calls in training; mark calls with a mind of their own."""
     ours, theirs = _calls(training), _calls(other)
-    if _words(training, ours) != _words(other, theirs):
+    own = {id(layer) for layer in model._flatten_layers()}
+    if _words(training, ours, own) != _words(other, theirs, own):
         raise UntraceableError(
             f"{type(model).__name__}.call() makes other calls in training than otherwise, but "
             "stages hold the same calls. Put the difference into a layer that takes `training`."
@@ -143,27 +144,39 @@ def _compare(model: Model, training: TracedGraph, other: TracedGraph) -> None:
         vars(node)[FIXED] = told == same.arguments.kwargs.get("training", False)
 
 
-def _words(graph: TracedGraph, nodes: list[Any]) -> list[tuple]:
-    """Say what is computed from what, in words that are equal for equal graphs."""
+def _words(graph: TracedGraph, nodes: list[Any], own: set[int]) -> list[tuple]:
+    """Say what is computed from what, in words that are equal for equal graphs.
+
+    Args:
+        graph: of one way to call the model.
+        nodes: its calls.
+        own: the layers of the model; others, without weights, are made by `call` each time.
+    """
     names = {id(tensor): f"input {number}" for number, tensor in enumerate(graph.inputs)}
     found: list[tuple] = []
     for number, node in enumerate(nodes):
         args, kwargs = node.arguments.fill_in(names)
         kwargs.pop("training", None)
         operation = node.operation
-        is_layer = isinstance(operation, keras.layers.Layer)
-        found.append((id(operation) if is_layer else type(operation), str((args, kwargs))))
+        known = id(operation) if id(operation) in own else type(operation)
+        found.append((known, str((args, kwargs))))
         names |= {id(tensor): f"{number}.{i}" for i, tensor in enumerate(node.outputs)}
     found.append((None, str([names[id(tensor)] for tensor in graph.outputs])))
     return found
 
 
 def _check_weights(model: Model, graph: TracedGraph) -> None:
-    """Refuse weights that are in no call: no stage would train them."""
-    own = {id(v) for node in _calls(graph) for v in GraphCall(node).variables}
-    for variable in model.variables:
-        if id(variable) not in own:
+    """Refuse weights that are in no call, and calls whose weights are not the model's."""
+    called = {id(v): v for node in _calls(graph) for v in GraphCall(node).variables}
+    own = {id(v): v for v in model.variables}
+    for number, variable in (called | own).items():
+        if number not in called:
             raise UntraceableError(
                 f"Weight {variable.path!r} of {type(model).__name__} belongs to no layer that "
                 "call() calls on its inputs, so no stage would train it. Put it into a layer."
+            )
+        if number not in own:
+            raise UntraceableError(
+                f"{type(model).__name__}.call() makes a layer with weight {variable.path!r}, which "
+                "the model does not keep. Make it in __init__()."
             )

@@ -16,7 +16,8 @@ class PipelineStage:
     """Puts layers into a stage of a pipeline: those made in the block, and calls made in it.
 
     A call in the block is of this stage whatever the layer's own; a layer that was made in it takes
-    its stage to calls outside of any block.
+    its stage to calls outside of any block. In a subclassed model blocks are in `call`, or around
+    layers in `__init__`.
 
     Args:
         stage: its number, from 0.

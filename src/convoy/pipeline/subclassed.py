@@ -48,6 +48,11 @@ def find_stages(model: keras.Model, x: Any = None) -> None:
             raise
     calls = graph_calls(model, into_nested=True) or []
     if all(call.mark is None for call in calls):
+        if scope.blocks() > before:
+            raise ValueError(
+                f"{model.name!r} uses PipelineStage inside of layers or models that its call() "
+                "calls, which stay whole. Use it around their calls."
+            )
         keras_bridge.set_traced_graph(model, None)
         # Not through `setattr`: Keras would take it for a change of the model's state.
         vars(model)[_WITHOUT_STAGES] = True
@@ -81,13 +86,15 @@ def _like(x: Any) -> Any:
     leaves = keras.tree.flatten(x)
     if not leaves or not all(hasattr(v, "shape") and hasattr(v, "dtype") for v in leaves):
         return None
-    return keras.tree.map_structure(
-        lambda leaf: _tensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype)), x
-    )
+    try:
+        return keras.tree.map_structure(_tensor, x)
+    except (TypeError, ValueError):
+        return None  # no numbers; whoever reads the data says so
 
 
-def _tensor(shape: Any, dtype: str) -> keras.KerasTensor:
-    return keras.KerasTensor((None, *shape[1:]), dtype)
+def _tensor(leaf: Any) -> keras.KerasTensor:
+    dtype = keras.backend.standardize_dtype(leaf.dtype)
+    return keras.KerasTensor((None, *leaf.shape[1:]), dtype)
 
 
 def _check_shapes(model: keras.Model, inputs: Any) -> None:
