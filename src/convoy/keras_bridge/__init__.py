@@ -67,6 +67,7 @@ from convoy.keras_bridge.steps import (
 from convoy.keras_bridge.traced import (
     UntraceableError,
     built_inputs,
+    is_built,
     is_built_for,
     is_subclassed,
     trace,
@@ -114,6 +115,7 @@ __all__ = [
     "held_in",
     "initial_epoch",
     "is_array_data",
+    "is_built",
     "is_built_for",
     "is_subclassed",
     "limit_epochs",

@@ -43,13 +43,18 @@ def built_inputs(model: Model) -> Any:
     return tree.map_shape_structure(lambda s: keras.KerasTensor(s, keras.config.floatx()), shape)
 
 
+def is_built(model: Model) -> bool:
+    """Say whether a model and all its layers have their weights."""
+    return all(layer.built for layer in model._flatten_layers())
+
+
 def is_built_for(model: Model, inputs: Any) -> bool:
     """Build a model by a call on tensors without values, as Keras does, if it is not built yet.
 
     Returns:
         Whether it is built now; Keras says why not when it builds it for its data.
     """
-    if not all(layer.built for layer in model._flatten_layers()):
+    if not is_built(model):
         with warnings.catch_warnings(action="ignore"):
             try:
                 model(inputs)

@@ -27,19 +27,26 @@ def find_stages(model: keras.Model, x: Any = None) -> None:
     """
     if not keras_bridge.is_subclassed(model) or _WITHOUT_STAGES in vars(model):
         return
+    known = graph_calls(model) is not None
+    if not known and keras_bridge.is_built(model) and not scope.blocks():
+        return
     inputs = _like(x)
     guessed = inputs is None
     if guessed:
         inputs = keras_bridge.built_inputs(model)
     if inputs is None or not keras_bridge.is_built_for(model, inputs):
         return
-    if graph_calls(model) is not None:
+    if known:
         _check_shapes(model, inputs)
         if not guessed and vars(model).pop(_GUESSED, False):
             keras_bridge.trace(model, inputs)
-        return
-    if not scope.blocks():
-        return
+    elif scope.blocks():
+        _trace_if_staged(model, inputs)
+        # Not through `setattr`: Keras would take it for a change of the model's state.
+        vars(model)[_GUESSED] = guessed
+
+
+def _trace_if_staged(model: keras.Model, inputs: Any) -> None:
     before = scope.blocks()
     try:
         keras_bridge.trace(model, inputs)
@@ -47,17 +54,15 @@ def find_stages(model: keras.Model, x: Any = None) -> None:
         if scope.blocks() > before or keras_bridge.has_marked_layers(model):
             raise
     calls = graph_calls(model, into_nested=True) or []
-    if all(call.mark is None for call in calls):
-        if scope.blocks() > before:
-            raise ValueError(
-                f"{model.name!r} uses PipelineStage inside of layers or models that its call() "
-                "calls, which stay whole. Use it around their calls."
-            )
-        keras_bridge.set_traced_graph(model, None)
-        # Not through `setattr`: Keras would take it for a change of the model's state.
-        vars(model)[_WITHOUT_STAGES] = True
-    elif guessed:
-        vars(model)[_GUESSED] = True
+    if any(call.mark is not None for call in calls):
+        return
+    keras_bridge.set_traced_graph(model, None)
+    if scope.blocks() > before:
+        raise ValueError(
+            f"{model.name!r} uses PipelineStage inside of layers or models that its call() calls, "
+            "which stay whole. Use it around their calls."
+        )
+    vars(model)[_WITHOUT_STAGES] = True
 
 
 def trace(model: keras.Model) -> None:
