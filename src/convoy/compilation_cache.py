@@ -8,6 +8,7 @@ import platform
 from pathlib import Path
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 VARIABLE = "CONVOY_COMPILATION_CACHE"
 
@@ -18,6 +19,14 @@ def enable() -> None:
     if chosen in ("0", "off") or active():
         return
     jax.config.update("jax_compilation_cache_dir", str(Path(chosen) if chosen else folder()))
+
+
+def use(folder: Path) -> None:
+    """Keep programs in a folder from now on, unless the user has chosen one by the variable."""
+    if os.environ.get(VARIABLE) or active() == str(folder):
+        return
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    compilation_cache.reset_cache()  # JAX looks at the folder once, before the first program
 
 
 def folder() -> Path:

@@ -31,6 +31,7 @@ from convoy.pipeline.placement import PipelinePlacement
 from convoy.pipeline.schedule import Schedule
 from convoy.pipeline.simulate import Timeline
 from convoy.pipeline.split import calls_of
+from convoy.pipeline.subclassed import find_stages
 
 
 class EngineMethods:
@@ -67,6 +68,8 @@ class EngineMethods:
         self.watcher = watcher
         self.data_budget = data_budget
         self.pipelining = Pipelining()
+        self.traced: object | None = None
+        """The graph of a subclassed model that programs were made for."""
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Configure the model for training, as `keras.Model.compile` does.
@@ -178,10 +181,14 @@ class EngineMethods:
 
         return export(self.model, folder, **settings)
 
-    def _plan_stages(self) -> None:
+    def _plan_stages(self, x: Any) -> None:
         """Ask who watches; make a plan for stages if the model has them, or drop it."""
+        find_stages(self.model, x)
         runner, pipelining = self.runner, self.pipelining
         runner.watch(self.watcher())
+        if self.traced is not keras_bridge.traced_graph(self.model):
+            self.traced = keras_bridge.traced_graph(self.model)
+            runner.use(runner.plan)
         if runner.watcher.times_actions:
             pipelining = replace(pipelining, record=True)
         if stages_of_model(self.model) is None:
@@ -219,7 +226,7 @@ class EngineMethods:
         `batch_size` is the micro-batch of one replica, unless the strategy says otherwise.
         """
         check.check_model(self.model, "fit")
-        self._plan_stages()
+        self._plan_stages(x)
         random_state.agree()
         epochs = keras_bridge.limit_epochs(epochs)
         if validation_split and validation_data is None:
@@ -269,7 +276,7 @@ class EngineMethods:
     ) -> Any:
         """Compute loss and metrics, as `keras.Model.evaluate` does; no sample is left out."""
         check.check_model(self.model, "evaluate")
-        self._plan_stages()
+        self._plan_stages(x)
         feed, pace, _ = self._open_once("evaluate", (x, y, sample_weight), batch_size, steps)
         watchers = self._callbacks(callbacks, verbose, feed)
         self._check_same_run(steps=feed.steps, batch_size=batch_size)
@@ -288,7 +295,7 @@ class EngineMethods:
     ) -> Any:
         """Return the model's outputs as host arrays, as `keras.Model.predict` does."""
         check.check_model(self.model, "predict")
-        self._plan_stages()
+        self._plan_stages(x)
         feed, pace, budget = self._open_once("predict", (x, None, None), batch_size, steps)
         self._check_same_run(steps=feed.steps, batch_size=batch_size)
         watchers = self._callbacks(callbacks, verbose, feed)
@@ -307,7 +314,7 @@ class EngineMethods:
     ) -> Any:
         """Run one weight update on one batch of all replicas and micro-batches."""
         check.check_model(self.model, "train_on_batch")
-        self._plan_stages()
+        self._plan_stages(x)
         if class_weight is not None:
             if sample_weight is not None:
                 raise ValueError(
@@ -321,13 +328,13 @@ class EngineMethods:
     ) -> Any:
         """Compute loss and metrics of one batch."""
         check.check_model(self.model, "test_on_batch")
-        self._plan_stages()
+        self._plan_stages(x)
         return self._on_batch("evaluate", (x, y, sample_weight), return_dict)
 
     def predict_on_batch(self, x: Any) -> Any:
         """Return the outputs for one batch."""
         check.check_model(self.model, "predict_on_batch")
-        self._plan_stages()
+        self._plan_stages(x)
         keras_bridge.build_for_prediction(self.model, x)
         with self._watched("predict_on_batch"):
             return self.runner.run_once("predict", (x,))
@@ -357,7 +364,13 @@ class EngineMethods:
         self, mode: Mode, data: tuple[Any, Any, Any], budget: Budget, pace: Pace, **settings: Any
     ) -> Feed:
         plan = self.runner.current
-        return open_input(self.model, mode, data, plan, budget, pace.block_steps, **settings)
+        feed = open_input(self.model, mode, data, plan, budget, pace.block_steps, **settings)
+        if plan.pipeline is None and stages_of_model(self.model) is not None:
+            raise ValueError(
+                f"{self.model.name!r} is in stages, as was found when its data was opened. Call it "
+                "on some inputs before, for example model(x[:1])."
+            )
+        return feed
 
     def _check_same_run(self, **asked: Any) -> None:
         """Refuse to run if other processes were asked for something else."""

@@ -7,6 +7,7 @@ in one piece learns from the same micro-batches.
 import functools
 import itertools
 
+import convoy
 import keras
 import numpy as np
 import pytest
@@ -254,3 +255,78 @@ def test_a_few_random_ones(drawn):
 @given(pipelines())
 def test_many_random_ones(drawn):
     check_random(**drawn)
+
+
+class Subclassed(keras.Model):
+    """Stages in `call`, with a skip over one of them, and layers with a mind of their own."""
+
+    def __init__(self, normalises):
+        super().__init__()
+        self.stem = layers.Conv2D(4, 3, padding="same")
+        self.norm = layers.BatchNormalization(momentum=0.8) if normalises else None
+        self.frozen = layers.BatchNormalization()
+        self.middle = layers.Conv2D(4, 3, padding="same", activation="tanh")
+        self.idle = layers.Dropout(0.5)
+        self.pool = layers.GlobalAveragePooling2D()
+        self.head = layers.Dense(3, "softmax", kernel_regularizer="l2")
+
+    def call(self, inputs, training=None):
+        with convoy.PipelineStage(0):
+            x = self.stem(inputs)
+            if self.norm is not None:
+                x = self.norm(x, training=training)
+            x = skip = keras.ops.tanh(x)
+        with convoy.PipelineStage(1):
+            x = self.middle(self.frozen(x, training=False))
+        with convoy.PipelineStage(2):
+            x = self.idle(x, training=False)
+            return self.head(self.pool(x + 0.5 * skip))
+
+
+def subclassed(steps, normalises=False):
+    model = Subclassed(normalises)
+    model.compile(
+        keras.optimizers.SGD(0.05, momentum=0.9),
+        "sparse_categorical_crossentropy",
+        metrics=["accuracy"],
+        steps_per_execution=steps,
+    )
+    return model
+
+
+def check_subclassed(schedule, accumulation, replicas, normalises):
+    x, _, y = samples()
+
+    def train(model, batch_size):
+        history = model.fit(x, y, batch_size=batch_size, epochs=2, verbose=0).history
+        evaluated = model.evaluate(x, y, batch_size=8, verbose=0)
+        return history, evaluated, model.predict(x, batch_size=8, verbose=0), state(model)
+
+    def make(steps):
+        return subclassed(steps, normalises)
+
+    micro_batch, steps = UPDATE // (replicas * accumulation), UPDATES * accumulation
+    if normalises:
+        whole = make_convoy(make, steps, devices=replicas, gradient_accumulation=accumulation)
+        whole(x[:1])
+        whole.reset_pipeline_stage_assignment()
+        known = train(whole, micro_batch)
+    else:
+        known = train(make_stock(make), UPDATE)
+    model = make_convoy(make, steps, devices=2 * replicas, gradient_accumulation=accumulation)
+    model.set_pipelining_options(schedule=schedule, device_mapping=[0, 1, 1])
+    assert_same(train(model, micro_batch), known)
+    assert max(model.get_pipeline_stage_assignment()) == 2
+
+
+@pytest.mark.parametrize("normalises", [False, True])
+def test_a_subclassed_model(normalises):
+    check_subclassed("interleaved", 4, 2, normalises)
+
+
+@slow
+@pytest.mark.parametrize("normalises", [False, True])
+@pytest.mark.parametrize(("accumulation", "replicas"), [(1, 1), (4, 1), (8, 2)])
+@pytest.mark.parametrize("schedule", NAMES)
+def test_a_subclassed_model_in_every_schedule(schedule, accumulation, replicas, normalises):
+    check_subclassed(schedule, accumulation, replicas, normalises)

@@ -177,6 +177,13 @@ def test_a_hook_logs_values_of_the_loop(tmp_path, caplog):
         IPULoggingTensorHook(every_n_iter=1, every_n_secs=1)
 
 
+@pytest.mark.parametrize("distances", [{}, {"every_n_iter": 1, "every_n_secs": 2.0}])
+def test_a_hook_logs_by_calls_or_by_seconds(distances):
+    with pytest.raises(ValueError, match=r"every_n_iter=.* and every_n_secs=.*: pass one of them"):
+        IPULoggingTensorHook(**distances)
+    IPULoggingTensorHook(at_end=True)
+
+
 def test_the_host_is_called_after_every_step(tmp_path):
     seen = []
 

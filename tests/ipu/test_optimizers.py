@@ -56,8 +56,10 @@ def test_refuses_numbers_that_have_no_meaning():
         keras_own.ALSOptimizer("sgd", initial_loss_scaling_factor=3)
     with pytest.raises(ValueError, match="leaves no room"):
         keras_own.ALSOptimizer("sgd", 16384)
-    with pytest.raises(ValueError, match="threshold"):
+    with pytest.raises(ValueError, match=r"ratio_threshold=2 is not a share"):
         keras_own.ALSOptimizer("sgd", ratio_threshold=2)
+    with pytest.raises(ValueError, match=r"update_frequency=0 is not a number of weight updates"):
+        keras_own.ALSOptimizer("sgd", update_frequency=0)
     with pytest.raises(NotImplementedError, match="lpf_alpha"):
         keras_own.ALSOptimizer("sgd", lpf_alpha=0.5)
     with pytest.raises(ValueError, match="is not an ALSOptimizer"):

@@ -50,6 +50,28 @@ def test_interleaved_runs_in_upstreams_order():
     assert second.startswith("F1(0) B1(0) F1(1) B1(1)")
 
 
+TIME_STEPS = {
+    "grouped": lambda m, forward, stages: m + forward,
+    "interleaved": lambda m, forward, stages: 2 * m + forward,
+    "sequential": lambda m, forward, stages: 2 * stages * m + forward,
+}
+"""When upstream runs a micro-batch's n-th action: forwards, then backwards in the other order."""
+
+
+@pytest.mark.parametrize("name", TIME_STEPS)
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 8), (3, 12), (4, 16)])
+def test_actions_follow_each_other_by_upstreams_time_steps(name, stages, micro_batches):
+    at = TIME_STEPS[name]
+    for stage, row in enumerate(steps(generate(name, stages, micro_batches))):
+        # In one time step the older micro-batch's backward pass comes first.
+        expected = sorted(
+            (at(m, place, stages), kind, f"{kind}{stage}({m})")
+            for m in range(micro_batches)
+            for kind, place in (("F", stage), ("B", 2 * stages - 1 - stage))
+        )
+        assert row.split() == [action for _, _, action in expected]
+
+
 def test_sequential_is_one_stage_at_a_time():
     timeline = simulate(generate("sequential", 3, 4))
     for before, after in zip(timeline.events, timeline.events[1:], strict=False):

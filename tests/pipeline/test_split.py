@@ -57,12 +57,3 @@ def test_names_that_make_no_stages_are_refused(names, message):
 def test_an_assignment_that_cannot_be_run_is_refused(stages, message):
     with pytest.raises(ValueError, match=message):
         check_assignment(calls_of(network()), stages)
-
-
-def test_a_model_without_a_graph_is_refused():
-    class Subclassed(keras.Model):
-        def call(self, x):
-            return x
-
-    with pytest.raises(ValueError, match="is a subclassed model, without a graph to cut"):
-        calls_of(Subclassed())

@@ -22,6 +22,7 @@ from convoy.keras_bridge import (
     get_keras_mask,
     graph_calls,
     graph_outputs,
+    is_subclassed,
     replaced_graph_run,
     set_keras_mask,
 )
@@ -52,7 +53,7 @@ def runs_of(model: keras.Model, remat: Remat, samples: int) -> list[Run]:
     """
     if remat is None:
         return []
-    calls = graph_calls(model)
+    calls = None if is_subclassed(model) else graph_calls(model)
     if calls is None:
         raise ValueError(
             f"remat was asked for, but {model.name!r} is a subclassed model, without a graph to "

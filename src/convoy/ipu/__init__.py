@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
 
 from convoy.ipu import (
     config,
@@ -69,6 +69,38 @@ __all__ = [
     "utils",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    raise missing.error("ipu", name)
+missing.advise(
+    sys.modules[__name__],
+    config,
+    dataset_benchmark,
+    distributed,
+    distributed.popdist_strategy,
+    eager,
+    eager.backprop,
+    gradient_accumulation,
+    ipu_compiler,
+    ipu_estimator,
+    ipu_infeed_queue,
+    ipu_multi_worker_strategy,
+    ipu_outfeed_queue,
+    ipu_pipeline_estimator,
+    ipu_run_config,
+    ipu_session_run_hooks,
+    ipu_strategy,
+    keras,
+    keras.layers,
+    keras.optimizers,
+    loops,
+    ops,
+    all_to_all_op,
+    cross_replica_ops,
+    grad_util_ops,
+    pipelining_ops,
+    rand_ops,
+    reduce_scatter_op,
+    replication_ops,
+    optimizers,
+    scopes,
+    serving,
+    utils,
+)

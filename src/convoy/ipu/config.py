@@ -8,6 +8,7 @@ import json
 from enum import IntEnum
 from typing import Any
 
+from convoy.ipu import flags
 from convoy.ipu.enums import (
     DeviceConnectionType,
     ExecutionProfileType,
@@ -159,8 +160,8 @@ class IPUConfig(_Category):
 
 
 def running_on_ipu_model() -> bool:
-    """Say whether an IPU is simulated: never, as there is none."""
-    return False
+    """Say whether `TF_POPLAR_FLAGS` has `--use_ipu_model`; the devices are the same."""
+    return flags.read().simulates
 
 
 def _plain(value: Any) -> Any:

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from convoy.ipu import missing
 from convoy.ipu.ipu_infeed_queue import IPUInfeedQueue
 
 
@@ -94,7 +93,3 @@ def _measure(
                 f"{figures['bandwidth']:.3f} GB/s"
             )
     return json.dumps({"epochs": found})
-
-
-def __getattr__(name: str) -> Any:
-    raise missing.error("ipu.dataset_benchmark", name)

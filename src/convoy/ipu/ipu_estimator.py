@@ -14,7 +14,7 @@ from convoy.estimator.estimator import Estimator
 from convoy.estimator.input import Element
 from convoy.estimator.network import Network
 from convoy.estimator.spec import Accumulated, Built, Stages
-from convoy.ipu import ipu_strategy, missing, scopes, system, train_op
+from convoy.ipu import ipu_strategy, scopes, system, train_op
 from convoy.ipu.ipu_run_config import IPURunConfig, RunConfig
 from convoy.ipu.ops.symbolic import notice_exchanges
 from convoy.ipu.optimizers import Wishes
@@ -360,7 +360,3 @@ def _check_call(name: str, value: Any, kinds: tuple[type, ...]) -> None:
         raise TypeError(f"{name}[0]={value[0]!r} is not a function.")
     if not isinstance(value[1], kinds):
         raise TypeError(f"{name}[1]={value[1]!r} is not a list of tensors.")
-
-
-def __getattr__(name: str) -> Any:
-    raise missing.error("ipu.ipu_estimator", name)

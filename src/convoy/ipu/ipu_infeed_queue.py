@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import jax
 import numpy as np
-from convoy.ipu import missing, notice
+from convoy.ipu import notice
 
 DEFAULT_DEPTH = 3
 
@@ -101,7 +101,3 @@ class IPUInfeedQueue:
             ) from None
         self._read += 1
         return jax.tree.map(np.asarray, element)
-
-
-def __getattr__(name: str) -> Any:
-    raise missing.error("ipu.ipu_infeed_queue", name)

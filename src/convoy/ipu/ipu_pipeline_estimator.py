@@ -16,10 +16,9 @@ from convoy.estimator.pipeline_estimator import (
     with_loss,
 )
 from convoy.estimator.spec import Accumulated, Built, Stages
-from convoy.ipu import missing, optimizers
+from convoy.ipu import optimizers
 from convoy.ipu.accumulation import Accumulation
-from convoy.ipu.enums import GradientAccumulationReductionMethod, PipelineSchedule
-from convoy.ipu.errors import FailedPreconditionError
+from convoy.ipu.enums import GradientAccumulationReductionMethod
 from convoy.ipu.ipu_estimator import IPUEstimator
 from convoy.ipu.ipu_run_config import RunConfig
 from convoy.ipu.keras import pipeline_options
@@ -206,6 +205,10 @@ class IPUPipelineEstimator(IPUEstimator):
         options = self.ipu_config.ipu.ipu_options
         return options is not None and bool(options.allow_recompute)
 
+    def _is_on_io_tiles(self) -> bool:
+        options = self.ipu_config.ipu.ipu_options
+        return options is not None and bool(options.io_tiles.place_ops_on_io_tiles)
+
     def _check(self, spec: IPUPipelineEstimatorSpec) -> None:
         """Refuse numbers that do not fit together.
 
@@ -227,15 +230,13 @@ class IPUPipelineEstimator(IPUEstimator):
                 f"The pipeline takes {needed} devices, but num_shards={shards}. Pass "
                 f"{1 << (needed - 1).bit_length()}."
             )
-        if spec.mode == ModeKeys.TRAIN:
-            options.check(stages)
-            if self._recomputes():
-                options.check_recomputation()
-        elif count % stages and options.schedule != PipelineSchedule.Sequential:
-            raise FailedPreconditionError(
-                f"gradient_accumulation_count={count} is not a multiple of the {stages} stages, "
-                f"as the {options.schedule.name} schedule wants."
-            )
+        on_io_tiles = self._is_on_io_tiles()
+        if spec.mode != ModeKeys.TRAIN:
+            options.check_count("gradient_accumulation_count", stages, stages, on_io_tiles)
+            return
+        options.check(stages, on_io_tiles=on_io_tiles)
+        if self._recomputes():
+            options.check_recomputation()
 
     def _placed(self, spec: IPUPipelineEstimatorSpec) -> convoy.Strategy | None:
         """Return a strategy without devices that no stage has a place on, if there are such."""
@@ -245,7 +246,3 @@ class IPUPipelineEstimator(IPUEstimator):
         if len(devices) == wanted:
             return None
         return convoy.Strategy(devices[:wanted], **self._engine_settings)
-
-
-def __getattr__(name: str) -> Any:
-    raise missing.error("ipu.ipu_pipeline_estimator", name)

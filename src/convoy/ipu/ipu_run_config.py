@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from convoy.estimator.config import RunConfig as NativeRunConfig
-from convoy.ipu import missing, notice
+from convoy.ipu import notice
 from convoy.ipu.config import IPUConfig
 from convoy.ipu.reports import report_folder
 
@@ -165,7 +165,3 @@ class RunConfig:
             seed=self.tf_random_seed,
             report=report_folder(self.ipu.ipu_options),
         )
-
-
-def __getattr__(name: str) -> Any:
-    raise missing.error("ipu.ipu_run_config", name)

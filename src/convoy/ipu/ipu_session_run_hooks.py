@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from convoy.estimator.hooks import LoggingHook, Run
-from convoy.ipu import missing
 from convoy.ipu.ipu_outfeed_queue import IPUOutfeedMode
 from convoy.ipu.train_op import LogOp
 
@@ -42,6 +41,11 @@ class IPULoggingTensorHook(LoggingHook):
         formatter: Callable[[dict[str, Any]], str] | None = None,
         logging_mode: IPUOutfeedMode = IPUOutfeedMode.LAST,
     ) -> None:
+        if (every_n_iter is None) == (every_n_secs is None) and (every_n_iter or not at_end):
+            raise ValueError(
+                f"every_n_iter={every_n_iter} and every_n_secs={every_n_secs}: pass one of them, "
+                "or at_end=True alone."
+            )
         keeps_all = IPUOutfeedMode(logging_mode) is IPUOutfeedMode.ALL
         super().__init__(
             every_n_iter,
@@ -87,7 +91,3 @@ class IPULoggingTensorHook(LoggingHook):
 
     def _values(self, run: Run) -> dict[str, Any]:
         return {name: run.values[self.key(name)] for name in self.tensors}
-
-
-def __getattr__(name: str) -> Any:
-    raise missing.error("ipu.ipu_session_run_hooks", name)

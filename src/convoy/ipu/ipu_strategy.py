@@ -176,6 +176,7 @@ class Engine(convoy.Strategy):
         self.config, self.loss_scale = config, loss_scale
         self.reduction: Literal["sum", "mean"] = reduction
         self.allow_recompute: bool = config.allow_recompute
+        self.on_io_tiles: bool = config.io_tiles.place_ops_on_io_tiles
         self.folder = report_folder(config)
         """Where a report of its models goes, if one was asked for."""
 

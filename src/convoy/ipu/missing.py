@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
+from functools import partial
+from types import ModuleType
+from typing import Any
+
 _PLAIN_KERAS = "Make a plain keras.Model or keras.Sequential inside of strategy.scope()."
 _TUNED = "Set the attributes of an ipu.config.IPUConfig."
 _PIPELINE = "Use ipu.keras.PipelineStage and the model's set_pipelining_options()."
@@ -36,18 +41,37 @@ INSTEAD = {
     "select_ipus": _TUNED,
     "pipeline": _PIPELINE,
     "recomputation_checkpoint": "Use Strategy(remat=...) of convoy.",
+    "IPUExtendedV1": "Use ipu.ipu_strategy.IPUStrategy.",
+    "PopDistStrategy": "Use ipu.distributed.popdist_strategy.PopDistStrategy.",
+    "export_dataset_to_file": "Use ipu.serving, or write the data set with NumPy.",
+    "export_inputs_to_file": "Use ipu.serving, or write the inputs with NumPy.",
     "IPUIterator": "Pass the IPUInfeedQueue to loops.repeat().",
     "IPUOwnedIterator": "Pass the IPUInfeedQueue to loops.repeat().",
 }
 
 
-def error(module: str, name: str) -> AttributeError:
-    """Return the error for a name that a module has not."""
-    advice = INSTEAD.get(name)
-    if advice is None and name.startswith("set_") and name.endswith("_options"):
-        advice = _TUNED
-    if advice is None and "NestedModel" in name:
-        advice = "get_pipeline_stage_assignment() returns one flat list of layers."
-    if advice is None and not name.startswith("_"):
-        advice = "docs/porting.md lists what there is, and what to use for the rest."
-    return AttributeError(f"convoy.{module} has no attribute {name!r}. {advice or ''}".rstrip())
+def advise(*modules: ModuleType) -> None:
+    """Have modules say what to use instead of a name that they have not."""
+    for module in modules:
+        vars(module)["__getattr__"] = partial(_refuse, module)
+
+
+def _refuse(module: ModuleType, name: str) -> Any:
+    place = module.__name__
+    raise AttributeError(f"{place} has no attribute {name!r}. {_advice(module, name)}".rstrip())
+
+
+def _advice(module: ModuleType, name: str) -> str:
+    if name.startswith("_"):
+        return ""
+    if name in INSTEAD:
+        return INSTEAD[name]
+    if name.startswith("set_") and name.endswith("_options"):
+        return _TUNED
+    if "NestedModel" in name:
+        return "get_pipeline_stage_assignment() returns one flat list of layers."
+    offered = getattr(module, "__all__", None) or [n for n in vars(module) if n[0] != "_"]
+    near = difflib.get_close_matches(name, offered, 1)
+    if near:
+        return f"Did you mean {near[0]}?"
+    return "docs/porting.md lists what there is, and what to use for the rest."

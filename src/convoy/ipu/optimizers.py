@@ -11,7 +11,7 @@ from typing import Any, Literal
 import convoy
 import keras
 from convoy.engine.mapping import GradientMap
-from convoy.ipu import missing, notice
+from convoy.ipu import notice
 from convoy.ipu.accumulation import Accumulation, check_offload, read_dtype
 from convoy.ipu.enums import GradientAccumulationReductionMethod
 
@@ -183,7 +183,3 @@ class ShardedOptimizer(IpuOptimizer):
 def read(optimizer: Any) -> Wishes:
     """Return what an optimizer says, whether it is one of these or not."""
     return optimizer.wishes() if isinstance(optimizer, IpuOptimizer) else Wishes(optimizer)
-
-
-def __getattr__(name: str) -> Any:
-    raise missing.error("ipu.optimizers", name)

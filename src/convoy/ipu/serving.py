@@ -10,7 +10,7 @@ from typing import Any
 import convoy
 import keras
 import numpy as np
-from convoy.ipu import missing, notice
+from convoy.ipu import notice
 
 Step = Callable[..., Any]
 Predict = Callable[..., dict[str, np.ndarray]]
@@ -313,7 +313,3 @@ def _dtype(spec: Any) -> str:
 def _input_name(spec: Any, number: int) -> str:
     word = getattr(spec, "name", None)
     return word if isinstance(word, str) and word else f"input_{number}"
-
-
-def __getattr__(name: str) -> Any:
-    raise missing.error("ipu.serving", name)

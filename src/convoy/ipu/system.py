@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 from convoy import devices as device_choice
-from convoy.ipu import notice
+from convoy.ipu import flags, notice
 from convoy.ipu.enums import DeviceConnectionType, SelectionOrder, StochasticRoundingBehaviour
 from convoy.ipu.options import OPTIONS
 
@@ -61,6 +61,7 @@ def configure_ipu_system(
         if isinstance(value, int):
             setattr(config, name, [value])
     _check(config)
+    flags.heed()
     if _applied is not None:
         if _applied.config.to_dict() == config.to_dict():
             return
@@ -96,6 +97,7 @@ def get_ipu_config(session: Any = None) -> list[IPUConfig]:
 
 def in_force() -> Applied:
     """Return what was configured; by default one logical device with one device."""
+    flags.heed()
     if _applied is not None:
         return _applied
     from convoy.ipu.config import IPUConfig  # it imports this file
@@ -161,6 +163,8 @@ def _check(config: IPUConfig) -> None:
             f"device_connection.type = {connection.type.name} needs device_connection.version, for "
             "example 'ipu2'."
         )
+    if flags.read().simulates:
+        _check_simulation(config)
     distribution = config.experimental.multi_replica_distribution
     index, count = distribution.process_index, distribution.process_count
     if count and not 0 <= index < count:
@@ -172,6 +176,19 @@ def _check(config: IPUConfig) -> None:
         raise NotImplementedError(
             f"experimental.multi_replica_distribution.process_count = {count}: replicas are those "
             "of one process. Leave it at 0, and select more devices."
+        )
+
+
+def _check_simulation(config: IPUConfig) -> None:
+    if config.select_ipus:
+        raise ValueError(
+            f"select_ipus = {config.select_ipus}, but {flags.VARIABLE} has --use_ipu_model, which "
+            "has no devices with numbers. Use auto_select_ipus."
+        )
+    if not config.ipu_model.version:
+        raise ValueError(
+            f"ipu_model.version is empty, but {flags.VARIABLE} has --use_ipu_model. Assign for "
+            "example 'ipu2'."
         )
 
 

@@ -19,6 +19,9 @@ from keras.src.ops.node import Node
 get_keras_mask = masking.get_keras_mask
 set_keras_mask = masking.set_keras_mask
 _MARK = "_convoy_stage"
+_TRACED = "_convoy_traced_graph"
+FIXED = "_convoy_fixed_training"
+"""Marks calls that are told the same about training whatever the model is told."""
 _plain_node = Node.__dict__["__init__"]
 _plain_operation = keras.Operation.__dict__["__new__"]
 _marking = threading.Lock()
@@ -54,6 +57,12 @@ def marked_calls(mark: Callable[[], int | None]) -> Iterator[None]:
             if not _marks:
                 Node.__init__ = _plain_node
                 keras.Operation.__new__ = _plain_operation
+
+
+def has_marked_layers(model: Model) -> bool:
+    """Say whether a layer of a model was made in a block of `marked_calls`."""
+    layers = model._flatten_layers(include_self=False)
+    return any(vars(layer).get(_MARK) is not None for layer in layers)
 
 
 class GraphCall:
@@ -118,7 +127,8 @@ class GraphCall:
             pairs = zip(self._own_inputs, self.inputs, strict=True)
             own = {inner: self._nesting.enter(inner, tensors[outer]) for inner, outer in pairs}
         args, kwargs = self._node.arguments.fill_in(own)
-        outputs = keras.tree.flatten(wrap(self.operation)(*args, **kwargs))
+        operation = self.operation if vars(self._node).get(FIXED) else wrap(self.operation)
+        outputs = keras.tree.flatten(operation(*args, **kwargs))
         tensors.update(zip(self.outputs, outputs, strict=True))
 
 
@@ -157,10 +167,10 @@ class Nesting:
 
 
 def graph_calls(model: Model, *, into_nested: bool = False) -> list[GraphCall] | None:
-    """Return the calls of a functional or sequential model in their order, or `None`.
+    """Return the calls of a model in their order, or `None` if they are not known.
 
     Args:
-        model: any model.
+        model: a functional or sequential one, or a subclassed one that was traced.
         into_nested: whether calls of nested models stand in the place of the call of the whole.
     """
     graph = _graph(model)
@@ -187,7 +197,7 @@ def _can_be_taken_apart(call: GraphCall) -> bool:
 
     A layer that runs again forgets the loss that it added before, unless a model is around both.
     """
-    graph = _graph(call.operation) if isinstance(call.operation, Model) else None
+    graph = own_graph(call.operation) if isinstance(call.operation, Model) else None
     if graph is None or type(call.operation).call not in _GRAPH_CALLS:
         return False
     ranks = [len(tensor.shape) for tensor in graph.inputs]
@@ -247,6 +257,10 @@ def graph_inputs(model: Model) -> list[int]:
     return [id(tensor) for tensor in _graph(model).inputs]
 
 
+def graph_input_specs(model: Model) -> list[keras.KerasTensor]:
+    return list(_graph(model).inputs)
+
+
 def graph_outputs(model: Model) -> list[int]:
     return [id(tensor) for tensor in _graph(model).outputs]
 
@@ -263,7 +277,7 @@ def pack_outputs(model: Model, tensors: dict[int, Any]) -> Any:
     graph = _graph(model)
     outputs = [tensors[id(tensor)] for tensor in graph.outputs]
     packed = keras.tree.pack_sequence_as(graph._outputs_struct, outputs)
-    return functional.unpack_singleton(packed)
+    return packed if own_graph(model) is None else functional.unpack_singleton(packed)
 
 
 def with_training(training: bool) -> Callable[[Any], Callable[..., Any]]:
@@ -296,6 +310,22 @@ def replaced_graph_run(model: Model, run: Callable[..., None]) -> Iterator[None]
         del vars(graph)["_run_through_graph"]
 
 
-def _graph(model: Model) -> Any:
+def own_graph(model: Model) -> Any:
+    """Return the graph that a functional or sequential model runs, or `None`."""
     graph = getattr(model, "_functional", None) or model
     return graph if hasattr(graph, "_nodes_by_depth") else None
+
+
+def set_traced_graph(model: Model, graph: Any) -> None:
+    """Give a subclassed model a graph of what its `call` does; `None` takes it away."""
+    # Not through `setattr`: Keras would take it for a change of the model's state.
+    vars(model)[_TRACED] = graph
+
+
+def traced_graph(model: Model) -> Any:
+    """Return the graph that a subclassed model was given, or `None`."""
+    return vars(model).get(_TRACED)
+
+
+def _graph(model: Model) -> Any:
+    return own_graph(model) or traced_graph(model)

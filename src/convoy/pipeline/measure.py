@@ -14,7 +14,7 @@ import keras
 import numpy as np
 from convoy import cpu, keras_bridge
 from convoy.engine.feed import size
-from convoy.keras_bridge import GraphCall, graph_inputs, graph_outputs
+from convoy.keras_bridge import GraphCall, graph_input_specs, graph_inputs, graph_outputs
 from convoy.pipeline.stage import Stage, stages_of
 
 # A layer is run this often, or until it has taken this long; the fastest run counts.
@@ -101,7 +101,7 @@ def transfer_seconds(devices: Sequence[jax.Device]) -> float:
 
 def input_shapes(model: keras.Model, batch_size: int) -> Shapes:
     found = {}
-    for number, tensor in zip(graph_inputs(model), model.inputs, strict=True):
+    for number, tensor in zip(graph_inputs(model), graph_input_specs(model), strict=True):
         if None in tensor.shape[1:]:
             raise ValueError(
                 f"Input {tensor.name!r} of {model.name!r} has shape {tuple(tensor.shape)}, so its "

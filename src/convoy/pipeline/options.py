@@ -20,6 +20,7 @@ from convoy.pipeline.placement import PipelinePlacement
 from convoy.pipeline.schedule import Schedule
 from convoy.pipeline.split import calls_of, check_assignment, split_by_name
 from convoy.pipeline.stage import stages_of
+from convoy.pipeline.subclassed import find_stages
 from convoy.pipeline.validate import validate
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def split(
     """Cut a model into stages, for devices of their own.
 
     Args:
-        model: a functional or sequential model; it is changed in place.
+        model: it is changed in place; a subclassed one must be built.
         stages: the layers with which the second and later stages begin, `"nested/layer"` for one
             inside of a nested model. Or how many stages, or `"auto"` for as many as the strategy
             has devices: then every layer is timed, and the cut is the one whose slowest stage is
@@ -219,10 +220,23 @@ def stages_of_model(model: keras.Model) -> list[int] | None:
 
     Raises:
         ValueError: if some of its layers were made in a `PipelineStage`, but not in a way that
-            makes stages.
+            makes stages; or if it has other layers than when it was given stages.
     """
+    stages = given_stages(model)
+    if stages is not None and len(stages) != len(calls_of(model)):
+        raise ValueError(
+            f"{model.name!r} was given stages for {len(stages)} layers, but has "
+            f"{len(calls_of(model))} now. Call set_pipeline_stage_assignment() again, or "
+            "reset_pipeline_stage_assignment() for a model in one piece."
+        )
+    return stages
+
+
+def given_stages(model: keras.Model) -> list[int] | None:
+    """Return the stages that a model was given, which may have got other layers since."""
     stages = vars(model).get(_ATTRIBUTE)
     if stages is None:
+        find_stages(model)
         calls = graph_calls(model, into_nested=True) or []
         marks = [call.mark for call in calls]
         if all(mark is None for mark in marks):

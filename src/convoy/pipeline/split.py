@@ -6,20 +6,24 @@ import difflib
 from collections.abc import Sequence
 
 import keras
+from convoy import keras_bridge
 from convoy.keras_bridge import GraphCall, graph_calls
+from convoy.pipeline import subclassed
 
 
 def calls_of(model: keras.Model) -> list[GraphCall]:
     """Return the calls of a model in their order, with those of nested models among them.
 
     Raises:
-        ValueError: if the model has no graph.
+        ValueError: if the model is subclassed, and not built, or does not say what it calls.
     """
+    if graph_calls(model) is None and keras_bridge.is_subclassed(model):
+        subclassed.trace(model)
     calls = graph_calls(model, into_nested=True)
     if calls is None:
         raise ValueError(
-            f"{model.name!r} is a subclassed model, without a graph to cut into stages. Make it "
-            "functional or sequential."
+            f"{model.name!r} is not built, so its layers are not known yet. Call "
+            "model.build(input_shape) first."
         )
     return calls
 
@@ -28,7 +32,7 @@ def split_by_name(model: keras.Model, names: Sequence[str]) -> list[int]:
     """Return the stage of every call, where each of some layers begins another one.
 
     Args:
-        model: a functional or sequential model.
+        model: its layers are known.
         names: of the layers, in the order of the stages; `nested/layer` is inside of a model.
 
     Raises:

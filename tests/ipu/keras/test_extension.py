@@ -251,15 +251,137 @@ def test_stages_do_not_run_a_call_of_ones_own(configure, data):
         model.fit(*data, batch_size=2, verbose=0)
 
 
-def test_a_subclassed_model_has_no_stages():
+class Subclassed(keras.Model):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.first = keras.layers.Dense(3, activation="tanh")
+        self.second = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        with ipu.keras.PipelineStage(0):
+            x = self.first(inputs)
+        with ipu.keras.PipelineStage(1):
+            return self.second(x)
+
+
+def test_a_subclassed_model_has_the_stages_of_its_calls(configure, data, tmp_path):
+    configure(4)
+    keras.utils.set_random_seed(0)
+    with strategy_scope():
+        model = Subclassed()
+        model.set_pipelining_options(4, gradient_accumulation_reduction_method="mean")
+        compiled(model, steps_per_execution=8)
+        with pytest.raises(RuntimeError, match=r"was not built.*Call model\.build"):
+            model.get_pipeline_stage_assignment()
+        model.fit(*data, batch_size=2, shuffle=False, verbose=0)
+        found = model.get_pipeline_stage_assignment()
+    for own, stock in zip(model.get_weights(), stock_weights(data, 16, 2), strict=True):
+        np.testing.assert_allclose(own, stock, rtol=1e-5, atol=1e-6)
+    kind = ipu.keras.ModelLayerPipelineStageAssignment
+    assert found == [
+        kind(model.first, 0, 0, []),
+        kind(model.second, 0, 1, [model.first]),
+    ]
+    model.save(tmp_path / "model.keras")
+    known = {"Subclassed": Subclassed}
+    with strategy_scope():
+        again = keras.models.load_model(tmp_path / "model.keras", custom_objects=known)
+        stages = [entry.pipeline_stage for entry in again.get_pipeline_stage_assignment()]
+    assert stages == [0, 1]
+
+
+@pytest.mark.filterwarnings("ignore:`build..` was called on layer")
+def test_stages_of_a_subclassed_model_are_set_when_it_is_built(configure, data):
     class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.all = [keras.layers.Dense(3) for _ in range(3)]
+
         def call(self, inputs):
+            for layer in self.all:
+                inputs = layer(inputs)
             return inputs
 
+    configure(2)
     with strategy_scope():
-        model = Own()
-    with pytest.raises(RuntimeError, match="is a subclassed model"):
-        model.get_pipeline_stage_assignment()
+        model = compiled(Own(), 4)
+        model.set_pipelining_options(4)
+        model.build((None, 4))
+        found = model.get_pipeline_stage_assignment()
+        assert [entry.pipeline_stage for entry in found] == [None] * 3
+        with pytest.raises(ValueError, match="Set its pipeline_stage"):
+            model.set_pipeline_stage_assignment(found)
+        for entry, stage in zip(found, (0, 1, 1), strict=True):
+            entry.pipeline_stage = stage
+        model.set_pipeline_stage_assignment(found)
+        model.fit(*data, batch_size=2, verbose=0)
+        model.print_pipeline_stage_assignment_summary()
+    with pytest.raises(ValueError, match=r"found for inputs of shape \(None, 4\)"):
+        model.predict(np.zeros((2, 5), "float32"), verbose=0)
+
+
+def test_layers_that_come_later_need_stages_anew(configure, data, caplog):
+    configure(2)
+    with strategy_scope():
+        model = compiled(sequential(), 4)
+        model.set_pipelining_options(4)
+        model.set_pipeline_stage_assignment([0, 1])
+        model.add(keras.layers.Dense(1))
+    with pytest.raises(ValueError, match="stages for 2 layers, but has 3 now"):
+        model.fit(*data, batch_size=2, verbose=0)
+    assert [a.pipeline_stage for a in model.get_pipeline_stage_assignment()] == [None] * 3
+    assert "has other layers" in caplog.text
+    model.set_pipeline_stage_assignment([0, 1, 1])
+    model.fit(*data, batch_size=2, verbose=0)
+
+
+def test_one_stage_is_no_pipeline(configure, data):
+    configure(2)
+    with strategy_scope():
+        inputs = keras.Input((4,))
+        with ipu.keras.PipelineStage(0):
+            outputs = keras.layers.Dense(1)(inputs)
+        model = compiled(keras.Model(inputs, outputs))
+        model.set_pipelining_options(4)
+    with pytest.raises(ValueError, match=r"are in PipelineStage\(0\)\. Use two stages or more"):
+        model.fit(*data, batch_size=2, verbose=0)
+    model.reset_pipeline_stage_assignment()
+    model.fit(*data, batch_size=2, verbose=0)
+
+
+def test_refuses_an_optimizer_whose_own_way_would_be_bypassed(configure, data):
+    class Own(keras.optimizers.SGD):
+        def minimize(self, *args):
+            raise AssertionError(args)
+
+    configure(1)
+    with strategy_scope():
+        model = sequential()
+        model.compile(Own(), "mse", steps_per_execution=4)
+        model.set_gradient_accumulation_options(4)
+    with pytest.raises(ValueError, match=r"Own defines minimize\(\)"):
+        model.fit(*data, batch_size=2, verbose=0)
+
+
+def test_refuses_a_model_that_computes_nothing(data):
+    class Own(keras.Model):
+        pass
+
+    with strategy_scope():
+        model = compiled(Own())
+    for method in (model.fit, model.evaluate):
+        with pytest.raises(NotImplementedError, match=r"Own has no call\(\)"):
+            method(*data, verbose=0)
+
+
+def test_options_of_stages_are_one_for_each(configure, data):
+    configure(2)
+    with strategy_scope():
+        model = compiled(staged(), 4)
+    one = [ipu.ops.pipelining_ops.PipelineStageOptions()]
+    model.set_pipelining_options(4, forward_propagation_stages_poplar_options=one)
+    with pytest.raises(ValueError, match="stages_poplar_options has 1 entries"):
+        model.fit(*data, batch_size=2, verbose=0)
 
 
 def test_optimizers_say_how_gradients_are_put_together(configure, data):

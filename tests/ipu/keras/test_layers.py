@@ -63,8 +63,13 @@ def test_captured_gradients_alone_decide_the_loss_scale(configure, edge, factor)
         np.testing.assert_array_equal(optimizer.histogram, [4 * (1 - large), 4 * large])
         np.testing.assert_array_equal(optimizer.normalized_histogram, [1 - large, large])
         model.fit(x, y, batch_size=4, verbose=0)
-    assert optimizer.loss_scaling_factor == factor
+        assert optimizer.loss_scaling_factor == factor
+        assert optimizer.update_counter == 0
+        model.fit(x, y, batch_size=4, verbose=0)
+        optimizer.reset()
+    assert optimizer.loss_scaling_factor == 16
     assert optimizer.update_counter == 0
+    assert optimizer.histogram.sum() == 0
 
 
 def test_refuses_captured_gradients_where_none_are(configure):

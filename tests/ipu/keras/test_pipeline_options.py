@@ -37,6 +37,15 @@ def test_refuses_counts_that_do_not(count, stages, schedule, unit):
         PipelineOptions(count, schedule=schedule).check(stages)
 
 
+def test_tiles_for_input_and_output_change_what_grouped_wants():
+    assert PipelineOptions(6).check(2, on_io_tiles=True) == 6
+    assert PipelineOptions(7).check(2, on_io_tiles=True) == 7
+    with pytest.raises(FailedPreconditionError, match="=5 is not 6 or more, with io_tiles"):
+        PipelineOptions(5).check(2, on_io_tiles=True)
+    with pytest.raises(FailedPreconditionError, match="not a multiple of 3"):
+        PipelineOptions(4, schedule=Schedule.Interleaved).check(3, on_io_tiles=True)
+
+
 def test_refuses_to_train_without_a_count():
     with pytest.raises(ValueError, match="no number of micro-batches"):
         PipelineOptions(schedule=Schedule.Sequential).check(2)

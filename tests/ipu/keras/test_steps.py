@@ -9,7 +9,15 @@ def arrays(samples, **arguments):
 
 @pytest.mark.parametrize(
     ("samples", "batch", "replicas", "steps"),
-    [(59968, 64, 1, 937), (59904, 64, 2, 468), (9984, 64, 2, 78), (9984, 32, 2, 156)],
+    [
+        (59968, 64, 1, 937),
+        (9984, 64, 1, 156),
+        (59904, 64, 2, 468),
+        (9984, 64, 2, 78),
+        (9984, 32, 2, 156),
+        (59904, 64, 1, 936),
+        (9728, 64, 1, 152),
+    ],
 )
 def test_counts_the_steps_of_the_tutorial(samples, batch, replicas, steps):
     assert steps_per_replica(arrays(samples, batch_size=batch), replicas) == steps

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import keras
+from convoy import keras_bridge
+from convoy.ipu.notice import log
 from convoy.pipeline.split import calls_of, check_assignment
 
 
@@ -32,6 +34,11 @@ class FunctionalLayerPipelineStageAssignment:
     is_nested_model = False
 
 
+@dataclass
+class ModelLayerPipelineStageAssignment(FunctionalLayerPipelineStageAssignment):
+    """The stage of one call of a layer of a subclassed model."""
+
+
 Assignment = SequentialLayerPipelineStageAssignment | FunctionalLayerPipelineStageAssignment
 
 
@@ -39,25 +46,40 @@ def is_sequential(model: keras.Model) -> bool:
     return isinstance(model, keras.Sequential)
 
 
-def has_graph(model: keras.Model) -> bool:
-    """Say whether the layers that a model calls are known without running it."""
-    return is_sequential(model) or bool(getattr(model, "inputs", None))
-
-
 def assignments(model: keras.Model, stages: Sequence[int | None] | None) -> list[Assignment]:
     """Return an object for every layer's call, in the order in which they run.
 
     Args:
-        model: a functional or sequential model.
+        model: any.
         stages: of the calls; `None` if they have none.
+
+    Raises:
+        RuntimeError: if it is a subclassed model that was not built.
     """
+    if keras_bridge.is_subclassed(model) and not model.built:
+        raise RuntimeError(
+            f"{model.name!r} is a subclassed model that was not built, so its layers are not known "
+            "yet. Call model.build(input_shape), or the model on some inputs, first."
+        )
     if is_sequential(model):
         found: list[Any] = list(map(SequentialLayerPipelineStageAssignment, _layers(model)))
     else:
         found = _functional(model)
+    if stages is not None and len(stages) != len(found):
+        log.info(
+            f"{model.name!r} has other layers than when it was given stages. Give them anew by "
+            "set_pipeline_stage_assignment()."
+        )
+        stages = None
     for assignment, stage in zip(found, stages or [None] * len(found), strict=True):
         assignment.pipeline_stage = stage
     return found
+
+
+def is_all_in_the_first_stage(model: keras.Model) -> bool:
+    """Say whether all layers were made or called in `PipelineStage(0)`."""
+    calls = keras_bridge.graph_calls(model, into_nested=True) or []
+    return {call.mark for call in calls} == {0}
 
 
 def _layers(model: keras.Sequential) -> list[keras.Operation]:
@@ -68,6 +90,9 @@ def _layers(model: keras.Sequential) -> list[keras.Operation]:
 
 
 def _functional(model: keras.Model) -> list[FunctionalLayerPipelineStageAssignment]:
+    kind: type[FunctionalLayerPipelineStageAssignment] = FunctionalLayerPipelineStageAssignment
+    if keras_bridge.is_subclassed(model):
+        kind = ModelLayerPipelineStageAssignment
     found = []
     made_by: dict[int, keras.Operation] = {}
     calls: dict[int, int] = {}
@@ -75,9 +100,7 @@ def _functional(model: keras.Model) -> list[FunctionalLayerPipelineStageAssignme
         number = calls.get(id(call.operation), 0)
         calls[id(call.operation)] = number + 1
         sources = [made_by[tensor] for tensor in call.inputs if tensor in made_by]
-        found.append(
-            FunctionalLayerPipelineStageAssignment(call.operation, number, inbound_layers=sources)
-        )
+        found.append(kind(call.operation, number, inbound_layers=sources))
         made_by |= dict.fromkeys(call.outputs, call.operation)
     return found
 

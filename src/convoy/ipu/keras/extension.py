@@ -20,6 +20,8 @@ from convoy.ipu.keras import assignment, saved_options, steps
 from convoy.ipu.keras.pipeline_options import SCHEDULES, PipelineOptions
 from convoy.ipu.keras.replica_metrics import PerReplica, counted_by_replica
 from convoy.ipu.keras.settings import Settings
+from convoy.pipeline.options import given_stages
+from convoy.pipeline.subclassed import find_stages
 
 _ATTRIBUTE = "_convoy_ipu"
 _NATIVE = (
@@ -41,6 +43,7 @@ class Engine(Protocol):
 
     devices: tuple[Any, ...]
     allow_recompute: bool
+    on_io_tiles: bool
 
     def changed(
         self,
@@ -80,6 +83,8 @@ class Extensions(Settings):
         super().__init__()
         self.model = model
         self.pending_stages: list[int] | None = None
+        self.in_one_piece = False
+        """Whether that was asked for, whatever blocks its layers were made in."""
         self.reduction: Literal["sum", "mean"] | None = None
         self.compiled_with: tuple[tuple, dict[str, Any]] | None = None
         self.loss_scale: convoy.AutomaticLossScale | None = None
@@ -163,24 +168,21 @@ class Extensions(Settings):
                 "reset_pipeline_stage_assignment() for a model in one piece."
             )
         self.pending_stages = stages
+        self.in_one_piece = False
         if self.model.built:
             self._assign()
 
     def get_pipeline_stage_assignment(self) -> list[assignment.Assignment]:
         """Return the stage of every layer, in the order in which layers run."""
-        if not assignment.has_graph(self.model):
-            raise RuntimeError(
-                f"{self.model.name!r} is a subclassed model, without a graph of layers. Make it "
-                "functional or sequential to have stages."
-            )
         stages = self.pending_stages
         if stages is None and self.model.built:
-            stages = self.native["get_pipeline_stage_assignment"]()
+            stages = given_stages(self.model)
         return assignment.assignments(self.model, stages)
 
     def reset_pipeline_stage_assignment(self) -> None:
         """Have the model in one piece again."""
         self.pending_stages = None
+        self.in_one_piece = True
         if self.model.built:
             self.native["reset_pipeline_stage_assignment"]()
 
@@ -255,6 +257,7 @@ class Extensions(Settings):
         arguments = self._arguments("fit", args, kwargs)
         self._build(arguments.get("x"), arguments.get("batch_size"))
         accumulation, replicas = self._prepare("fit")
+        self._check_optimizer(accumulation.count)
         per_replica = steps.steps_per_replica(arguments, replicas)
         steps.check_execution(per_replica, self.model.steps_per_execution, accumulation.count)
         if arguments.get("steps_per_epoch") is not None:
@@ -320,9 +323,25 @@ class Extensions(Settings):
             )
         if self.model.compiled and self.model.run_eagerly:
             raise RuntimeError("run_eagerly=True was passed to compile(). Leave it out.")
+        if type(self.model).call is keras.Model.call:
+            raise NotImplementedError(
+                f"{type(self.model).__name__} has no call(). Define what it computes in call()."
+            )
+
+    def _check_optimizer(self, accumulation: int) -> None:
+        optimizer = self.model.optimizer
+        optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # under a loss scale
+        gathers = accumulation > 1 or self._stages() is not None
+        if gathers and hasattr(optimizer, "minimize"):
+            raise ValueError(
+                f"{type(optimizer).__name__} defines minimize(), which is not called when "
+                "gradients of several micro-batches are put together. Override apply() or "
+                "update_step() instead."
+            )
 
     def _build(self, x: Any, batch_size: int | None) -> None:
-        """Build a sequential model whose stages were given before its shapes are known."""
+        """Build a model whose stages were given, or written into it, before shapes are known."""
+        find_stages(self.model, x)
         if self.pending_stages is not None:
             if not self.model.built:
                 if not hasattr(x, "shape"):
@@ -343,12 +362,19 @@ class Extensions(Settings):
     def _divide(self, *, training: bool) -> tuple[Accumulation, int]:
         stages = self._stages()
         if stages is None:
+            if not self.in_one_piece and assignment.is_all_in_the_first_stage(self.model):
+                raise ValueError(
+                    f"All layers of {self.model.name!r} are in PipelineStage(0). Use two stages or "
+                    "more, or call reset_pipeline_stage_assignment() for a model in one piece."
+                )
             accumulation = Accumulation(self.accumulation, self.method, self.accumulation_dtype)
             self._apply((accumulation, None))
             return accumulation, len(self.engine.devices)
         options = self.pipeline
         last = max(stages)
-        count = options.check(last + 1) if training else options.count or 1
+        count = options.count or 1
+        if training:
+            count = options.check(last + 1, on_io_tiles=self.engine.on_io_tiles)
         accumulation = Accumulation(count, self.method, options.dtype)
         if training and self.engine.allow_recompute:
             options.check_recomputation()

@@ -73,6 +73,15 @@ class ALSOptimizer(IpuOptimizer):
                 f"max_loss_scaling_factor={max_loss_scaling_factor} leaves no room for one "
                 f"increase by {increase_factor} of {initial_loss_scaling_factor}. Pass a larger."
             )
+        if type(update_frequency) is not int or update_frequency < 1:
+            raise ValueError(
+                f"update_frequency={update_frequency!r} is not a number of weight updates. Pass 1 "
+                "or more."
+            )
+        if not 0 < ratio_threshold < 1:
+            raise ValueError(
+                f"ratio_threshold={ratio_threshold!r} is not a share. Pass one between 0 and 1."
+            )
         if not accumulate_statistics_over_update_period or lpf_alpha:
             raise NotImplementedError(
                 "accumulate_statistics_over_update_period and lpf_alpha can only be left as they "
@@ -123,6 +132,13 @@ class ALSOptimizer(IpuOptimizer):
     def normalized_histogram(self) -> np.ndarray:
         """The same as shares of all."""
         return self.histogram / max(1.0, float(self.histogram.sum()))
+
+    def reset(self) -> None:
+        """Begin again with the first factor, and with no gradients counted."""
+        if self.model is not None:
+            variables = numerics.of(self.model).variables
+            for variable, value in zip(variables, self.loss_scale.begin(), strict=False):
+                variable.assign(value)
 
     @property
     def _scaling(self) -> Scaling | None:

@@ -75,12 +75,19 @@ class PipelineOptions:
     method: GradientAccumulationReductionMethod = field(
         default=GradientAccumulationReductionMethod.SUM
     )
+    stage_options: tuple[tuple[str, int], ...] = ()
+    """The lists that have an entry for each stage, and how many they have."""
 
-    def check(self, stages: int) -> int:
+    def check(self, stages: int, *, on_io_tiles: bool = False) -> int:
         """Return the number of micro-batches of a weight update, if it suits the schedule.
 
+        Args:
+            stages: of the pipeline.
+            on_io_tiles: whether the configuration has tiles of their own for input and output,
+                which changes what the Grouped schedule wants.
+
         Raises:
-            ValueError: if it was not set.
+            ValueError: if it was not set, or an option has not an entry for each stage.
             FailedPreconditionError: if it does not divide as the schedule wants.
             NotImplementedError: if the schedule does not go together with the rest.
         """
@@ -89,17 +96,14 @@ class PipelineOptions:
                 "The model has stages, but no number of micro-batches for a weight update. Call "
                 "set_pipelining_options(gradient_accumulation_steps_per_replica=...) first."
             )
-        unit = {
-            PipelineSchedule.Grouped: 2 * stages,
-            PipelineSchedule.Interleaved: stages,
-            PipelineSchedule.Sequential: 1,
-        }[self.schedule]
-        if self.count % unit:
-            raise FailedPreconditionError(
-                f"gradient_accumulation_steps_per_replica={self.count} is not a multiple of "
-                f"{unit}, as the {self.schedule.name} schedule of {stages} stages wants. Pass "
-                f"{-(-self.count // unit) * unit}, or another schedule."
-            )
+        for name, entries in self.stage_options:
+            if entries != stages:
+                raise ValueError(
+                    f"{name} has {entries} entries, but the model has {stages} stages. Pass one "
+                    "for each."
+                )
+        unit = 2 * stages if self.schedule == PipelineSchedule.Grouped else stages
+        self.check_count("gradient_accumulation_steps_per_replica", stages, unit, on_io_tiles)
         mapping = self.device_mapping
         shared = mapping is not None and len(set(mapping)) < len(mapping)
         if shared and self.schedule == PipelineSchedule.Interleaved:
@@ -108,6 +112,32 @@ class PipelineOptions:
                 "schedule does not train. Use Grouped or Sequential."
             )
         return self.count
+
+    def check_count(self, name: str, stages: int, unit: int, on_io_tiles: bool) -> None:
+        """Refuse a number of micro-batches that the schedule does not run.
+
+        Args:
+            name: of the number.
+            stages: of the pipeline.
+            unit: what Grouped and Interleaved want a multiple of.
+            on_io_tiles: whether Grouped wants so many and two more instead.
+
+        Raises:
+            FailedPreconditionError: if it is such a number.
+        """
+        count = self.count or 1
+        if self.schedule == PipelineSchedule.Sequential:
+            return
+        wanted = f"a multiple of {unit}"
+        near, fits = -(-count // unit) * unit, count % unit == 0
+        if on_io_tiles and self.schedule == PipelineSchedule.Grouped:
+            wanted = f"{unit + 2} or more, with io_tiles.place_ops_on_io_tiles"
+            near, fits = unit + 2, count >= unit + 2
+        if not fits:
+            raise FailedPreconditionError(
+                f"{name}={count} is not {wanted}, as the {self.schedule.name} schedule of {stages} "
+                f"stages wants. Pass {near}, or another schedule."
+            )
 
     def check_recomputation(self) -> None:
         """Refuse a mode of recomputation that the schedule does not have."""
@@ -156,7 +186,8 @@ def read(
         where,
     )
     dtype = read_dtype("gradient_accumulation_dtype", options)
-    return PipelineOptions(count, device_mapping, schedule, mode, dtype, method)
+    lists = tuple((name, len(options[name])) for name in _STAGE_OPTIONS if options.get(name))
+    return PipelineOptions(count, device_mapping, schedule, mode, dtype, method, lists)
 
 
 def check_count(count: Any) -> None:

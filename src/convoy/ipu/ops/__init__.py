@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from convoy.ipu import missing
 from convoy.ipu.ops import (
     all_to_all_op,
     cross_replica_ops,
@@ -24,7 +21,3 @@ __all__ = [
     "reduce_scatter_op",
     "replication_ops",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    raise missing.error("ipu.ops", name)

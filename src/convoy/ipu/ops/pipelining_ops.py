@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
-from convoy.ipu import missing
 from convoy.ipu.enums import PipelineSchedule, RecomputationMode
 from convoy.ipu.optimizers import IpuOptimizer
 
@@ -70,7 +69,3 @@ class OptimizerFunctionOutput:
                 f"OptimizerFunctionOutput does not take {given[0]}: gradients are those of the "
                 "loss by all weights. Leave it out."
             )
-
-
-def __getattr__(name: str) -> Any:
-    raise missing.error("ipu.ops.pipelining_ops", name)
