@@ -2,13 +2,14 @@
 
     .venv/bin/python benchmarks/pipeline.py
 
-Each variant is a process of its own that trains the same network, a stem and equal convolutions, four
-of them in each stage; they take turns, round by round, and sleep in between, so that a noisy machine hits all alike. One device on
-one core is compared with two stages on two cores, one thread each; the measured time of an update
-with the simulated one, from actions that were timed in the same turn; and zero-bubble with
-interleaved. Then the memory of each stage beside that of the whole model, and the host's time for
-an action. Expected in 5 minutes on two quiet cores: 16 micro-batches take at most 1 / 1.6 of one
-device's time, and the simulation is within 10 %.
+Each variant is a process of its own that trains the same network: a stem and eight equal
+convolutions, four of them in each stage. They take turns, round by round, and sleep in between, so
+that a noisy machine hits all alike. One device on one core is compared with two stages on two
+cores, one thread each; the measured time of an update with the simulated one, from actions that
+were timed in the same turn; and zero-bubble with interleaved. Then the memory of each stage beside
+that of the whole model, and the host's time for an action. Expected in 6 minutes on two quiet
+cores: 16 micro-batches take at most 1 / 1.6 of one device's time, and the simulation is within
+10 %.
 """
 
 from __future__ import annotations
