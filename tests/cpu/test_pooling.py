@@ -59,6 +59,13 @@ def test_a_tie_is_won_by_the_first_in_row_major_order():
     compare(pool, x)
 
 
+@pytest.mark.parametrize("shape", [(2, 4, 6, 4, 65), (2, 5, 6, 4, 65)], ids=["tiles", "and a rest"])
+def test_windows_that_do_not_overlap(shape):
+    x = np.random.default_rng(0).integers(0, 3, shape).astype(np.float32)
+    window = 1, 2, 3, 2, 1
+    compare(value_and_gradients(lambda x: max_pool(x, window, window, "VALID")), x)
+
+
 def test_channels_first_and_dilated_windows():
     compare(
         value_and_gradients(lambda x: max_pool(x, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")),

@@ -49,6 +49,12 @@ CONVOY_VECTORISED void AddWhere(float* __restrict sum, const float* __restrict v
   for (int64_t c = 0; c < count; ++c) sum[c] += where[c] == here ? values[c] : 0.0f;
 }
 
+CONVOY_VECTORISED void PutWhere(float* __restrict to, const float* __restrict values,
+                                const int32_t* __restrict where, int32_t here, int64_t count) {
+  // What would be added to zero: minus zero becomes zero.
+  for (int64_t c = 0; c < count; ++c) to[c] = where[c] == here ? 0.0f + values[c] : 0.0f;
+}
+
 // The part of a window along one axis that lies inside the operand.
 struct Span {
   int64_t first, taps, step;
@@ -93,6 +99,16 @@ void ForPooled(const Pooling& p, const Visit& visit) {
       }
     }
   }
+}
+
+// Whether every element of the operand is in exactly one window.
+bool AreTiles(const Pooling& p) {
+  for (int axis = 0; axis < Pooling::kAxes; ++axis) {
+    const bool apart = p.stride[axis] == p.window[axis] && p.dilation[axis] == 1;
+    const bool all = p.padding[axis] == 0 && p.pooled[axis] * p.stride[axis] == p.size[axis];
+    if (!apart || !all) return false;
+  }
+  return true;
 }
 
 // Divides (outer elements) x (blocks of channels), none of which touch another's result.
@@ -149,12 +165,17 @@ void SumPool(const Pooling& pooling, const float* operand, float* result, int64_
 
 void MaxPoolGradient(const Pooling& p, const float* source, const float* operand, float* result,
                      int64_t threads, xla::ffi::ThreadPool& pool) {
+  // Of tiles each element is written once; else zeros are written first, and added to.
+  const bool are_tiles = AreTiles(p);
+  const auto write = are_tiles ? PutWhere : AddWhere;
   ForBlocks(p, threads, pool, [&](int64_t outer, int64_t channel, int64_t count) {
     const int64_t base = outer * p.operand_positions() * p.inner + channel;
     const float* const values = operand + base;
     const float* const gradients = source + outer * p.pooled_positions() * p.inner + channel;
     float* const sums = result + base;
-    for (int64_t i = 0; i < p.operand_positions(); ++i) std::fill_n(sums + i * p.inner, count, 0.0f);
+    for (int64_t i = 0; !are_tiles && i < p.operand_positions(); ++i) {
+      std::fill_n(sums + i * p.inner, count, 0.0f);
+    }
     ForPooled(p, [&](int64_t pooled, const auto& span) {
       float best[kBlock];
       int32_t where[kBlock];
@@ -170,7 +191,7 @@ void MaxPoolGradient(const Pooling& p, const float* source, const float* operand
       });
       tap = 0;
       ForWindow(p, span, [&](int64_t offset) {
-        AddWhere(sums + offset, gradients + pooled, where, tap++, count);
+        write(sums + offset, gradients + pooled, where, tap++, count);
       });
     });
   });
