@@ -108,7 +108,7 @@ def test_work_is_divided_among_threads(batch, size, inputs, outputs):
         "adds": True,
         "rectifies": True,
     }
-    assert check(case) == "direct:avx2"
+    assert check(case).startswith("direct:")
 
 
 def test_what_is_not_a_number_stays_so():

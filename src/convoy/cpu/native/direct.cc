@@ -66,6 +66,10 @@ Direct::Direct(const Convolution& it, int64_t threads)
   pixels_ = images_ * result_[0] * result_[1] * result_[2];
 }
 
+const char* Direct::implementation() const {
+  return TakesAvx512() ? "direct:avx512" : "direct:avx2";
+}
+
 size_t Direct::packed_bytes() const { return taps_ * in_ * out_ * sizeof(float); }
 
 // To columns of 16 channels out x taps x channels in x 16.

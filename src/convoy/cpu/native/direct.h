@@ -10,7 +10,7 @@
 
 namespace convoy {
 
-// Each tile of six pixels and 16 channels is summed in registers. Unlike oneDNN's kernels on
+// Each tile of a few pixels and 16 channels is summed in registers. Unlike oneDNN's kernels on
 // OpenMP's threads, it divides even a single image among XLA's own, which are awake already.
 class Direct : public Execution {
  public:
@@ -23,7 +23,7 @@ class Direct : public Execution {
            xla::ffi::ThreadPool& pool) const override;
   void Pack(char* weights, char* packed) const override;
   size_t packed_bytes() const override;
-  const char* implementation() const override { return "direct:avx2"; }
+  const char* implementation() const override;
 
  private:
   // Depth, height and width; of what has fewer, the first are one.

@@ -5,12 +5,24 @@
 #include <type_traits>
 
 #include "avx2.h"
+#include "avx512.h"
+#include "instruction_set.h"
 
 namespace convoy {
 
-// Of 16 registers, 12 hold sums; the rest one row of the right side, and a value of the left.
-constexpr int64_t kRows = 6;
+// Two vectors of AVX2, one of AVX-512.
 constexpr int64_t kColumns = 2 * kLanes;
+// Of AVX2's 16 registers, 12 hold sums; the rest one row of the right side, and a value of the left.
+constexpr int kRowsOfAvx2 = 6;
+// AVX-512 has registers for more, but with more the pointers to rows would not fit in theirs.
+constexpr int kRowsOfAvx512 = 8;
+
+// Both sum in the same order, to the same bits. That of AVX-512 takes a third of the instructions,
+// so that it does not wait for them when the core is shared with a thread of someone else.
+inline bool TakesAvx512() {
+  static const bool takes = HasAvx512();
+  return takes;
+}
 
 // A matrix in memory, or its transpose: elements from one to the next along each axis.
 struct Left {
@@ -64,30 +76,64 @@ CONVOY_AVX2 void MultiplyTile(Left left, Right right, int64_t depth, Result resu
   }
 }
 
-// Calls `tile` with the height of each tile as a constant. They are about the same: a tile of a
-// single row would take as long as one of three.
-template <typename Tile>
-void ForTiles(int64_t rows, const Tile& tile) {
-  const int64_t tiles = (rows + kRows - 1) / kRows;
-  for (int64_t i = 0; i < tiles; ++i) {
-    switch (rows * (i + 1) / tiles - rows * i / tiles) {
-      case 1: tile(std::integral_constant<int, 1>()); break;
-      case 2: tile(std::integral_constant<int, 2>()); break;
-      case 3: tile(std::integral_constant<int, 3>()); break;
-      case 4: tile(std::integral_constant<int, 4>()); break;
-      case 5: tile(std::integral_constant<int, 5>()); break;
-      default: tile(std::integral_constant<int, 6>()); break;
+template <int kCount>
+CONVOY_AVX512 void MultiplyTile512(Left left, Right right, int64_t depth, Result result,
+                                   bool adds) {
+  LongVector sums[kCount];
+#pragma GCC unroll 8
+  for (int i = 0; i < kCount; ++i) {
+    sums[i] = adds ? _mm512_loadu_ps(result.data + i * result.row_step) : _mm512_setzero_ps();
+  }
+  for (int64_t d = 0; d < depth; ++d) {
+    const LongVector row = _mm512_loadu_ps(right.data);
+    _mm_prefetch(right.next, _MM_HINT_T1);
+#pragma GCC unroll 8
+    for (int i = 0; i < kCount; ++i) {
+      sums[i] = _mm512_fmadd_ps(_mm512_set1_ps(left.data[i * left.row_step]), row, sums[i]);
     }
+    left.data += left.depth_step;
+    right.data += right.depth_step;
+    right.next += right.depth_step;
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < kCount; ++i) _mm512_storeu_ps(result.data + i * result.row_step, sums[i]);
+}
+
+// Calls `tile` with a height as a constant.
+template <int kMost, typename Tile>
+void WithHeight(int64_t height, const Tile& tile) {
+  if constexpr (kMost > 1) {
+    if (height < kMost) return WithHeight<kMost - 1>(height, tile);
+  }
+  tile(std::integral_constant<int, kMost>());
+}
+
+// Calls `tile` with the height of each tile. They are about the same: a tile of a single row would
+// take as long as one of three.
+template <int kMost, typename Tile>
+void ForTiles(int64_t rows, const Tile& tile) {
+  const int64_t tiles = (rows + kMost - 1) / kMost;
+  for (int64_t i = 0; i < tiles; ++i) {
+    WithHeight<kMost>(rows * (i + 1) / tiles - rows * i / tiles, tile);
   }
 }
 
 // result = left * right, of 16 columns; or adds to what is there.
 inline void Multiply(Left left, const Right& right, int64_t rows, int64_t depth, Result result,
                      bool adds) {
-  ForTiles(rows, [&](auto count) {
+  const auto go_on = [&](int64_t count) {
+    left.data += count * left.row_step;
+    result.data += count * result.row_step;
+  };
+  if (TakesAvx512()) {
+    return ForTiles<kRowsOfAvx512>(rows, [&](auto count) {
+      MultiplyTile512<count.value>(left, right, depth, result, adds);
+      go_on(count.value);
+    });
+  }
+  ForTiles<kRowsOfAvx2>(rows, [&](auto count) {
     MultiplyTile<count.value>(left, right, depth, result, adds);
-    left.data += count.value * left.row_step;
-    result.data += count.value * result.row_step;
+    go_on(count.value);
   });
 }
 
@@ -147,14 +193,54 @@ CONVOY_AVX2 void GatherTile(const Gathered& left, Right right, Result result,
   }
 }
 
+template <int kCount>
+CONVOY_AVX512 void GatherTile512(const Gathered& left, Right right, Result result,
+                                 const Around& around) {
+  LongVector sums[kCount];
+#pragma GCC unroll 8
+  for (int i = 0; i < kCount; ++i) {
+    sums[i] = _mm512_loadu_ps(around.bias ? around.bias : result.data + i * result.row_step);
+  }
+  for (int64_t tap = 0; tap < left.taps; ++tap) {
+    const float* rows[kCount];
+#pragma GCC unroll 8
+    for (int i = 0; i < kCount; ++i) rows[i] = left.rows[tap * left.tap_step + i] + left.first;
+    for (int64_t d = 0; d < left.depth; ++d) {
+      const LongVector row = _mm512_loadu_ps(right.data);
+      _mm_prefetch(right.next, _MM_HINT_T1);
+      right.data += right.depth_step;
+      right.next += right.depth_step;
+#pragma GCC unroll 8
+      for (int i = 0; i < kCount; ++i) {
+        sums[i] = _mm512_fmadd_ps(_mm512_set1_ps(rows[i][d]), row, sums[i]);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < kCount; ++i) {
+    const int64_t at = i * result.row_step;
+    if (around.addend) sums[i] = _mm512_add_ps(sums[i], _mm512_loadu_ps(around.addend + at));
+    _mm512_storeu_ps(result.data + at, around.rectifies ? Rectify(sums[i]) : sums[i]);
+  }
+}
+
 // result = around(left * right), of 16 columns; the addend lies as the result does.
 inline void GatherAndMultiply(Gathered left, const Right& right, int64_t rows, Result result,
                               Around around) {
-  ForTiles(rows, [&](auto count) {
+  const auto go_on = [&](int64_t count) {
+    left.rows += count;
+    result.data += count * result.row_step;
+    if (around.addend) around.addend += count * result.row_step;
+  };
+  if (TakesAvx512()) {
+    return ForTiles<kRowsOfAvx512>(rows, [&](auto count) {
+      GatherTile512<count.value>(left, right, result, around);
+      go_on(count.value);
+    });
+  }
+  ForTiles<kRowsOfAvx2>(rows, [&](auto count) {
     GatherTile<count.value>(left, right, result, around);
-    left.rows += count.value;
-    result.data += count.value * result.row_step;
-    if (around.addend) around.addend += count.value * result.row_step;
+    go_on(count.value);
   });
 }
 

@@ -140,6 +140,10 @@ Winograd::Winograd(const Convolution& it, int64_t threads)
   zeros_.assign(std::max(source_.channels, result_.channels), 0.0f);
 }
 
+const char* Winograd::implementation() const {
+  return TakesAvx512() ? "winograd:avx512" : "winograd:avx2";
+}
+
 size_t Winograd::packed_bytes() const {
   return kPlanes * source_.channels * result_.channels * sizeof(float);
 }

@@ -33,7 +33,7 @@ class Winograd : public Execution {
            xla::ffi::ThreadPool& pool) const override;
   void Pack(char* weights, char* packed) const override;
   size_t packed_bytes() const override;
-  const char* implementation() const override { return "winograd:avx2"; }
+  const char* implementation() const override;
 
  private:
   struct Images {
