@@ -38,6 +38,7 @@ def test_an_overflow_halves_it_at_once_and_begins_another_period():
     factors, scaling = decisions(AutomaticLossScale(8), [FINE, FINE, OVERFLOWN, *[FINE] * 8])
     assert factors == [8, 8, 4, *[4] * 7, 8]
     assert scaling.skipped == 1
+    assert scaling.previous == 4
 
 
 def test_the_factor_never_falls_below_1():

@@ -19,6 +19,7 @@ class Scaling(NamedTuple):
 
     Attributes:
         factor: what the loss is multiplied by now.
+        previous: what it was multiplied by before the last change.
         updates: updates since the last decision, those that were skipped included.
         large: gradients' elements since then whose size is above the edge.
         counted: all of the gradients' elements since then.
@@ -26,6 +27,7 @@ class Scaling(NamedTuple):
     """
 
     factor: jax.Array
+    previous: jax.Array
     updates: jax.Array
     large: jax.Array
     counted: jax.Array
@@ -151,6 +153,7 @@ class AutomaticLossScale:
         accepted = due & (proposed >= 1) & (proposed < self.limit)
         return Scaling(
             factor=jnp.where(accepted, proposed, scaling.factor),
+            previous=jnp.where(accepted, scaling.factor, scaling.previous),
             updates=jnp.where(due, 0, updates),
             large=jnp.where(due, 0.0, scaling.large),
             counted=jnp.where(due, 0.0, scaling.counted),
@@ -200,6 +203,7 @@ def all_finite(gradients: Arrays) -> jax.Array:
 def _begin(factor: float) -> Scaling:
     return Scaling(
         factor=jnp.float32(factor),
+        previous=jnp.float32(factor),
         updates=jnp.int32(0),
         large=jnp.float32(0),
         counted=jnp.float32(0),

@@ -59,11 +59,13 @@ def test_captured_gradients_alone_decide_the_loss_scale(configure, edge, factor)
         x, y = np.zeros((4, 2), "float32"), np.ones((4, 1), "float32")
         model.fit(x, y, batch_size=4, verbose=0)
         assert optimizer.update_counter == 1
+        assert optimizer.previous_loss_scaling_factor == 16
         large = float(edge < 1)
         np.testing.assert_array_equal(optimizer.histogram, [4 * (1 - large), 4 * large])
         np.testing.assert_array_equal(optimizer.normalized_histogram, [1 - large, large])
         model.fit(x, y, batch_size=4, verbose=0)
         assert optimizer.loss_scaling_factor == factor
+        assert optimizer.previous_loss_scaling_factor == 16
         assert optimizer.update_counter == 0
         model.fit(x, y, batch_size=4, verbose=0)
         optimizer.reset()

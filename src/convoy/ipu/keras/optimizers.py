@@ -115,6 +115,12 @@ class ALSOptimizer(IpuOptimizer):
         return float(self.loss_scale.initial if scaling is None else scaling.factor)
 
     @property
+    def previous_loss_scaling_factor(self) -> float:
+        """What the loss was multiplied by before the last change."""
+        scaling = self._scaling
+        return float(self.loss_scale.initial if scaling is None else scaling.previous)
+
+    @property
     def update_counter(self) -> int:
         """Weight updates since the last decision."""
         scaling = self._scaling
