@@ -122,7 +122,7 @@ void Direct::Run(const Arrays& arrays, Workspaces& workspaces,
   const int64_t most = by_columns ? columns : std::max(pixels_ / kBlock, threads_);
   const int64_t wanted = threads_ == 1 ? 1 : std::min(most, kPartsPerThread * threads_);
   const int64_t parts = std::clamp<int64_t>(products / kProductsPerPart, 1, wanted);
-  ParallelFor(pool, parts, threads_, [&](int64_t part) {
+  ParallelFor(pool, parts, threads_, Afterwards::kStay, [&](int64_t part) {
     Convolve(Floats(arrays.source), Floats(arrays.weights), Floats(arrays.bias),
              Floats(arrays.addend), Floats(arrays.destination),
              by_columns ? Range{0, pixels_} : Share(pixels_, part, parts),

@@ -1,6 +1,8 @@
 // Dividing work among XLA's own threads.
 #pragma once
 
+#include <sched.h>
+
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -9,6 +11,7 @@
 #include <memory>
 #include <mutex>
 
+#include "own_core.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace convoy {
@@ -22,8 +25,94 @@ inline Range Share(int64_t count, int64_t part, int64_t parts) {
   return {count * part / parts, count * (part + 1) / parts};
 }
 
+// Looks again and again whether something is true, and returns whether it is. To sleep and be woken
+// takes some tens of microseconds; what is waited for comes sooner as a rule.
+template <typename Predicate>
+bool SpinUntil(int spins, const Predicate& is_true) {
+  for (int i = 0; i < spins; ++i) {
+    if (is_true()) return true;
+    __builtin_ia32_pause();
+  }
+  return is_true();
+}
+
 // About 50 microseconds.
 constexpr int kSpins = 2000;
+
+// Pieces of work that helpers take from, until there are none left.
+class Job {
+ public:
+  virtual ~Job() = default;
+  virtual void Work() = 0;
+};
+
+// Helpers that stay awake from one job to the next, each on a core of its own.
+//
+// A network's layers follow each other within microseconds, and requests within milliseconds. The
+// core of a virtual machine that sleeps in between may be given another place by its host, and then
+// shares a real core with the one that it is to help; and Linux may wake a helper on the caller's.
+class AwakeHelpers {
+ public:
+  // Gives a job to those who are awake; returns how many they are.
+  static int64_t Call(const std::shared_ptr<Job>& job) {
+    State& state = Get();
+    std::lock_guard<std::mutex> lock(state.mutex);
+    if (state.awake == 0) return 0;
+    state.job = job;
+    state.turn.fetch_add(1, std::memory_order_release);
+    return state.awake;
+  }
+
+  // Works on a job and on those that come soon after it.
+  static void Work(std::shared_ptr<Job> job) {
+    State& state = Get();
+    int64_t turn;
+    {
+      std::lock_guard<std::mutex> lock(state.mutex);
+      ++state.awake;
+      turn = state.turn.load(std::memory_order_relaxed);
+    }
+    while (job) {
+      {
+        const OwnCore own(1, true);  // the caller has the first
+        job->Work();
+      }
+      job.reset();
+      const auto is_called = [&] { return state.turn.load(std::memory_order_acquire) != turn; };
+      SpinUntil(kSpins, is_called);
+      // Whoever has something to do on this core may do it.
+      for (int i = 0; i < kYields && !is_called(); ++i) sched_yield();
+      std::lock_guard<std::mutex> lock(state.mutex);
+      if (is_called()) {
+        turn = state.turn.load(std::memory_order_relaxed);
+        job = state.job;
+      } else if (--state.awake == 0) {
+        state.job.reset();
+      }
+    }
+  }
+
+ private:
+  // About 2.5 milliseconds, if nobody has.
+  static constexpr int kYields = 5000;
+
+  struct State {
+    std::mutex mutex;
+    int64_t awake = 0;
+    std::atomic<int64_t> turn{0};
+    std::shared_ptr<Job> job;
+  };
+
+  // Never destroyed: XLA's threads may outlive the library's end.
+  static State& Get() {
+    static State& state = *new State;
+    return state;
+  }
+};
+
+// Whether helpers stay awake afterwards, because the next job comes soon; if so, they and the caller
+// keep to cores of their own.
+enum class Afterwards { kLeave, kStay };
 
 // Calls `part(i)` for every i below `parts`, on the caller and on threads of XLA's pool, at most
 // `threads` in all, and returns when all are done; throws what the first failing part threw.
@@ -33,8 +122,9 @@ constexpr int kSpins = 2000;
 // waits for a part that has not begun: whoever is free takes the next one, and the caller ends up
 // doing alone what nobody came to help with.
 template <typename Part>
-void ParallelFor(xla::ffi::ThreadPool& pool, int64_t parts, int64_t threads, const Part& part) {
-  struct Shared {
+void ParallelFor(xla::ffi::ThreadPool& pool, int64_t parts, int64_t threads, Afterwards afterwards,
+                 const Part& part) {
+  struct Shared : Job {
     const Part& part;  // outlived by the caller's wait, as no part begins after it
     const int64_t parts;
     std::atomic<int64_t> next{0};
@@ -45,7 +135,7 @@ void ParallelFor(xla::ffi::ThreadPool& pool, int64_t parts, int64_t threads, con
 
     Shared(const Part& part, int64_t parts) : part(part), parts(parts) {}
 
-    void Work() {
+    void Work() override {
       for (int64_t i; (i = next.fetch_add(1)) < parts;) {
         std::exception_ptr thrown;
         try {
@@ -59,9 +149,8 @@ void ParallelFor(xla::ffi::ThreadPool& pool, int64_t parts, int64_t threads, con
       }
     }
 
-    // The last part takes microseconds more as a rule. To sleep and be woken takes tens.
     void Wait() {
-      for (int spin = 0; spin < kSpins && done.load() < parts; ++spin) __builtin_ia32_pause();
+      SpinUntil(kSpins, [this] { return done.load() == parts; });
       std::unique_lock<std::mutex> lock(mutex);
       all_done.wait(lock, [this] { return done.load() == parts; });
       if (failure) std::rethrow_exception(failure);
@@ -70,9 +159,14 @@ void ParallelFor(xla::ffi::ThreadPool& pool, int64_t parts, int64_t threads, con
 
   if (parts == 1) return part(0);
   const auto shared = std::make_shared<Shared>(part, parts);
-  for (int64_t helper = 1; helper < std::min(parts, threads); ++helper) {
-    pool.Schedule([shared] { shared->Work(); });
+  const int64_t helpers = std::min(parts, threads) - 1;
+  for (int64_t helper = AwakeHelpers::Call(shared); helper < helpers; ++helper) {
+    pool.Schedule([shared, afterwards] {
+      if (afterwards == Afterwards::kLeave) return shared->Work();
+      AwakeHelpers::Work(shared);
+    });
   }
+  const OwnCore own(0, afterwards == Afterwards::kStay);
   shared->Work();
   shared->Wait();
 }
@@ -80,7 +174,7 @@ void ParallelFor(xla::ffi::ThreadPool& pool, int64_t parts, int64_t threads, con
 // A part for each thread.
 template <typename Part>
 void ParallelFor(xla::ffi::ThreadPool& pool, int64_t parts, const Part& part) {
-  ParallelFor(pool, parts, parts, part);
+  ParallelFor(pool, parts, parts, Afterwards::kLeave, part);
 }
 
 }  // namespace convoy

@@ -360,7 +360,8 @@ void Winograd::Convolve(const float* source, const float* packed, float* result,
       by_columns ? threads : std::clamp(tiles_ / (2 * block_), threads, most);
   const int64_t block = BlockOf(by_columns ? tiles_ : (tiles_ + parts - 1) / parts);
   const int64_t plane_in = block * in + kBetweenPlanes;
-  ParallelFor(pool, parts, threads, [&](int64_t part) {
+  const auto afterwards = kind_ == Kind::kInference ? Afterwards::kStay : Afterwards::kLeave;
+  ParallelFor(pool, parts, threads, afterwards, [&](int64_t part) {
     const Range tiles = by_columns ? Range{0, tiles_} : Share(tiles_, part, parts);
     const Range out = by_columns ? Share(columns, part, parts) : Range{0, columns};
     const int64_t first_out = out.first * kColumns, width = out.last * kColumns - first_out;
