@@ -234,9 +234,10 @@ class Recording:
             if (size := machine.memory_in_use()) is not None:
                 self._notes.host_memory(size)
             part, full = self._notes.take()
+            # First the totals: whoever finds a row, even after a kill, finds it counted.
+            self._files.write_run(self._about())
             self._files.write_part(self._part, part)
             self._part += full
-            self._files.write_run(self._about())
         except OSError as error:
             if not self._error:
                 self._error = f"not all of the report could be written: {error.strerror}"
