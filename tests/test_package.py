@@ -62,7 +62,7 @@ def test_the_source_distribution_has_what_the_wheel_is_made_of(built):
 
 def test_it_works_where_nothing_else_is(installed, tmp_path):
     shown = run(installed / "convoy", "doctor", folder=tmp_path)
-    assert "wrong          nothing" in shown
+    assert "problems       none" in shown
     words = "train --dataset digits --model cifar_resnet8 --precision 32.32 --micro-batch-size 8"
     words += " --num-epochs 1 --num-replicas 2 --output-dir run"
     shown = run(installed / "convoy", *words.split(), folder=tmp_path)
