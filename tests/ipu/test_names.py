@@ -29,6 +29,20 @@ def test_says_what_to_use_instead(module, name, advice):
         getattr(module, name)
 
 
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("from convoy.ipu import autoshard", r"convoy\.split"),
+        ("import convoy.ipu.sharding", r"ipu\.keras\.PipelineStage"),
+        ("from convoy.ipu.keras import PipelineModel", r"plain keras\.Model"),
+        ("from convoy.ipu import util", r"Did you mean utils\?"),
+    ],
+)
+def test_says_it_where_a_name_is_imported(line, advice):
+    with pytest.raises(ModuleNotFoundError, match=rf"has no attribute '\w+'\. .*{advice}"):
+        exec(line)
+
+
 def test_gives_advice_only_for_what_is_not_there():
     assert not [name for name in missing.INSTEAD if name in ipu.__all__]
 

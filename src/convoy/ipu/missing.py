@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from functools import partial
+from importlib.abc import MetaPathFinder
 from types import ModuleType
 from typing import Any
 
@@ -50,15 +52,32 @@ INSTEAD = {
 }
 
 
-def advise(*modules: ModuleType) -> None:
-    """Have modules say what to use instead of a name that they have not."""
-    for module in modules:
-        vars(module)["__getattr__"] = partial(_refuse, module)
+def advise(module: ModuleType) -> None:
+    """Have a module and those in it say what to use instead of a name that they have not."""
+    vars(module)["__getattr__"] = partial(_refuse, module)
+    for inner in list(vars(module).values()):
+        is_within = isinstance(inner, ModuleType) and inner.__name__.startswith(f"{__package__}.")
+        if is_within and "__getattr__" not in vars(inner):
+            advise(inner)
+
+
+class Finder(MetaPathFinder):
+    """Says the same where a name is imported from a package: Python would leave the advice out."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
+        del path, target
+        place, _, name = fullname.rpartition(".")
+        package = sys.modules.get(place)
+        if package and f"{place}.".startswith(f"{__package__}.") and not name.startswith("_"):
+            raise ModuleNotFoundError(_message(package, name))
 
 
 def _refuse(module: ModuleType, name: str) -> Any:
-    place = module.__name__
-    raise AttributeError(f"{place} has no attribute {name!r}. {_advice(module, name)}".rstrip())
+    raise AttributeError(_message(module, name))
+
+
+def _message(module: ModuleType, name: str) -> str:
+    return f"{module.__name__} has no attribute {name!r}. {_advice(module, name)}".rstrip()
 
 
 def _advice(module: ModuleType, name: str) -> str:
