@@ -1,5 +1,8 @@
 """Convolutions of inference by direct products: any window, any padding, any rank."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import jax
 import numpy as np
 import pytest
@@ -111,10 +114,8 @@ def test_work_is_divided_among_threads(batch, size, inputs, outputs):
     assert check(case).startswith("direct:")
 
 
-def test_what_is_not_a_number_stays_so():
-    x = normal((1, 4, 4, 16))
-    x[0, 1, 1, 3] = np.nan
-    w, bias = normal((1, 1, 16, 16), seed=1), normal((16,), seed=2)
+def rectified(x, w):
+    """Return a compiled 1x1 convolution with a bias and a rectifier."""
 
     def convolve(x, w):
         return lax.conv_general_dilated(x, w, (1, 1), "VALID", dimension_numbers=LAYOUTS[2])
@@ -123,6 +124,31 @@ def test_what_is_not_a_number_stays_so():
     shapes = [var.aval for var in (*equation.invars, *equation.outvars)]
     parameters = ConvolutionParameters.of(equation.params)
     kernel = FusedConvolution.find(*shapes, parameters, adds=False, rectifies=True)
-    result = np.asarray(jax.jit(lambda *a: kernel(a[0], kernel.pack(a[1]), a[2], None))(x, w, bias))
+    return jax.jit(lambda x, w, bias: kernel(x, kernel.pack(w), bias, None))
+
+
+def test_what_is_not_a_number_stays_so():
+    x = normal((1, 4, 4, 16))
+    x[0, 1, 1, 3] = np.nan
+    w, bias = normal((1, 1, 16, 16), seed=1), normal((16,), seed=2)
+    result = np.asarray(rectified(x, w)(x, w, bias))
     assert np.isnan(result[0, 1, 1]).all()
     assert np.isnan(result).sum() == 16
+
+
+def test_requests_side_by_side_find_helpers_awake_and_asleep():
+    x, w, bias = normal((1, 40, 40, 64)), normal((1, 1, 64, 64), seed=1), normal((64,), seed=2)
+    run = rectified(x, w)
+    expected = np.asarray(run(x, w, bias))
+
+    def client(number):
+        results = []
+        for pause in np.random.default_rng(number).choice([0, 0.0005, 0.004], 40):
+            results.append(np.asarray(run(x, w, bias)))
+            time.sleep(pause)
+        return results
+
+    with ThreadPoolExecutor(4) as clients:
+        for results in clients.map(client, range(4)):
+            for result in results:
+                np.testing.assert_array_equal(result, expected)

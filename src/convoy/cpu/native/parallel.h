@@ -114,8 +114,9 @@ class AwakeHelpers {
 // keep to cores of their own.
 enum class Afterwards { kLeave, kStay };
 
-// Calls `part(i)` for every i below `parts`, on the caller and on threads of XLA's pool, at most
-// `threads` in all, and returns when all are done; throws what the first failing part threw.
+// Calls `part(i)` for every i below `parts`, on the caller and on threads of XLA's pool, `threads` in
+// all (more if more are awake), and returns when all are done; throws what the first failing part
+// threw.
 // More parts than threads even out what holds up one of them.
 //
 // The caller may itself be one of the pool's threads, and all others may wait like it. So nobody
