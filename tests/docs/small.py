@@ -64,7 +64,7 @@ RULES = {
     r"benchmarks\.checkpoint": Rule("--saves 2 --image 32 --batch 1"),
     r"benchmarks\.input_pipeline": Rule("--peers convoy --images 260 --rounds 1 --seconds 0.1"),
     r"benchmarks/pipeline": Rule("--rounds 1 --updates 1"),
-    r"benchmarks/planner": Rule("--networks resnet8 --rounds 1"),
+    r"benchmarks/planner": Rule("--networks ResNet-8 --rounds 1"),
     r"peers\.profile": Rule(replaced="resnet50=toy efficientnet=mnist"),
 }
 
