@@ -1,5 +1,6 @@
 """`convoy train --resume`: a run that was stopped goes on, and nobody can tell."""
 
+import contextlib
 import csv
 import os
 import signal
@@ -11,6 +12,8 @@ import pytest
 from convoy.checkpoint import store
 from convoy.checkpoint.folder import Folder
 from convoy.vision.folder import RunFolder
+from convoy.vision.options import Options
+from convoy.vision.parse import as_recipe, parse
 from convoy.vision.record import Record
 
 # Crops and flips at random, 20 calls with a state each, and a checkpoint every five epochs.
@@ -88,9 +91,10 @@ def test_a_run_that_is_told_to_leave_goes_on_too(application, tmp_path, monkeypa
         patch.setattr("convoy.vision.watch.Watch._show", interrupt)
         left = application(*words("b", *epochs, "--seed", 4))
     assert left.status == 75
-    assert "To resume, run the same command with --resume --output-dir b" in left.err
-    # The seed is the earlier run's, though it is not given again.
-    second = application(*words("b", *epochs, "--resume"))
+    assert "To resume: convoy train --resume --output-dir b" in left.err
+    # Of the other flags nothing is given again.
+    keras.backend.clear_session(free_memory=False)
+    second = application("--output-dir", "b", "--resume")
     assert second.status == 0, second.err
     assert "resumed             after 15 of 30 weight updates" in second.out
     processes = [Process(tmp_path / name, tmp_path, tmp_path) for name in ("a", "b")]
@@ -120,6 +124,27 @@ def test_what_cannot_be_resumed_is_refused(application, tmp_path, words, message
     assert done.status == 2
     assert message in done.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_flags_that_are_not_given_are_those_of_the_run(tmp_path):
+    words = ["--model", "toy_model", "--seed", "7", "--num-epochs", "3", "--pipeline-splits", "a"]
+    folder = RunFolder(tmp_path / "my run")
+    folder.open(as_recipe(parse([*words, "--output-dir", str(folder.path)])))
+    with contextlib.closing(folder):
+        resumed = parse(["--resume", "--output-dir", str(folder.path), "--num-epochs", "4"])
+    assert (resumed.model_name, resumed.seed, resumed.num_epochs) == ("toy_model", 7, 4)
+    assert resumed.pipeline_splits == ["a"]
+    assert resumed.resume
+    anew = parse(["--output-dir", str(folder.path)])
+    assert anew == Options(output_dir=str(folder.path))
+
+
+def test_a_recipe_of_the_run_that_cannot_be_read_is_refused(application, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yml").write_text("run: {model-nam: 3")
+    done = application("--resume", "--output-dir", "run")
+    assert done.status == 2
+    assert "run/recipe.yml is not YAML" in done.err
 
 
 def test_an_earlier_run_is_not_overwritten(application, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from typing import Any
 import convoy
 import keras
 import numpy as np
+from convoy import processes
 from convoy.checkpoint import CheckpointError
 from convoy.checkpoint.leaving import Left
 from convoy.command_line.parser import INTERRUPTED, stop
@@ -69,7 +71,6 @@ class Application:
             Path(options.checkpoint_output_dir) if options.checkpoint_output_dir else None,
         )
         resume.check_resumable(options)
-        options = resume.with_earlier_seed(options, self.folder)
         self.plan = make_plan(options)
         resume.check_folder(options, self.folder)
         # With the seed that was drawn, but else as they were given, so that all notes come again.
@@ -143,8 +144,9 @@ class Application:
 
     def _say_how_to_go_on(self, training: Training | None) -> None:
         if training is not None and self.plan.options.state_every != resume.NEVER:
-            flags = f"--resume --output-dir {self.folder.path}"
-            print(f"To resume, run the same command with {flags}", file=sys.stderr)
+            folder = shlex.quote(str(self.folder.path))
+            how = "To resume" if processes.count() == 1 else "To resume, launch"
+            print(f"{how}: convoy train --resume --output-dir {folder}", file=sys.stderr)
 
     def _prepare(self) -> tuple[Images, Training | None, Validation | None]:
         """Do all that can fail before anything is written."""

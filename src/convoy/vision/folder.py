@@ -20,6 +20,8 @@ from convoy.vision.record import Record
 from convoy.whole_file import written_whole
 
 ENDING = ".weights.h5"
+RUN = "run"
+"""The name of the recipe that a run leaves behind."""
 _NAME = re.compile(r"epoch_(\d+(?:\.\d+)?)(?:\.weights)?\.h5")
 
 
@@ -82,8 +84,8 @@ class RunFolder:
             ) from error
 
     def _open(self, recipe: Mapping[str, Any], *, goes_on: bool) -> None:
-        text = yaml.safe_dump({"run": dict(recipe)}, sort_keys=False)
-        head = f"# convoy train --config-path {self.recipe} --config run\n"
+        text = yaml.safe_dump({RUN: dict(recipe)}, sort_keys=False)
+        head = f"# convoy train --config-path {self.recipe} --config {RUN}\n"
         with written_whole(self.recipe) as unfinished:
             unfinished.write_text(head + text)
         self._metrics = MetricsFile(self.path / "metrics.csv", goes_on=goes_on)

@@ -59,6 +59,6 @@ def _same_everywhere(options: Options) -> Options:
             file=sys.stderr,
         )
     seed = options.seed
-    if seed is None and not options.resume:
+    if seed is None:
         seed = processes.from_first(random.SystemRandom().randrange(2**31))
     return replace(options, num_replicas=replicas, seed=seed)

@@ -1,4 +1,7 @@
-"""From the command line and a recipe to options: the command line beats the recipe."""
+"""From the command line and recipes to options.
+
+The command line beats the recipe, which beats that of the run that is resumed.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from typing import Any
 import yaml
 from convoy.command_line.flags import Flag, Loader, boolean, mapping
 from convoy.command_line.parser import Parser
+from convoy.vision.folder import RUN, RunFolder
 from convoy.vision.options import FLAGS, Options
 
 SHIPPED = Path(__file__).with_name("configs.yml")
@@ -22,8 +26,9 @@ def make_parser(program: str = "convoy train") -> Parser:
     parser = Parser(
         prog=program,
         description="Train and validate an image classifier.",
-        epilog="The command line beats the recipe, which beats the defaults. Flags may be "
-        "shortened, as long as they stay unambiguous.",
+        epilog="The command line beats the recipe, which beats the defaults. With --resume, the "
+        "defaults are what the run was started with. Flags may be shortened, as long as they stay "
+        "unambiguous.",
     )
     groups: dict[str, Any] = {}
     defaults = Options()
@@ -56,10 +61,19 @@ def parse(words: Sequence[str], program: str = "convoy train") -> Options:
         parser.error(_unknown_flag(unknown[0]))
     given = vars(namespace)
     try:
+        earlier = _recipe_of_run(given)
         recipe = read_recipe(given.get("config"), given.get("config_path"))
     except ValueError as error:
         parser.error(str(error))
-    return Options(**(recipe | given))
+    return Options(**(earlier | recipe | given))
+
+
+def _recipe_of_run(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the run that is to be resumed, if there is one."""
+    if not given.get("resume") or given.get("output_dir") is None:
+        return {}
+    file = RunFolder(Path(given["output_dir"])).recipe
+    return read_recipe(RUN, str(file)) if file.exists() else {}
 
 
 def read_recipe(name: str | None, path: str | None) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import convoy
 import yaml
 from convoy.checkpoint.folder import Folder
 from convoy.checkpoint.policy import Every
-from convoy.vision.folder import RunFolder
+from convoy.vision.folder import RUN, RunFolder
 from convoy.vision.options import Options
 from convoy.vision.parse import as_recipe
 from convoy.vision.plan import RunPlan
@@ -37,13 +36,6 @@ def check_resumable(options: Options) -> None:
         raise ValueError("--resume goes on with the run in a folder. Pass --output-dir too.")
     if options.resume and options.state_every == NEVER:
         raise ValueError("--resume needs what --state-every never does not write.")
-
-
-def with_earlier_seed(options: Options, folder: RunFolder) -> Options:
-    """Return options with the seed that the earlier run has drawn, if none was given."""
-    if options.seed is not None or not options.resume:
-        return options
-    return replace(options, seed=_earlier(folder.recipe).get("seed"))
 
 
 def check_folder(options: Options, folder: RunFolder) -> None:
@@ -107,5 +99,5 @@ def _earlier(recipe: Path) -> Mapping[str, Any]:
         content = yaml.safe_load(recipe.read_text())
     except (OSError, yaml.YAMLError):
         return {}
-    run = content.get("run") if isinstance(content, dict) else None
+    run = content.get(RUN) if isinstance(content, dict) else None
     return run if isinstance(run, dict) else {}
