@@ -34,7 +34,7 @@ def run_convoy(folder: Path, data: Path, seed: int, epochs: int) -> tuple[float,
         rates = f"{{initial_learning_rate: 1.5e-3, epochs_to_total_decay: {epochs - 3}}}"
         words += ["--lr-schedule-params", rates]
     began = time.perf_counter()
-    command = [sys.executable, "-m", "convoy.cli", "train", *map(str, words)]
+    command = [sys.executable, "-m", "convoy", "train", *map(str, words)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found = re.search(r"held-out accuracy +([\d.]+)%", done.stdout)
     assert found, done.stdout

@@ -24,7 +24,7 @@ import cv2
 import numpy as np
 from benchmarks.input_runner import PIPELINES
 from benchmarks.peers import environments, machine
-from convoy import cli
+from convoy_command import cli
 
 ENVIRONMENTS = {"tf.data": "tensorflow", "torch": "torch"}
 # Height and width, as in ImageNet: most are 375 x 500, some are small, a few are large.

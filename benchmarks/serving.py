@@ -44,7 +44,7 @@ def prepare_convoy(folder: Path) -> list[str]:
     image = keras.Input(SHAPE, name="image")
     model = keras.applications.ResNet50(weights=None, input_tensor=image)
     convoy.export(model, folder, batch_sizes=SIZES, preprocessing=keras.layers.Rescaling(1 / 255))
-    words = [sys.executable, "-m", "convoy.cli", "serve", "--model", f"resnet={folder}"]
+    words = [sys.executable, "-m", "convoy", "serve", "--model", f"resnet={folder}"]
     return [*words, "--port", "0", "--grpc-port", "-1"]
 
 
@@ -67,7 +67,7 @@ class Server:
     """A server in a process of its own, until the block ends."""
 
     def __init__(self, words: list[str], batching: bool) -> None:
-        is_convoy = "convoy.cli" in words
+        is_convoy = "convoy" in words
         limit = ["--max-batch-size", "1" if not batching else str(max(SIZES))]
         self.words = [*words, *limit]
         self.path = "/v2/models/resnet/infer" if is_convoy else "/infer"

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 
-from convoy.cli import main as convoy
+from convoy_command.cli import main as convoy
 
 NAME = "model"
 
@@ -41,7 +41,7 @@ def main() -> int:
             export += ["--checkpoint", flags.checkpoint]
         if status := convoy(export):
             return status
-        serve = [sys.executable, "-m", "convoy.cli", "serve", "--model", f"{NAME}={folder}/{NAME}"]
+        serve = [sys.executable, "-m", "convoy", "serve", "--model", f"{NAME}={folder}/{NAME}"]
         serve += ["--host", flags.host, "--grpc-port", str(flags.port), "--port", "-1"]
         serve += ["--batch-timeout-micros", "500"]
         server = subprocess.Popen(serve, stdout=subprocess.PIPE, text=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 import convoy
 import jax
 from convoy import compilation_cache, cpu, devices
-from convoy.command_line.parser import Parser
 from convoy.cpu import threads
+from convoy_command.parser import Parser
 
 PACKAGE = "keras-convoy"
 # Those that are for users; the others are for work on Convoy itself.

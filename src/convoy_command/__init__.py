@@ -1,6 +1,7 @@
-"""Where the commands `convoy` and `poprun` start, before Convoy and JAX are imported.
+"""The commands `convoy` and `poprun`, before Convoy and JAX are imported.
 
-It is a package of its own because importing any module of `convoy` imports all of it.
+It is a package of its own because importing any module of `convoy` imports all of it, which takes
+two seconds: help, the version and the answer to a slip need none of it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 def convoy() -> int:
     """Run `convoy`."""
     with ended_by_interrupt():
-        from convoy.cli import main
+        from convoy_command.cli import main
     return main()
 
 

@@ -6,9 +6,9 @@ import convoy
 import keras
 import numpy as np
 import pytest
-from convoy import cli
 from convoy.checkpoint import store
 from convoy.checkpoint.folder import Folder
+from convoy_command import cli
 from keras import layers
 
 from .conftest import StopAt, StopError

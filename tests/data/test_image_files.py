@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from convoy import cli
 from convoy.data import examples, records
 from convoy.data.image_files import Folder, Shards, find_images
 from convoy.data.records import DamagedDataError
+from convoy_command import cli
 
 from .pictures import CLASSES, encode, make_image, write_folders
 

@@ -1,5 +1,5 @@
 import numpy as np
-from convoy import cli
+from convoy_command import cli
 
 
 def test_a_whole_data_set(capsys):

@@ -8,7 +8,7 @@ import convoy
 import jax.numpy as jnp
 import keras
 import numpy as np
-from convoy import cli
+from convoy_command import cli
 from PIL import Image
 from tests.data.volumes import write_volumes
 from tests.examples.cifar import write_cifar

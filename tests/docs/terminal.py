@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from convoy import cli
+from convoy_command import cli
 
 from .pages import ROOT
 from .small import make_small

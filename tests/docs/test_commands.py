@@ -5,10 +5,10 @@ import re
 from importlib.util import find_spec
 
 import pytest
-from convoy import cli
 from convoy.vision.parse import parse
 from convoy.vision.plan import make_plan
 from convoy.volumes import command_line as volumes
+from convoy_command import cli
 
 from .pages import PROGRAMS, ROOT, commands
 

@@ -37,7 +37,7 @@ print(json.dumps({
 def test_launched_processes_tell_each_other(tmp_path):
     script = tmp_path / "collect.py"
     script.write_text(SCRIPT)
-    words = ["-m", "convoy.cli", "launch", "--num-instances", "2", str(script)]
+    words = ["-m", "convoy", "launch", "--num-instances", "2", str(script)]
     source = str(Path(convoy.__file__).parents[1])
     ended = subprocess.run(
         [sys.executable, *words],

@@ -290,7 +290,7 @@ def test_a_cluster_gives_the_place_of_a_process(tmp_path):
     words = [*counts, "--heartbeat-timeout", "9", str(script)]
     environment = os.environ | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}
     ended = subprocess.run(
-        [sys.executable, "-m", "convoy.cli", "launch", *words],
+        [sys.executable, "-m", "convoy", "launch", *words],
         env=environment | {"PYTHONPATH": str(SOURCE)},
         capture_output=True,
         text=True,

@@ -51,7 +51,7 @@ def start(words, tools, folder):
     }
     with (folder / "printed").open("w") as printed:
         return subprocess.Popen(
-            [sys.executable, "-m", "convoy.cli", "launch", *map(str, words)],
+            [sys.executable, "-m", "convoy", "launch", *map(str, words)],
             env=environment,
             stdout=printed,
             stderr=subprocess.STDOUT,

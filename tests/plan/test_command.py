@@ -5,13 +5,13 @@ import convoy
 import keras
 import pytest
 import yaml
-from convoy.cli import main
 from convoy.plan import timing
 from convoy.plan.configuration import Configuration
 from convoy.plan.predict import Predictor
 from convoy.plan.recipe import command, flags
 from convoy.vision.parse import parse
 from convoy.vision.plan import make_plan
+from convoy_command.cli import main
 from tests.plan.networks import chain, machine
 
 ELSEWHERE = ("--device-flops", "1T", "--device-bandwidth", "100GB/s", "--link", "10GB/s")

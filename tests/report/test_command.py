@@ -3,7 +3,7 @@ import re
 import shutil
 
 import pytest
-from convoy import cli
+from convoy_command import cli
 
 
 @pytest.fixture

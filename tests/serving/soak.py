@@ -163,7 +163,7 @@ def main():
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / NAME
         convoy.export(model(1), folder, batch_sizes=[1, 8, 32])
-        command = [sys.executable, "-m", "convoy.cli", "serve", "--model", f"{NAME}={folder}"]
+        command = [sys.executable, "-m", "convoy", "serve", "--model", f"{NAME}={folder}"]
         command += ["--port", "0", "--grpc-port", "-1", "--max-request-bytes", "1000000"]
         command += ["--request-seconds", "10"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:

@@ -10,7 +10,6 @@ import convoy
 import keras
 import numpy as np
 import pytest
-from convoy import cli
 from convoy.data.augment import normalise
 from convoy.data.catalog import DATASETS
 from convoy.layers import Preprocess
@@ -20,6 +19,7 @@ from convoy.serving.versions import Policy
 from convoy.vision.folder import RunFolder
 from convoy.vision.network import make_network
 from convoy.vision.parse import as_recipe, parse
+from convoy_command import cli
 from tests.serving.models import classifier, half_plus
 
 FLAGS = [
@@ -158,7 +158,7 @@ def test_a_file_says_which_models(tmp_path):
 @pytest.mark.slow
 def test_a_server_serves_until_it_is_told_to_stop(tmp_path):
     convoy.export(half_plus(2), tmp_path / "half", batch_sizes=[1])
-    command = [sys.executable, "-m", "convoy.cli", "serve", "--model", f"half={tmp_path / 'half'}"]
+    command = [sys.executable, "-m", "convoy", "serve", "--model", f"half={tmp_path / 'half'}"]
     command += ["--port", "0", "--grpc-port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -4,7 +4,6 @@ import socket
 
 import numpy as np
 import pytest
-from convoy import cli
 from convoy.serving import request_command
 from convoy.serving.client import (
     Address,
@@ -16,6 +15,7 @@ from convoy.serving.client import (
 )
 from convoy.serving.load import LoadOptions, Outcome, Share, _batches, _send, send_load
 from convoy.serving.request_command import report
+from convoy_command import cli
 
 
 def clients(server, model):

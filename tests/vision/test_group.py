@@ -48,7 +48,7 @@ def test_two_processes_are_one_run_with_one_folder(small_cifar, tmp_path):
     one.mkdir()
     two.mkdir()
     run(*words, "--num-replicas", 2, folder=one)
-    launched = ["-m", "convoy.cli", "launch", "--num-instances", 2, sys.executable]
+    launched = ["-m", "convoy", "launch", "--num-instances", 2, sys.executable]
     ended = run(*launched, *words, folder=two)
     assert (
         "--num-replicas 1 is overridden by the 2 replicas that were launched"

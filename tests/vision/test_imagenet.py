@@ -104,8 +104,8 @@ def test_a_run_on_worker_processes_goes_on_to_the_same_end(
 
 @pytest.mark.slow
 def test_bench_measures(images, tmp_path, monkeypatch, capsys):
-    from convoy import cli
     from convoy.vision import data_bench
+    from convoy_command import cli
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(data_bench, "SECONDS", 0.2)

@@ -31,7 +31,7 @@ class Process:
     def __init__(self, folder, data, programs):
         folder.mkdir(exist_ok=True)
         self.folder = folder
-        self.command = [sys.executable, "-m", "convoy.cli", "train", *RUN, "--dataset-path", data]
+        self.command = [sys.executable, "-m", "convoy", "train", *RUN, "--dataset-path", data]
         self.environment = os.environ | {"CONVOY_COMPILATION_CACHE": str(programs)}
 
     def run(self, kill_after=None):

@@ -20,7 +20,7 @@ from convoy.bench.invocation import Changes, environment_of, words_of
 from convoy.bench.metrics import Figures, read_figures
 from convoy.bench.results import NAME, Outcome, join, write_results
 from convoy.bench.spec import Benchmark, SpecError, read_benchmarks, variant_name
-from convoy.command_line.parser import INTERRUPTED, Parser
+from convoy_command.parser import INTERRUPTED, Parser
 
 SPEC = Path("benchmarks.yml")
 LINES_OF_AN_ERROR = 100

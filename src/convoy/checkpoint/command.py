@@ -12,7 +12,7 @@ from convoy.checkpoint import convert, store
 from convoy.checkpoint.errors import CheckpointError
 from convoy.checkpoint.folder import Folder
 from convoy.checkpoint.store import Content
-from convoy.command_line.parser import Parser
+from convoy_command.parser import Parser
 
 SUMMARY = "List, show, verify, average and convert checkpoints."
 

@@ -1,1 +1,1 @@
-"""What commands share: flags, parsers, and how they speak to a person."""
+"""What commands share: flags, and how they speak to a person."""

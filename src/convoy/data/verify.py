@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from convoy.command_line.parser import Parser
 from convoy.data import jpeg
 from convoy.data.catalog import DATASETS, DatasetInfo, load
 from convoy.data.image_files import ImageFiles, find_images
 from convoy.data.records import DamagedDataError
+from convoy_command.parser import Parser
 
 
 class Counted(NamedTuple):

@@ -14,11 +14,11 @@ from types import FrameType
 
 from convoy import processes
 from convoy.checkpoint.leaving import EXIT_STATUS
-from convoy.command_line.parser import Parser
 from convoy.devices import PER_REPLICA
 from convoy.devices import VARIABLE as DEVICES
 from convoy.launch.group import LOCAL, Group
 from convoy.launch.topology import LOOPBACK, LaunchError, Topology, read_hosts
+from convoy_command.parser import Parser
 
 USAGE = "convoy launch [options] script.py [its arguments]"
 # What every process prints when the collectives connect; it says nothing that went wrong.

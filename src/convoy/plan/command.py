@@ -15,7 +15,6 @@ import jax
 import keras
 from convoy import devices as device_choice
 from convoy import precision as precisions
-from convoy.command_line.parser import Parser
 from convoy.cpu import threads
 from convoy.data.catalog import DATASETS
 from convoy.pipeline.measure import transfer_seconds
@@ -27,6 +26,7 @@ from convoy.plan.predict import Predictor
 from convoy.plan.profile import Profile
 from convoy.plan.search import Found, search
 from convoy.vision.models import make_model
+from convoy_command.parser import Parser
 
 PROGRAM = "convoy plan"
 SLOTS = {"sgd": 1, "lars": 1, "rmsprop": 2, "adam": 2, "adamw": 2}

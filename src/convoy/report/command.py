@@ -7,12 +7,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from convoy.command_line.parser import Parser
 from convoy.report.chrome import chrome_trace
 from convoy.report.files import Report, ReportError, read
 from convoy.report.page import make_page
 from convoy.report.show import show
 from convoy.report.summary import figures
+from convoy_command.parser import Parser
 
 
 def make_parser() -> Parser:

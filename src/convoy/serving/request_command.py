@@ -6,11 +6,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from convoy.command_line.parser import Parser
 from convoy.data.catalog import DATASETS
 from convoy.serving.client import Address, RequestError, await_listener
 from convoy.serving.load import LoadOptions, Outcome, send_load
 from convoy.serving.serve_command import TOKEN
+from convoy_command.parser import Parser
 
 PROGRAM = "convoy request"
 DEFAULT_PORTS = {"grpc": 8500, "rest": 8501}

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from convoy.command_line.parser import Parser
 from convoy.serving.batching import BatchOptions
 from convoy.serving.server import Server, ServerOptions, serve_until_stopped
 from convoy.serving.versions import ModelConfig, Policy
+from convoy_command.parser import Parser
 
 PROGRAM = "convoy serve"
 TOKEN = "CONVOY_SERVING_TOKEN"

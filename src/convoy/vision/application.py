@@ -18,7 +18,6 @@ import numpy as np
 from convoy import processes
 from convoy.checkpoint import CheckpointError
 from convoy.checkpoint.leaving import Left
-from convoy.command_line.parser import INTERRUPTED, stop
 from convoy.command_line.progress import Output, show_duration
 from convoy.report.recording import Recording
 from convoy.vision import resume
@@ -38,6 +37,7 @@ from convoy.vision.validation import (
     validation_strategy,
 )
 from convoy.vision.watch import Watch
+from convoy_command.parser import INTERRUPTED, stop
 
 
 def main(words: Sequence[str] | None = None, program: str = "convoy train") -> int:

@@ -8,12 +8,12 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from convoy.command_line.parser import Parser, stop
 from convoy.data.batches import Positions
 from convoy.vision.images import open_images, training_input
 from convoy.vision.parse import make_parser as make_training_parser
 from convoy.vision.parse import parse
 from convoy.vision.plan import make_plan
+from convoy_command.parser import Parser, stop
 
 SECONDS = 10.0
 # The first ones wait for the workers to start.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from convoy.command_line.parser import Parser
 from convoy.data import build_imagenet, verify
 from convoy.vision import data_bench
+from convoy_command.parser import Parser
 
 VERBS = {"verify": verify, "build-imagenet": build_imagenet, "bench": data_bench}
 

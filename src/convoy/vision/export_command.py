@@ -11,12 +11,12 @@ from typing import Any, get_args
 import keras
 from convoy.checkpoint import CheckpointError, convert, store
 from convoy.checkpoint.folder import Folder
-from convoy.command_line.parser import Parser
 from convoy.data.catalog import Normalisation
 from convoy.serving.export import BATCH_SIZES, Format, export
 from convoy.vision.folder import find_checkpoints
 from convoy.vision.parse import parse
 from convoy.vision.served import from_bytes, served_network
+from convoy_command.parser import Parser
 
 PROGRAM = "convoy export"
 RECIPE = "recipe.yml"

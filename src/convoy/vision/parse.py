@@ -15,9 +15,9 @@ from typing import Any
 
 import yaml
 from convoy.command_line.flags import Flag, Loader, boolean, mapping
-from convoy.command_line.parser import Parser
 from convoy.vision.folder import RUN, RunFolder
 from convoy.vision.options import FLAGS, Options
+from convoy_command.parser import Parser
 
 SHIPPED = Path(__file__).with_name("configs.yml")
 

@@ -13,7 +13,6 @@ import keras
 import yaml
 from convoy import processes
 from convoy.checkpoint import CheckpointError
-from convoy.command_line.parser import INTERRUPTED
 from convoy.command_line.progress import Output
 from convoy.volumes import data_bench, estimating, training
 from convoy.volumes.command_line import CommandLine, overridden, parse
@@ -24,6 +23,7 @@ from convoy.volumes.plan import Plan, make_plan
 from convoy.volumes.sections import read_yaml
 from convoy.volumes.settings import Settings
 from convoy.volumes.watch import Report
+from convoy_command.parser import INTERRUPTED
 
 
 def main(

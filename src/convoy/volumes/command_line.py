@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from convoy.command_line.flags import boolean
-from convoy.command_line.parser import Parser
+from convoy_command.parser import Parser
 
 # Which value of the file a flag overrides.
 _OVERRIDES: dict[str, tuple[str, Any, str]] = {

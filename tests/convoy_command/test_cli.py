@@ -8,9 +8,9 @@ from pathlib import Path
 
 import convoy
 import pytest
-from convoy import cli
+from convoy_command import cli
 
-PROJECT = Path(__file__).parents[1] / "pyproject.toml"
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
 def test_version_is_the_projects(capsys):

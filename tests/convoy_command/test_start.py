@@ -16,6 +16,7 @@ class Interrupt:
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Interrupt())
+sys.argv = ["convoy", "doctor"]
 import convoy_command
 convoy_command.{}()
 """
@@ -26,6 +27,18 @@ def test_an_interruption_while_importing_shows_no_traceback(command):
     code = INTERRUPTED_IMPORT.format(command)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["trian"]])
+def test_what_needs_no_verb_is_answered_without_importing_jax(words):
+    code = (
+        "import atexit, sys, convoy_command\n"
+        "atexit.register(lambda: print(sorted({'convoy', 'jax', 'keras'} & set(sys.modules))))\n"
+        f"sys.argv[1:] = {words}\n"
+        "sys.exit(convoy_command.convoy())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 @pytest.fixture

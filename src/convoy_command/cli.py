@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import shtab
-from convoy.command_line.parser import INTERRUPTED, Parser
 from convoy_command import ended_by_interrupt
+from convoy_command.parser import INTERRUPTED, Parser
 
 READER_LEFT = 141
 """The exit status where nobody read the output to its end, as shells have it: 128 and SIGPIPE."""
@@ -84,8 +84,8 @@ VERBS = {
     ),
     "completion": Verb(
         "Print a script with which a shell completes this command.",
-        "convoy.cli:completion",
-        "convoy.cli:make_completion_parser",
+        "convoy_command.cli:completion",
+        "convoy_command.cli:make_completion_parser",
     ),
 }
 
@@ -219,7 +219,3 @@ def _complete_values(parser: argparse.ArgumentParser) -> None:
             action.choices = action.metavar[1:-1].split(",")
         elif action.type is Path or action.dest.endswith(("_path", "_dir", "file", "program")):
             action.complete = shtab.FILE  # type: ignore[attr-defined]
-
-
-if __name__ == "__main__":
-    sys.exit(main())
