@@ -36,7 +36,12 @@ def check_offload(options: Mapping[str, Any]) -> None:
 
 
 def read_dtype(name: str, options: Mapping[str, Any]) -> str | None:
-    """Return the type in which gradients are added up, if one was given."""
+    """Return the type in which gradients are added up, if one was given.
+
+    Raises:
+        NotImplementedError: if it is a function.
+        ValueError: if it is not a type.
+    """
     value = options.get(name)
     if value is None:
         return None
@@ -44,4 +49,9 @@ def read_dtype(name: str, options: Mapping[str, Any]) -> str | None:
         raise NotImplementedError(
             f"{name} is a function: all gradients are added up in one type. Pass that type."
         )
-    return keras.backend.standardize_dtype(value)
+    try:
+        return keras.backend.standardize_dtype(value)
+    except ValueError:
+        raise ValueError(
+            f"{name}={value!r} is not a type. Pass 'float32', 'float16' or 'bfloat16'."
+        ) from None

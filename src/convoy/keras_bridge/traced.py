@@ -55,9 +55,11 @@ def is_built_for(model: Model, inputs: Any) -> bool:
         Whether it is built now; Keras says why not when it builds it for its data.
     """
     if not is_built(model):
+        # One without a default must be passed.
+        told = {"training": False} if model._call_has_training_arg else {}
         with warnings.catch_warnings(action="ignore"):
             try:
-                model(inputs)
+                model(inputs, **told)
             except Exception:
                 return False
     return True

@@ -1,4 +1,7 @@
+import contextlib
+
 import keras
+import numpy as np
 import pytest
 from convoy import ipu
 
@@ -79,6 +82,7 @@ def with_stages(model, stages):
         (sequential, [0, 1, 0], "'c' has stage 0, but can only be in stage 1 or 2"),
         (sequential, [0, 0, 0], "All layers are in stage 0"),
         (functional, [0, 0, 0, 1], "Pass a FunctionalLayerPipelineStageAssignment"),
+        (functional, [], "0 stages were given for the 4 layers"),
     ],
 )
 def test_refuses_assignments_that_cannot_be(make, given, match):
@@ -96,6 +100,32 @@ def test_refuses_objects_that_are_not_the_models():
         model.set_pipeline_stage_assignment(with_stages(model, [1, 1, 1, 0]))
 
 
+def test_refuses_calls_of_a_layer_in_another_order():
+    model = functional()
+    found = with_stages(model, [0, 0, 0, 1])
+    first, second = (n for n, entry in enumerate(found) if entry.layer.name == "first")
+    found[first], found[second] = found[second], found[first]
+    with pytest.raises(ValueError, match="Call 1 of 'first' is given where its call 0 runs"):
+        model.set_pipeline_stage_assignment(found)
+
+
+@pytest.mark.parametrize(
+    ("stages", "match"),
+    [([0, 0, 0, 2], "Stage 1 has no layer"), ([-1, 0, 0, 0], "Number stages from 0")],
+)
+def test_stages_are_numbered_from_0_without_a_gap(stages, match):
+    model = functional()
+    with pytest.raises(ValueError, match=match):
+        model.set_pipeline_stage_assignment(with_stages(model, stages))
+
+
+def test_what_is_changed_in_a_list_holds_when_it_is_set():
+    model = sequential()
+    model.set_pipeline_stage_assignment([0, 0, 1])
+    model.get_pipeline_stage_assignment().pop()
+    assert [entry.pipeline_stage for entry in model.get_pipeline_stage_assignment()] == [0, 0, 1]
+
+
 def test_prints_a_table():
     lines = []
     model = sequential()
@@ -103,6 +133,9 @@ def test_prints_a_table():
     model.print_pipeline_stage_assignment_summary(print_fn=lines.append)
     assert lines[1] == "_" * 60
     assert lines[4].split() == ["a", "(Dense)", "0"]
+    functional().print_pipeline_stage_assignment_summary(print_fn=lines.append)
+    assert lines[-1] == "_" * 89
+    assert lines[-2].split() == ["add", "(Add)", "(0)", "first,", "right", "None"]
     functional().print_pipeline_stage_assignment_summary(line_length=70, print_fn=lines.append)
     assert lines[-1] == "_" * 70
 
@@ -125,3 +158,47 @@ def test_stages_are_given_inside_of_an_ipu_strategy_only():
         pass
     with pytest.raises(ValueError, match="number stages from 0"):
         ipu.keras.PipelineStage(-1)
+
+
+def staged(*, whole=True):
+    """Build a model with two calls in one block, and one in another that comes again."""
+    inputs = keras.Input((2,))
+    with ipu.keras.PipelineStage(0):
+        x = keras.layers.Dense(2)(inputs)
+    with ipu.keras.PipelineStage(0):
+        x = keras.layers.Dense(2)(x)
+    with ipu.keras.PipelineStage(1) if whole else contextlib.nullcontext():
+        x = keras.layers.Dense(2, name="last")(x)
+    return keras.Model(inputs, x)
+
+
+def stages_of(model):
+    return [entry.pipeline_stage for entry in model.get_pipeline_stage_assignment()]
+
+
+def test_a_block_may_come_again():
+    with ipu.ipu_strategy.IPUStrategy().scope():
+        assert stages_of(staged()) == [0, 0, 1]
+
+
+def test_all_layers_have_a_stage_or_none():
+    with ipu.ipu_strategy.IPUStrategy().scope():
+        model = staged(whole=False)
+        model.compile("sgd", "mse")
+        with pytest.raises(ValueError, match="'last' has no stage, but others have"):
+            model.fit(np.zeros((4, 2)), np.zeros((4, 2)), batch_size=2, verbose=0)
+
+
+def test_a_nested_model_brings_its_stages():
+    with ipu.ipu_strategy.IPUStrategy().scope():
+        inputs = keras.Input((2,))
+        assert stages_of(keras.Model(inputs, staged()(inputs))) == [0, 0, 1]
+
+
+def test_layers_of_a_sequential_model_bring_their_stages():
+    with ipu.ipu_strategy.IPUStrategy().scope():
+        with ipu.keras.PipelineStage(0):
+            first = keras.layers.Dense(2)
+        with ipu.keras.PipelineStage(1):
+            second = keras.layers.Dense(2)
+        assert stages_of(keras.Sequential([keras.Input((2,)), first, second])) == [0, 1]

@@ -114,6 +114,85 @@ def test_stages_evaluate_without_options(configure, data):
     assert own == pytest.approx(plain.evaluate(x, y, verbose=0), rel=1e-5)
 
 
+class Calls(keras.callbacks.Callback):
+    """Writes down which steps of training it was told of."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.calls.append(("begin", batch))
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.calls.append(("end", batch))
+
+
+@pytest.mark.parametrize(
+    ("execution", "arguments", "expected"),
+    [
+        (2, {}, [("begin", 0), ("end", 1), ("begin", 2), ("end", 3)]),
+        (4, {}, [("begin", 0), ("end", 3)]),
+        (468, {}, [("begin", 0), ("end", 3)]),
+        (2, {"steps_per_epoch": 4}, [("begin", 0), ("end", 1)]),
+    ],
+)
+def test_callbacks_hear_of_executions_by_the_steps_of_a_replica(
+    configure, data, caplog, execution, arguments, expected
+):
+    """Eight batches on two replicas: four steps on each."""
+    configure(2)
+    with strategy_scope():
+        model = compiled(sequential(), execution)
+    heard = Calls()
+    model.fit(*data, batch_size=4, verbose=0, callbacks=[heard], **arguments)
+    assert heard.calls == expected
+    assert model.optimizer.iterations == expected[-1][1] + 1
+    assert ("is more than the 4 steps" in caplog.text) == (execution > 4)
+    assert "A weight update is made from 4 x 1 x 2 samples" in caplog.text
+
+
+def test_compiling_anew_changes_the_executions(configure, data):
+    configure(1)
+    with strategy_scope():
+        model = compiled(sequential(), 2)
+        for execution in (2, 8):
+            compiled(model, execution)
+            heard = Calls()
+            model.fit(*data, batch_size=4, verbose=0, callbacks=[heard])
+            assert heard.calls[1] == ("end", execution - 1)
+
+
+@pytest.mark.parametrize(
+    ("execution", "accumulation", "error", "match"),
+    [
+        (3, 1, ValueError, "8 steps .* not a multiple of steps_per_execution=3"),
+        (4, 8, RuntimeError, "steps_per_execution=4 is not a multiple of .*=8"),
+        (16, 16, RuntimeError, "steps_per_execution=8 is not a multiple of .*=16"),
+    ],
+)
+def test_refuses_executions_that_do_not_divide(data, execution, accumulation, error, match):
+    with strategy_scope():
+        model = compiled(sequential(), execution)
+        model.set_gradient_accumulation_options(accumulation)
+        with pytest.raises(error, match=match):
+            model.fit(*data, batch_size=4, verbose=0)
+
+
+def test_steps_are_the_batches_of_all_replicas(configure, data):
+    configure(2)
+    with strategy_scope():
+        model = compiled(sequential(), 4)
+        model.set_gradient_accumulation_options(4)  # of training only
+        whole = model.predict(data[0], batch_size=4, verbose=0)
+        some = model.predict(data[0], batch_size=4, steps=4, verbose=0)
+        np.testing.assert_array_equal(some, whole[:16])
+        own = model.evaluate(*data, batch_size=4, steps=4, verbose=0)
+        assert own == pytest.approx(np.mean((whole[:16] - data[1][:16]) ** 2), rel=1e-5)
+        with pytest.raises(ValueError, match="steps=1 is fewer than the 2 replicas"):
+            model.predict(data[0], batch_size=4, steps=1, verbose=0)
+
+
 def test_refuses_an_incomplete_batch_in_training_only(data):
     with strategy_scope():
         model = compiled(sequential())
@@ -140,17 +219,11 @@ def test_refuses_counts_that_are_none(count):
         model.set_pipelining_options(count)
 
 
-def test_refuses_unknown_reductions_and_options():
+def test_refuses_unknown_reductions():
     with strategy_scope():
         model = sequential()
     with pytest.raises(ValueError, match="'median' is not a GradientAccumulationReductionMethod"):
         model.set_gradient_accumulation_options(2, "median")
-    with pytest.raises(ValueError, match="does not take 'num_mini_batches'"):
-        model.set_gradient_accumulation_options(2, num_mini_batches=2)
-    with pytest.raises(ValueError, match="does not take 'dataset'"):
-        model.set_infeed_queue_options(dataset=None)
-    with pytest.raises(ValueError, match="does not take 'outfeed_mode'"):
-        model.set_outfeed_queue_options(outfeed_mode="all")
     with pytest.raises(ValueError, match="'most' is not a ReplicatedMetricReductionMethod"):
         model.set_replication_options("most")
 
@@ -174,6 +247,57 @@ def test_stages_need_a_count_that_suits_the_schedule(configure, data):
         model.set_pipelining_options(6)
         with pytest.raises(FailedPreconditionError, match="not a multiple of 4"):
             model.fit(*data, batch_size=4)
+
+
+@pytest.mark.parametrize("schedule", [Schedule.Grouped, Schedule.Sequential])
+def test_stages_may_share_a_device(configure, data, schedule):
+    configure(1)
+    keras.utils.set_random_seed(0)
+    with strategy_scope():
+        model = compiled(staged(), 8)
+        model.set_pipelining_options(8, [0, 0], pipeline_schedule=schedule)
+        model.fit(*data, batch_size=2, shuffle=False, verbose=0)
+    for own, stock in zip(model.get_weights(), stock_weights(data, 16, 8), strict=True):
+        np.testing.assert_allclose(own, stock, rtol=1e-5, atol=1e-6)
+
+
+def test_interleaved_stages_share_a_device_in_inference_only(configure, data):
+    configure(1)
+    with strategy_scope():
+        model = compiled(staged(), 4)
+        model.set_pipelining_options(4, [0, 0], pipeline_schedule=Schedule.Interleaved)
+        own = model.predict(data[0], batch_size=4, verbose=0)
+        with pytest.raises(NotImplementedError, match=r"device_mapping=\[0, 0\] has several"):
+            model.fit(*data, batch_size=4, verbose=0)
+    np.testing.assert_allclose(own, model(data[0]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mapping", [[0], [0, 1, 2]])
+def test_every_stage_has_a_device(configure, data, mapping):
+    configure(4)
+    with strategy_scope():
+        model = compiled(staged(), 4)
+        model.set_pipelining_options(4, mapping)
+        with pytest.raises(ValueError, match=f"has {len(mapping)} entries, but .* has 2 stages"):
+            model.fit(*data, batch_size=2, verbose=0)
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_recomputation_is_as_the_configuration_says(configure, data, allowed):
+    configure(2, lambda config: setattr(config, "allow_recompute", allowed))
+    mode = ipu.ops.pipelining_ops.RecomputationMode.RecomputeThenBackpropagate
+    with strategy_scope():
+        model = compiled(staged(), 4)
+        model.set_pipelining_options(
+            4, pipeline_schedule=Schedule.Sequential, recomputation_mode=mode
+        )
+        if allowed:
+            with pytest.raises(NotImplementedError, match="Sequential schedule does not recompute"):
+                model.fit(*data, batch_size=4, verbose=0)
+            model.set_pipelining_options(4, recomputation_mode=mode)
+        model.fit(*data, batch_size=4, verbose=0)
+        plan = model.fit.__self__.native["fit"].__self__.runner.current
+    assert plan.pipeline.recompute == allowed
 
 
 def test_stages_need_devices(configure, data):
@@ -209,10 +333,21 @@ def test_refuses_what_the_engine_would_bypass(data):
         eager.compile("sgd", "mse", run_eagerly=True)
     with pytest.raises(RuntimeError, match="Own overrides train_step"):
         own.fit(*data)
-    with pytest.raises(RuntimeError, match="run_eagerly=True"):
-        eager.fit(*data)
-    with pytest.raises(RuntimeError, match="run_eagerly=True"):
-        eager.evaluate(*data)
+    for run in (eager.fit, eager.evaluate, eager.predict):
+        with pytest.raises(RuntimeError, match="run_eagerly=True"):
+            run(data[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "method"), [("train", "fit"), ("test", "evaluate"), ("predict", "predict")]
+)
+def test_refuses_a_model_that_makes_its_own_program(data, name, method):
+    function = f"make_{name}_function"
+    own = type("Own", (keras.Sequential,), {function: lambda self, force=False: None})
+    with strategy_scope():
+        model = compiled(own([keras.Input((4,)), keras.layers.Dense(1)]))
+    with pytest.raises(RuntimeError, match=rf"Own overrides {function}, which {method}\(\)"):
+        getattr(model, method)(data[0])
 
 
 def test_steps_of_ones_own_are_run_by_stock_keras_unless_in_stages(configure, data):
@@ -251,6 +386,28 @@ def test_stages_do_not_run_a_call_of_ones_own(configure, data):
         model.fit(*data, batch_size=2, verbose=0)
 
 
+def test_training_may_have_no_default(configure, data):
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = keras.layers.Dense(3), keras.layers.Dense(1)
+            self.dropout = keras.layers.Dropout(0.5)
+
+        def call(self, inputs, training):
+            with ipu.keras.PipelineStage(0):
+                x = self.first(inputs)
+            with ipu.keras.PipelineStage(1):
+                return self.second(self.dropout(x, training=training))
+
+    configure(2)
+    with strategy_scope():
+        model = compiled(Own(), 4)
+        model.set_pipelining_options(4)
+        model.fit(*data, batch_size=2, verbose=0)
+        stages = [entry.pipeline_stage for entry in model.get_pipeline_stage_assignment()]
+    assert stages == [0, 1, 1]
+
+
 class Subclassed(keras.Model):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -273,6 +430,8 @@ def test_a_subclassed_model_has_the_stages_of_its_calls(configure, data, tmp_pat
         compiled(model, steps_per_execution=8)
         with pytest.raises(RuntimeError, match=r"was not built.*Call model\.build"):
             model.get_pipeline_stage_assignment()
+        with pytest.raises(RuntimeError, match=r"was not built.*Call model\.build"):
+            model.set_pipeline_stage_assignment([])
         model.fit(*data, batch_size=2, shuffle=False, verbose=0)
         found = model.get_pipeline_stage_assignment()
     for own, stock in zip(model.get_weights(), stock_weights(data, 16, 2), strict=True):
@@ -329,6 +488,7 @@ def test_layers_that_come_later_need_stages_anew(configure, data, caplog):
         model.add(keras.layers.Dense(1))
     with pytest.raises(ValueError, match="stages for 2 layers, but has 3 now"):
         model.fit(*data, batch_size=2, verbose=0)
+    np.testing.assert_array_equal(model(data[0]).shape, (32, 1))  # a call knows no stages
     assert [a.pipeline_stage for a in model.get_pipeline_stage_assignment()] == [None] * 3
     assert "has other layers" in caplog.text
     model.set_pipeline_stage_assignment([0, 1, 1])
@@ -349,7 +509,8 @@ def test_one_stage_is_no_pipeline(configure, data):
     model.fit(*data, batch_size=2, verbose=0)
 
 
-def test_refuses_an_optimizer_whose_own_way_would_be_bypassed(configure, data):
+@pytest.mark.parametrize("wrap", [lambda own: own, keras.optimizers.LossScaleOptimizer])
+def test_refuses_an_optimizer_whose_own_way_would_be_bypassed(configure, data, wrap):
     class Own(keras.optimizers.SGD):
         def minimize(self, *args):
             raise AssertionError(args)
@@ -357,7 +518,7 @@ def test_refuses_an_optimizer_whose_own_way_would_be_bypassed(configure, data):
     configure(1)
     with strategy_scope():
         model = sequential()
-        model.compile(Own(), "mse", steps_per_execution=4)
+        model.compile(wrap(Own()), "mse", steps_per_execution=4)
         model.set_gradient_accumulation_options(4)
     with pytest.raises(ValueError, match=r"Own defines minimize\(\)"):
         model.fit(*data, batch_size=2, verbose=0)

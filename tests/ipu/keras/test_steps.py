@@ -1,6 +1,9 @@
+from types import SimpleNamespace
+
+import keras
 import numpy as np
 import pytest
-from convoy.ipu.keras.steps import check_execution, steps_per_replica
+from convoy.ipu.keras.steps import check_execution, of_each_replica, steps_per_replica
 
 
 def arrays(samples, **arguments):
@@ -82,6 +85,45 @@ def test_refuses_data_of_unknown_size():
 
     with pytest.raises(ValueError, match=r"Endless is not known\. Pass steps_per_epoch"):
         steps_per_replica({"x": Endless()}, 1)
+    assert steps_per_replica({"x": Endless(), "steps_per_epoch": 8}, 2) == 4
+
+
+class Sized(keras.utils.PyDataset):
+    def __init__(self, *sizes):
+        super().__init__()
+        self.sizes = sizes
+
+    def __len__(self):
+        return len(self.sizes)
+
+    def __getitem__(self, index):
+        return np.zeros((self.sizes[index], 2)), np.zeros(self.sizes[index])
+
+
+def test_refuses_a_data_set_whose_last_batch_is_smaller():
+    assert steps_per_replica({"x": Sized(4, 4, 4)}, 1) == 3
+    with pytest.raises(ValueError, match=r"last batch of Sized has 2 samples, the first 4\. L"):
+        steps_per_replica({"x": Sized(4, 4, 2)}, 1)
+    assert steps_per_replica({"x": Sized(4, 4, 2), "steps_per_epoch": 2}, 1) == 2
+
+
+def test_refuses_a_data_set_whose_batches_have_no_known_size():
+    def data_set(size):
+        specs = tuple(keras.KerasTensor((size, *shape)) for shape in ((28, 28), ()))
+        return SimpleNamespace(element_spec=specs)
+
+    with pytest.raises(ValueError, match=r"of shape \(None, 28, 28\).* drop_remainder=True"):
+        steps_per_replica({"x": data_set(None), "steps_per_epoch": 4}, 1)
+    assert steps_per_replica({"x": data_set(8), "steps_per_epoch": 4}, 2) == 2
+
+
+def test_steps_of_an_evaluation_are_the_batches_of_all_replicas(caplog):
+    assert of_each_replica(4, 2) == 2
+    assert not caplog.records
+    assert of_each_replica(5, 2) == 2
+    assert "steps=5 does not divide over 2 replicas: 1 batches are left out" in caplog.text
+    with pytest.raises(ValueError, match=r"=1 is fewer than the 2 replicas.* multiple of 2"):
+        of_each_replica(1, 2)
 
 
 @pytest.mark.parametrize(

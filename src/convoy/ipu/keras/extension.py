@@ -303,7 +303,7 @@ class Extensions(Settings):
         self._build(arguments.get("x"), arguments.get("batch_size"))
         _, replicas = self._prepare(name)
         if arguments.get("steps") is not None:
-            arguments["steps"] = max(1, arguments["steps"] // replicas)
+            arguments["steps"] = steps.of_each_replica(arguments["steps"], replicas)
         return self.native[name](**arguments)
 
     def _arguments(self, name: str, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:

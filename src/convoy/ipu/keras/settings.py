@@ -84,19 +84,24 @@ class Settings:
             gradient_accumulation_steps_per_replica: micro-batches of a weight update: a multiple
                 of twice the stages (Grouped) or of the stages (Interleaved). `None` leaves it as
                 it is.
-            device_mapping: the device of each stage; by default one for each.
+            device_mapping: the device of each stage; one for each unless it was ever given.
+                `None` leaves it as it is.
             accumulate_outfeed: whether callbacks are told of executions even if
-                `set_asynchronous_callbacks` says otherwise; `None` is no.
+                `set_asynchronous_callbacks` says otherwise; at first they are not. `None` leaves
+                it as it is.
             gradient_accumulation_reduction_method: of the gradients of these micro-batches.
             pipelining_kwargs: `pipeline_schedule`, `recomputation_mode`,
-                `gradient_accumulation_dtype`; others are checked and have no effect.
+                `gradient_accumulation_dtype`; others are checked and have no effect. They take the
+                place of those of the call before.
         """
         pipeline_options.check_count(gradient_accumulation_steps_per_replica)
         method = GradientAccumulationReductionMethod.parse(gradient_accumulation_reduction_method)
         count = gradient_accumulation_steps_per_replica or self.pipeline.count
-        self.pipeline = pipeline_options.read(count, device_mapping, method, pipelining_kwargs)
+        mapping = self.pipeline.device_mapping if device_mapping is None else device_mapping
+        self.pipeline = pipeline_options.read(count, mapping, method, pipelining_kwargs)
         self.method = method
-        self.accumulate_outfeed = bool(accumulate_outfeed)
+        if accumulate_outfeed is not None:
+            self.accumulate_outfeed = bool(accumulate_outfeed)
 
     def set_asynchronous_callbacks(self, asynchronous: bool = False) -> None:
         """Choose whether callbacks are told of every step and replica while the devices go on.

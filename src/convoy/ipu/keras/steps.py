@@ -23,6 +23,7 @@ def steps_per_replica(arguments: dict[str, Any], replicas: int) -> int:
         ValueError: if the data does not come in whole batches, its size is unknown, or it has not
             a batch for each replica.
     """
+    _check_whole(arguments)
     batches = _batches(arguments, replicas)
     if batches < replicas:
         raise ValueError(
@@ -35,6 +36,58 @@ def steps_per_replica(arguments: dict[str, Any], replicas: int) -> int:
             f"divide over {replicas} replicas."
         )
     return batches // replicas
+
+
+def of_each_replica(steps: int, replicas: int) -> int:
+    """Return the steps of `evaluate` or `predict` on each replica.
+
+    Args:
+        steps: batches of all replicas together, as given.
+        replicas: of the model.
+
+    Raises:
+        ValueError: if there is not a batch for each replica.
+    """
+    if steps < replicas:
+        raise ValueError(
+            f"steps={steps} is fewer than the {replicas} replicas, which take a batch each. Pass a "
+            f"multiple of {replicas}."
+        )
+    if steps % replicas:
+        log.warning(
+            f"steps={steps} does not divide over {replicas} replicas: {steps % replicas} batches "
+            "are left out."
+        )
+    return steps // replicas
+
+
+def _check_whole(arguments: dict[str, Any]) -> None:
+    """Refuse a data set whose last batch may be, or is, smaller than the others.
+
+    Raises:
+        ValueError: if it is one.
+    """
+    x: Any = arguments.get("x")
+    for spec in keras.tree.flatten(getattr(x, "element_spec", ())):
+        if None in tuple(spec.shape):
+            raise ValueError(
+                f"The data set has batches of shape {tuple(spec.shape)}, where None is not known "
+                "beforehand. Make them by batch(..., drop_remainder=True)."
+            )
+    if isinstance(x, keras.utils.PyDataset) and x.num_batches:
+        steps = arguments.get("steps_per_epoch")
+        if steps is not None and steps < x.num_batches:
+            return  # a run may end before the last one
+        first, last = (_samples(x[index]) for index in (0, x.num_batches - 1))
+        if first != last:
+            raise ValueError(
+                f"The last batch of {type(x).__name__} has {last} samples, the first {first}. "
+                "Leave out the incomplete one."
+            )
+
+
+def _samples(batch: Any) -> int:
+    return int(jax.tree.leaves(batch)[0].shape[0])
 
 
 def _batches(arguments: dict[str, Any], replicas: int) -> int:

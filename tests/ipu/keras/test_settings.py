@@ -1,0 +1,96 @@
+import keras
+import pytest
+from convoy import ipu
+
+Schedule = ipu.ops.pipelining_ops.PipelineSchedule
+Method = ipu.gradient_accumulation.GradientAccumulationReductionMethod
+
+
+@pytest.fixture
+def model():
+    with ipu.ipu_strategy.IPUStrategy().scope():
+        return keras.Sequential([keras.Input((2,)), keras.layers.Dense(2), keras.layers.Dense(1)])
+
+
+@pytest.fixture
+def settings(model):
+    return model.fit.__self__
+
+
+def test_a_count_that_is_not_given_stays(model, settings):
+    model.set_gradient_accumulation_options(4)
+    model.set_gradient_accumulation_options(gradient_accumulation_reduction_method=Method.MEAN)
+    assert (settings.accumulation, settings.method) == (4, Method.MEAN)
+    model.set_pipelining_options(8)
+    model.set_pipelining_options()
+    assert (settings.pipeline.count, settings.method) == (8, Method.SUM)
+
+
+def test_named_arguments_that_are_not_given_stay_and_others_are_replaced(model, settings):
+    replaced = {
+        "pipeline_schedule": Schedule.Interleaved,
+        "gradient_accumulation_dtype": "float16",
+    }
+    model.set_pipelining_options(4, [1, 0], True, **replaced)
+    model.set_pipelining_options(8)
+    assert (settings.pipeline.count, settings.pipeline.device_mapping) == (8, [1, 0])
+    assert settings.accumulate_outfeed
+    assert (settings.pipeline.schedule, settings.pipeline.dtype) == (Schedule.Grouped, None)
+    model.set_pipelining_options(device_mapping=[0, 1], accumulate_outfeed=False)
+    assert settings.pipeline.device_mapping == [0, 1]
+    assert not settings.accumulate_outfeed
+
+
+@pytest.mark.parametrize("name", ["opt", "num_mini_batches", "experimental_normalize_gradients"])
+def test_the_accumulating_optimizer_is_made_here(model, name):
+    with pytest.raises(ValueError, match=rf"options\(\) does not take '{name}'"):
+        model.set_gradient_accumulation_options(2, **{name: 1})
+
+
+def test_state_that_stays_is_not_divided(model):
+    with pytest.raises(ValueError, match="which is False"):
+        model.set_gradient_accumulation_options(
+            2, replicated_optimizer_state_sharding=True, offload_weight_update_variables=False
+        )
+
+
+def test_gradients_add_up_in_a_type(model):
+    with pytest.raises(ValueError, match=r"dtype='half' is not a type\. Pass 'float32'"):
+        model.set_gradient_accumulation_options(2, dtype="half")
+
+
+def test_names_once_what_has_no_effect(model, caplog):
+    for _ in range(2):
+        model.set_gradient_accumulation_options(
+            2, use_v2_gradient_accumulation_optimizer=True, offload_weight_update_variables=True
+        )
+    (said,) = caplog.records
+    assert said.getMessage().endswith(
+        "set_gradient_accumulation_options: offload_weight_update_variables, "
+        "use_v2_gradient_accumulation_optimizer."
+    )
+
+
+@pytest.mark.parametrize(
+    ("queue", "name"),
+    [
+        ("infeed", "dataset"),
+        ("infeed", "infeed_spec"),
+        ("infeed", "element_spec"),
+        ("infeed", "_internal_id"),
+        ("outfeed", "outfeed_mode"),
+        ("outfeed", "device_ordinal"),
+    ],
+)
+def test_queues_are_made_by_keras(model, queue, name):
+    with pytest.raises(ValueError, match=f"does not take '{name}'. It takes "):
+        getattr(model, f"set_{queue}_queue_options")(**{name: 1})
+
+
+def test_the_type_of_sums_reaches_the_engine(model, settings, rng):
+    model.compile("sgd", "mse", steps_per_execution=2)
+    model.set_gradient_accumulation_options(2, dtype="float16")
+    x = rng.normal(size=(4, 2)).astype("float32")
+    model.fit(x, x[:, :1], batch_size=2, verbose=0)
+    engine = settings.native["fit"].__self__
+    assert engine.runner.current.accumulation.dtype == "float16"
