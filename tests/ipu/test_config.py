@@ -10,16 +10,75 @@ def values_of(config):
     return config.to_dict()
 
 
-def test_begins_with_the_defaults():
+DEFAULTS = {
+    "auto_select_ipus": [],
+    "select_ipus": [],
+    "allow_recompute": False,
+    "selection_order": ipu.config.SelectionOrder.AUTO,
+    "serialization_output_folder": "",
+    "compilation_poplar_options": {},
+    "gcl_poplar_options": {},
+    "convolutions.poplar_options": {},
+    "matmuls.poplar_options": {},
+    "matmuls.clear_pass_type": False,
+    "slices.poplar_options": {},
+    "pooling.poplar_options": {},
+    "floating_point_behaviour.inv": False,
+    "floating_point_behaviour.div0": False,
+    "floating_point_behaviour.oflo": False,
+    "floating_point_behaviour.nanoo": False,
+    "floating_point_behaviour.esr": ipu.config.StochasticRoundingBehaviour.OFF,
+    "floating_point_behaviour.set_all": False,
+    "norms.use_stable_statistics": False,
+    "norms.experimental.distributed_batch_norm_replica_group_size": 1,
+    "optimizations.math.fast": False,
+    "optimizations.math.dot_strength": True,
+    "optimizations.enable_fast_math": False,
+    "optimizations.prefetch_data_streams": True,
+    "optimizations.combine_embedding_lookups": False,
+    "optimizations.combine_matmuls": False,
+    "optimizations.enable_graph_outlining": True,
+    "optimizations.merge_infeed_io_copies": True,
+    "optimizations.maximum_cross_replica_sum_buffer_size": 0,
+    "optimizations.maximum_reduce_scatter_buffer_size": 0,
+    "optimizations.maximum_inter_ipu_copies_buffer_size": 0,
+    "optimizations.maximum_send_recv_cluster_size": 0,
+    "optimizations.maximum_reduce_many_buffer_size": 0,
+    "optimizations.maximum_all_gather_buffer_size": 0,
+    "optimizations.minimum_remote_tensor_size": 128,
+    "optimizations.merge_remote_buffers": ipu.config.MergeRemoteBuffersBehaviour.IF_BENEFICIAL,
+    "optimizations.enable_gather_simplifier": True,
+    "optimizations.enable_dynamic_slice_replacement": True,
+    "optimizations.triangular_solve_expander_block_size": 0,
+    "optimizations.cholesky_block_size": 0,
+    "scheduling.algorithm": ipu.config.SchedulingAlgorithm.CHOOSE_BEST,
+    "scheduling.maximum_scheduler_lookahead_depth": 5,
+    "scheduling.maximum_scheduler_search_space_size": 64,
+    "io_tiles.num_io_tiles": 0,
+    "io_tiles.place_ops_on_io_tiles": False,
+    "io_tiles.available_memory_proportion": 0.9,
+    "device_connection.type": ipu.config.DeviceConnectionType.ALWAYS,
+    "device_connection.version": "",
+    "device_connection.enable_remote_buffers": False,
+    "ipu_model.compile_ipu_code": True,
+    "ipu_model.tiles_per_ipu": 0,
+    "ipu_model.version": "ipu2",
+    "experimental.always_rearrange_copies_on_the_host": False,
+    "experimental.enable_remote_buffer_embedding": False,
+    "experimental.enable_prng_stability": False,
+    "experimental.multi_replica_distribution.process_index": 0,
+    "experimental.multi_replica_distribution.process_count": 0,
+}
+
+
+def test_has_every_option_with_its_default():
     config = ipu.config.IPUConfig()
-    assert config.auto_select_ipus == []
-    assert config.allow_recompute is False
-    assert config.optimizations.prefetch_data_streams is True
-    assert config.optimizations.minimum_remote_tensor_size == 128
-    assert config.io_tiles.available_memory_proportion == 0.9
-    assert config.ipu_model.version == "ipu2"
-    assert config.selection_order is ipu.config.SelectionOrder.AUTO
-    assert config.norms.experimental.distributed_batch_norm_replica_group_size == 1
+    assert set(values_of(config)) == set(DEFAULTS)
+    for path, default in DEFAULTS.items():
+        found = config
+        for name in path.split("."):
+            found = getattr(found, name)
+        assert (found, type(found)) == (default, type(default))
 
 
 def test_configurations_share_nothing():

@@ -33,9 +33,12 @@ def weight_after_one_update(strategy, count=1, **options):
     return float(model.get_weights()[0][0, 0])
 
 
-def test_replicas_add_up_their_gradients(configure):
+@pytest.mark.parametrize(
+    ("strategy", "expected"), [(ipu.ipu_strategy.IPUStrategy, 1 + 2), (PopDistStrategy, 3 / 2)]
+)
+def test_replicas_add_up_their_gradients_or_take_the_mean(configure, strategy, expected):
     configure(2)
-    assert weight_after_one_update(ipu.ipu_strategy.IPUStrategy()) == -(1 + 2)
+    assert weight_after_one_update(strategy()) == -expected
 
 
 @pytest.mark.parametrize(
@@ -46,12 +49,40 @@ def test_replicas_add_up_their_gradients(configure):
         (ipu.ipu_strategy.IPUStrategy, "RUNNING_MEAN", -(1 + 2 + 4 + 8) / 2),
         (PopDistStrategy, "sum", -(1 + 2 + 4 + 8) / 2),
         (PopDistStrategy, "mean", -(1 + 2 + 4 + 8) / 4),
+        (PopDistStrategy, "running_mean", -(1 + 2 + 4 + 8) / 4),
     ],
 )
 def test_gradients_of_micro_batches_and_replicas(configure, strategy, method, expected):
     configure(2)
     options = {"gradient_accumulation_reduction_method": method}
     assert weight_after_one_update(strategy(), 2, **options) == expected
+
+
+@pytest.mark.parametrize(
+    ("strategy", "method", "expected"),
+    [
+        (ipu.ipu_strategy.IPUStrategy, "sum", 255),
+        (ipu.ipu_strategy.IPUStrategy, "mean", 255 / 4),
+        (ipu.ipu_strategy.IPUStrategy, "running_mean", 255 / 4),
+        (PopDistStrategy, "sum", 255 / 2),
+        (PopDistStrategy, "mean", 255 / 8),
+    ],
+)
+def test_gradients_and_losses_of_stages_and_replicas(configure, strategy, method, expected):
+    """Two replicas of two stages, and four micro-batches on each: 1, 2, 4 and so on to 128."""
+    configure(4)
+    x = 2.0 ** np.arange(8, dtype="float32")[:, None]
+    with strategy().scope():
+        model = weighing()
+        model.add(keras.layers.Identity())
+        model.set_pipeline_stage_assignment([0, 1])
+        model.set_pipelining_options(4, gradient_accumulation_reduction_method=method)
+        model.compile(keras.optimizers.SGD(1.0), lambda y, found: y + found, steps_per_execution=4)
+    history = model.fit(x, x, batch_size=1, shuffle=False, verbose=0)
+    assert model.get_weights()[0][0, 0] == -expected
+    # Whatever becomes of gradients: the mean over all micro-batches and replicas.
+    assert history.history["loss"] == [255 / 8]
+    assert model.optimizer.iterations == 1
 
 
 def test_tells_keras_of_one_replica(configure):
@@ -77,6 +108,7 @@ def test_options_reach_the_engine(configure):
         config.norms.experimental.distributed_batch_norm_replica_group_size = 2
         config.optimizations.maximum_cross_replica_sum_buffer_size = 100
         config.floating_point_behaviour.set_all = True
+        config.allow_recompute = True
 
     configure(4, change)
     with ipu.ipu_strategy.IPUStrategy().scope():
@@ -85,11 +117,40 @@ def test_options_reach_the_engine(configure):
     assert engine.plan.norm_group == 2
     assert engine.plan.bucket_bytes == 100
     assert engine.numerics.stochastic_rounding == "on"
+    assert engine.allow_recompute
+
+
+def test_replicas_that_share_statistics_are_groups(configure):
+    def change(config):
+        config.norms.experimental.distributed_batch_norm_replica_group_size = 3
+
+    configure(4, change)
+    strategy = ipu.ipu_strategy.IPUStrategy()
+    with pytest.raises(ValueError, match="=3 does not divide 4 replicas"), strategy.scope():
+        pass
+
+
+def test_statistics_are_stable_whether_asked_for_or_not(configure, rng):
+    """The variance is that of differences from the mean, however large that is."""
+    configure(1)
+    x = (1000 + rng.normal(size=(32, 4))).astype("float32")
+    with ipu.ipu_strategy.IPUStrategy().scope():
+        norm = keras.layers.BatchNormalization(momentum=0.0)
+        model = keras.Sequential([keras.Input((4,)), norm])
+        model.compile("sgd", "mse")
+    model.fit(x, x, batch_size=32, verbose=0)
+    np.testing.assert_allclose(norm.moving_variance, x.var(axis=0), rtol=1e-5)
 
 
 def test_leaves_models_plain_without_extensions():
     with ipu.ipu_strategy.IPUStrategy(enable_keras_extensions=False).scope():
         assert "fit" not in vars(weighing())
+    assert not hasattr(weighing(), "set_pipelining_options")
+
+
+def test_replicas_do_not_drift_apart():
+    with pytest.raises(NotImplementedError, match="would let the replicas' weights drift"):
+        PopDistStrategy(add_ipu_cross_replica_reductions=False)
 
 
 def test_refuses_a_device_that_is_no_ipu():
@@ -161,6 +222,7 @@ def test_reduces_over_replicas(configure):
     assert strategy.run(lambda: strategy.reduce("mean", index() + 1.0)) == 1.5
     assert strategy.run(lambda x: strategy.reduce("SUM", x, axis=0), (np.ones(3, "float32"),)) == 6
     assert strategy.supports_loss_scaling
+    assert strategy.reduce("MEAN", 3.0) == 3  # on the host
     with pytest.raises(ValueError, match="'MAX' is not a ReduceOp"):
         strategy.reduce("MAX", 1)
 

@@ -60,13 +60,16 @@ def test_names_once_what_has_no_effect(configure, caplog):
     def change(config):
         config.matmuls.clear_pass_type = True
         config.convolutions.poplar_options["availableMemoryProportion"] = "0.6"
+        config.convolutions.poplar_options["partialsType"] = "half"
+        config.matmuls.poplar_options["partialsType"] = "float"
 
     configure(1, change)
     configure(2, change)
     said = [record.message for record in caplog.records if "No effect" in record.message]
     assert said == [
         "No effect on these devices, and ignored in the configuration: "
-        "convolutions.poplar_options['availableMemoryProportion'], matmuls.clear_pass_type."
+        "convolutions.poplar_options['availableMemoryProportion'], "
+        "convolutions.poplar_options['partialsType'], matmuls.clear_pass_type."
     ]
 
 
@@ -98,6 +101,13 @@ def set_at(path, value):
             "needs device_connection.version",
         ),
         (
+            "device_connection.type",
+            ipu.config.DeviceConnectionType.NEVER,
+            ValueError,
+            "needs device_connection.version",
+        ),
+        ("auto_select_ipus", [1, 0], ValueError, "a logical device needs 1 or more"),
+        (
             "experimental.multi_replica_distribution.process_count",
             2,
             NotImplementedError,
@@ -108,6 +118,26 @@ def set_at(path, value):
 def test_refuses_options_that_do_not_fit_together(configure, path, value, error, match):
     with pytest.raises(error, match=match):
         configure(1, set_at(path, value))
+
+
+def test_replicas_with_tiles_of_their_own_for_input_share_no_statistics(configure):
+    def change(config):
+        config.norms.experimental.distributed_batch_norm_replica_group_size = 2
+        config.io_tiles.num_io_tiles = 32
+
+    with pytest.raises(ValueError, match=r"does not go together with io_tiles\.num_io_tiles"):
+        configure(2, change)
+
+
+def test_takes_a_configuration_that_may_not_replace_another(configure):
+    config = configure(1)
+    ipu.config.configure_ipu_system(config, reset_configuration=False)
+    config.auto_select_ipus = 2
+    with pytest.raises(ValueError, match=r"Call reset_ipu_configuration\(\) first"):
+        ipu.config.configure_ipu_system(config, reset_configuration=False)
+    ipu.config.reset_ipu_configuration()
+    ipu.config.configure_ipu_system(config, reset_configuration=False)
+    assert len(system.devices_of("/device:IPU:0")) == 2
 
 
 def test_refuses_a_process_that_is_none_of_them(configure):

@@ -208,14 +208,9 @@ class Engine(convoy.Strategy):
 def settings(config: IPUConfig) -> dict[str, Any]:
     """Return the arguments of `convoy.Strategy` that a configuration stands for."""
     bucket = config.optimizations.maximum_cross_replica_sum_buffer_size
-    partials = [
-        getattr(config, category).poplar_options.get("partialsType")
-        for category in ("convolutions", "matmuls")
-    ]
     return {
         "batch_norm_group": config.norms.experimental.distributed_batch_norm_replica_group_size,
         "stochastic_rounding": _ROUNDING[system.stochastic_rounding(config)],
-        "half_partials": "half" in partials,
         **({"reduction_bucket": bucket} if bucket else {}),
     }
 

@@ -92,6 +92,7 @@ def _describe(value: Any) -> str:
 
 _TRAP = "floating_point_behaviour"
 _BUFFER = "bytes of gradients that replicas exchange at a time; 0 leaves the size to Convoy"
+_PARTIALS = "partialsType float: in what products are summed, whatever is asked for"
 
 OPTIONS: tuple[Option, ...] = (
     Option(
@@ -103,8 +104,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("serialization_output_folder", ""),
     Option("compilation_poplar_options", {}, "autoReport.all and autoReport.directory"),
     Option("gcl_poplar_options", {}),
-    Option("convolutions.poplar_options", {}, "partialsType"),
-    Option("matmuls.poplar_options", {}, "partialsType"),
+    Option("convolutions.poplar_options", {}, _PARTIALS),
+    Option("matmuls.poplar_options", {}, _PARTIALS),
     Option("matmuls.clear_pass_type", False),
     Option("slices.poplar_options", {}),
     Option("pooling.poplar_options", {}),

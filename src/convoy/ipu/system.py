@@ -227,8 +227,8 @@ def _name_what_has_no_effect(config: IPUConfig) -> None:
         if not option.has_effect and config._values[option.name] != option.default
     ]
     for category in ("convolutions", "matmuls"):
-        others = set(getattr(config, category).poplar_options) - {"partialsType"}
-        changed += [f"{category}.poplar_options[{key!r}]" for key in others]
+        others = getattr(config, category).poplar_options.items() - {("partialsType", "float")}
+        changed += [f"{category}.poplar_options[{key!r}]" for key, _ in others]
     words = config.compilation_poplar_options
     changed += [
         f"compilation_poplar_options[{key!r}]" for key in words if not key.startswith("autoReport.")
