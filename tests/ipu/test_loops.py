@@ -51,6 +51,40 @@ def test_replicas_take_turns_at_the_queue(configure):
     assert outfeed.dequeue() == []
 
 
+def test_a_body_may_return_what_a_queue_does():
+    outfeed = Outfeed()
+    assert repeat(2, lambda x: (x + 1, outfeed.enqueue({"x": x})), np.float32(0)) == 2
+    assert outfeed.dequeue()["x"].tolist() == [0, 1]
+    assert repeat(2, lambda: outfeed.enqueue({"x": np.float32(3)})) is None
+    assert outfeed.dequeue()["x"].tolist() == [3, 3]
+    with pytest.raises(ValueError, match=r"before a carried value\. Return the values first"):
+        repeat(2, lambda x: (outfeed.enqueue({"x": x}), x), np.float32(0))
+
+
+def test_an_outfeed_of_replicas_has_the_last_of_each(configure):
+    configure(2)
+    last = Outfeed(outfeed_mode=Mode.LAST)
+
+    def body(x):
+        last.enqueue((x, ipu.replication_ops.replication_index()))
+        return x + 1
+
+    repeat(3, body, np.float32(0))
+    values, replicas = last.dequeue()
+    assert (values.tolist(), replicas.tolist()) == ([2, 2], [0, 1])
+
+
+def test_a_program_runs_on_the_device_of_its_scope(configure):
+    configure([1, 2])
+
+    def count():
+        return ipu.cross_replica_ops.cross_replica_sum(np.float32(1))
+
+    assert ipu.ipu_compiler.compile(count) == (1,)
+    with ipu.scopes.ipu_scope("/device:IPU:1"):
+        assert ipu.ipu_compiler.compile(count) == (2,)
+
+
 def test_an_outfeed_keeps_all_or_the_last():
     everything, last = Outfeed(), Outfeed(outfeed_mode=Mode.LAST)
 
@@ -84,6 +118,10 @@ def test_compiles_functions():
 def test_refuses_bodies_that_return_something_else():
     with pytest.raises(TypeError, match="returned 2 values, but 1 are carried"):
         repeat(2, lambda x: (x, x), np.float32(0))
+    with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given"):
+        repeat(2, lambda x: x, np.float32(0), Infeed(numbers(2)))
+    with pytest.raises(TypeError, match="returned 0 values, but 1 are carried"):
+        while_loop(lambda x: x < 1, lambda x: None, np.float32(0))
     with pytest.raises(TypeError, match=r"returned int32\[\] for a value that is float32\[\]"):
         repeat(2, lambda x: np.int32(1), np.float32(0))
 
@@ -99,6 +137,8 @@ def test_refuses_wrong_use_of_queues():
         repeat(2, lambda x: None, None, Infeed([np.zeros(2), np.zeros(1)]))
     with pytest.raises(ValueError, match="buffer_depth=0"):
         Outfeed(buffer_depth=0)
+    with pytest.raises(ValueError, match="'most' is not a valid IPUOutfeedMode"):
+        Outfeed("most")
     with pytest.raises(ValueError, match="outside of a program"):
         Outfeed().enqueue(1)
     with pytest.raises(ValueError, match="Nothing was put"):
@@ -113,7 +153,10 @@ def test_refuses_wrong_use_of_queues():
 def test_counts_the_arrays_of_an_element():
     queue = Infeed([{"a": np.zeros(2), "b": np.zeros(3)}])
     assert queue.number_of_tuple_elements == 2
-    assert queue.prefetch_depth == 3
+    assert queue.prefetch_depth == Infeed([], prefetch_depth=0).prefetch_depth == 3
+    assert not queue.dequeued
+    repeat(1, lambda a, b: None, None, queue)
+    assert queue.dequeued
 
 
 def test_refuses_the_spec_of_an_estimator():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,7 +26,8 @@ def repeat(
     Args:
         n: how many times.
         body: takes the carried values, then an element of the queue: a tuple as several
-            arguments, a dict by name. Returns the carried values.
+            arguments, a dict by name. Returns the carried values, and behind them, if it likes,
+            what putting something into a queue returned.
         inputs: the carried values to begin with.
         infeed_queue: gives an element for each time and replica.
         use_while_v1: has no effect.
@@ -35,6 +37,7 @@ def repeat(
 
     Raises:
         TypeError: if the body returns another number of values, or values of other types.
+        ValueError: if what a queue returned is not behind the values.
     """
     del use_while_v1
     if program.tape() is None:
@@ -126,7 +129,7 @@ def _arguments(element: Any) -> tuple[tuple, dict[str, Any]]:
 
 
 def _check(returned: Any, carried: list[Any]) -> list[Any]:
-    values = [jnp.asarray(value) for value in _as_list(returned)]
+    values = [jnp.asarray(value) for value in _without_operations(_as_list(returned))]
     if len(values) != len(carried):
         raise TypeError(
             f"The body of a loop returned {len(values)} values, but {len(carried)} are carried. "
@@ -138,4 +141,15 @@ def _check(returned: Any, carried: list[Any]) -> list[Any]:
                 f"The body of a loop returned {value.dtype}{list(value.shape)} for a value that is "
                 f"{before.dtype}{list(before.shape)}. Return the same type and shape."
             )
+    return values
+
+
+def _without_operations(returned: list[Any]) -> list[Any]:
+    """Leave out what queues returned, which is nothing."""
+    values = list(itertools.takewhile(lambda value: value is not None, returned))
+    if any(value is not None for value in returned[len(values) :]):
+        raise ValueError(
+            "The body of a loop returned None, as a queue's enqueue() does, before a carried "
+            "value. Return the values first."
+        )
     return values
