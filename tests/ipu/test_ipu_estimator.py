@@ -1,4 +1,5 @@
 import logging
+import re
 
 import keras
 import numpy as np
@@ -100,6 +101,20 @@ def test_the_loss_is_the_mean_over_the_loop_and_replicas(tmp_path):
     assert notes.losses == pytest.approx([14, 16, 18])
 
 
+def test_the_loss_of_a_single_step_is_the_mean_over_replicas_too(tmp_path):
+    """Two replicas see 0 and 1, then 2 and 3; a loss may be a multiple of another."""
+
+    def model_fn(features, mode):
+        loss = 2 * keras.ops.mean(weight_of(features))
+        optimizer = ipu.optimizers.CrossReplicaOptimizer(keras.optimizers.SGD(0.0))
+        return IPUEstimatorSpec(mode, loss=loss, train_op=optimizer)
+
+    notes = Losses()
+    estimator = IPUEstimator(model_fn, tmp_path, config(replicas=2))
+    estimator.train(counting(), steps=2, hooks=[notes])
+    assert notes.losses == [2 * 0.5, 2 * 2.5]
+
+
 def test_replicas_take_the_mean_and_predict_in_order(tmp_path):
     def averaged(loss):
         optimizer = ipu.optimizers.CrossReplicaOptimizer(keras.optimizers.SGD(0.5))
@@ -120,6 +135,24 @@ def test_replicas_need_an_optimizer_that_brings_gradients_together(tmp_path):
     estimator = IPUEstimator(mean_of(sgd), tmp_path, config(replicas=2))
     with pytest.raises(ValueError, match=r"ipu\.optimizers\.CrossReplicaOptimizer"):
         estimator.train(counting(), steps=1)
+
+    def accumulated(loss):
+        return ipu.optimizers.GradientAccumulationOptimizerV2(keras.optimizers.SGD(0.5), 2)
+
+    alone = IPUEstimator(mean_of(accumulated), tmp_path, config(loop=2, replicas=2))
+    with pytest.raises(ValueError, match=r"ipu\.optimizers\.CrossReplicaOptimizer"):
+        alone.train(counting(), steps=2)
+
+
+def test_replicas_take_the_mean_of_what_each_has_accumulated(tmp_path):
+    def averaged(loss):
+        wrapped = ipu.optimizers.CrossReplicaGradientAccumulationOptimizerV2
+        return wrapped(keras.optimizers.SGD(0.5), 2)
+
+    estimator = IPUEstimator(mean_of(averaged), tmp_path, config(loop=2, replicas=2))
+    estimator.train(counting(), steps=2)
+    # The first replica sees 0 and 2, the second 1 and 3.
+    assert weight(estimator) == pytest.approx(1 - 0.5 * np.mean([0 + 2, 1 + 3]))
 
 
 def test_gradients_are_accumulated_as_the_optimizer_says(tmp_path):
@@ -175,6 +208,25 @@ def test_a_hook_logs_values_of_the_loop(tmp_path, caplog):
         estimator.train(counting(), steps=2, hooks=[IPULoggingTensorHook(at_end=True)])
     with pytest.raises(ValueError, match="pass one of them"):
         IPULoggingTensorHook(every_n_iter=1, every_n_secs=1)
+
+
+def test_a_hook_logs_the_last_value_by_default(tmp_path, caplog):
+    caplog.set_level(logging.INFO, logger="convoy.estimator")
+    hooks = [IPULoggingTensorHook(every_n_iter=1), IPULoggingTensorHook(at_end=True)]
+
+    def logged(loss):
+        return [keras.optimizers.SGD(0.0), hooks[0].log({"a": loss}), hooks[1].log([loss])]
+
+    settings = config(loop=2, log_step_count_steps=None)
+    IPUEstimator(mean_of(logged), tmp_path, settings).train(counting(), steps=4)
+    lines = [record.message for record in caplog.records if record.name == "convoy.estimator"]
+    patterns = [
+        r"a = 1\.0, step = 2 \(\d+\.\d{3} sec\)",
+        r"a = 3\.0, step = 4 \(\d+\.\d{3} sec\)",
+        r"\w+ = 3\.0, step = 4 \(\d+\.\d{3} sec\)",
+    ]
+    for line, pattern in zip(lines, patterns, strict=True):
+        assert re.fullmatch(pattern, line)
 
 
 @pytest.mark.parametrize("distances", [{}, {"every_n_iter": 1, "every_n_secs": 2.0}])
@@ -251,6 +303,35 @@ def test_refuses_arguments_that_have_no_meaning(tmp_path, arguments, error, matc
 def test_a_spec_has_what_its_mode_needs(arguments, error, match):
     with pytest.raises(error, match=match):
         IPUEstimatorSpec(**arguments)
+
+
+def test_a_model_function_returns_a_spec_for_its_mode(tmp_path):
+    other = IPUEstimator(lambda features, mode: 3, tmp_path)
+    with pytest.raises(ValueError, match="returned int, not an IPUEstimatorSpec"):
+        other.train(counting(), steps=1)
+    nothing = IPUEstimator(lambda features, mode: IPUEstimatorSpec(mode), tmp_path)
+    with pytest.raises(ValueError, match="for PREDICT has no predictions"):
+        next(nothing.predict(counting()))
+
+
+def test_an_input_function_is_given_what_it_names(tmp_path):
+    seen = []
+
+    def input_fn(mode, params, config, input_context):
+        seen.append((mode, params, config.steps_per_execution, input_context))
+        return counting()()
+
+    estimator = IPUEstimator(mean_of(sgd), tmp_path, config(loop=2), params={"a": 1})
+    estimator.train(input_fn, steps=2)
+    assert seen == [(ModeKeys.TRAIN, {"a": 1}, 2, None)]
+
+
+def test_devices_selected_by_number_are_as_many_as_replicas(tmp_path):
+    options = ipu.config.IPUConfig()
+    options.select_ipus = [1]
+    estimator = IPUEstimator(mean_of(sgd), tmp_path, RunConfig(IPURunConfig(1, options, 2)))
+    with pytest.raises(ValueError, match=r"are 2 devices, but 1 are selected\. Make them"):
+        estimator.train(counting(), steps=1)
 
 
 def test_refuses_a_training_operation_without_an_optimizer(tmp_path):

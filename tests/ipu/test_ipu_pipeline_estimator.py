@@ -130,6 +130,73 @@ def test_refuses_numbers_that_do_not_fit(tmp_path, count, loop, shards, settings
         estimator.train(ones(), steps=loop)
 
 
+def run(estimator, mode, steps):
+    """Run a pipeline without weight updates, as far as its first device call."""
+    if mode == "eval":
+        return estimator.evaluate(ones(), steps=steps)
+    return next(estimator.predict(ones()))
+
+
+@pytest.mark.parametrize("mode", ["eval", "infer"])
+@pytest.mark.parametrize(
+    ("count", "loop", "settings", "error", "match"),
+    [
+        (3, 3, {}, FailedPreconditionError, "gradient_accumulation_count=3 is not a multiple of 2"),
+        (
+            3,
+            3,
+            {"pipeline_schedule": PipelineSchedule.Interleaved},
+            FailedPreconditionError,
+            "gradient_accumulation_count=3 is not a multiple of 2",
+        ),
+        (4, 6, {}, ValueError, "iterations_per_loop=6 is not a multiple"),
+    ],
+)
+def test_refuses_numbers_that_do_not_fit_in_other_modes(
+    tmp_path, mode, count, loop, settings, error, match
+):
+    estimator = IPUPipelineEstimator(
+        lambda mode: line(mode, count, **settings), tmp_path, config(loop)
+    )
+    with pytest.raises(error, match=match):
+        run(estimator, mode, loop)
+
+
+@pytest.mark.parametrize(
+    ("count", "schedule"), [(2, PipelineSchedule.Grouped), (3, PipelineSchedule.Sequential)]
+)
+def test_a_stage_is_enough_for_each_micro_batch_of_an_evaluation(tmp_path, count, schedule):
+    estimator = IPUPipelineEstimator(
+        lambda mode: line(mode, count, pipeline_schedule=schedule), tmp_path, config(count)
+    )
+    assert run(estimator, "eval", count)["loss"] == X * START
+
+
+def test_tiles_for_input_and_output_want_more_micro_batches(tmp_path):
+    settings = config(3)
+    tiles = settings.ipu.ipu_options.io_tiles
+    tiles.num_io_tiles, tiles.place_ops_on_io_tiles = 32, True
+    estimator = IPUPipelineEstimator(lambda mode: line(mode, 3), tmp_path, settings)
+    with pytest.raises(FailedPreconditionError, match="=3 is not 4 or more, with io_tiles"):
+        run(estimator, "eval", 3)
+
+
+def test_three_stages_fill_four_shards_but_for_one(tmp_path):
+    def model_fn(mode):
+        two = line(mode, 6)
+        first, last = two.computational_stages
+        return IPUPipelineEstimatorSpec(
+            mode,
+            [first, lambda product, labels: (2 * product, labels), last],
+            gradient_accumulation_count=6,
+            optimizer_function=two.optimizer_function,
+        )
+
+    estimator = IPUPipelineEstimator(model_fn, tmp_path, config(6, shards=4))
+    estimator.train(ones(), steps=6)
+    assert weight(estimator) == pytest.approx(START - 6 * RATE * 2 * X)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
@@ -173,6 +240,50 @@ def test_refuses_functions_that_do_not_fit(tmp_path):
     estimator = IPUPipelineEstimator(without_loss, tmp_path, config(4))
     with pytest.raises(KeyError, match="no 'loss'"):
         estimator.evaluate(ones(), steps=4)
+
+
+def changed(tmp_path, **changes):
+    """Return an estimator whose spec is that of a line but for some changes."""
+
+    def model_fn(mode):
+        spec = line(mode)
+        vars(spec).update(changes)
+        return spec
+
+    return IPUPipelineEstimator(model_fn, tmp_path, config(4))
+
+
+def test_refuses_what_functions_return_that_is_none(tmp_path):
+    with pytest.raises(TypeError, match="metrics returned float, not a dict"):
+        changed(tmp_path, eval_metrics_fn=lambda loss: 1.0).evaluate(ones(), steps=4)
+    with pytest.raises(TypeError, match="returned int, not an OptimizerFunctionOutput"):
+        changed(tmp_path, optimizer_function=lambda loss: 3).train(ones(), steps=4)
+    stages = (lambda features: features, lambda x: (x, x))
+    several = changed(tmp_path, computational_stages=stages)
+    with pytest.raises(ValueError, match=r"returns 2 predictions\. Return one, or a dict"):
+        next(several.predict(ones()))
+
+
+@pytest.mark.parametrize(
+    ("wrap", "match"),
+    [
+        (
+            lambda sgd: ipu.optimizers.GradientAccumulationOptimizerV2(sgd, 2),
+            "accumulates gradients, and so does the pipeline",
+        ),
+        (
+            lambda sgd: ipu.optimizers.MapGradientOptimizer(sgd, lambda g, variable: g),
+            "MapGradientOptimizer is not there for models in stages",
+        ),
+    ],
+)
+def test_refuses_optimizers_that_a_pipeline_would_not_heed(tmp_path, wrap, match):
+    optimizer = wrap(keras.optimizers.SGD(RATE))
+    estimator = IPUPipelineEstimator(
+        lambda mode: line(mode, optimizer=optimizer), tmp_path, config(loop=4)
+    )
+    with pytest.raises(ValueError, match=match):
+        estimator.train(ones(), steps=4)
 
 
 def test_an_optimizer_function_returns_an_optimizer_and_a_loss():

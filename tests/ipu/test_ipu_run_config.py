@@ -44,6 +44,12 @@ def test_replicas_and_shards_are_all_the_devices():
     assert config.devices == 4
 
 
+def test_takes_what_earlier_releases_had(caplog):
+    assert IPURunConfig(compile_summary=True, autosharding=True).devices == 1
+    assert "ignored in IPURunConfig: compile_summary." in caplog.text
+    assert RunConfig().ipu == IPURunConfig()
+
+
 def test_speaks_of_the_same_as_the_native_one():
     config = RunConfig(
         IPURunConfig(iterations_per_loop=5),

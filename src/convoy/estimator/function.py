@@ -20,6 +20,11 @@ class Function(keras.Operation):
     def call(self, *args: Any, **kwargs: Any) -> Any:
         return self.computed(*args, **kwargs)
 
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        # Keras takes the product of a tensor and a number for a sparse one.
+        args, kwargs = keras.tree.map_structure(_dense, (args, kwargs))
+        return super().compute_output_spec(*args, **kwargs)
+
 
 def function(computed: Callable[..., Any]) -> Callable[..., Any]:
     """Have a JAX function take the tensors of a model function, which hold no values yet.
@@ -51,3 +56,9 @@ def function(computed: Callable[..., Any]) -> Callable[..., Any]:
 def is_tensor(value: Any) -> bool:
     """Say whether a value is a tensor of a graph, without numbers in it."""
     return isinstance(value, keras.KerasTensor)
+
+
+def _dense(value: Any) -> Any:
+    if is_tensor(value) and value.sparse:
+        return keras.KerasTensor(value.shape, value.dtype, name=value.name)
+    return value

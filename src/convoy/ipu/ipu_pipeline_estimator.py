@@ -199,7 +199,7 @@ class IPUPipelineEstimator(IPUEstimator):
             ModeKeys.TRAIN, loss=output.loss, optimizer=wishes.optimizer, hooks=spec.hooks
         )
         strategy = self._scaled(wishes) or self._placed(spec)
-        return Built(made, stages, accumulated, strategy)
+        return Built(made, stages, accumulated, strategy, wishes.gradient_map)
 
     def _recomputes(self) -> bool:
         options = self.ipu_config.ipu.ipu_options
