@@ -27,34 +27,34 @@ def run(images, script, *flags):
     return done.stdout
 
 
+BEGINNING = ["Loading the data...", "Initialize the model"]
+STAGES = ("--batch-size", "4")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "flags", "lines"),
     [
+        ("cifar10_ipu_strategy.py", (), [*BEGINNING, "Training...", "Check the result"]),
+        ("cifar10_ipu_estimator.py", (), [*BEGINNING, "Training...", "Check the result..."]),
+        ("cifar10_ipuestimator.py", (), [*BEGINNING, "Training...", "Check the result..."]),
+        ("cifar10_estimator_replica.py", (), [*BEGINNING, "Training...", "Check the result..."]),
         (
-            "cifar10_ipu_strategy.py",
+            "cifar10_ipu_estimator_replica.py",
             (),
-            ["Loading the data...", "Initialize the model", "Training...", "Check the result"],
-        ),
-        (
-            "cifar10_ipuestimator.py",
-            (),
-            ["Loading the data...", "Initialize the model", "Training...", "Check the result..."],
+            [*BEGINNING, "Training...", "Check the result..."],
         ),
         (
             "cifar10_replica.py",
-            (),
-            ["Loading the data...", "Initialize the model", "Training...", "Check the result..."],
+            ("--ipus", "4", "--batch-size", "8"),
+            [*BEGINNING, "Training...", "Check the result..."],
         ),
-        (
-            "cifar10_pipeline.py",
-            ("--batch-size", "4"),
-            ["Loading the data...", "Initialize the model", "Check the result..."],
-        ),
+        ("cifar10_pipeline_estimator.py", STAGES, [*BEGINNING, "Check the result..."]),
+        ("cifar10_pipeline.py", STAGES, [*BEGINNING, "Check the result..."]),
         (
             "cifar10_ipu_pipeline_estimator.py",
-            ("--batch-size", "4", "--pipeline-depth", "4", "--model_shard_position", "13"),
-            ["Loading the data...", "Initialize the model", "Check the result..."],
+            (*STAGES, "--pipeline-depth", "4", "--model_shard_position", "13"),
+            [*BEGINNING, "Check the result..."],
         ),
     ],
 )
@@ -69,6 +69,7 @@ def test_every_script_prints_what_its_page_says(images, script, flags, lines):
 
 def test_every_name_leads_to_a_script_that_is_listed():
     page = (FOLDER / "README.md").read_text()
+    assert len(list(FOLDER.glob("cifar10_*.py"))) == 9
     for script in FOLDER.glob("cifar10_*.py"):
         assert script.name in page
         (target,) = set(re.findall(r'with_name\("(.*?)"\)', script.read_text())) or {script.name}

@@ -51,6 +51,7 @@ def run(folder, images, *flags, environment=None):
 def test_trains_tests_and_reports(images, tmp_path, monkeypatch):
     monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", '{"autoReport.all":"true"}')
     flags = ("--batch-size", "8", "--batches-per-step", "2", "--log-interval", "0.001")
+    flags += ("--learning-rate", "0.001")
     done = run(tmp_path, images, *flags, "--epochs", "0.5", "--model-dir", "run")
     assert done.returncode == 0, done.stderr
     # 5 steps of 80 images in batches of 8, up to whole loops; then 4 of 32.
@@ -88,6 +89,10 @@ def test_tests_what_another_run_has_trained(images, tmp_path):
     assert first.returncode == 0, first.stderr
     assert "Training" not in first.stdout
     assert re.findall("Test loss.*", first.stdout) == re.findall("Test loss.*", second.stdout)
+    untrained = run(tmp_path, images, *flags[:-1], "elsewhere", "--test-only")
+    assert untrained.returncode == 0, untrained.stderr
+    assert "elsewhere has no checkpoint: the weights are initial ones" in untrained.stderr
+    assert "Test accuracy: " in untrained.stdout
 
 
 @pytest.mark.slow
@@ -95,5 +100,6 @@ def test_takes_odd_numbers_and_generated_data(images, tmp_path):
     flags = ("--batch-size", "13", "--batches-per-step", "9", "--epochs", "0.001", "--train-only")
     done = run(tmp_path, images, *flags, "--generated-data")
     assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"Training\.\.\.\nTook \d+\.\d\d seconds to compile and run\n", done.stdout)
     nothing = run(tmp_path, images, "--train-only", "--test-only")
     assert (nothing.returncode, nothing.stdout) == (0, "")
