@@ -26,9 +26,10 @@ def test_counts_the_steps_of_the_tutorial(samples, batch, replicas, steps):
     assert steps_per_replica(arrays(samples, batch_size=batch), replicas) == steps
 
 
-def test_refuses_an_incomplete_batch():
-    with pytest.raises(ValueError, match=r"32 are left\. Trim the data to 59968"):
-        steps_per_replica(arrays(60000, batch_size=64), 1)
+@pytest.mark.parametrize(("samples", "left", "whole"), [(60000, 32, 59968), (10000, 16, 9984)])
+def test_refuses_an_incomplete_batch(samples, left, whole):
+    with pytest.raises(ValueError, match=rf"{left} are left\. Trim the data to {whole} samples"):
+        steps_per_replica(arrays(samples, batch_size=64), 1)
 
 
 def test_batches_that_do_not_divide_over_replicas_are_left_out(caplog):

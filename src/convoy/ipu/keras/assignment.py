@@ -146,7 +146,8 @@ def _stage(entry: Any, wanted: Assignment, sequential: bool) -> int:
             f"{entry.layer.name!r} is given where {name!r} runs. Keep the order of "
             "get_pipeline_stage_assignment()."
         )
-    if not sequential and entry.node_index != wanted.node_index:
+    by_call = isinstance(wanted, FunctionalLayerPipelineStageAssignment)
+    if by_call and entry.node_index != wanted.node_index:
         raise ValueError(
             f"Call {entry.node_index} of {name!r} is given where its call {wanted.node_index} "
             "runs. Keep the order of get_pipeline_stage_assignment()."
