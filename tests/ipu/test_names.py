@@ -20,7 +20,6 @@ from convoy.ipu import missing
         (ipu.utils, "create_ipu_config", "IPUConfig"),
         (ipu.utils, "set_convolution_options", "IPUConfig"),
         (ipu.ops, "nn_ops", r"keras\.ops"),
-        (ipu.ops.pipelining_ops, "pipeline", "PipelineStage"),
         (ipu.ipu_infeed_queue, "IPUIterator", r"loops\.repeat"),
     ],
 )

@@ -12,10 +12,11 @@ def compile(computation: Callable[..., Any], inputs: Sequence[Any] | None = None
     """Compile a function of arrays into one program, and run it.
 
     It runs on every replica of the logical device of `scopes.ipu_scope`. What it is to keep it
-    returns: there are no variables in it.
+    returns: there are no variables in it. A function that calls `pipelining_ops.pipeline` runs on
+    the host, where it is little more than that call, and pipelines run on the devices.
 
     Args:
-        computation: takes the inputs, and may use `loops` and queues.
+        computation: takes the inputs, and may use `loops` and queues, or `pipeline`.
         inputs: arrays.
 
     Returns:
@@ -25,7 +26,10 @@ def compile(computation: Callable[..., Any], inputs: Sequence[Any] | None = None
         ValueError: if it returns the spec of an estimator.
     """
     outputs = program.run(
-        _without_specs(computation), inputs, system.devices_of(scopes.current_device())
+        _without_specs(computation),
+        inputs,
+        system.devices_of(scopes.current_device()),
+        origin=computation,
     )
     if outputs is None or isinstance(outputs, (tuple, list, dict)):
         return outputs

@@ -23,7 +23,7 @@ from convoy.ipu.ipu_estimator import IPUEstimator
 from convoy.ipu.ipu_run_config import RunConfig
 from convoy.ipu.keras import pipeline_options
 from convoy.ipu.keras.pipeline_options import SCHEDULES, PipelineOptions
-from convoy.ipu.ops.pipelining_ops import OptimizerFunctionOutput
+from convoy.ipu.pipeline_words import OptimizerFunctionOutput
 
 __all__ = ["IPUPipelineEstimator", "IPUPipelineEstimatorSpec", "ModeKeys"]
 
@@ -234,7 +234,7 @@ class IPUPipelineEstimator(IPUEstimator):
         if spec.mode != ModeKeys.TRAIN:
             options.check_count("gradient_accumulation_count", stages, stages, on_io_tiles)
             return
-        options.check(stages, on_io_tiles=on_io_tiles)
+        options.check(stages, on_io_tiles=on_io_tiles, name="gradient_accumulation_count")
         if self._recomputes():
             options.check_recomputation()
 

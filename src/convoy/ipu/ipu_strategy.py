@@ -119,7 +119,13 @@ class IPUStrategyV1:
                     "An argument of run() is of type float64, which these devices do not compute "
                     "with. Pass float32."
                 )
-        return run(lambda *inputs: fn(*inputs, **(kwargs or {})), args, self.devices)
+        return run(
+            lambda *inputs: fn(*inputs, **(kwargs or {})),
+            args,
+            self.devices,
+            origin=fn,
+            reduction=self.reduction,
+        )
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
         """Return the sum or the mean of a value over replicas, inside of a program.

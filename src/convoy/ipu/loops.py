@@ -52,7 +52,7 @@ def repeat(
         assert tape is not None
         before, tape.puts = tape.puts, {}
         positional, named = _arguments(element)
-        new = _check(body(*values, *positional, **named), values)
+        new = _check(_called(body, *values, *positional, **named), values)
         inside, tape.puts = tape.puts, before
         sinks[:] = [sink for sink, _ in inside.values()]
         return new, [value for _, value in inside.values()]
@@ -103,9 +103,18 @@ def while_loop(
 
     def step(state: tuple[Any, list[Any]]) -> tuple[Any, list[Any]]:
         count, values = state
-        return count + 1, _check(body(*values), values)
+        return count + 1, _check(_called(body, *values), values)
 
     return _unpack(jax.lax.while_loop(goes_on, step, (jnp.int32(0), carried))[1])
+
+
+def _called(body: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    try:
+        return body(*args, **named)
+    except program.NeedsHostError:
+        raise NotImplementedError(
+            "The body of a loop calls pipeline(), which loops by itself. Pass it repeat_count."
+        ) from None
 
 
 def _as_list(inputs: Any) -> list[Any]:

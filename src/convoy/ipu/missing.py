@@ -41,8 +41,6 @@ INSTEAD = {
     "create_ipu_config": _TUNED,
     "auto_select_ipus": _TUNED,
     "select_ipus": _TUNED,
-    "pipeline": _PIPELINE,
-    "recomputation_checkpoint": "Use Strategy(remat=...) of convoy.",
     "IPUExtendedV1": "Use ipu.ipu_strategy.IPUStrategy.",
     "PopDistStrategy": "Use ipu.distributed.popdist_strategy.PopDistStrategy.",
     "export_dataset_to_file": "Use ipu.serving, or write the data set with NumPy.",

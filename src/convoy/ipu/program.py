@@ -1,6 +1,7 @@
 """Functions of arrays that run on all replicas as one program, with queues to and from the host.
 
 A program is traced twice: first to see what it takes from queues, then with that data as arguments.
+If it turns out to call a pipeline, which is many programs by itself, it is called on the host.
 """
 
 from __future__ import annotations
@@ -8,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from convoy.engine.axis import as_if_replicated
+from convoy.engine.axis import AXIS, as_if_replicated
 from convoy.engine.replicate import DIVIDED, EVERYWHERE, over_replicas
-from convoy.ipu.ops.groups import AXIS
 
 
 class Source(Protocol):
@@ -69,7 +69,29 @@ class Tape:
         self.puts[id(sink)] = sink, values
 
 
+@dataclass
+class Host:
+    """A function that is called on the host, as there are pipelines in it.
+
+    Attributes:
+        origin: the function, as the user passed it.
+        devices: those of the program.
+        reduction: of gradients over replicas, if a strategy runs it.
+        pipelines: how many it has called so far.
+    """
+
+    origin: Callable[..., Any]
+    devices: Sequence[jax.Device]
+    reduction: Literal["sum", "mean"] | None
+    pipelines: int = 0
+
+
+class NeedsHostError(Exception):
+    """Says that what is being traced calls a pipeline."""
+
+
 _tape: ContextVar[Tape | None] = ContextVar("convoy_ipu_tape", default=None)
+_host: ContextVar[Host | None] = ContextVar("convoy_ipu_host", default=None)
 
 
 def tape() -> Tape | None:
@@ -77,14 +99,43 @@ def tape() -> Tape | None:
     return _tape.get()
 
 
+def host() -> Host | None:
+    """Return the function that is being called on the host, if there is one."""
+    return _host.get()
+
+
 def run(
-    function: Callable[..., Any], inputs: Sequence[Any] | None, devices: Sequence[jax.Device]
+    function: Callable[..., Any],
+    inputs: Sequence[Any] | None,
+    devices: Sequence[jax.Device],
+    origin: Callable[..., Any] | None = None,
+    reduction: Literal["sum", "mean"] | None = None,
 ) -> Any:
-    """Run a function on every device.
+    """Run a function on every device; or on the host, if there are pipelines in it.
+
+    Args:
+        function: of arrays.
+        inputs: its arguments.
+        devices: each has a replica.
+        origin: the user's function, if that is another.
+        reduction: of gradients over the replicas of pipelines; by default the strategy's around it.
 
     Returns:
         What it returns on the first.
     """
+    try:
+        return _run(function, inputs, devices)
+    except NeedsHostError:
+        token = _host.set(Host(origin or function, devices, reduction))
+    try:
+        return function(*jax.tree.map(jnp.asarray, tuple(inputs or ())))
+    finally:
+        _host.reset(token)
+
+
+def _run(
+    function: Callable[..., Any], inputs: Sequence[Any] | None, devices: Sequence[jax.Device]
+) -> Any:
     replicas = len(devices)
     mesh = jax.sharding.Mesh(np.array(devices), (AXIS,))
     arguments = tuple(inputs or ())

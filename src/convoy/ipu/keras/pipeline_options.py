@@ -14,7 +14,7 @@ from convoy.ipu.enums import (
     RecomputationMode,
 )
 from convoy.ipu.errors import FailedPreconditionError
-from convoy.ipu.ops.pipelining_ops import PipelineStageOptions
+from convoy.ipu.pipeline_words import PipelineStageOptions
 
 SCHEDULES = {
     PipelineSchedule.Grouped: "grouped",
@@ -78,13 +78,20 @@ class PipelineOptions:
     stage_options: tuple[tuple[str, int], ...] = ()
     """The lists that have an entry for each stage, and how many they have."""
 
-    def check(self, stages: int, *, on_io_tiles: bool = False) -> int:
+    def check(
+        self,
+        stages: int,
+        *,
+        on_io_tiles: bool = False,
+        name: str = "gradient_accumulation_steps_per_replica",
+    ) -> int:
         """Return the number of micro-batches of a weight update, if it suits the schedule.
 
         Args:
             stages: of the pipeline.
             on_io_tiles: whether the configuration has tiles of their own for input and output,
                 which changes what the Grouped schedule wants.
+            name: of the number.
 
         Raises:
             ValueError: if it was not set, or an option has not an entry for each stage.
@@ -96,14 +103,9 @@ class PipelineOptions:
                 "The model has stages, but no number of micro-batches for a weight update. Call "
                 "set_pipelining_options(gradient_accumulation_steps_per_replica=...) first."
             )
-        for name, entries in self.stage_options:
-            if entries != stages:
-                raise ValueError(
-                    f"{name} has {entries} entries, but the model has {stages} stages. Pass one "
-                    "for each."
-                )
+        self.check_stage_options(stages)
         unit = 2 * stages if self.schedule == PipelineSchedule.Grouped else stages
-        self.check_count("gradient_accumulation_steps_per_replica", stages, unit, on_io_tiles)
+        self.check_count(name, stages, unit, on_io_tiles)
         mapping = self.device_mapping
         shared = mapping is not None and len(set(mapping)) < len(mapping)
         if shared and self.schedule == PipelineSchedule.Interleaved:
@@ -112,6 +114,15 @@ class PipelineOptions:
                 "schedule does not train. Use Grouped or Sequential."
             )
         return self.count
+
+    def check_stage_options(self, stages: int) -> None:
+        """Refuse options that have not an entry for each stage."""
+        for name, entries in self.stage_options:
+            if entries != stages:
+                raise ValueError(
+                    f"{name} has {entries} entries, but there are {stages} stages. Pass one for "
+                    "each."
+                )
 
     def check_count(self, name: str, stages: int, unit: int, on_io_tiles: bool) -> None:
         """Refuse a number of micro-batches that the schedule does not run.
@@ -175,6 +186,11 @@ def read(
         value = options.get(name)
         if value is not None and not _is_list_of(value, PipelineStageOptions):
             raise TypeError(f"{name}={value!r} is not a list of PipelineStageOptions.")
+    of_update = options.get("weight_update_poplar_options")
+    if of_update is not None and not isinstance(of_update, PipelineStageOptions):
+        raise TypeError(
+            f"weight_update_poplar_options={of_update!r} is not a PipelineStageOptions."
+        )
     if options.get("continuous_weight_updates"):
         raise NotImplementedError(
             "continuous_weight_updates=True: weights are updated after every pipeline execution. "
