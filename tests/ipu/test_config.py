@@ -171,6 +171,10 @@ def test_what_a_dict_leaves_out_stays(caplog):
     assert config.allow_recompute
     assert config.auto_select_ipus == 3
     assert "left as they are" in caplog.text
+    with pytest.raises(ValueError, match=r"no option allow_recomputed\. Did you mean"):
+        config.from_dict({"allow_recomputed": True})
+    with pytest.raises(TypeError, match=r"allow_recompute = 1 is of type int\. Assign a bool"):
+        config.from_dict({"allow_recompute": 1})
 
 
 def test_tells_of_its_options():
@@ -183,6 +187,11 @@ def test_tells_of_its_options():
     )
     assert config.norms.get_attribute_metadata("use_stable_statistics") is found
     assert config.get_attribute_metadata("optimizations.enable_fast_math").deprecated
+    assert found.deprecated_msg == ""
+    with pytest.raises(TypeError, match=r"norms\.use_stable_statistics = 1"):
+        found.check_type(1)
+    order = config.get_attribute_metadata("selection_order")
+    assert order.__doc__ == "the order of a logical device's devices"
     with pytest.raises(ValueError, match=r"no option norms\.nothing"):
         config.norms.get_attribute_metadata("nothing")
 

@@ -86,6 +86,26 @@ def test_steps_count_on_and_max_steps_overshoots(tmp_path):
         estimator.train(counting())
 
 
+def test_checkpoints_are_written_between_device_calls(tmp_path):
+    settings = config(loop=2, save_checkpoints_steps=3)
+    IPUEstimator(mean_of(sgd), tmp_path, settings).train(counting(), steps=8)
+    # The first calls that end at 3 and at 6 or behind, and the end of the run.
+    assert [int(path.name[-2:]) for path in sorted(tmp_path.glob("epoch-*"))] == [4, 6, 8]
+
+
+def test_a_network_runs_on_the_logical_device_of_its_number(tmp_path):
+    options = ipu.config.IPUConfig()
+    options.auto_select_ipus = [1, 2]
+
+    def averaged(loss):
+        return ipu.optimizers.CrossReplicaOptimizer(keras.optimizers.SGD(0.5))
+
+    settings = RunConfig(IPURunConfig(1, options, num_replicas=2, ordinal=1))
+    estimator = IPUEstimator(mean_of(averaged), tmp_path, settings).train(counting(), steps=1)
+    assert [device.id for device in estimator.config.strategy.devices] == [1, 2]
+    assert weight(estimator) == 1 - 0.5 * np.mean([0, 1])
+
+
 def test_the_loss_is_the_mean_over_the_loop_and_replicas(tmp_path):
     """Four replicas, two steps in a loop, data summed over replicas: 14, 16, 18."""
 

@@ -148,6 +148,21 @@ def test_leaves_models_plain_without_extensions():
     assert not hasattr(weighing(), "set_pipelining_options")
 
 
+def test_a_step_of_ones_own_is_trained_without_extensions():
+    steps = []
+
+    class Own(keras.Sequential):
+        def train_step(self, state, data):
+            steps.append(data)
+            return super().train_step(state, data)
+
+    with ipu.ipu_strategy.IPUStrategy(enable_keras_extensions=False).scope():
+        model = Own(weighing().layers)
+        model.compile("sgd", "mse")
+        model.fit(np.ones((4, 1)), np.ones((4, 1)), batch_size=2, verbose=0)
+    assert len(steps) == 1  # traced once
+
+
 def test_replicas_do_not_drift_apart():
     with pytest.raises(NotImplementedError, match="would let the replicas' weights drift"):
         PopDistStrategy(add_ipu_cross_replica_reductions=False)

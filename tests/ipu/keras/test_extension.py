@@ -193,6 +193,21 @@ def test_steps_are_the_batches_of_all_replicas(configure, data):
             model.predict(data[0], batch_size=4, steps=1, verbose=0)
 
 
+def test_validation_takes_any_number_of_samples(configure, data):
+    configure(2)
+    x, y = data
+    with strategy_scope():
+        model = compiled(sequential(), 4)
+        history = model.fit(
+            x, y, batch_size=4, validation_data=(x[:7], y[:7]), validation_batch_size=2, verbose=0
+        )
+    plain = sequential()
+    plain.set_weights(model.get_weights())
+    plain.compile("sgd", "mse")
+    expected = plain.evaluate(x[:7], y[:7], verbose=0)
+    assert history.history["val_loss"] == [pytest.approx(expected, rel=1e-5)]
+
+
 def test_refuses_an_incomplete_batch_in_training_only(data):
     with strategy_scope():
         model = compiled(sequential())

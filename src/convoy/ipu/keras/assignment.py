@@ -146,11 +146,12 @@ def _stage(entry: Any, wanted: Assignment, sequential: bool) -> int:
             f"{entry.layer.name!r} is given where {name!r} runs. Keep the order of "
             "get_pipeline_stage_assignment()."
         )
-    by_call = isinstance(wanted, FunctionalLayerPipelineStageAssignment)
-    if by_call and entry.node_index != wanted.node_index:
+    # Two calls of one layer differ in their numbers alone.
+    given, number = (getattr(part, "node_index", None) for part in (entry, wanted))
+    if given != number:
         raise ValueError(
-            f"Call {entry.node_index} of {name!r} is given where its call {wanted.node_index} "
-            "runs. Keep the order of get_pipeline_stage_assignment()."
+            f"Call {given} of {name!r} is given where its call {number} runs. Keep the order of "
+            "get_pipeline_stage_assignment()."
         )
     if entry.pipeline_stage is None:
         raise ValueError(f"Layer {name!r} has no stage. Set its pipeline_stage.")
