@@ -72,6 +72,24 @@ def test_actions_follow_each_other_by_upstreams_time_steps(name, stages, micro_b
         assert row.split() == [action for _, _, action in expected]
 
 
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 8), (3, 12), (4, 16)])
+def test_schedules_take_as_many_time_steps_as_upstreams(stages, micro_batches):
+    """A forward or a backward pass is one step."""
+    durations = {Kind.FORWARD: 1.0, Kind.BACKWARD: 1.0}
+
+    def steps_of(name):
+        return simulate(generate(name, stages, micro_batches), durations).seconds
+
+    assert steps_of("interleaved") == 2 * micro_batches + 2 * stages - 2
+    assert steps_of("sequential") == 2 * stages * micro_batches
+
+
+def test_sequential_runs_in_upstreams_order():
+    timeline = simulate(generate("sequential", 2, 2))
+    order = [str(event.action) for event in sorted(timeline.events, key=lambda e: e.start)]
+    assert order == ["0F0", "1F0", "1B0", "0B0", "0F1", "1F1", "1B1", "0B1"]
+
+
 def test_sequential_is_one_stage_at_a_time():
     timeline = simulate(generate("sequential", 3, 4))
     for before, after in zip(timeline.events, timeline.events[1:], strict=False):

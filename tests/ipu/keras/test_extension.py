@@ -163,6 +163,28 @@ def test_compiling_anew_changes_the_executions(configure, data):
             assert heard.calls[1] == ("end", execution - 1)
 
 
+def test_options_that_change_hold_from_the_next_run_on(configure, data):
+    """32 samples in batches of 2 on two devices: two replicas of one piece, or two stages."""
+    configure(2)
+    with strategy_scope():
+        model = compiled(sequential(), 8)
+        updates = []
+        for change in (
+            lambda: None,
+            lambda: model.set_gradient_accumulation_options(4),
+            lambda: (
+                model.set_pipeline_stage_assignment([0, 1]),
+                model.set_pipelining_options(8),
+            ),
+            model.reset_pipeline_stage_assignment,
+        ):
+            change()
+            before = int(model.optimizer.iterations)
+            model.fit(*data, batch_size=2, verbose=0)
+            updates.append(int(model.optimizer.iterations) - before)
+    assert updates == [8, 2, 2, 2]
+
+
 @pytest.mark.parametrize(
     ("execution", "accumulation", "error", "match"),
     [

@@ -57,6 +57,21 @@ def test_interleaved_does_not_train_on_shared_devices():
 
 
 @pytest.mark.parametrize(
+    ("mapping", "unit"), [([0, 1, 2], 3), ([0, 1, 0], 1), ([0, 1, 0, 1], 2), ([0, 0, 1, 1], 2)]
+)
+def test_interleaved_runs_as_many_at_a_time_as_devices_allow(mapping, unit):
+    def check(count):
+        options = PipelineOptions(count, mapping, Schedule.Interleaved)
+        options.check_count("count", len(mapping), len(mapping), on_io_tiles=False)
+
+    check(unit)
+    check(2 * unit)
+    if unit > 1:
+        with pytest.raises(FailedPreconditionError, match=f"not a multiple of {unit}"):
+            check(2 * unit + 1)
+
+
+@pytest.mark.parametrize(
     ("mode", "schedule"),
     [
         (Mode.RecomputeThenBackpropagate, Schedule.Sequential),

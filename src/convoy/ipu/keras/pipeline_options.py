@@ -130,7 +130,8 @@ class PipelineOptions:
         Args:
             name: of the number.
             stages: of the pipeline.
-            unit: what Grouped and Interleaved want a multiple of.
+            unit: what Grouped and Interleaved want a multiple of; Interleaved fewer if stages
+                share devices, as they can when nothing is trained.
             on_io_tiles: whether Grouped wants so many and two more instead.
 
         Raises:
@@ -139,6 +140,8 @@ class PipelineOptions:
         count = self.count or 1
         if self.schedule == PipelineSchedule.Sequential:
             return
+        if self.schedule == PipelineSchedule.Interleaved and self.device_mapping is not None:
+            unit = _in_flight(self.device_mapping)
         wanted = f"a multiple of {unit}"
         near, fits = -(-count // unit) * unit, count % unit == 0
         if on_io_tiles and self.schedule == PipelineSchedule.Grouped:
@@ -204,6 +207,16 @@ def read(
     dtype = read_dtype("gradient_accumulation_dtype", options)
     lists = tuple((name, len(options[name])) for name in _STAGE_OPTIONS if options.get(name))
     return PipelineOptions(count, device_mapping, schedule, mode, dtype, method, lists)
+
+
+def _in_flight(mapping: Sequence[int]) -> int:
+    """Return how many micro-batches can go round the devices of stages and never meet."""
+    rounds: list[tuple[int, ...]] = []
+    for first in range(len(mapping)):
+        turned = (*mapping[first:], *mapping[:first])
+        if all(a != b for other in rounds for a, b in zip(turned, other, strict=True)):
+            rounds.append(turned)
+    return len(rounds)
 
 
 def check_count(count: Any) -> None:
