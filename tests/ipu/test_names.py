@@ -35,11 +35,21 @@ def test_says_what_to_use_instead(module, name, advice):
         ("import convoy.ipu.sharding", r"ipu\.keras\.PipelineStage"),
         ("from convoy.ipu.keras import PipelineModel", r"plain keras\.Model"),
         ("from convoy.ipu import util", r"Did you mean utils\?"),
+        ("from convoy.ipu.utils import create_ipu_config", "IPUConfig"),
+        ("from convoy.ipu.ops.pipelining_ops import pipline", r"Did you mean pipeline\?"),
     ],
 )
 def test_says_it_where_a_name_is_imported(line, advice):
     with pytest.raises(ModuleNotFoundError, match=rf"has no attribute '\w+'\. .*{advice}"):
         exec(line)
+
+
+def test_everything_else_is_imported_as_before():
+    names = {}
+    exec("from convoy.ipu.config import *\nfrom convoy.ipu.utils import IPUConfig as same", names)
+    assert names["IPUConfig"] is names["same"]
+    with pytest.raises(ImportError, match="cannot import name '_private'"):
+        exec("from convoy.ipu.config import _private")
 
 
 def test_gives_advice_only_for_what_is_not_there():

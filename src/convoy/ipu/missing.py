@@ -53,6 +53,8 @@ INSTEAD = {
 def advise(module: ModuleType) -> None:
     """Have a module and those in it say what to use instead of a name that they have not."""
     vars(module)["__getattr__"] = partial(_refuse, module)
+    # With a path, even an empty one, Python takes it for a package, and asks the `Finder`.
+    vars(module).setdefault("__path__", [])
     for inner in list(vars(module).values()):
         is_within = isinstance(inner, ModuleType) and inner.__name__.startswith(f"{__package__}.")
         if is_within and "__getattr__" not in vars(inner):
@@ -60,7 +62,7 @@ def advise(module: ModuleType) -> None:
 
 
 class Finder(MetaPathFinder):
-    """Says the same where a name is imported from a package: Python would leave the advice out."""
+    """Says the same where a name is imported: Python would leave the advice out."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
         del path, target
