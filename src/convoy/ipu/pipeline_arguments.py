@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -93,17 +94,17 @@ def check_schedule(
         NotImplementedError: if the schedule does not train like this.
     """
     on_io_tiles = config.io_tiles.place_ops_on_io_tiles
-    if training:
-        options.check(stages, on_io_tiles=on_io_tiles, name=COUNT)
-        if config.allow_recompute:
-            options.check_recomputation()
-        return
-    options.check_stage_options(stages)
     mapping = options.device_mapping or []
-    shares = len(set(mapping)) < len(mapping)
-    # How many micro-batches then fit in between depends on which devices are shared.
-    if not (shares and options.schedule == PipelineSchedule.Interleaved):
+    if len(set(mapping)) == len(mapping):
+        # Concurrent functions have a device each, but are one stage.
+        options = replace(options, device_mapping=None)
+    if not training:
+        options.check_stage_options(stages)
         options.check_count(COUNT, stages, stages, on_io_tiles)
+        return
+    options.check(stages, on_io_tiles=on_io_tiles, name=COUNT)
+    if config.allow_recompute:
+        options.check_recomputation()
 
 
 def check_serialization(options: PipelineOptions, iterations: int) -> None:

@@ -112,6 +112,14 @@ def test_computes_micro_batches_in_their_order(configure, schedule, count):
     assert found.tolist() == [1, 3, 5, 7, 9, 11]
 
 
+def test_stages_that_share_a_device_leave_room_for_fewer_micro_batches(configure):
+    configure(2)
+    settings = {"device_mapping": [0, 1, 0], "pipeline_schedule": PipelineSchedule.Interleaved}
+    assert computed([double, identity, add_one], 1, **settings).tolist() == [1]
+    with pytest.raises(FailedPreconditionError, match="gradient_accumulation_count=1 is not a mul"):
+        computed([double, add_one], 1)
+
+
 def test_inputs_come_before_the_element_of_the_infeed(configure):
     configure(2)
 
@@ -162,7 +170,8 @@ def test_a_stage_may_compute_nothing(configure):
 def test_functions_of_a_concurrent_stage_are_given_the_same(configure):
     configure(4)
     stages = [double, [add_one, identity], lambda more, same: (more, same)]
-    found = computed(stages, 3, device_mapping=[0, [1, 2], 3])
+    interleaved = PipelineSchedule.Interleaved
+    found = computed(stages, 3, device_mapping=[0, [1, 2], 3], pipeline_schedule=interleaved)
     assert [part.tolist() for part in found] == [[1, 3, 5], [0, 2, 4]]
     found = computed(stages, 3, device_mapping=[0, 2, 0])
     assert [part.tolist() for part in found] == [[1, 3, 5], [0, 2, 4]]
