@@ -22,6 +22,23 @@ def functions():
     return runpy.run_path(str(SCRIPT))
 
 
+def test_flags_have_the_defaults_of_the_page(functions, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["ipu_estimator_cnn.py"])
+    assert vars(functions["parse_arguments"]()) == {
+        "batch_size": 32,
+        "batches_per_step": 100,
+        "epochs": 100,
+        "learning_rate": 0.01,
+        "test_only": False,
+        "train_only": False,
+        "log_interval": 3,
+        "summary_interval": 1,
+        "model_dir": None,
+        "generated_data": False,
+        "dataset_path": ".",
+    }
+
+
 @pytest.mark.parametrize(
     ("batch", "loop", "epochs", "training", "testing"),
     [

@@ -130,9 +130,11 @@ def test_replicas_that_share_statistics_are_groups(configure):
         pass
 
 
-def test_statistics_are_stable_whether_asked_for_or_not(configure, rng):
+@pytest.mark.parametrize("asked_for", [True, False])
+def test_statistics_are_stable_whether_asked_for_or_not(configure, rng, caplog, asked_for):
     """The variance is that of differences from the mean, however large that is."""
-    configure(1)
+    configure(1, lambda config: setattr(config.norms, "use_stable_statistics", asked_for))
+    assert not caplog.records
     x = (1000 + rng.normal(size=(32, 4))).astype("float32")
     with ipu.ipu_strategy.IPUStrategy().scope():
         norm = keras.layers.BatchNormalization(momentum=0.0)

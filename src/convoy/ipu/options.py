@@ -115,7 +115,9 @@ OPTIONS: tuple[Option, ...] = (
     Option(f"{_TRAP}.nanoo", False),
     Option(f"{_TRAP}.esr", StochasticRoundingBehaviour.OFF, "rounds 16-bit weights by chance"),
     Option(f"{_TRAP}.set_all", False, "turns esr on, whatever its value"),
-    Option("norms.use_stable_statistics", False),
+    Option(
+        "norms.use_stable_statistics", False, "variances are of differences from the mean, always"
+    ),
     Option(
         "norms.experimental.distributed_batch_norm_replica_group_size",
         1,
