@@ -283,8 +283,33 @@ class Subclassed(keras.Model):
             return self.head(self.pool(x + 0.5 * skip))
 
 
-def subclassed(steps, normalises=False):
-    model = Subclassed(normalises)
+class Nesting(keras.Model):
+    """A model around one that is in stages."""
+
+    def __init__(self, normalises):
+        super().__init__()
+        self.inner = Subclassed(normalises)
+
+    def call(self, inputs, training=None):
+        return self.inner(inputs, training=training)
+
+
+class Untold(Nesting):
+    """Is not told about training, and neither are its layers."""
+
+    def call(self, inputs):
+        return self.inner(inputs)
+
+
+class Frozen(Nesting):
+    """Tells its layers something else than it is told."""
+
+    def call(self, inputs, training=None):
+        return self.inner(inputs, training=False)
+
+
+def subclassed(steps, normalises=False, kind=Subclassed):
+    model = kind(normalises)
     model.compile(
         keras.optimizers.SGD(0.05, momentum=0.9),
         "sparse_categorical_crossentropy",
@@ -294,7 +319,7 @@ def subclassed(steps, normalises=False):
     return model
 
 
-def check_subclassed(schedule, accumulation, replicas, normalises):
+def check_subclassed(schedule, accumulation, replicas, normalises, kind=Subclassed):
     x, _, y = samples()
 
     def train(model, batch_size):
@@ -303,7 +328,7 @@ def check_subclassed(schedule, accumulation, replicas, normalises):
         return history, evaluated, model.predict(x, batch_size=8, verbose=0), state(model)
 
     def make(steps):
-        return subclassed(steps, normalises)
+        return subclassed(steps, normalises, kind)
 
     micro_batch, steps = UPDATE // (replicas * accumulation), UPDATES * accumulation
     if normalises:
@@ -320,8 +345,9 @@ def check_subclassed(schedule, accumulation, replicas, normalises):
 
 
 @pytest.mark.parametrize("normalises", [False, True])
-def test_a_subclassed_model(normalises):
-    check_subclassed("interleaved", 4, 2, normalises)
+@pytest.mark.parametrize("kind", [Subclassed, Nesting, Untold, Frozen])
+def test_a_subclassed_model(kind, normalises):
+    check_subclassed("interleaved", 4, 2, normalises, kind)
 
 
 @slow

@@ -122,17 +122,84 @@ def test_says_why_a_call_has_no_stages(call, match):
         stages_of_model(model)
 
 
-def test_blocks_inside_of_nested_models_are_refused():
-    class Around(keras.Model):
+class OnlyAround(keras.Model):
+    """Calls a model that is in stages by itself; tests replace how."""
+
+    def __init__(self, inner=None):
+        super().__init__()
+        self.inner = inner or Twice()
+
+    def call(self, x):
+        return self.inner(x)
+
+
+class Around(OnlyAround):
+    """Has layers of its own before and after it."""
+
+    def __init__(self, inner=None):
+        super().__init__(inner)
+        self.before, self.after = layers.Dense(4), layers.Dense(4)
+
+    def call(self, x):
+        with convoy.PipelineStage(0):
+            x = self.before(x)
+        x = self.inner(x)
+        with convoy.PipelineStage(1):
+            return keras.ops.tanh(self.after(x))
+
+
+def test_a_nested_model_brings_its_own_stages():
+    assert stages_of_model(built(OnlyAround())) == [0, 1]
+    assert stages_of_model(built(Around())) == [0, 0, 1, 1, 1]
+    assert stages_of_model(built(OnlyAround(Around()))) == [0, 0, 1, 1, 1]
+    inputs = keras.Input((4,))
+    assert stages_of_model(keras.Model(inputs, OnlyAround()(inputs))) == [0, 1]
+
+
+def test_layers_of_a_nested_model_take_their_stage_along():
+    class Made(Twice):
+        def call(self, x):
+            return self.second(self.first(x))
+
+    assert stages_of_model(built(OnlyAround(Made(stages=(0, 1))))) == [0, 1]
+
+
+def test_a_nested_model_without_stages_stays_whole():
+    class Plain(Twice):
+        def call(self, x):
+            return self.second(jnp.tanh(self.first(x)))
+
+    class Marked(Around):
+        def call(self, x):
+            with convoy.PipelineStage(0):
+                x = self.inner(self.before(x))
+            with convoy.PipelineStage(1):
+                return self.after(x)
+
+    assert stages_of_model(built(Marked(Plain()))) == [0, 0, 1]
+    with pytest.raises(ValueError, match="'plain_1' has no stage, but others have"):
+        stages_of_model(built(Around(Plain())))
+
+
+def test_blocks_inside_of_blocks_or_layers_are_refused():
+    class Inside(OnlyAround):
+        def call(self, x):
+            with convoy.PipelineStage(0):
+                return self.inner(x)
+
+    class Layer(layers.Layer):
         def __init__(self):
             super().__init__()
-            self.inner = Twice()
+            self.own = layers.Dense(4)
 
         def call(self, x):
-            return self.inner(x)
+            with convoy.PipelineStage(1):
+                return self.own(x)
 
+    with pytest.raises(RuntimeError, match="is inside of PipelineStage"):
+        built(Inside())
     with pytest.raises(ValueError, match="inside of layers or models that its call"):
-        stages_of_model(built(Around()))
+        stages_of_model(built(OnlyAround(Layer())))
 
 
 def test_dicts_go_in_and_out_and_dropout_draws_the_same_in_stages(rng):

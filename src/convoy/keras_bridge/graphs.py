@@ -102,6 +102,13 @@ class GraphCall:
         return around.mark if own is None and around is not None else own
 
     @property
+    def given(self) -> Any:
+        """The tensors that it was called on, in their structure; `None` if not by one argument."""
+        args = self._node.arguments.args
+        flat = keras.tree.flatten(args[0]) if args else []
+        return args[0] if [id(tensor) for tensor in flat] == list(self._own_ids()) else None
+
+    @property
     def variables(self) -> Variables:
         operation = self.operation
         return list(operation.variables) if isinstance(operation, keras.layers.Layer) else []
@@ -127,6 +134,8 @@ class GraphCall:
             pairs = zip(self._own_inputs, self.inputs, strict=True)
             own = {inner: self._nesting.enter(inner, tensors[outer]) for inner, outer in pairs}
         args, kwargs = self._node.arguments.fill_in(own)
+        if self._nesting is not None and self._nesting.told is not None:
+            wrap = with_training(self._nesting.told)
         operation = self.operation if vars(self._node).get(FIXED) else wrap(self.operation)
         outputs = keras.tree.flatten(operation(*args, **kwargs))
         tensors.update(zip(self.outputs, outputs, strict=True))
@@ -140,6 +149,7 @@ class Nesting:
         tensors: the numbers by which the nested graph's tensors are known outside of it.
         call_mark: what `marked_calls` said of the call.
         mark: what it said of the nested model, when that was made.
+        told: whether it trains, if it is told the same whatever the model around it is told.
     """
 
     def __init__(self, call: GraphCall, fresh: Iterator[int]) -> None:
@@ -148,6 +158,9 @@ class Nesting:
         self.name = call.name
         self.call_mark = vars(call._node).get(_MARK)
         self.mark = vars(call.operation).get(_MARK)
+        self.told: bool | None = None if around is None else around.told
+        if vars(call._node).get(FIXED):
+            self.told = bool(call._node.arguments.kwargs.get("training"))
         if around is not None:
             outer = around.call_mark
             self.call_mark = self.call_mark if outer is None else outer
@@ -197,8 +210,11 @@ def _can_be_taken_apart(call: GraphCall) -> bool:
 
     A layer that runs again forgets the loss that it added before, unless a model is around both.
     """
-    graph = own_graph(call.operation) if isinstance(call.operation, Model) else None
-    if graph is None or type(call.operation).call not in _GRAPH_CALLS:
+    nested = call.operation
+    if not isinstance(nested, Model):
+        return False
+    graph = own_graph(nested) if type(nested).call in _GRAPH_CALLS else traced_graph(nested)
+    if graph is None:
         return False
     ranks = [len(tensor.shape) for tensor in graph.inputs]
     given = [len(shape) for shape, _ in call.input_shapes]

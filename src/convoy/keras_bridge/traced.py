@@ -124,8 +124,12 @@ def _entry(model: Model, tensor: keras.KerasTensor) -> keras.KerasTensor:
 
 @contextlib.contextmanager
 def _inside_of_call(model: Model, training: bool) -> Iterator[None]:
-    """Have layers be told of training as they are inside of the model's `__call__`."""
-    model._get_call_context().set_value("training", training)
+    """Have layers be told of training as they are inside of the model's `__call__`.
+
+    A model whose `call` does not take `training` is told nothing, and neither are its layers.
+    """
+    told = training if model._call_has_training_arg else None
+    model._get_call_context().set_value("training", told)
     try:
         yield
     finally:
@@ -148,7 +152,8 @@ def _compare(model: Model, training: TracedGraph, other: TracedGraph) -> None:
         )
     for node, same in zip(ours, theirs, strict=True):
         told = node.arguments.kwargs.get("training", True)
-        vars(node)[FIXED] = told == same.arguments.kwargs.get("training", False)
+        is_same = told == same.arguments.kwargs.get("training", False)
+        vars(node)[FIXED] = is_same or not model._call_has_training_arg
 
 
 def _words(graph: TracedGraph, nodes: list[Any], own: set[int]) -> list[tuple]:

@@ -17,15 +17,20 @@ _GUESSED = "_convoy_guessed_types"
 def find_stages(model: keras.Model, x: Any = None) -> None:
     """Trace a subclassed model if it may have stages: if a `PipelineStage` was ever used.
 
+    The same is done with subclassed models inside of it, or inside of a functional one.
+
     Args:
-        model: any; others than subclassed ones are left alone.
+        model: any.
         x: what it is about to be called on, if that is known; else it must be built.
 
     Raises:
         ValueError: if it uses `PipelineStage` but cannot be traced, or was traced for other
             shapes.
     """
-    if not keras_bridge.is_subclassed(model) or _WITHOUT_STAGES in vars(model):
+    if not keras_bridge.is_subclassed(model):
+        _find_in_nested(model)
+        return
+    if _WITHOUT_STAGES in vars(model):
         return
     known = graph_calls(model) is not None
     if not known and keras_bridge.is_built(model) and not scope.blocks():
@@ -46,6 +51,22 @@ def find_stages(model: keras.Model, x: Any = None) -> None:
         vars(model)[_GUESSED] = guessed
 
 
+def _find_in_nested(model: keras.Model) -> None:
+    """Trace the subclassed models that a model calls outside of any block."""
+    if not scope.blocks():
+        return
+    for call in graph_calls(model) or []:
+        nested = call.operation
+        if not isinstance(nested, keras.Model) or call.mark is not None:
+            continue
+        if not keras_bridge.is_subclassed(nested):
+            _find_in_nested(nested)
+            continue
+        is_known = graph_calls(nested) is not None or _WITHOUT_STAGES in vars(nested)
+        if not is_known and call.given is not None and keras_bridge.is_built(nested):
+            _trace_if_staged(nested, call.given)
+
+
 def _trace_if_staged(model: keras.Model, inputs: Any) -> None:
     before = scope.blocks()
     try:
@@ -53,6 +74,7 @@ def _trace_if_staged(model: keras.Model, inputs: Any) -> None:
     except UntraceableError:
         if scope.blocks() > before or keras_bridge.has_marked_layers(model):
             raise
+    _find_in_nested(model)
     calls = graph_calls(model, into_nested=True) or []
     if any(call.mark is not None for call in calls):
         return
