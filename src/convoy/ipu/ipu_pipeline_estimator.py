@@ -23,7 +23,7 @@ from convoy.ipu.ipu_estimator import IPUEstimator
 from convoy.ipu.ipu_run_config import RunConfig
 from convoy.ipu.keras import pipeline_options
 from convoy.ipu.keras.pipeline_options import SCHEDULES, PipelineOptions
-from convoy.ipu.pipeline_words import OptimizerFunctionOutput
+from convoy.ipu.pipelining.words import OptimizerFunctionOutput
 
 __all__ = ["IPUPipelineEstimator", "IPUPipelineEstimatorSpec", "ModeKeys"]
 

@@ -7,7 +7,6 @@ import keras
 import numpy as np
 import pytest
 from convoy import ipu
-from convoy.ipu import pipeline_network
 from convoy.ipu.errors import FailedPreconditionError
 from convoy.ipu.ops.pipelining_ops import (
     OptimizerFunctionOutput,
@@ -17,6 +16,7 @@ from convoy.ipu.ops.pipelining_ops import (
     pipeline,
     recomputation_checkpoint,
 )
+from convoy.ipu.pipelining import network
 
 Infeed = ipu.ipu_infeed_queue.IPUInfeedQueue
 Outfeed = ipu.ipu_outfeed_queue.IPUOutfeedQueue
@@ -179,7 +179,7 @@ def test_functions_of_a_concurrent_stage_are_given_the_same(configure):
 
 def test_more_executions_than_a_device_call_takes(configure, monkeypatch):
     configure(2)
-    monkeypatch.setattr(pipeline_network, "DEVICE_CALL", 4 * 12)
+    monkeypatch.setattr(network, "DEVICE_CALL", 4 * 12)
     assert computed([double, identity], 2, repeat_count=5).tolist() == list(range(0, 20, 2))
     line = Line()
     line.train(repeat_count=1)

@@ -14,7 +14,7 @@ from convoy.ipu.enums import (
     RecomputationMode,
 )
 from convoy.ipu.errors import FailedPreconditionError
-from convoy.ipu.pipeline_words import PipelineStageOptions
+from convoy.ipu.pipelining.words import PipelineStageOptions
 
 SCHEDULES = {
     PipelineSchedule.Grouped: "grouped",

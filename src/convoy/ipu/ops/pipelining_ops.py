@@ -6,8 +6,8 @@ from typing import Any
 
 from convoy.ipu import notice
 from convoy.ipu.enums import PipelineSchedule, RecomputationMode
-from convoy.ipu.pipeline_op import pipeline
-from convoy.ipu.pipeline_words import OptimizerFunctionOutput, PipelineStageOptions
+from convoy.ipu.pipelining.op import pipeline
+from convoy.ipu.pipelining.words import OptimizerFunctionOutput, PipelineStageOptions
 
 __all__ = [
     "OptimizerFunctionOutput",

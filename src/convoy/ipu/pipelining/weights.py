@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 import keras
 import numpy as np
 from convoy.ipu import notice
-from convoy.ipu.pipeline_graph import Stages
-from convoy.ipu.pipeline_network import Network
+from convoy.ipu.pipelining.graph import Stages
+from convoy.ipu.pipelining.network import Network
 from convoy.ipu.program import Host
 
 _ATTRIBUTE = "_convoy_pipelines"

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 from convoy.estimator.function import Function, is_tensor
 from convoy.ipu.ipu_infeed_queue import IPUInfeedQueue
-from convoy.ipu.pipeline_words import OptimizerFunctionOutput
+from convoy.ipu.pipelining.words import OptimizerFunctionOutput
 
 Stages = tuple[tuple[Callable[..., Any], ...], ...]
 """The functions of each stage: one, or several that work on the same micro-batch."""

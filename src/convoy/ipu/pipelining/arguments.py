@@ -10,7 +10,7 @@ import numpy as np
 from convoy.ipu.config import IPUConfig
 from convoy.ipu.enums import GradientAccumulationReductionMethod, PipelineSchedule
 from convoy.ipu.keras.pipeline_options import PipelineOptions
-from convoy.ipu.pipeline_graph import Stages
+from convoy.ipu.pipelining.graph import Stages
 
 COUNT = "gradient_accumulation_count"
 

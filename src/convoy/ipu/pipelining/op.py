@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import jax
-from convoy.ipu import ipu_strategy, pipeline_arguments, program, scopes, system
+from convoy.ipu import ipu_strategy, program, scopes, system
 from convoy.ipu.enums import (
     GradientAccumulationReductionMethod,
     PipelineSchedule,
@@ -16,11 +16,12 @@ from convoy.ipu.enums import (
 from convoy.ipu.ipu_infeed_queue import IPUInfeedQueue
 from convoy.ipu.ipu_outfeed_queue import IPUOutfeedQueue
 from convoy.ipu.keras import pipeline_options
-from convoy.ipu.pipeline_graph import Data
-from convoy.ipu.pipeline_network import Description, Network
-from convoy.ipu.pipeline_outfeed import Dtype, Outfeed
-from convoy.ipu.pipeline_weights import same, trained_with
-from convoy.ipu.pipeline_words import OptimizerFunctionOutput, PipelineStageOptions
+from convoy.ipu.pipelining import arguments
+from convoy.ipu.pipelining.graph import Data
+from convoy.ipu.pipelining.network import Description, Network
+from convoy.ipu.pipelining.outfeed import Dtype, Outfeed
+from convoy.ipu.pipelining.weights import same, trained_with
+from convoy.ipu.pipelining.words import OptimizerFunctionOutput, PipelineStageOptions
 from convoy.ipu.reports import report_folder
 
 
@@ -129,9 +130,9 @@ def pipeline(
         raise TypeError(f"optimizer_function={optimizer_function!r} is not a function.")
     if infeed_queue is not None and not isinstance(infeed_queue, IPUInfeedQueue):
         raise TypeError(f"infeed_queue is {type(infeed_queue).__name__}, not an IPUInfeedQueue.")
-    stages = pipeline_arguments.read_stages(computational_stages)
-    number = pipeline_arguments.read_number
-    count = number(pipeline_arguments.COUNT, gradient_accumulation_count)
+    stages = arguments.read_stages(computational_stages)
+    number = arguments.read_number
+    count = number(arguments.COUNT, gradient_accumulation_count)
     repeat = number("repeat_count", repeat_count)
     parts = number("batch_serialization_iterations", batch_serialization_iterations)
     if parts > 1 and pipeline_schedule is None:
@@ -140,7 +141,7 @@ def pipeline(
         device_mapping = [0] * len(stages)
     options = pipeline_options.read(
         count,
-        pipeline_arguments.read_mapping(device_mapping, stages),
+        arguments.read_mapping(device_mapping, stages),
         GradientAccumulationReductionMethod.parse(reduction_method if training else "sum"),
         {
             "pipeline_schedule": pipeline_schedule,
@@ -165,14 +166,14 @@ def pipeline(
         "pipeline",
     )
     config = system.in_force().config
-    pipeline_arguments.check_schedule(options, len(stages), config, training=training)
-    pipeline_arguments.check_serialization(options, parts)
+    arguments.check_schedule(options, len(stages), config, training=training)
+    arguments.check_serialization(options, parts)
     mask = None if outfeed_mask is None else tuple(outfeed_mask)
     outfeed = Outfeed(
         outfeed_queue, outfeed_loss, mask, accumulate_outfeed, accumulate_outfeed_dtype
     )
     outfeed.check(training=training)
-    data = Data(pipeline_arguments.listed(inputs), infeed_queue)
+    data = Data(arguments.listed(inputs), infeed_queue)
     devices, reduction = _devices()
     placed, mapping = _placed(devices, options.device_mapping or [])
     _run(

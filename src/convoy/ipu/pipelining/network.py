@@ -19,8 +19,8 @@ from convoy.ipu import optimizers
 from convoy.ipu.accumulation import Accumulation
 from convoy.ipu.keras.pipeline_options import SCHEDULES, PipelineOptions
 from convoy.ipu.optimizers import IpuOptimizer, Wishes
-from convoy.ipu.pipeline_graph import Data, Graph, Stages, as_row, trace
-from convoy.ipu.pipeline_outfeed import Kept, Outfeed
+from convoy.ipu.pipelining.graph import Data, Graph, Stages, as_row, trace
+from convoy.ipu.pipelining.outfeed import Kept, Outfeed
 from convoy.report.files import new_folder
 
 LOSS = "loss"
