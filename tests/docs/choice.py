@@ -10,7 +10,8 @@ NOT_RUN = {
     "pip install": "installs from elsewhere",
     ".venv/bin/python -m benchmarks.peers.environments": "installs 4 GB of other frameworks",
     ".venv/bin/python -m benchmarks.mnist": "runs TensorFlow beside us",
-    ".venv/bin/python -m benchmarks.cifar10": "runs PyTorch beside us",
+    ".venv/bin/python -m benchmarks.cifar10_ways": "needs CIFAR-10, for an hour",
+    ".venv/bin/python -m benchmarks.cifar10 ": "runs PyTorch beside us",
     ".venv/bin/python -m benchmarks.serving": "runs PyTorch and ONNX Runtime beside us",
 }
 

@@ -1,7 +1,8 @@
 import itertools
 
 import pytest
-from convoy.serving.sizes import Sizes
+from convoy.serving import sizes as sizes_module
+from convoy.serving.sizes import Sizes, timed
 
 
 def test_a_batch_is_filled_up_where_that_takes_hardly_longer():
@@ -58,3 +59,18 @@ def test_no_choice_takes_less_time(seconds):
         found = sizes.to_hold(samples)
         assert sum(found) >= samples
         assert sum(seconds[size] for size in found) == pytest.approx(fastest)
+
+
+def test_a_machine_that_is_busy_for_a_while_is_not_taken_for_a_slow_size(monkeypatch):
+    now = 0.0
+
+    def run(size):
+        nonlocal now
+        busy = 1.0 <= now < 4.0
+        now += (3 if busy else 1) * size / 10
+
+    monkeypatch.setattr(sizes_module.time, "perf_counter", lambda: now)
+    seconds = timed(run, [1, 2, 4, 8])
+    assert seconds == pytest.approx({1: 0.1, 2: 0.2, 4: 0.4, 8: 0.8})
+    assert now > 4.0
+    assert timed(run, []) == {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from convoy.serving.artifact import Artifact
 from convoy.serving.errors import ArtifactError
 from convoy.serving.forward import Forward, input_shapes
 from convoy.serving.signature import Arrays, Signature
+from convoy.serving.sizes import timed
 
 logger = logging.getLogger("convoy.serving")
 
@@ -26,9 +26,6 @@ logger = logging.getLogger("convoy.serving")
 # kernels on another machine round in another order. Types of 16 bits have fewer digits.
 TOLERANCE = 1e-3
 TOLERANCE_16_BITS = 3e-2
-
-# Of each size of batch, when a model is loaded.
-TIMED_RUNS = 3
 
 Programs = dict[int, tuple[Callable[..., Any], list[jax.Array]]]
 
@@ -136,19 +133,13 @@ class Servable:
         """Compare every program with the example, as often as it takes to fill the batch.
 
         Returns:
-            The seconds of a batch: the shortest of a few, as a machine has other work.
+            The seconds of a batch of each size.
         """
-        seconds = {}
-        for size in programs:
-            example, taken = self._example(size, found), []
+        examples = {size: self._example(size, found) for size in programs}
+        for example in examples.values():
             for name, value in self._run(programs, example).items():
                 _compare(found, name, value)
-            for _ in range(TIMED_RUNS):
-                began = time.perf_counter()
-                self._run(programs, example)
-                taken.append(time.perf_counter() - began)
-            seconds[size] = min(taken)
-        return seconds
+        return timed(lambda size: self._run(programs, examples[size]), programs)
 
     def _example(self, size: int, found: Artifact) -> Arrays:
         names = [tensor.name for tensor in self.signature.inputs]

@@ -7,13 +7,18 @@ long. So every size is timed when a model is loaded, and the cheapest sum of tim
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import time
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 # What a call takes beside the model: putting requests together, changing threads, answering.
 CALL_SECONDS = 2e-4
 # Of the most samples a second.
 ENOUGH = 0.9
+TIMED_TURNS = 3
+# Of a size in one turn.
+MOST_RUNS = 4
 
 
 @dataclass(frozen=True)
@@ -62,3 +67,19 @@ class Sizes:
         """Return the sizes that hold some samples in the shortest time, the largest first."""
         whole, rest = divmod(samples, self.largest)
         return self._covers[self.largest].sizes * whole + self._covers[rest].sizes
+
+
+def timed(run: Callable[[int], object], sizes: Collection[int]) -> dict[int, float]:
+    """Return how long batches of some sizes take: the shortest of a few, in turns.
+
+    A machine that is busy for a second would else be held for one on which some size is slow, and
+    requests be joined accordingly from then on.
+    """
+    seconds = dict.fromkeys(sizes, math.inf)
+    for _ in range(TIMED_TURNS if sizes else 0):
+        for size in sizes:
+            for _ in range(min(MOST_RUNS, max(sizes) // size)):
+                began = time.perf_counter()
+                run(size)
+                seconds[size] = min(seconds[size], time.perf_counter() - began)
+    return seconds
