@@ -29,11 +29,11 @@ def test_what_is_missing_of_an_extra_is_named_with_the_command(monkeypatch):
     requires = ["jax>=0.10", "surely-missing>=1; extra == 'serving'", "numpy; extra == 'serving'"]
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: requires)
     rows = dict(doctor.what_there_is())
-    assert rows["serving"].startswith("without surely-missing: pip install 'keras-convoy[serving]'")
+    assert rows["serving"].startswith("without surely-missing: pip install surely-missing (")
     assert rows["plot"].startswith("installed")
 
 
 def test_takes_no_flags(capsys):
     with pytest.raises(SystemExit):
         doctor.main(["--fix"])
-    assert "unrecognized arguments: --fix" in capsys.readouterr().err
+    assert "--fix is not a flag." in capsys.readouterr().err

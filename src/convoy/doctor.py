@@ -54,9 +54,9 @@ def what_there_is() -> Iterator[tuple[str, str]]:
     for name in ("keras", "jax", "jaxlib", "numpy"):
         yield name, metadata.version(name)
     for extra, purpose in EXTRAS.items():
-        missing = _missing(extra)
-        how = f"without {', '.join(missing)}: pip install '{PACKAGE}[{extra}]'"
-        yield extra, f"{how if missing else 'installed'} ({purpose})"
+        lacking = missing(extra)
+        how = f"without {', '.join(lacking)}: pip install {' '.join(lacking)}"
+        yield extra, f"{how if lacking else 'installed'} ({purpose})"
     found = jax.devices()
     memory = devices.memory(tuple(found)) / 1e9
     kind = found[0].device_kind or found[0].platform
@@ -86,8 +86,9 @@ def what_is_wrong() -> Iterator[str]:
         )
 
 
-def _missing(extra: str) -> list[str]:
-    missing = []
+def missing(extra: str) -> list[str]:
+    """Return the packages of an extra that are not installed."""
+    found = []
     for requirement in metadata.requires(PACKAGE) or ():
         match = _REQUIREMENT.match(requirement)
         if match is None or match["extra"] != extra:
@@ -95,8 +96,8 @@ def _missing(extra: str) -> list[str]:
         try:
             metadata.version(match["name"])
         except metadata.PackageNotFoundError:
-            missing.append(match["name"])
-    return missing
+            found.append(match["name"])
+    return found
 
 
 def _cache() -> str:

@@ -179,8 +179,8 @@ def _run(verb: Verb, words: Sequence[str]) -> int:
         if not verb.main.startswith("convoy.serving"):
             raise
         print(
-            f"convoy: error: {error.name} is not installed. Install the server with: "
-            "pip install 'keras-convoy[serving]'",
+            f"convoy: error: {error.name} is not installed. Install what the server needs with: "
+            f"pip install {' '.join(load('convoy.doctor:missing')('serving'))}",
             file=sys.stderr,
         )
         return 1

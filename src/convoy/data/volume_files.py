@@ -164,7 +164,7 @@ def find_volumes(
     if importlib.util.find_spec("google_crc32c") is None:
         raise ValueError(
             "Checking volumes needs the package google-crc32c. Install it with: "
-            "pip install 'keras-convoy[images]'"
+            "pip install google-crc32c"
         )
     if not folder.is_dir():
         raise ValueError(f"There is no folder {folder}. Set data.data_dir to one that has it.")

@@ -68,7 +68,7 @@ def _open_files(options: Options) -> Images:
     if importlib.util.find_spec("cv2") is None:
         raise ValueError(
             "Decoding images needs the package opencv-python-headless. Install it with: "
-            "pip install 'keras-convoy[images]'"
+            "pip install opencv-python-headless"
         )
     root, nothing = Path(options.dataset_path), (np.zeros(0), np.zeros(0))
     images = Images(
