@@ -54,7 +54,8 @@ class Subject:
     """One model that is trained again and again from the same start.
 
     It is compiled once. Between two runs nothing is left of the first: every variable is put back
-    to where it was, or for a run that goes on, spoilt.
+    to where it was, or for a run that goes on, spoilt; but for the learning rate, which is then the
+    one that was compiled.
     """
 
     def __init__(self, make=network, optimizer=None, steps=2, batch=8, **strategy):
@@ -87,17 +88,19 @@ class Subject:
 
     def _begin(self, spoil):
         for variable, value in zip(self.variables, self.start, strict=True):
-            variable.assign(np.ones_like(value) if spoil else value)
+            spoilt = spoil and variable.name != "learning_rate"
+            variable.assign(np.ones_like(value) if spoilt else value)
         keras.utils.set_random_seed(99 if spoil else 3)
 
     def run(self, *callbacks, x=None, spoil=False, validate=True, **settings):
         """Train from the start; return history, epochs and the final values."""
         self._begin(spoil)
         data = (self.x, self.y) if x is None else (x,)
-        settings = {"batch_size": self.batch if x is None else None, "epochs": 3} | settings
+        batch = self.batch if x is None else None
+        settings = {"batch_size": batch, "epochs": 3, "verbose": 0} | settings
         if validate:
             settings["validation_data"] = (self.x[:16], self.y[:16])
-        history = self.model.fit(*data, verbose=0, callbacks=list(callbacks), **settings)
+        history = self.model.fit(*data, callbacks=list(callbacks), **settings)
         return history.history, history.epoch, self.values()
 
     def stop_and_go_on(self, callbacks, points, **settings):

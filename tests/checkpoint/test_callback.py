@@ -239,6 +239,122 @@ def test_other_callbacks_remember(plain, tmp_path):
     assert_resumes_exactly(plain, tmp_path, points, extra, epochs=6)
 
 
+# What is said -----------------------------------------------------------------------------------
+
+
+def said(capsys):
+    """Return what was printed, but for the progress of epochs."""
+    printed = capsys.readouterr().out
+    return [line for line in printed.splitlines() if line.startswith(("Resumed", "The ", "Begins"))]
+
+
+def test_a_run_that_goes_on_says_from_where(plain, tmp_path, capsys):
+    with pytest.raises(StopError):
+        plain.run(convoy.Checkpoints(tmp_path, every=2), StopAt(1, 4), verbose=2)
+    assert said(capsys) == []
+    with pytest.raises(StopError):
+        plain.run(convoy.Checkpoints(tmp_path), StopAt(2, 0), spoil=True, verbose=2)
+    at = tmp_path / "epoch-0001-step-00000004"
+    assert said(capsys) == [f"Resumed from {at} after 1 of 3 epochs and 4 steps of the next"]
+    plain.run(convoy.Checkpoints(tmp_path), spoil=True, verbose=2)
+    at = tmp_path / "epoch-0002-step-00000000"
+    assert said(capsys) == [f"Resumed from {at} after 2 of 3 epochs"]
+
+
+def test_a_run_with_nothing_left_to_train_says_so(plain, tmp_path, capsys):
+    at = tmp_path / "epoch-0002-step-00000000"
+    nothing = "nothing is left to train. Pass more epochs, or another folder."
+    for epochs, expected in [
+        (2, []),
+        (2, [f"Resumed from {at} after 2 of 2 epochs: {nothing}"]),
+        (1, [f"Resumed from {at} after 2 epochs, more than epochs=1: {nothing}"]),
+    ]:
+        plain.run(convoy.Checkpoints(tmp_path), epochs=epochs, verbose=2)
+        assert said(capsys) == expected
+
+
+def test_a_run_that_a_callback_ended_says_that_more_epochs_do_not_help(plain, tmp_path, capsys):
+    for _ in range(2):
+        stopping = keras.callbacks.EarlyStopping("loss", patience=0, min_delta=9.0)
+        plain.run(convoy.Checkpoints(tmp_path), stopping, epochs=9, verbose=2)
+    (line,) = said(capsys)
+    assert "after 2 of 9 epochs, where a callback ended the run: nothing is left" in line
+    assert line.endswith("Pass another folder to begin anew.")
+
+
+def test_nothing_is_said_with_verbose_0(plain, tmp_path, capsys):
+    plain.run(convoy.Checkpoints(tmp_path), epochs=1)
+    plain.run(convoy.Checkpoints(tmp_path), spoil=True)
+    assert capsys.readouterr().out == ""
+
+
+class OtherRate(keras.callbacks.Callback):
+    """Compiles another learning rate, as far as a checkpoint can tell."""
+
+    def on_train_begin(self, logs=None):
+        self.model.optimizer.learning_rate = 0.05
+
+
+def test_a_learning_rate_that_the_checkpoint_overrides_is_said(plain, tmp_path):
+    expected = plain.run()
+    with pytest.raises(StopError):
+        plain.run(convoy.Checkpoints(tmp_path), StopAt(1, 0))
+    # Each time, and not the next time that the rate is what it was.
+    for _ in range(2):
+        with (
+            pytest.warns(
+                UserWarning,
+                match=r"compiled with learning_rate 0\.05 \(the run began with 0\.01\)\. The "
+                "checkpoint's value counts",
+            ),
+            pytest.raises(StopError),
+        ):
+            plain.run(OtherRate(), convoy.Checkpoints(tmp_path), StopAt(2, 0), spoil=True)
+    assert plain.run(convoy.Checkpoints(tmp_path), spoil=True) == expected
+
+
+def test_a_learning_rate_that_a_callback_has_changed_is_not_one_that_was_compiled(plain, tmp_path):
+    def callbacks():
+        return [
+            keras.callbacks.ReduceLROnPlateau("loss", 0.5, patience=1, min_delta=9.0),
+            convoy.Checkpoints(tmp_path),
+        ]
+
+    plain.run(*callbacks(), epochs=2)
+    # As a new process does, and as the same one does if it goes on.
+    plain.run(*callbacks(), epochs=3, spoil=True)
+    assert float(plain.model.optimizer.learning_rate.value) < 0.009
+    plain.model.fit(
+        plain.x, plain.y, batch_size=plain.batch, epochs=4, verbose=0, callbacks=callbacks()
+    )
+
+
+def test_settings_that_are_other_ones_from_here_on_are_said(plain, tmp_path, capsys):
+    plain.run(convoy.Checkpoints(tmp_path), epochs=1)
+    optimizer = plain.model.optimizer
+    try:
+        optimizer.beta_1 = 0.8
+        plain.run(convoy.Checkpoints(tmp_path), epochs=2, spoil=True, verbose=2)
+        assert said(capsys)[1:] == [
+            "The optimizer's settings are other ones from here on: beta_1 0.8 (it was 0.9)"
+        ]
+        plain.run(convoy.Checkpoints(tmp_path), epochs=3, spoil=True, verbose=2)
+        assert said(capsys)[1:] == []
+    finally:
+        optimizer.beta_1 = 0.9
+
+
+def test_a_checkpoint_without_settings_is_not_compared(plain, tmp_path):
+    plain.run(convoy.Checkpoints(tmp_path / "new"), epochs=1)
+    position, content = Folder(tmp_path / "new").newest()
+    del content.about["optimizer"]
+    (tmp_path / "old").mkdir()
+    store.write(tmp_path / "old" / position.name, content)
+    plain.run(OtherRate(), convoy.Checkpoints(tmp_path / "old"), epochs=2, spoil=True)
+    # Nobody knows the rate that the run began with, and it is not made up.
+    assert "learning_rate" not in Folder(tmp_path / "old").newest()[1].about["optimizer"]
+
+
 # How often, and which are kept ----------------------------------------------------------------
 
 

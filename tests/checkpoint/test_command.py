@@ -42,6 +42,15 @@ def test_list_names_them_in_order(run, capsys):
     assert "val_loss" in lines[0]
 
 
+def test_list_marks_the_best(plain, tmp_path, capsys):
+    losses = plain.run(convoy.Checkpoints(tmp_path, keep=1, best="max:val_loss"))[0]["val_loss"]
+    assert call("list", tmp_path) == 0
+    best, newest = capsys.readouterr().out.splitlines()
+    assert best.startswith(f"epoch-000{np.argmax(losses) + 1}-")
+    assert best.endswith("  (best)")
+    assert "(best)" not in newest
+
+
 def test_show_ends_with_the_hash_of_the_newest(run, capsys):
     assert call("show", run, "--hash") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -76,9 +85,15 @@ def test_verify_tells_whole_ones_from_damaged_ones(plain, tmp_path, capsys):
 @pytest.mark.parametrize("action", ["list", "show", "verify"])
 def test_a_folder_without_checkpoints_is_one_line_of_error(tmp_path, capsys, action):
     assert call(action, tmp_path / "nothing") == 1
-    shown = capsys.readouterr().err
-    assert shown.startswith("convoy checkpoint: ")
-    assert shown.count("\n") == 1
+    assert capsys.readouterr().err == (
+        f"convoy checkpoint: There is no folder {tmp_path / 'nothing'}.\n"
+    )
+    (tmp_path / "empty").mkdir()
+    if action != "verify":
+        assert call(action, tmp_path / "empty") == 1
+        shown = capsys.readouterr().err
+        assert shown.startswith("convoy checkpoint: ")
+        assert shown.count("\n") == 1
 
 
 @pytest.mark.parametrize("action", ["list", "show"])

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import keras
 from convoy import processes
-from convoy.checkpoint import snapshot
+from convoy.checkpoint import optimizer_settings, snapshot
 from convoy.checkpoint.background import Background
 from convoy.checkpoint.errors import CheckpointError
 from convoy.checkpoint.folder import Folder, Position
 from convoy.checkpoint.leaving import EXIT_STATUS, Leaving, Left
+from convoy.checkpoint.optimizer_settings import Settings
 from convoy.checkpoint.policy import Best, Every, kept
+from convoy.checkpoint.store import Content
 from convoy.engine.progress import Progress, Resumption
 from convoy.engine.watch import pause
 
@@ -23,8 +26,9 @@ class Checkpoints(keras.callbacks.Callback):
     """Writes checkpoints of a run, and goes on from the newest one.
 
     Call `fit` again with the same arguments after a run was killed, and it ends with the same bits
-    as if it had not been: weights, optimizer, metrics, history, order of the data. A checkpoint is
-    taken between two device calls and written while the next ones run.
+    as if it had not been: weights, optimizer, metrics, history, order of the data. A line says from
+    where it goes on, unless `verbose=0`. A checkpoint is taken between two device calls and written
+    while the next ones run.
 
     On SIGTERM or SIGINT the running device call is finished, a checkpoint is written, and the
     program ends with exit status 75. A second signal ends it at once.
@@ -98,8 +102,13 @@ class Checkpoints(keras.callbacks.Callback):
         if processes.is_first():
             self.folder.open_for_writing()
         progress.feed.make_repeatable()
-        found = self._find(progress)
-        self._snapshots = snapshot.Snapshots(progress, self.recipe)
+        settings = optimizer_settings.describe(progress.model.optimizer)
+        found, content = self._find(progress)
+        if found is not None and content is not None:
+            then = content.about.get("optimizer", {})
+            self._say_what_differs(settings, then, content)
+            settings = optimizer_settings.of_resumed(settings, then)
+        self._snapshots = snapshot.Snapshots(progress, self.recipe, settings)
         self._best = self._failure = None
         self.every.begin(found.total if found else 0)
         reason = progress.feed.why_not_resumable
@@ -113,22 +122,38 @@ class Checkpoints(keras.callbacks.Callback):
         self._leaving.begin()
         return found
 
-    def _find(self, progress: Progress) -> Resumption | None:
+    def _find(self, progress: Progress) -> tuple[Resumption | None, Content | None]:
         if not self.resume:
             if self.folder.positions():
                 raise CheckpointError(
                     f"{self.folder.path} has checkpoints of an earlier run, but resume=False was "
                     "passed. Pass an empty folder, or resume=True to go on with that run."
                 )
-            return None
+            return None, None
         newest = self.folder.newest() if processes.is_first() else None
         content = snapshot.of_first(newest and newest[1])
         if content is None:
-            return None
+            return None, None
         found = snapshot.resumption(progress, content)
         if newest is not None:
             self.folder.set_aside_after(newest[0])
-        return found
+            self._say(_where_it_goes_on(self.folder.at(newest[0]), found, progress))
+        return found, content
+
+    def _say_what_differs(self, now: Settings, then: Settings, content: Content) -> None:
+        """Tell of settings of the optimizer that are not those of the run that goes on."""
+        if dropped := optimizer_settings.dropped(now, then, content.arrays):
+            warnings.warn(
+                f"The optimizer was compiled with {', '.join(dropped)}. The checkpoint's value "
+                "counts, so that the run goes on bit for bit. Pass another folder to begin anew.",
+                stacklevel=2,
+            )
+        if changed := optimizer_settings.changed(now, then):
+            self._say(f"The optimizer's settings are other ones from here on: {', '.join(changed)}")
+
+    def _say(self, line: str) -> None:
+        if processes.is_first() and self.params.get("verbose") != 0:
+            print(line, flush=True)
 
     def record(self, progress: Progress) -> None:
         """Write a checkpoint if one is due, and leave if that was asked for.
@@ -201,3 +226,20 @@ class Checkpoints(keras.callbacks.Callback):
             raise error
         self._failure = CheckpointError(str(error))
         warnings.warn(f"{error} Training goes on.", stacklevel=2)
+
+
+def _where_it_goes_on(path: Path, found: Resumption | None, progress: Progress) -> str:
+    """Say from which checkpoint a run goes on, and how much of it is done."""
+    if found is None:
+        return f"Begins with the weights of {path}"
+    epochs = progress.last_epoch
+    steps = f" and {found.step} steps of the next" if found.step else ""
+    said = f"Resumed from {path} after {found.epoch} of {epochs} epochs{steps}"
+    if found.epoch > epochs:
+        said = f"Resumed from {path} after {found.epoch} epochs{steps}, more than epochs={epochs}"
+    if found.stopped and not found.step:
+        said += ", where a callback ended the run"
+        return f"{said}: nothing is left to train. Pass another folder to begin anew."
+    if found.epoch >= epochs:
+        return f"{said}: nothing is left to train. Pass more epochs, or another folder."
+    return said

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from convoy.checkpoint import convert, store
+from convoy.checkpoint.callback import Checkpoints
 from convoy.checkpoint.errors import CheckpointError
-from convoy.checkpoint.folder import Folder
-from convoy.checkpoint.store import Content
+from convoy.checkpoint.folder import Folder, Position
+from convoy.checkpoint.store import Content, Json
 from convoy_command.parser import Parser
 
 SUMMARY = "List, show, verify, average and convert checkpoints."
@@ -71,20 +72,37 @@ def main(words: Sequence[str]) -> int:
 def _list(options: argparse.Namespace) -> int:
     folder = Folder(options.folder)
     positions = folder.positions()
+    if not positions and not options.folder.exists():
+        raise _nothing_in(folder)
     if not positions:
         raise CheckpointError(f"There are no checkpoints in {options.folder}.{_hint(folder)}")
+    lines: dict[Position, str] = {}
+    best = None
     for position in positions:
         path = folder.at(position)
         try:
             body = store.read_manifest(path)
         except CheckpointError as error:
-            print(f"{position.name}  {error}")
+            lines[position] = f"{position.name}  {error}"
             continue
+        best = _best(body["state"])
         logs = body["state"].get("logs", {})
         values = "  ".join(f"{name} {value:.4g}" for name, value in logs.items())
         written = body["about"].get("written", "")
-        print(f"{position.name}  {_bytes(_size(path)):>9}  {written}  {values}".rstrip())
+        line = f"{position.name}  {_bytes(_size(path)):>9}  {written}  {values}"
+        lines[position] = line.rstrip()
+    for position, line in lines.items():
+        print(f"{line}  (best)" if position == best else line)
     return 0
+
+
+def _best(state: Json) -> Position | None:
+    """Return which checkpoint was the best one when another was written, if that was asked for."""
+    for callback in state.get("callbacks", []):
+        if callback["type"] == Checkpoints.__name__ and callback["state"]["best"]:
+            _, epoch, step = callback["state"]["best"]
+            return Position(epoch, step)
+    return None
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -165,6 +183,8 @@ def _all_in(given: Path) -> list[Path]:
 
 
 def _nothing_in(folder: Folder) -> CheckpointError:
+    if not folder.path.exists():
+        return CheckpointError(f"There is no folder {folder.path}.")
     return CheckpointError(
         f"{folder.path} is not a checkpoint, nor a folder with one in it.{_hint(folder)}"
     )

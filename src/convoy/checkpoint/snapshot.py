@@ -37,9 +37,12 @@ class Snapshots:
     would take their memory for its outcome, finds that it is in use, and takes other.
     """
 
-    def __init__(self, progress: Progress, recipe: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self, progress: Progress, recipe: Mapping[str, Any] | None, optimizer: Json
+    ) -> None:
         self.variables = Variables(progress.model, "train")
         self.recipe = dict(recipe or {})
+        self.optimizer = optimizer
         self.model = describe(progress.model)
         self._versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
 
@@ -70,6 +73,7 @@ class Snapshots:
             "python": platform.python_version(),
             "replicas": progress.plan.replicas,
             "accumulated": progress.plan.accumulation.count,
+            "optimizer": self.optimizer,
             "recipe": self.recipe,
         }
 
