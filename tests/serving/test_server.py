@@ -25,6 +25,18 @@ PREDICT = "/v1/models/half:predict"
 ONE = {"instances": [1.0]}
 
 
+def test_the_addresses_are_told_before_models_are_loaded(half, caplog):
+    caplog.set_level("INFO", "convoy.serving")
+    with running(half) as server:
+        http, grpc_ = server.server.port, server.server.grpc_port
+    told = [record.getMessage() for record in caplog.records]
+    assert told[:2] == [
+        "listening, and loading half: REST and the page: "
+        f"http://127.0.0.1:{http}/; gRPC: 127.0.0.1:{grpc_}",
+        "half: loading version 123",
+    ]
+
+
 def test_listens_on_this_machine_only(server):
     assert server.server._runner.addresses[0][0] == "127.0.0.1"
 

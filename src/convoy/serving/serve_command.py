@@ -54,11 +54,8 @@ async def _run(models: list[ModelConfig], options: ServerOptions) -> None:
     server = Server(models, options)
 
     def started() -> None:
-        scheme = "http" if options.certificate is None else "https"
-        if options.port is not None:
-            print(f"REST and the page: {scheme}://{options.host}:{server.port}/", flush=True)
-        if options.grpc_port is not None:
-            print(f"gRPC: {options.host}:{server.grpc_port}", flush=True)
+        # Whoever reads these may send requests at once.
+        print("\n".join(server.addresses), flush=True)
 
     await serve_until_stopped(server, started)
 

@@ -89,6 +89,15 @@ class Server:
         self._runner: web.AppRunner | None = None
         self._grpc: Any = None
 
+    @property
+    def addresses(self) -> list[str]:
+        """What each port is for, and where it is, once it has started."""
+        options = self.options
+        scheme = "http" if options.certificate is None else "https"
+        rest = f"REST and the page: {scheme}://{options.host}:{self.port}/"
+        remote = f"gRPC: {options.host}:{self.grpc_port}"
+        return [rest] * (options.port is not None) + [remote] * (options.grpc_port is not None)
+
     async def start(self) -> None:
         """Open the ports, load the models, and go on looking for new versions.
 
@@ -103,6 +112,8 @@ class Server:
         except OSError:
             await self.stop()
             raise
+        where = "; ".join(self.addresses)
+        logger.info("listening, and loading %s: %s", ", ".join(self.service.models), where)
         await self.service.poll()
         if self.options.poll_seconds:
             self._polling = asyncio.create_task(self._poll())
