@@ -12,6 +12,7 @@ from convoy.serving.client import (
     RestClient,
     _only_input,
     await_listener,
+    served_instead,
 )
 from convoy.serving.load import LoadOptions, Outcome, Share, _batches, _send, send_load
 from convoy.serving.request_command import report
@@ -41,8 +42,22 @@ def test_refusals_are_told(server):
         with pytest.raises(RequestError, match="expected"):
             client.predict(np.zeros((1, 2), np.float32), 60)
         client.close()
-    with pytest.raises(RequestError, match=r"Latest\(none\)"):
-        RestClient(Address("127.0.0.1", server.server.port, "none"))
+
+
+def test_a_model_that_is_not_there_is_answered_with_those_that_are(server):
+    there = r"\. The server has half_plus_two, half_plus_three, pictures"
+    for name, question in (("picture", r"; did you mean pictures\?$"), ("none", r"\.$")):
+        with pytest.raises(RequestError, match=rf"Latest\({name}\){there}{question}"):
+            RestClient(Address("127.0.0.1", server.server.port, name))
+        with pytest.raises(RequestError, match=rf"Latest\({name}\){there}{question}"):
+            GrpcClient(Address("127.0.0.1", server.server.grpc_port, name))
+
+
+def test_of_many_models_a_few_are_named():
+    names = [f"model_{number}" for number in range(100)]
+    said = served_instead("modle_77", names)
+    assert said == (f". The server has {', '.join(names[:10])}, ...; did you mean model_77?")
+    assert served_instead("model_77", names) == served_instead("x", []) == ""
 
 
 def test_models_with_several_inputs_are_named():
@@ -68,7 +83,8 @@ def test_a_server_that_is_not_there_is_waited_for_and_named(monkeypatch, capsys)
             taken.listen()
 
         await_listener(Address("127.0.0.1", int(place.split(":")[1]), "x"), 60.0, tell)
-        assert told == [f"waiting for a server at {place}"]
+        waiting = f"waiting for a server at {place} for at most 60 s (Ctrl-C stops this)"
+        assert told == [waiting]
 
 
 def test_the_report_adds_processes_up(capsys):
@@ -80,6 +96,7 @@ def test_the_report_adds_processes_up(capsys):
     assert capsys.readouterr().out.splitlines() == [
         "Full time in ms: 2000.00",
         "Processed num_images * num_threads: 4 * 2 = 8",
+        "Each process sent 4 images, not 3: 2 whole batches of 2",
         "Average throughput: 4.00 samples/sec",
         "Latency in ms: p50 200.00, p95 285.00, p99 297.00",
         "Accuracy: 50.00%",

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import difflib
 import http.client
 import json
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import grpc
 import numpy as np
 from convoy.serving.metadata import DATA_TYPES
-from convoy.serving.protocol import SERVING, message
+from convoy.serving.protocol import MODELS_KEY, SERVING, message
 from convoy.serving.signature import Tensor
 
 _NAMES = {number: name for name, (_, number) in DATA_TYPES.items()}
 _NAMES_IN_JSON = {text: name for name, (text, _) in DATA_TYPES.items()}
 # The first request may find the server still loading.
 FIRST_SECONDS = 1000.0
+# Of models, in a message.
+MOST_NAMES = 10
 
 
 class RequestError(Exception):
@@ -81,9 +84,19 @@ def await_listener(address: Address, seconds: float, tell: Callable[[str], None]
                     "--port."
                 ) from None
         if not told:
-            tell(f"waiting for a server at {place}")
+            tell(f"waiting for a server at {place} for at most {seconds:g} s (Ctrl-C stops this)")
             told = True
         time.sleep(0.2)
+
+
+def served_instead(model: str, names: Sequence[str]) -> str:
+    """Return a sentence for a model that a server does not have: what it has."""
+    if model in names or not names:
+        return ""
+    shown = ", ".join(names[:MOST_NAMES]) + ", ..." * (len(names) > MOST_NAMES)
+    near = difflib.get_close_matches(model, names, 1)
+    question = f"; did you mean {near[0]}?" if near else "."
+    return f". The server has {shown}{question}"
 
 
 def _only_input(inputs: Mapping[str, Any]) -> tuple[str, Any]:
@@ -119,7 +132,12 @@ class GrpcClient:
         try:
             return call(request, timeout=seconds, metadata=sent, wait_for_ready=True)
         except grpc.RpcError as error:
-            raise RequestError(f"{error.code().name}: {error.details()}") from None
+            told = f"{error.code().name}: {error.details()}"
+            raise RequestError(told + self._instead(error)) from None
+
+    def _instead(self, error: Any) -> str:
+        sent = dict(error.trailing_metadata() or ())
+        return served_instead(self._address.model, json.loads(sent.get(MODELS_KEY, "[]")))
 
     def _find_input(self) -> Tensor:
         request = message(f"{SERVING}.GetModelMetadataRequest")()
@@ -167,6 +185,22 @@ class RestClient:
             raise
 
     def _call(self, method: str, path: str, body: bytes | None, seconds: float) -> Any:
+        url = f"/v1/models/{self._address.model}{path}"
+        status, answer = self._ask(method, url, body, seconds)
+        if status != 200:
+            told = f"{status}: {answer.get('error')}"
+            raise RequestError(told + (self._instead(seconds) if status == 404 else ""))
+        return answer
+
+    def _instead(self, seconds: float) -> str:
+        try:
+            status, answer = self._ask("GET", "/status.json", None, seconds)
+        except RequestError:  # a server of another kind
+            return ""
+        names = [model["name"] for model in answer["models"]] if status == 200 else []
+        return served_instead(self._address.model, names)
+
+    def _ask(self, method: str, url: str, body: bytes | None, seconds: float) -> tuple[int, Any]:
         address = self._address
         try:
             connection = self._idle.pop()
@@ -174,16 +208,14 @@ class RestClient:
             connection = http.client.HTTPConnection(address.host, address.port, timeout=seconds)
         headers = {} if address.token is None else {"Authorization": f"Bearer {address.token}"}
         try:
-            connection.request(method, f"/v1/models/{address.model}{path}", body, headers)
+            connection.request(method, url, body, headers)
             response = connection.getresponse()
             answer = json.loads(response.read())
         except (OSError, http.client.HTTPException, ValueError) as error:
             connection.close()
             raise RequestError(str(error)) from None
         self._idle.append(connection)
-        if response.status != 200:
-            raise RequestError(f"{response.status}: {answer.get('error')}")
-        return answer
+        return response.status, answer
 
     def _find_input(self) -> Tensor:
         answer = self._call("GET", "/metadata", None, FIRST_SECONDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import grpc
 from convoy.serving.classes import classes_of, value_of
 from convoy.serving.errors import Code, ServingError, invalid, not_found
 from convoy.serving.metadata import DATA_TYPES, PREDICT_METHOD
-from convoy.serving.protocol import SERVING, message
+from convoy.serving.protocol import MODELS_KEY, SERVING, message
 from convoy.serving.service import Service, Target
 from convoy.serving.signature import (
     DEFAULT_SIGNATURE,
@@ -25,6 +26,8 @@ from convoy.serving.versions import LoadedVersion, ModelConfig, Policy
 
 Method = Callable[[Any], Awaitable[Any]]
 SIGNATURES = "signature_def"
+# Clients take 8 KB of metadata.
+MOST_METADATA = 4096
 _UNSET = "Model spec has no name."
 
 
@@ -81,11 +84,21 @@ class GrpcApi:
                     raise invalid(f"The bytes are not a {request_type.DESCRIPTOR.name}.")
                 return await method(request)
             except ServingError as error:
-                await context.abort(_status(error.code), error.message)
+                await context.abort(_status(error.code), error.message, self._names(error))
 
         return grpc.unary_unary_rpc_method_handler(
             answer, read, lambda answered: answered.SerializeToString()
         )
+
+    def _names(self, error: ServingError) -> tuple[tuple[str, str], ...]:
+        """Return what is sent along with an error: the models there are, if another was asked for.
+
+        The text of the error stays TensorFlow Serving's.
+        """
+        names = json.dumps(list(self.service.models))
+        if error.code != Code.NOT_FOUND or len(names) > MOST_METADATA:
+            return ()
+        return ((MODELS_KEY, names),)
 
     def _check_token(self, context: Any) -> None:
         if self._token is None:

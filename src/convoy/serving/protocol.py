@@ -13,6 +13,8 @@ from google.protobuf import any_pb2, descriptor_pb2, descriptor_pool, message_fa
 FILE = "convoy/serving/tensorflow_serving.proto"
 CORE = "tensorflow"
 SERVING = "tensorflow.serving"
+# Under which an error brings the names of all models, as a list in JSON.
+MODELS_KEY = "convoy-models"
 
 # A line is a field: number, name, type; `*` repeats it, and `{T}` maps texts to T.
 _MESSAGES = {

@@ -93,6 +93,11 @@ def report(outcome: Outcome) -> None:
         f"Processed num_images * num_threads: {total} * {options.processes} = "
         f"{outcome.answered * options.batch_size}"
     )
+    if total != options.images:
+        print(
+            f"Each process sent {total} images, not {options.images}: {options.requests} whole "
+            f"batches of {options.batch_size}"
+        )
     print(f"Average throughput: {outcome.throughput:.2f} samples/sec")
     if outcome.answered:
         p50, p95, p99 = outcome.milliseconds(50, 95, 99)
