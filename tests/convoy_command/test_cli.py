@@ -148,6 +148,35 @@ def test_train_reads_its_flags_itself(capsys):
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "launch --num-instnces 2 x.py",
+            "launch: error: --num-instnces is not a flag. Did you mean --num-instances?",
+        ),
+        (
+            "launch --num-instnces=2 x.py",
+            "launch: error: --num-instnces is not a flag. Did you mean --num-instances?",
+        ),
+        (
+            "data verify --dataset digits --dataset-paht x",
+            "data verify: error: --dataset-paht is not a flag. Did you mean --dataset-path or --dataset?",
+        ),
+        (
+            "checkpoint list folder stray",
+            "checkpoint list: error: 'stray' was not expected; flags begin with --",
+        ),
+        ("doctor --zzz", "doctor: error: --zzz is not a flag."),
+    ],
+)
+def test_an_unknown_flag_is_answered_with_the_nearest_of_its_verb(words, said, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(words.split())
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == f"convoy {said}\n"
+
+
 def test_is_installed_as_a_command():
     command = Path(sys.executable).parent / "convoy"
     done = subprocess.run([command, "--version"], capture_output=True, text=True, check=True)
