@@ -3,19 +3,26 @@
     python examples/digits/train.py
 
 Expected: 98 % or better on the 389 held-out digits, in under half a minute on two CPU cores. The
-run's checkpoint, metrics and curves go to `runs/digits`.
+trained model, metrics and curves go to `runs/digits`. A run that was interrupted goes on when it is
+started again; after a finished one, a new run begins.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import shutil
+import sys
 import time
 from pathlib import Path
 
-import convoy
-import keras
-from convoy.data import load_digits
+from convoy_command import ended_by_interrupt
+from convoy_command.parser import Parser
+
+with ended_by_interrupt():  # importing takes seconds, too
+    import convoy
+    import keras
+    from convoy.data import load_digits
 
 
 def make_model() -> keras.Model:
@@ -35,20 +42,27 @@ def make_model() -> keras.Model:
     )
 
 
-def plot_curves(metrics: Path, picture: Path) -> None:
-    """Draw loss and accuracy by epoch from a CSV file."""
+def write_metrics(history: dict[str, list[float]], file: Path) -> None:
+    """Write the metrics of every epoch as CSV."""
+    with file.open("w") as opened:
+        writer = csv.writer(opened, lineterminator="\n")
+        writer.writerow(["epoch", *history])
+        rows = zip(*history.values(), strict=True)
+        writer.writerows([epoch, *row] for epoch, row in enumerate(rows, 1))
+
+
+def plot_curves(history: dict[str, list[float]], picture: Path) -> None:
+    """Draw loss and accuracy by epoch."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    with metrics.open() as file:
-        rows = list(csv.DictReader(file))
-    epochs = [int(row["epoch"]) + 1 for row in rows]
+    epochs = range(1, len(history["loss"]) + 1)
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
     for axis, name in zip(axes, ("loss", "accuracy"), strict=True):
         for column, label in ((name, "training"), (f"val_{name}", "held out")):
-            axis.plot(epochs, [float(row[column]) for row in rows], label=label)
+            axis.plot(epochs, history[column], label=label)
         axis.set(xlabel="epoch", ylabel=name)
         axis.grid(alpha=0.3)
         axis.legend()
@@ -56,13 +70,15 @@ def plot_curves(metrics: Path, picture: Path) -> None:
 
 
 def parse_options() -> tuple[argparse.Namespace, convoy.Strategy]:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--devices", type=int, default=2, help="replicas (default: 2)")
     parser.add_argument("--epochs", type=int, default=20, help="default: 20")
     parser.add_argument("--batch-size", type=int, default=32, help="of one replica (default: 32)")
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
     parser.add_argument("--output", type=Path, default=Path("runs/digits"), help="where to write")
     options = parser.parse_args()
+    if min(options.epochs, options.batch_size) < 1:
+        parser.error("--epochs and --batch-size are 1 or more")
     try:
         return options, convoy.Strategy(devices=options.devices)
     except ValueError as error:
@@ -77,7 +93,7 @@ def main() -> None:
         f"{len(x_train)} digits to train on, {len(x_test)} held out; {strategy.replicas} replicas"
     )
 
-    updates = options.epochs * len(x_train) // (options.batch_size * strategy.replicas)
+    updates = max(1, options.epochs * len(x_train) // (options.batch_size * strategy.replicas))
     with strategy.scope():
         model = make_model()
         model.compile(
@@ -87,36 +103,43 @@ def main() -> None:
             steps_per_execution="auto",
         )
 
-    options.output.mkdir(parents=True, exist_ok=True)
-    checkpoint = options.output / "model.keras"
-    metrics = options.output / "metrics.csv"
-    curves = options.output / "curves.png"
+    state = options.output / "unfinished"
+    resumed = any(state.glob("epoch-*"))
     start = time.perf_counter()
     try:
-        model.fit(
+        history = model.fit(
             x_train,
             y_train,
             batch_size=options.batch_size,
             epochs=options.epochs,
             validation_data=(x_test, y_test),
-            callbacks=[
-                keras.callbacks.CSVLogger(metrics),
-                keras.callbacks.ModelCheckpoint(checkpoint),
-            ],
-        )
-    except KeyboardInterrupt:
-        raise SystemExit(f"\nInterrupted; whole epochs are in {checkpoint}") from None
+            callbacks=[convoy.Checkpoints(state)],
+        ).history
+    except SystemExit:  # on Ctrl-C, when a checkpoint has been written
+        print("Run it again to go on.")
+        raise
+    except (convoy.CheckpointError, ValueError) as error:
+        sys.exit(f"{error} To begin anew, remove {state}." if resumed else str(error))
     seconds = time.perf_counter() - start
     _, accuracy = model.evaluate(x_test, y_test, verbose=0)
-    plot_curves(metrics, curves)
+
+    trained = options.output / "model.keras"
+    metrics = options.output / "metrics.csv"
+    curves = options.output / "curves.png"
+    model.save(trained)
+    write_metrics(history, metrics)
+    plot_curves(history, curves)
+    shutil.rmtree(state)  # so that the next run begins anew
 
     print()
     print(f"held-out accuracy  {accuracy:.2%}")
-    print(f"throughput         {options.epochs * len(x_train) / seconds:,.0f} images/s")
-    print(f"checkpoint         {checkpoint}")
+    if not resumed:
+        print(f"throughput         {options.epochs * len(x_train) / seconds:,.0f} images/s")
+    print(f"model              {trained}")
     print(f"metrics            {metrics}")
     print(f"curves             {curves}")
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_interrupt():
+        main()

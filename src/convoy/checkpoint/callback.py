@@ -181,7 +181,9 @@ class Checkpoints(keras.callbacks.Callback):
         reason = signal.name if signal else "a signal to another process"
         message = f"Left on {reason}, exit status {EXIT_STATUS}; checkpoint to resume from: {where}"
         if processes.is_first():
-            print(message, flush=True)
+            # A progress bar does not end its line before the epoch is over.
+            in_line = progress.step and self.params.get("verbose") in (1, "auto")
+            print(f"\n{message}" if in_line else message, flush=True)
         return message
 
     def wants_to_leave(self) -> bool:
@@ -233,7 +235,8 @@ def _where_it_goes_on(path: Path, found: Resumption | None, progress: Progress) 
     if found is None:
         return f"Begins with the weights of {path}"
     epochs = progress.last_epoch
-    steps = f" and {found.step} steps of the next" if found.step else ""
+    counted = "1 step" if found.step == 1 else f"{found.step} steps"
+    steps = f" and {counted} of the next" if found.step else ""
     said = f"Resumed from {path} after {found.epoch} of {epochs} epochs{steps}"
     if found.epoch > epochs:
         said = f"Resumed from {path} after {found.epoch} epochs{steps}, more than epochs={epochs}"
