@@ -25,7 +25,9 @@ def run(*words):
 def test_the_best_few_come_with_their_recipe_and_a_picture(capsys, tmp_path):
     table = tmp_path / "all.csv"
     assert run(*SMALL, "--devices", "2", *ELSEWHERE, "--best", "3", "--csv", str(table)) == 0
-    shown = capsys.readouterr().out
+    shown, told = capsys.readouterr()
+    assert told.splitlines()[0] == "making cifar_resnet8 ..."
+    assert told.splitlines()[-1] == "comparing divisions over 2 devices ..."
     assert "costs       estimated from 1,000 GFLOP/s and 100 GB/s of a device" in shown
     lines = shown.splitlines()
     head = next(number for number, line in enumerate(lines) if "samples/s" in line)
@@ -41,6 +43,7 @@ def test_the_best_few_come_with_their_recipe_and_a_picture(capsys, tmp_path):
     assert "exchange update" in lines[-1]
     with table.open() as file:
         rows = list(csv.DictReader(file))
+    assert all(float(row["ms/update"]) > 0 < float(row["samples/s"]) for row in rows)
     assert {row["schedule"] for row in rows} == {"-", "interleaved", "grouped", "zero-bubble"}
 
 
@@ -60,7 +63,8 @@ def test_it_is_said_when_nothing_fits(capsys):
     assert run(*words, "--devices", "2", *ELSEWHERE) == 1
     shown = capsys.readouterr().out
     assert re.search(
-        r"Nothing fits into 0.0001 GB: \d+ ways were looked at, and the smallest", shown
+        r"Nothing fits into 0.0001 GB: of \d+ ways, the smallest takes .*\(1 replica x 2 stages",
+        shown,
     )
 
 
@@ -69,6 +73,7 @@ def test_it_is_said_when_nothing_fits(capsys):
     [
         (("--devices", "0"), "--devices 0: pass 1 or more."),
         (("--devices", "2", "--memory", "much"), "'much' is not a size such as 8GB or 512MiB"),
+        (("--devices", "2", "--memory", "8"), "--memory: 8 has no unit; write 8GB"),
         (("--devices", "2", "--model", "resnet5000"), "'resnet5000' is not a model. Did you mean"),
         (("--devices", "2", "--measure", *ELSEWHERE), "--measure times the devices that are here"),
     ],

@@ -9,7 +9,7 @@ from convoy.plan import sizes
     [
         (sizes.size, "8GB", 8e9),
         (sizes.size, "512MiB", 512 * 2**20),
-        (sizes.size, "1.5e9", 1.5e9),
+        (sizes.size, "1.5e9B", 1.5e9),
         (sizes.size, "16g", 16e9),
         (sizes.rate, "50GB/s", 50e9),
         (sizes.rate, "25Gbit/s", 3.125e9),
@@ -37,3 +37,9 @@ def test_words_become_numbers(read, word, value):
 def test_other_words_are_refused_with_an_example(read, word):
     with pytest.raises(argparse.ArgumentTypeError, match=r"is not a (size|speed|time) such as"):
         read(word)
+
+
+@pytest.mark.parametrize("word", ["8", "1.5", "16e9"])
+def test_a_size_needs_a_unit(word):
+    with pytest.raises(argparse.ArgumentTypeError, match=f"{word} has no unit; write {word}GB"):
+        sizes.size(word)

@@ -25,7 +25,8 @@ from convoy.plan.measured import measured
 from convoy.plan.predict import Predictor
 from convoy.plan.profile import Profile
 from convoy.plan.search import Found, search
-from convoy.vision.models import make_model
+from convoy.plan.show import counted
+from convoy.vision.models import find_model, make_model
 from convoy_command.parser import Parser
 
 PROGRAM = "convoy plan"
@@ -84,6 +85,7 @@ def main(words: Sequence[str]) -> int:
         per_host = min(count, options.devices_per_host or PER_HOST)
         own = replace(machine, devices=count, per_host=per_host)
         predictor = Predictor(profile, own, SLOTS[options.optimizer])
+        _tell(f"comparing divisions over {counted(count, 'device')}")
         found = search(predictor, options.global_batch, None if options.csv else options.best)
         results.append((own, found))
         if len(options.devices) == 1:
@@ -93,15 +95,15 @@ def main(words: Sequence[str]) -> int:
         print(show.table([found.best[0] for _, found in results if found.best]))
     for own, found in results:
         if not found.best:
-            print(f"{own.devices} devices: {show.nothing_fits(found, own)}")
+            print(f"{counted(own.devices, 'device')}: {show.nothing_fits(found, own)}")
     if options.page:
         options.page.write_text(page.markdown(options, profile, results))
     if options.csv:
         with options.csv.open("w", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow(["devices", *show.COLUMNS])
+            writer.writerow(["devices", *show.FILE_COLUMNS])
             for own, found in results:
-                writer.writerows([own.devices, *show.row(one)] for one in found.best)
+                writer.writerows([own.devices, *show.file_row(one)] for one in found.best)
     return 0 if all(found.best for _, found in results) else 1
 
 
@@ -149,6 +151,8 @@ def make(options: argparse.Namespace) -> tuple[keras.Model, str]:
     name = options.model
     fitting = "cifar10" if name.startswith(("cifar", "toy")) else "imagenet"
     dataset = options.dataset or ("mnist" if name.startswith("mnist") else fitting)
+    find_model(name)
+    _tell(f"making {name}")
     with precisions.find(options.precision).scope():
         return make_model(name, DATASETS[dataset].shape, DATASETS[dataset].classes), dataset
 
@@ -160,17 +164,20 @@ def costs(
     here = f"{len(devices)} x {devices[0].platform} here"
     flops, bandwidth = options.device_flops, options.device_bandwidth
     if flops is None or bandwidth is None:
+        _say(f"how fast {here} compute and move data")
         measured_flops, measured_bandwidth = timing.speed(devices)
         flops, bandwidth = flops or measured_flops, bandwidth or measured_bandwidth
     given = options.device_flops or options.device_bandwidth
     source = (
-        f"estimated from {flops / 1e9:,.0f} GFLOP/s and {bandwidth / 1e9:.3g} GB/s of a device"
+        f"estimated from {flops / 1e9:,.0f} GFLOP/s and "
+        f"{show.number(bandwidth / 1e9, 3)} GB/s of a device"
         f"{'' if given else f' ({here}, measured)'}"
     )
     profile = estimate(model, flops, bandwidth, source)
     if options.measure:
         largest = min(LARGEST_MEASURED, options.global_batch)
         profile = measured(model, profile, devices, largest=largest, say=_say)
+    _say("transfers, updates and exchanges of weights")
     rate = transfer_seconds(devices)
     link = options.link or (1 / rate if rate else bandwidth)
     update = bandwidth / 5 if given else timing.update_speed(devices)
@@ -198,4 +205,8 @@ def local_devices(asked: int) -> tuple[jax.Device, ...]:
 
 
 def _say(what: str) -> None:
-    print(f"measuring {what} ...", file=sys.stderr, flush=True)
+    _tell(f"measuring {what}")
+
+
+def _tell(what: str) -> None:
+    print(f"{what} ...", file=sys.stderr, flush=True)

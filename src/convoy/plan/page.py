@@ -58,7 +58,7 @@ def markdown(
         "",
         "| micro-batch | ms per step, all devices of this machine at work |",
         "|---|---|",
-        *(f"| {samples} | {1e3 * seconds:.4g} |" for samples, seconds in profile.points),
+        *(f"| {samples} | {show.number(1e3 * seconds)} |" for samples, seconds in profile.points),
         "",
         "- All devices and hosts are alike, and nothing else runs on them.",
         "- Other devices of a host take no more from each other than those here did.",

@@ -19,10 +19,28 @@ COLUMNS = (
     "samples/s",
     "bubble",
     "GB/device",
-    "ms/update",
+    "update",
     "exchange",
 )
+# A file has plain numbers, in one unit.
+FILE_COLUMNS = tuple("ms/update" if column == "update" else column for column in COLUMNS)
 WIDTH = 100
+
+
+def number(value: float, digits: int = 4) -> str:
+    """Return a number in some digits, as `0.1234` or `12,340`."""
+    rounded = float(f"{value:.{digits}g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 1000 else f"{rounded:g}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time, as `724.1 ms` or `522.3 s`."""
+    return f"{number(seconds)} s" if seconds >= 1 else f"{number(1e3 * seconds)} ms"
+
+
+def counted(count: int, thing: str) -> str:
+    """Return `1 device` or `2 devices`."""
+    return f"{count} {thing}{'s' * (count != 1)}"
 
 
 def row(prediction: Prediction) -> tuple[str, ...]:
@@ -34,12 +52,21 @@ def row(prediction: Prediction) -> tuple[str, ...]:
         str(one.accumulation),
         one.schedule or "-",
         "yes" if one.recompute else "no",
-        f"{prediction.throughput:.4g}",
+        number(prediction.throughput),
         f"{prediction.bubble:.1%}",
         f"{prediction.memory / 1e9:.2f}",
-        f"{1e3 * prediction.seconds:.4g}",
+        duration(prediction.seconds),
         f"{prediction.exchange / prediction.seconds:.1%}",
     )
+
+
+def file_row(prediction: Prediction) -> tuple[str, ...]:
+    plain = {
+        "samples/s": f"{prediction.throughput:.3f}",
+        "update": f"{1e3 * prediction.seconds:.3f}",
+    }
+    cells = zip(COLUMNS, row(prediction), strict=True)
+    return tuple(plain.get(column, cell) for column, cell in cells)
 
 
 def table(predictions: Sequence[Prediction]) -> str:
@@ -57,16 +84,17 @@ def assumptions(machine: Machine, costs: str) -> str:
     lines = [
         f"costs       {costs}",
         f"devices     {machine.devices} of {machine.memory / 1e9:.3g} GB, "
-        f"{machine.per_host} on each of {hosts} host{'s' * (hosts > 1)}",
-        f"transfers   {machine.link / 1e9:.3g} GB/s from stage to stage; "
-        f"replicas on a host add up {machine.exchange / 1e9:.3g} GB/s",
-        f"update      {machine.update / 1e9:.3g} GB/s of weights; "
+        f"{machine.per_host} on each of {counted(hosts, 'host')}",
+        f"transfers   {number(machine.link / 1e9, 3)} GB/s from stage to stage; "
+        f"replicas on a host add up {number(machine.exchange / 1e9, 3)} GB/s",
+        f"update      {number(machine.update / 1e9, 3)} GB/s of weights; "
         f"{1e6 * machine.host_action:.0f} us of the host for each action of a pipeline",
     ]
     if hosts > 1:
         lines.append(
-            f"network     {machine.network / 1e9:.3g} GB/s and {1e6 * machine.latency:.0f} us "
-            "between hosts; the exchange does not overlap with computing"
+            f"network     {number(machine.network / 1e9, 3)} GB/s and "
+            f"{1e6 * machine.latency:.0f} us between hosts; "
+            "the exchange does not overlap with computing"
         )
     lines.append("not counted reading and decoding of images, checkpoints, compiling")
     return "\n".join(lines)
@@ -94,9 +122,9 @@ def nothing_fits(found: Found, machine: Machine) -> str:
         return "There is no way to divide this batch over these devices."
     one, memory = found.smallest
     return (
-        f"Nothing fits into {machine.memory / 1e9:.3g} GB: {found.too_large} ways were looked at, "
-        f"and the smallest takes {memory / 1e9:.3g} GB on a device ({one.replicas} replicas x "
-        f"{one.stages} stages, micro-batch {one.micro_batch}"
+        f"Nothing fits into {machine.memory / 1e9:.3g} GB: of {counted(found.too_large, 'way')}, "
+        f"the smallest takes {memory / 1e9:.3g} GB on a device ("
+        f"{counted(one.replicas, 'replica')} x {counted(one.stages, 'stage')}, micro-batch {one.micro_batch}"
         f"{', ' + one.schedule if one.schedule else ''}{', recomputing' * one.recompute}). "
         "Pass devices with more memory, more devices on a host, or a lower --precision."
     )

@@ -9,7 +9,9 @@ _PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
 
 
 def size(word: str) -> float:
-    """Read bytes: `8GB`, `512MiB`, `1.5e9`."""
+    """Read bytes: `8GB`, `512MiB`, `1e9B`."""
+    if re.fullmatch(r"[\d.]+(e[+-]?\d+)?", word.strip(), re.IGNORECASE):
+        raise argparse.ArgumentTypeError(f"{word} has no unit; write {word}GB")
     return _read(word, r"(i?)(?:b)?", "a size such as 8GB or 512MiB")
 
 

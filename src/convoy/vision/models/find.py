@@ -53,7 +53,7 @@ def make_model(name: str, shape: tuple[int, int, int], classes: int) -> keras.Mo
     Raises:
         ValueError: if there is no such network, or it cannot take such images.
     """
-    make = _of_module(name) if ":" in name else MODELS.get(name) or _of_applications(name)
+    make = find_model(name)
     try:
         model = make(shape, classes)
     except ValueError as error:
@@ -64,6 +64,15 @@ def make_model(name: str, shape: tuple[int, int, int], classes: int) -> keras.Mo
     if not isinstance(model, keras.Model):
         raise ValueError(f"{name} returned {type(model).__name__}, not a keras.Model.")
     return model
+
+
+def find_model(name: str) -> MakeModel:
+    """Return what makes a network.
+
+    Raises:
+        ValueError: if there is no such network.
+    """
+    return _of_module(name) if ":" in name else MODELS.get(name) or _of_applications(name)
 
 
 def _cause(error: ValueError) -> str:
