@@ -69,6 +69,7 @@ soak-serving: setup ## Ten minutes of load on a server, with new versions and cl
 	@$(BIN)/python -m tests.serving.soak $(ARGS)
 
 docs: $(VENV)/.docs-installed ## Build the documentation into build/site, from what is here
+	@echo "Building build/site (a minute) ..."
 	@$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs . build/site
 	@echo "build/site/docs/index.html"
 

@@ -214,6 +214,8 @@ def _complete_values(parser: argparse.ArgumentParser) -> None:
         if isinstance(action, argparse._SubParsersAction):
             for below in action.choices.values():
                 _complete_values(below)
+        elif words := getattr(action, "words", None):
+            action.choices = words
         elif isinstance(action.metavar, str) and action.metavar.startswith("{"):
             # Flags that say themselves which words they take show them so.
             action.choices = action.metavar[1:-1].split(",")

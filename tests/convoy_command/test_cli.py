@@ -107,6 +107,7 @@ function=$(complete -p convoy | sed 's/.*-F \\([^ ]*\\).*/\\1/')
 convoy_completes convoy ch
 convoy_completes convoy train --pipeline-sp
 convoy_completes convoy train --optimizer ad
+convoy_completes convoy train --config cifar10_f
 convoy_completes convoy checkpoint sh
 convoy_completes convoy checkpoint verify "$2/ep"
 convoy_completes convoy data verify --dataset cifar1
@@ -126,6 +127,7 @@ def test_bash_completes_verbs_flags_words_and_files(tmp_path, capsys):
         ["checkpoint"],
         ["--pipeline-splits"],
         ["adam", "adamw"],
+        ["cifar10_fast"],
         ["show"],
         [str(tmp_path / "epoch-1")],
         ["cifar10", "cifar100"],
@@ -161,7 +163,8 @@ def test_train_reads_its_flags_itself(capsys):
         ),
         (
             "data verify --dataset digits --dataset-paht x",
-            "data verify: error: --dataset-paht is not a flag. Did you mean --dataset-path or --dataset?",
+            "data verify: error: --dataset-paht is not a flag. Did you mean --dataset-path or "
+            "--dataset?",
         ),
         (
             "checkpoint list folder stray",

@@ -51,7 +51,10 @@ def make_parser(program: str = "convoy train") -> Parser:
             settings["nargs"] = "+"
         elif flag.read is boolean:
             settings |= {"nargs": "?", "const": True}
-        group.add_argument(f"--{name}", **settings)
+        action = group.add_argument(f"--{name}", **settings)
+        if name == "config":
+            # Shown by shells; another file has others.
+            action.words = list(_recipes(SHIPPED))
     return parser
 
 
