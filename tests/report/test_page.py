@@ -7,6 +7,7 @@ The pictures in the documentation are made here too:
 
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,48 @@ def test_a_run_that_has_only_begun_has_a_page(recorded, tmp_path):
         assert "still running when this page was made" in shown
 
     open_page(make_page(begun), tmp_path, steps)
+
+
+def test_a_run_that_can_be_resumed_does_not_look_like_one_that_failed(recorded, tmp_path):
+    _, _, report = recorded
+    told = "Left on SIGINT; checkpoint to resume from: here"
+    stopped = replace(
+        report,
+        run=report.run
+        | {"state": "stopped", "runs": [one | {"stopped": told} for one in report.run["runs"]]},
+    )
+
+    async def steps(tab):
+        badge = "document.querySelector('.state')"
+        assert await tab.evaluate(f"{badge}.textContent") == "stopped; can be resumed"
+        assert await tab.evaluate(f"{badge}.title") == told
+        colour = f"getComputedStyle({badge}).color"
+        neutral = await tab.evaluate(colour)
+        await tab.evaluate(f"{badge}.classList.add('failed')")
+        assert await tab.evaluate(colour) != neutral
+
+    open_page(make_page(stopped), tmp_path, steps)
+
+
+def test_a_long_layer_name_leaves_room_for_numbers_on_a_phone(recorded, tmp_path):
+    _, _, report = recorded
+    name = "compile_loss/sparse_categorical_crossentropy"
+    programs = [
+        program | {"operations": [row | {"layer": name} for row in program["operations"]]}
+        for program in report.programs
+    ]
+
+    async def steps(tab):
+        cells = "[...document.querySelectorAll('#operations-table tbody tr:first-child td')]"
+        assert await tab.evaluate(f"{cells}[0].textContent") == name
+        ends = await tab.evaluate(f"{cells}.map((cell) => cell.getBoundingClientRect().right)")
+        assert ends[3] <= 350  # count, and then some of the work
+        # The name stays when the rest is scrolled.
+        box = "document.querySelector('#operations-table').parentElement"
+        await tab.evaluate(f"{box}.scrollLeft = 500")
+        assert await tab.evaluate(f"{cells}[0].getBoundingClientRect().left") >= 0
+
+    open_page(make_page(replace(report, programs=programs)), tmp_path, steps, width=390)
 
 
 @pytest.mark.skipif(not SCREENSHOTS, reason="makes the pictures in the documentation")

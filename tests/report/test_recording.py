@@ -1,7 +1,9 @@
 import itertools
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import convoy
@@ -197,6 +199,37 @@ def test_a_run_that_fails_says_so(recorded, tmp_path):
     assert report.run["state"] == "failed"
     assert report.run["runs"][0]["error"] == "RuntimeError: the cable was pulled"
     assert len(report.parts["calls"]) == 1
+
+
+class Interrupts(keras.callbacks.Callback):
+    """Presses Ctrl-C once, and waits until that was heard."""
+
+    def __init__(self, checkpoints):
+        super().__init__()
+        self.checkpoints = checkpoints
+
+    def on_train_batch_end(self, batch, logs=None):
+        signal.raise_signal(signal.SIGINT)
+        while self.checkpoints._leaving.asked is None:
+            time.sleep(0.001)
+
+
+def test_a_run_that_was_told_to_leave_has_stopped_and_not_failed(recorded, tmp_path):
+    model, _, _ = recorded
+    strategy = convoy.Strategy(devices=1)
+    model = convoy.prepare(model, strategy)
+    x, y = data()
+    checkpoints = convoy.Checkpoints(tmp_path / "checkpoints")
+    interrupted = [Interrupts(checkpoints), checkpoints]
+    with pytest.raises(SystemExit), strategy.record(tmp_path / "report"):
+        model.fit(x, y, batch_size=BATCH, verbose=0, callbacks=interrupted)
+    run = read(tmp_path / "report").run
+    assert (run["state"], run["error"], run["runs"][0]["error"]) == ("stopped", "", "")
+    assert run["runs"][0]["stopped"].startswith("Left on SIGINT")
+    # It goes on in the same process, and is recorded once more.
+    with strategy.record(tmp_path / "report"):
+        model.fit(x, y, batch_size=BATCH, verbose=0, callbacks=[checkpoints])
+    assert read(tmp_path / "report").run["state"] == "ended"
 
 
 def test_a_folder_that_cannot_be_is_refused(tmp_path):

@@ -15,6 +15,7 @@ from typing import Any, Protocol, Self, cast
 import jax
 import keras
 from convoy import cpu, processes
+from convoy.checkpoint.leaving import Left
 from convoy.engine import watch
 from convoy.engine.feed import Chunk, Feed
 from convoy.engine.plan import Plan
@@ -85,7 +86,7 @@ class Recording:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if error is not None:
+        if error is not None and not isinstance(error, Left):
             self._error = _say(error)
         self.close()
 
@@ -122,11 +123,14 @@ class Recording:
         """Note a call of `fit` or one of its sisters, and write all of it when it has ended."""
         begin = time.perf_counter()
         noted: Json = {"name": name, "began": self._notes.seconds(begin), "ended": None}
-        noted |= {"error": "", "model": describe_model(model, plan)}
+        noted |= {"error": "", "stopped": "", "model": describe_model(model, plan)}
         self._runs.append(noted)
         self._running += 1
         try:
             yield
+        except Left as asked:
+            noted["stopped"] = str(asked)
+            raise
         except BaseException as error:
             noted["error"] = _say(error)
             raise
@@ -246,7 +250,9 @@ class Recording:
     def _state(self) -> str:
         if self._error or any(run["error"] for run in self._runs):
             return "failed"
-        return "running" if self._open and (self._running or not self._runs) else "ended"
+        if self._open and (self._running or not self._runs):
+            return "running"
+        return "stopped" if self._runs and self._runs[-1]["stopped"] else "ended"
 
     def _about(self) -> Json:
         return {

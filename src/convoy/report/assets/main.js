@@ -5,7 +5,11 @@ if (reports.length > 1) reports.forEach((report, place) => { report.mark = "AB"[
 
 function runLine(report) {
   const { run } = report, last = run.runs[run.runs.length - 1];
-  const model = last ? last.model : null, state = { running: "still running when this page was made", failed: `failed: ${run.error}`, ended: "ended" };
+  const model = last ? last.model : null;
+  const state = {
+    running: "still running when this page was made", failed: `failed: ${run.error}`,
+    stopped: "stopped; can be resumed", ended: "ended",
+  };
   const failed = run.runs.find((one) => one.error);
   return element("div", { class: "run" }, report.mark ? tag(report) : null, element("b", {}, report.name),
     model ? element("span", {}, `${model.name}, ${format(model.parameters, "count")} parameters`) : null,
@@ -14,7 +18,8 @@ function runLine(report) {
     model && model.replicas > 1 ? element("span", {}, `${model.replicas} replicas`) : null,
     model && model.gradient_accumulation > 1 ? element("span", {}, `accumulation ${model.gradient_accumulation}`) : null,
     element("span", {}, new Date(run.began * 1000).toISOString().slice(0, 16).replace("T", " ")),
-    element("span", { class: `state ${failed ? "failed" : run.state}` }, failed ? `${failed.name}: ${failed.error}` : state[run.state]));
+    element("span", { class: `state ${failed ? "failed" : run.state}`, title: last && last.stopped ? last.stopped : null },
+      failed ? `${failed.name}: ${failed.error}` : state[run.state]));
 }
 
 function sections() {
