@@ -1,8 +1,11 @@
+import re
+
 import convoy
 import jax
 import keras
 import pytest
 from convoy.pipeline import auto
+from convoy.pipeline import measure as measure_module
 from convoy.pipeline.auto import Memory, cuts_that_share_nothing
 from convoy.pipeline.measure import Cost, measure
 from convoy.pipeline.options import stages_of_model
@@ -36,6 +39,46 @@ def test_the_slow_layers_get_stages_of_their_own():
     convoy.split(model, stages=2, batch_size=2)
     stages = dict(zip((c.name for c in calls_of(model)), stages_of_model(model), strict=True))
     assert (stages["inner/one"], stages["two"]) == (0, 1)
+
+
+def test_a_busy_second_does_not_decide(monkeypatch):
+    """Whatever runs first is slow for a while, as on a machine that others use."""
+    runs = []
+
+    def program(name, seconds):
+        def run():
+            runs.append(name)
+            now.append(now[-1] + (100.0 if len(runs) < 8 else seconds))
+            return ()
+
+        return run, list
+
+    now = [0.0]
+    monkeypatch.setattr(measure_module.time, "perf_counter", lambda: now[-1])
+    programs = [program(name, seconds) for name, seconds in (("a", 1.0), ("b", 2.0), ("c", 3.0))]
+    assert measure_module.in_turns(programs) == [1.0, 2.0, 3.0]
+
+
+def test_the_shares_of_the_stages_are_logged(caplog):
+    caplog.set_level("INFO", "convoy.pipeline")
+    convoy.split(convoy.prepare(uneven()), stages=2, batch_size=2)
+    (record,) = caplog.records
+    assert re.fullmatch(
+        r"uneven in 2 stages of \d+\.\d%, \d+\.\d% of the time", record.getMessage()
+    )
+
+
+def test_a_stage_with_next_to_nothing_to_do_is_warned_of(caplog, monkeypatch):
+    def costs(model, calls, *_):
+        return [Cost(100.0 if call.name == "shared" else 1.0, 1, 1, 1, 1) for call in calls]
+
+    monkeypatch.setattr(auto, "measure", costs)
+    convoy.split(convoy.prepare(shared()), stages=2)
+    (record,) = [r for r in caplog.records if r.levelname == "WARNING"]
+    assert record.getMessage() == (
+        "The cut of 'net' is very uneven: stage 0, which begins with layer 'first', has 0.5 % of "
+        "the time, so its device mostly waits. Ask for fewer stages, or cut by names of layers."
+    )
 
 
 def test_auto_is_a_stage_for_every_device():

@@ -4,6 +4,7 @@ import convoy
 import keras
 import numpy as np
 import pytest
+from convoy.pipeline import options
 from convoy.pipeline.generate import NAMES
 from convoy.pipeline.schedule import Schedule
 from convoy.pipeline.split import calls_of
@@ -103,6 +104,19 @@ CUTS = {2: ["d"], 3: ["b", "f"], 4: ["b", "e", "g"]}
 @pytest.mark.parametrize("stages", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_training_is_that_of_stock_keras(samples, schedule, stages):
     compare(network(), samples, CUTS[stages], schedule=schedule)
+
+
+def test_fewer_micro_batches_than_devices_are_warned_of_once(samples, caplog):
+    options._warn_of_waiting.cache_clear()
+    for accumulation in (1, 1, 2):
+        model = make_convoy(network(), 2, devices=2, gradient_accumulation=accumulation)
+        convoy.split(model, CUTS[2])
+        learn(model, samples, UPDATE // 2)
+    assert [record.getMessage() for record in caplog.records] == [
+        "A pipeline on 2 devices trains with 1 micro-batch per weight update, so its devices "
+        "mostly wait for each other. Pass gradient_accumulation=8 or more, with a smaller "
+        "batch_size."
+    ]
 
 
 @pytest.mark.slow

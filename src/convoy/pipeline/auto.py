@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from itertools import accumulate
 
 import jax
 import keras
 from convoy import devices as device_choice
-from convoy import keras_bridge
+from convoy import keras_bridge, processes
 from convoy.engine.feed import size
 from convoy.keras_bridge import GraphCall
 from convoy.pipeline.balance import balance
 from convoy.pipeline.measure import Cost, measure, transfer_seconds
 from convoy.pipeline.split import calls_of
 
+logger = logging.getLogger("convoy.pipeline")
+
+# Of an even share; a stage with less is warned of.
+LEAST_SHARE = 0.1
 # Arrays of a weight's size in the optimizer, where it has not been built yet: those of Adam.
 SLOTS = 2
 
@@ -57,7 +62,41 @@ def split_by_cost(
             f"{limit / 1e9:.3g} GB of a device: one would take more, whatever the cut. Ask for "
             "more stages, or pass a smaller batch_size."
         )
+    if processes.index() == 0:
+        _tell(model, calls, costs, cuts)
     return [sum(position >= cut for cut in cuts) for position in range(len(calls))]
+
+
+def _tell(
+    model: keras.Model, calls: Sequence[GraphCall], costs: Sequence[Cost], cuts: Sequence[int]
+) -> None:
+    """Log the share of each stage, and warn of one that has next to nothing to do."""
+    firsts = [0, *cuts]
+    seconds = [
+        sum(cost.seconds for cost in costs[first:end])
+        for first, end in zip(firsts, [*cuts, len(costs)], strict=True)
+    ]
+    total = sum(seconds)
+    if not total:
+        return
+    shares = [each / total for each in seconds]
+    logger.info(
+        "%s in %d stages of %s of the time",
+        model.name,
+        len(shares),
+        ", ".join(f"{share:.1%}" for share in shares),
+    )
+    least = min(range(len(shares)), key=lambda stage: shares[stage])
+    if shares[least] < LEAST_SHARE / len(shares):
+        logger.warning(
+            "The cut of %r is very uneven: stage %d, which begins with layer %r, has %.1f %% of "
+            "the time, so its device mostly waits. Ask for fewer stages, or cut by names of "
+            "layers.",
+            model.name,
+            least,
+            calls[firsts[least]].name,
+            100 * shares[least],
+        )
 
 
 class Memory:

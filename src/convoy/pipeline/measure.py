@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,12 +19,17 @@ from convoy.engine.feed import size
 from convoy.keras_bridge import GraphCall, graph_input_specs, graph_inputs, graph_outputs
 from convoy.pipeline.stage import Stage, stages_of
 
-# A layer is run this often, or until it has taken this long; the fastest run counts.
-RUNS, SECONDS = 10, 0.05
+# In each turn a layer is run this often, or until it has taken this long; the fastest run counts.
+TURNS, RUNS, SECONDS = 3, 4, 0.02
 # Large enough that a transfer takes longer than its start.
 TRANSFERRED = 4 << 20
 
+# Repeated in larger arrays: drawing them takes longer than most layers do.
+_NUMBERS = np.random.default_rng(0).normal(size=1 << 16).astype(np.float32)
+
 Shapes = dict[int, jax.ShapeDtypeStruct]
+Program = tuple[Callable[..., Any], Callable[[], list[Any]]]
+"""What is timed, and what makes its arguments."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,7 @@ def measure(
 ) -> list[Cost]:
     """Run every call of a model by itself, compiled, forwards and backwards.
 
-    Calls of equal layers on equal shapes are run once.
+    Calls of equal layers on equal shapes are timed once.
 
     Args:
         model: a functional or sequential model.
@@ -63,24 +70,29 @@ def measure(
     given = input_shapes(model, batch_size)
     stages = stages_of(model, calls, list(range(len(calls))))
     shapes: Shapes = dict(given)
-    known: dict[tuple, float] = {}
-    idle = _fastest(jax.jit(lambda x: x + 1), [jax.device_put(np.float32(0), device)])
-    seen: set[int] = set()
-    costs = []
-    live = live_after(model, calls)
-    for call, stage, after in zip(calls, stages, live, strict=True):
+    idle = jax.device_put(np.float32(0), device)
+    programs: dict[tuple, Program] = {(): (jax.jit(lambda x: x + 1), lambda: [idle])}
+    keys: list[tuple] = []
+    computed: list[Shapes] = []
+    for call, stage in zip(calls, stages, strict=True):
         inputs = {tensor: shapes[tensor] for tensor in stage.inputs}
         outputs = output_shapes(stage, inputs)
         shapes |= outputs
-        key = _key(call, stage, inputs)
-        if key not in known:
+        computed.append(outputs)
+        keys.append(_key(call, stage, inputs))
+        if keys[-1] not in programs:
             both = Pass(stage, inputs, outputs, set(given), device.platform)
-            known[key] = max(0.0, _fastest(both.run, both.arguments(device)) - idle)
+            programs[keys[-1]] = both.run, partial(both.arguments, device)
+    taken = dict(zip(programs, in_turns(list(programs.values())), strict=True))
+    seen: set[int] = set()
+    costs = []
+    live = live_after(model, calls)
+    for key, stage, outputs, after in zip(keys, stages, computed, live, strict=True):
         new = [variable for variable in stage.variables if id(variable) not in seen]
         seen |= {id(variable) for variable in new}
         costs.append(
             Cost(
-                known[key],
+                max(0.0, taken[key] - taken[()]),
                 _bytes([variable for variable in new if variable.trainable]),
                 _bytes([variable for variable in new if not variable.trainable]),
                 size(outputs),
@@ -96,7 +108,9 @@ def transfer_seconds(devices: Sequence[jax.Device]) -> float:
         return 0.0
     first, second = devices[:2]
     data = jax.device_put(np.ones(TRANSFERRED // 4, np.float32), first)
-    return _fastest(lambda array: jax.device_put(array, second), [data]) / TRANSFERRED
+    program: Program = (lambda array: jax.device_put(array, second), lambda: [data])
+    # More often than a layer: it is short, and weighs on every cut.
+    return min(in_turns([program] * TURNS)) / TRANSFERRED
 
 
 def input_shapes(model: keras.Model, batch_size: int) -> Shapes:
@@ -154,10 +168,9 @@ class Pass:
 
     def arguments(self, device: jax.Device) -> list[Any]:
         """Return arguments for `run` and `forward`, on a device; the last one is gradients."""
-        rng = np.random.default_rng(0)
 
         def make(shapes: Shapes) -> dict[int, Any]:
-            return {i: jax.device_put(_random(rng, shape), device) for i, shape in shapes.items()}
+            return {i: jax.device_put(_random(shape), device) for i, shape in shapes.items()}
 
         arrays = make(self._inputs)
         moving = {i: x for i, x in arrays.items() if i not in self._given and _differentiable(x)}
@@ -189,9 +202,24 @@ class Pass:
         return passed, pull
 
 
+def in_turns(programs: Sequence[Program]) -> list[float]:
+    """Return the shortest time of each of some programs.
+
+    They take turns, so that a machine that is busy for a second does not make one of them slow.
+    Arguments are made anew in every turn: a device may not hold those of all programs.
+    """
+    fastest = [math.inf] * len(programs)
+    for turn in range(TURNS):
+        for place, (function, make_arguments) in enumerate(programs):
+            arguments = make_arguments()
+            if turn == 0:  # compile it
+                jax.block_until_ready(function(*arguments))
+            fastest[place] = min(fastest[place], _fastest(function, arguments))
+    return fastest
+
+
 def _fastest(function: Callable[..., Any], arguments: list[Any]) -> float:
-    jax.block_until_ready(function(*arguments))
-    fastest, spent = float("inf"), 0.0
+    fastest, spent = math.inf, 0.0
     for _ in range(RUNS):
         start = time.perf_counter()
         jax.block_until_ready(function(*arguments))
@@ -202,9 +230,9 @@ def _fastest(function: Callable[..., Any], arguments: list[Any]) -> float:
     return fastest
 
 
-def _random(rng: np.random.Generator, shape: jax.ShapeDtypeStruct) -> np.ndarray:
+def _random(shape: jax.ShapeDtypeStruct) -> np.ndarray:
     if _differentiable(shape):
-        return rng.normal(size=shape.shape).astype(shape.dtype)
+        return np.resize(_NUMBERS, shape.shape).astype(shape.dtype)
     return np.zeros(shape.shape, shape.dtype)
 
 

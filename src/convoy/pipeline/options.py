@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
@@ -26,6 +28,8 @@ from convoy.pipeline.validate import validate
 if TYPE_CHECKING:
     from convoy.engine.plan import Plan
     from convoy.engine.watch import Watcher
+
+logger = logging.getLogger("convoy.pipeline")
 
 _ATTRIBUTE = "_convoy_stages"
 _DEVICES = "_convoy_devices"
@@ -92,8 +96,25 @@ class Pipelining:
         from convoy.pipeline.run import PipelinePrograms
 
         if mode == "train":
+            # With that schedule they are meant to.
+            in_turn = isinstance(self.schedule, str) and self.schedule.lower() == "sequential"
+            if not in_turn and processes.index() == 0:
+                _warn_of_waiting(self.width(model), plan.accumulation.count)
             return PipelinePrograms(model, plan, self, watcher)
         return ForwardPrograms(model, plan, self, mode, watcher)
+
+
+@cache
+def _warn_of_waiting(devices: int, micro_batches: int) -> None:
+    """Warn once if there are too few micro-batches for all devices to have work."""
+    if micro_batches < devices:
+        logger.warning(
+            "A pipeline on %d devices trains with %s per weight update, so its devices mostly wait "
+            "for each other. Pass gradient_accumulation=%d or more, with a smaller batch_size.",
+            devices,
+            "1 micro-batch" if micro_batches == 1 else f"{micro_batches} micro-batches",
+            4 * devices,
+        )
 
 
 def pipeline_placement(model: keras.Model, pipelining: Pipelining, plan: Plan) -> PipelinePlacement:
