@@ -124,7 +124,8 @@ def nothing_fits(found: Found, machine: Machine) -> str:
     return (
         f"Nothing fits into {machine.memory / 1e9:.3g} GB: of {counted(found.too_large, 'way')}, "
         f"the smallest takes {memory / 1e9:.3g} GB on a device ("
-        f"{counted(one.replicas, 'replica')} x {counted(one.stages, 'stage')}, micro-batch {one.micro_batch}"
+        f"{counted(one.replicas, 'replica')} x {counted(one.stages, 'stage')}, "
+        f"micro-batch {one.micro_batch}"
         f"{', ' + one.schedule if one.schedule else ''}{', recomputing' * one.recompute}). "
         "Pass devices with more memory, more devices on a host, or a lower --precision."
     )
