@@ -7,11 +7,16 @@ every process.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
 import json
+import logging
 import os
 import platform
+import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -21,6 +26,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from convoy_command import LEFT, ended_by_interrupt
 
 COORDINATOR = "CONVOY_COORDINATOR"
 COUNT = "CONVOY_PROCESSES"
@@ -35,6 +41,8 @@ CLUSTER = "cluster"
 
 # A process that starts last, on a loaded machine, may import for a while.
 JOIN_SECONDS = 300
+# One that has done its work waits for one that goes on alone.
+END_SECONDS = 7 * 24 * 3600
 SILENCE_SECONDS = 60
 BEAT_SECONDS = 0.5
 _PACKAGES = ("keras-convoy", "keras", "jax", "jaxlib", "numpy")
@@ -58,6 +66,7 @@ class Place:
 
 
 _place = Place("", 1, 0)
+_status: int | None = None
 
 
 def count() -> int:
@@ -118,24 +127,76 @@ def join() -> None:
         return
     if asked.coordinator != CLUSTER and asked.index == 0:
         _check_can_listen(asked.coordinator)
-    try:
-        if asked.coordinator == CLUSTER:
-            jax.distributed.initialize(heartbeat_timeout_seconds=_silence())
-        else:
-            jax.distributed.initialize(
-                asked.coordinator,
-                asked.count,
-                asked.index,
-                cluster_detection_method="deactivate",
-                coordinator_bind_address=asked.coordinator,
-                initialization_timeout=JOIN_SECONDS,
-                heartbeat_timeout_seconds=_silence(),
-            )
-    except RuntimeError as error:
-        raise ConnectionError(_why_not_joined(asked, str(error))) from error
-    _exchange_at(asked.address)
-    _place = Place(asked.coordinator, jax.process_count(), jax.process_index(), asked.address)
-    check_same("version", _versions())
+    # JAX's would hear SIGTERM instead of Python, and ask all processes when they can end.
+    jax.config.update("jax_enable_preemption_service", False)
+    atexit.register(_end)
+    # Python does not hear of Ctrl-C while JAX waits for the others.
+    with ended_by_interrupt():
+        try:
+            _initialize(asked)
+        except RuntimeError as error:
+            raise ConnectionError(_why_not_joined(asked, str(error))) from error
+        _exchange_at(asked.address)
+        _place = Place(asked.coordinator, jax.process_count(), jax.process_index(), asked.address)
+        check_same("version", _versions())
+
+
+def _initialize(asked: Place) -> None:
+    if asked.coordinator == CLUSTER:
+        jax.distributed.initialize(heartbeat_timeout_seconds=_silence())
+    else:
+        jax.distributed.initialize(
+            asked.coordinator,
+            asked.count,
+            asked.index,
+            cluster_detection_method="deactivate",
+            coordinator_bind_address=asked.coordinator,
+            initialization_timeout=JOIN_SECONDS,
+            heartbeat_timeout_seconds=_silence(),
+        )
+
+
+def ends_with(status: int) -> None:
+    """Note the exit status with which this process is about to end."""
+    global _status
+    _status = status % 256  # as the system has it
+
+
+def _end() -> None:
+    """When Python ends, wait for the other processes; if something went wrong, end at once.
+
+    JAX would wait in either case. But those that wait for a result of this one would never come to
+    their ends, and nobody would be told why.
+    """
+    error = getattr(sys, "last_value", None)  # what Python has shown, if it ends by an exception
+    status = 1 if error is not None else _status
+    if status not in (None, 0, LEFT):  # those that leave do so together
+        _end_at_once(status, interrupted=isinstance(error, KeyboardInterrupt))
+    # Python does not hear of Ctrl-C while it waits in JAX.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if status is None:
+        return  # nobody has noticed it, so it may be one of failure
+    from jax._src import distributed
+
+    # JAX's own waiting holds Python's lock, so that no heartbeat is sent, and ends after five
+    # minutes. What goes wrong here it finds as well.
+    client = distributed.global_state.client
+    if client is not None:
+        with contextlib.suppress(RuntimeError):
+            client.wait_at_barrier("convoy: all have come to their ends", END_SECONDS * 1000)
+
+
+def _end_at_once(status: int, *, interrupted: bool) -> None:
+    with contextlib.suppress(Exception):
+        logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    if interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)  # as Python itself does it
+    os._exit(status)
 
 
 def from_first(value: Any) -> Any:

@@ -7,16 +7,21 @@ two seconds: help, the version and the answer to a slip need none of it.
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+LEFT = 75
+"""The exit status of a run that was asked to leave: `EX_TEMPFAIL`, "try again later"."""
 
 
 def convoy() -> int:
     """Run `convoy`."""
     with ended_by_interrupt():
         from convoy_command.cli import main
-    return main()
+    with status_noticed():
+        sys.exit(main())
 
 
 def poprun() -> int:
@@ -44,3 +49,24 @@ def ended_by_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
+
+
+@contextmanager
+def status_noticed() -> Iterator[None]:
+    """Tell the one of several processes that this may be with which exit status it ends.
+
+    It must know before it waits for the others at its end, and Python tells nobody.
+    """
+    status = 0
+    try:
+        yield
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise
+    except BaseException:
+        status = 1
+        raise
+    finally:
+        processes = sys.modules.get("convoy.processes")
+        if processes is not None:
+            processes.ends_with(status)

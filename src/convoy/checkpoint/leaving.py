@@ -9,8 +9,10 @@ import threading
 from types import FrameType
 from typing import Any
 
-EXIT_STATUS = 75
-"""A run that was asked to leave ends with this: `EX_TEMPFAIL`, "try again later"."""
+from convoy_command import LEFT
+
+EXIT_STATUS = LEFT
+"""A run that was asked to leave ends with this."""
 
 _HEARD = (signal.SIGTERM, signal.SIGINT)
 

@@ -24,7 +24,9 @@ DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 def main() -> None:
     """Run what the first line of input says, to its end or to ours."""
     task = json.loads(sys.stdin.readline())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's; we are told what to pass on
+    # The terminal's; we are told what to pass on. Our process hears it, unless we were started so.
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    heard = interrupt is not signal.SIG_IGN
     say = Sayer()
     beats, beat = os.pipe()
     cores = share_of_cores(**task["share"])
@@ -38,7 +40,7 @@ def main() -> None:
             stderr=subprocess.STDOUT,
             pass_fds=[beat],
             start_new_session=True,
-            preexec_fn=lambda: prepare(cores),
+            preexec_fn=lambda: prepare(cores, heard),
         )
     except OSError as error:
         say(OUTPUT, f"{error.filename or task['command'][0]} cannot be run: {error.strerror}")
@@ -57,9 +59,11 @@ def main() -> None:
     say(ENDED, str(status))
 
 
-def prepare(cores: list[int]) -> None:
-    """Bind the process to its cores, and have it die with us."""
+def prepare(cores: list[int], heard: bool) -> None:
+    """Bind the process to its cores, and have it hear SIGINT and die with us."""
     ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+    if heard:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     if cores:
         os.sched_setaffinity(0, cores)
 

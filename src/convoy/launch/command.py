@@ -20,6 +20,8 @@ from convoy.launch.group import LOCAL, Group
 from convoy.launch.topology import LOOPBACK, LaunchError, Topology, read_hosts
 from convoy_command.parser import Parser
 
+# How Python programs are started: unbuffered, and by what notices how they end.
+RUNNER = ("-u", "-m", "convoy_command.program")
 USAGE = "convoy launch [options] script.py [its arguments]"
 # What every process prints when the collectives connect; it says nothing that went wrong.
 GREETING = re.compile(r"\[Gloo\] Rank \d+ is connected to ")
@@ -162,13 +164,19 @@ def _command(options: argparse.Namespace) -> list[str]:
     if len(program) < 2 or not program[1].endswith(".py"):
         if options.replicas is not None:
             raise LaunchError(f"--replicas runs Python scripts, but received {program[:2]}.")
+        if len(program) > 2 and program[1] == "-m" and _is_python(program[0]):
+            return [program[0], *RUNNER, *program[1:]]
         return program
     script = program[1]
     if options.host is None and options.hostfile is None and not os.path.exists(script):
         raise LaunchError(f"{script} does not exist.")
     if options.replicas is not None:
-        return [program[0], "-u", "-m", "convoy.launch.plain", *program[1:]]
-    return [program[0], "-u", *program[1:]]
+        program[1:1] = ["-m", "convoy.launch.plain"]
+    return [program[0], *RUNNER, *program[1:]]
+
+
+def _is_python(program: str) -> bool:
+    return program == sys.executable or os.path.basename(program).startswith("python")
 
 
 def _topology(options: argparse.Namespace) -> Topology:
@@ -229,15 +237,15 @@ def _run(options: argparse.Namespace, topology: Topology, command: list[str]) ->
             print(f"[{index:>{width}}] {line}", flush=True)
 
     for restarts_left in range(options.max_restarts, -1, -1):
-        group = Group(topology.tasks(command), show, silence=options.heartbeat_timeout)
+        group = Group(topology.tasks(command), show, silence=options.heartbeat_timeout, say=_say)
         with _signals_to(group):
             status = group.run()
         failed = group.failed
         if failed is None or status == EXIT_STATUS or group.told_to_end:
             return status
         _say(f"{failed.how_it_ended()} after {time.monotonic() - failed.started:.0f} s.")
-        if failed.last_lines:
-            last = "\n".join(f"  [{failed.task.index}] {line}" for line in failed.last_lines)
+        if lines := [line for line in failed.last_lines if not GREETING.match(line)]:
+            last = "\n".join(f"  [{failed.task.index}] {line}" for line in lines)
             _say(f"its last lines were:\n{last}")
         if restarts_left:
             _say(f"all start again; {restarts_left - 1} restarts are left after this one.")
@@ -246,13 +254,18 @@ def _run(options: argparse.Namespace, topology: Topology, command: list[str]) ->
 
 @contextlib.contextmanager
 def _signals_to(group: Group) -> Iterator[None]:
-    """Pass SIGTERM and SIGINT on to a group, for its processes to leave together."""
+    """Pass SIGTERM and SIGINT on to a group, for its processes to leave together.
+
+    What we were started to ignore, as shells start jobs in the background, stays ignored.
+    """
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         del frame
         group.tell(number)
 
-    before = {n: signal.signal(n, pass_on) for n in (signal.SIGTERM, signal.SIGINT)}
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, pass_on) for number in heard}
     try:
         yield
     finally:

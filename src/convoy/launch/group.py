@@ -95,6 +95,7 @@ class Group:
         tasks: one for each process.
         show: called with a process's number and a line that it printed.
         silence: seconds after which a process that was alive is taken for hung.
+        say: called with what the group itself has to say.
     """
 
     def __init__(
@@ -103,15 +104,21 @@ class Group:
         show: Callable[[int, str], None],
         *,
         silence: float,
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.tasks = tasks
         self.show = show
         self.silence = silence
+        self.say = say
         self.failed: Member | None = None
         """The process that the group ended for, if it did."""
         self.told_to_end = False
         """Whether somebody has sent it a signal."""
+        self.killed_by: int | None = None
+        """The second signal, if there was one."""
         self.members: list[Member] = []
+        self._signals: deque[int] = deque()
+        self._deadline: float | None = None
         self._heard: queue.Queue[Event] = queue.Queue()
         self._readers: list[threading.Thread] = []
 
@@ -120,18 +127,53 @@ class Group:
         try:
             for task in self.tasks:
                 self.members.append(self._start(task))
-            while self._running() and self.failed is None:
+            while self._running() and not self._is_over():
                 self._listen(LOOK_SECONDS)
+                self._pass_signals_on()
                 self._look_for_failures()
-            self._wait(GRACE_SECONDS)
             return self._status()
         finally:
             self._end_all()
 
     def tell(self, number: int) -> None:
-        """Pass a signal on to all processes."""
-        self.told_to_end = True
-        self._send(number)
+        """Pass a signal on to all processes, soon; may be called by a handler. The second kills."""
+        self._signals.append(number)
+
+    def _pass_signals_on(self) -> None:
+        while self._signals:
+            number = self._signals.popleft()
+            name = signal.Signals(number).name
+            left = sum(member.status is None for member in self.members)
+            count = f"{left} process" if left == 1 else f"{left} processes"
+            if self.told_to_end:
+                self.say(f"{name} again: killing {count}.")
+                self.killed_by = number
+            else:
+                self.say(
+                    f"{name}: stopping {count}, which may write a checkpoint first. Press Ctrl-C "
+                    "or send a signal again to kill them at once."
+                )
+                self.told_to_end = True
+                self._send(number)
+
+    def _is_over(self) -> bool:
+        """Say whether processes that still run are to be killed.
+
+        If one has failed, the others are told, and may end by themselves for a while. If it has
+        left, they leave as well. Those that were sent a signal take the time that they need: a
+        checkpoint may be large.
+        """
+        if self.killed_by is not None:
+            return True
+        if self.failed is None:
+            return False
+        if self._deadline is None:
+            if self.told_to_end and not any(member.hung for member in self.members):
+                return False
+            self._deadline = time.monotonic() + GRACE_SECONDS
+            if self.failed.status != EXIT_STATUS:
+                self._send(signal.SIGTERM)
+        return time.monotonic() > self._deadline
 
     def _send(self, number: int) -> None:
         for member in self.members:
@@ -175,11 +217,12 @@ class Group:
         self._heard.put((member, agent.ENDED, str(member.agent.wait())))
 
     def _listen(self, seconds: float) -> None:
-        """Take in what processes say until none says anything for so long."""
+        """Wait so long for what processes say, and take in what there is of it."""
         try:
-            while True:
-                self._take(*self._heard.get(timeout=seconds))
-                seconds = 0
+            self._take(*self._heard.get(timeout=seconds))
+            # No more than that: those that print without end must not keep us from all else.
+            for _ in range(self._heard.qsize()):
+                self._take(*self._heard.get_nowait())
         except queue.Empty:
             pass
 
@@ -200,22 +243,12 @@ class Group:
         now = time.monotonic()
         for member in self.members:
             quiet = member.beat is not None and now - member.beat > self.silence
-            if member.status is None and quiet and self.failed is None:
-                self.failed, member.hung = member, True
+            if member.status is None and quiet:
+                member.hung = True
+                self.failed = self.failed or member
 
     def _running(self) -> bool:
         return any(member.status is None for member in self.members)
-
-    def _wait(self, seconds: float) -> None:
-        """Let processes end by themselves, for a while.
-
-        If one has failed, the others are told. If it has left, they leave as well.
-        """
-        if self.failed is not None and self.failed.status != EXIT_STATUS:
-            self._send(signal.SIGTERM)
-        end = time.monotonic() + seconds
-        while self._running() and time.monotonic() < end:
-            self._listen(LOOK_SECONDS)
 
     def _end_all(self) -> None:
         for member in self.members:
@@ -231,6 +264,8 @@ class Group:
         self._listen(0)
 
     def _status(self) -> int:
+        if self.killed_by is not None:
+            return 128 + self.killed_by
         if self.failed is None:
             return 0
         if self.failed.hung:

@@ -1,0 +1,293 @@
+"""How launched processes end when somebody asks for it, or when one of them fails."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from convoy.launch import group as groups
+from convoy.launch.group import LOCAL, Group, Task
+
+from .test_command import SCRIPT, SOURCE, launch
+from .test_group import _until, is_alive
+
+NOT_IN_FIT = """
+import os, signal
+print("ready", os.getpid(), flush=True)
+signal.pause()
+"""
+JOINED = f"""
+import convoy
+strategy = convoy.Strategy()
+{NOT_IN_FIT}
+"""
+IGNORES = f"""
+import signal
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda *_: print("heard", flush=True))
+{NOT_IN_FIT}
+while True:
+    signal.pause()
+"""
+TRAINS = f"""
+import sys
+sys.path.insert(0, {str(SCRIPT.parent)!r})
+import convoy, keras, worker
+
+class Ready(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 0:
+            print("ready", flush=True)
+
+callbacks = [convoy.Checkpoints(sys.argv[1]), Ready()]
+worker.make(convoy.Strategy()).fit(
+    *worker.data(), batch_size=4, epochs=1000000, verbose=0, callbacks=callbacks
+)
+"""
+
+
+@pytest.fixture(autouse=True)
+def interrupts_are_heard():
+    """As in a terminal; what runs in the background of a shell would be started without."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def script(folder, text):
+    file = folder / "program.py"
+    file.write_text(text)
+    return file
+
+
+@contextlib.contextmanager
+def launched(*words, **settings):
+    """Start the command as a process of its own; nothing is left of it afterwards."""
+    variables = {n: v for n, v in os.environ.items() if not n.startswith("XLA_")}
+    with subprocess.Popen(
+        [sys.executable, "-m", "convoy", "launch", *map(str, words)],
+        env=variables | {"PYTHONPATH": str(SOURCE)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        **settings,
+    ) as launcher:
+        try:
+            yield launcher
+        finally:
+            launcher.kill()
+
+
+def read_until(launcher, word, times):
+    """Return what is printed up to the last of some lines that have a word in them."""
+    lines = []
+    for line in launcher.stdout:
+        lines.append(line)
+        if sum(word in earlier for earlier in lines) == times:
+            return lines
+    raise AssertionError("".join(lines))
+
+
+def pids(lines):
+    return [int(line.split()[2]) for line in lines if "ready" in line]
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (signal.SIGINT, NOT_IN_FIT),
+        (signal.SIGTERM, NOT_IN_FIT),
+        (signal.SIGINT, JOINED),
+        pytest.param(signal.SIGTERM, JOINED, marks=pytest.mark.slow),
+    ],
+    ids=["SIGINT", "SIGTERM", "SIGINT-joined", "SIGTERM-joined"],
+)
+def test_processes_that_do_not_train_end_by_a_signal_as_python_does(tmp_path, number, text):
+    with launched("--num-instances", 2, script(tmp_path, text)) as launcher:
+        ready = read_until(launcher, "ready", 2)
+        launcher.send_signal(number)
+        said = launcher.stdout.read()
+    assert launcher.returncode == 128 + number, said
+    assert said.count(f"convoy launch: {number.name}: stopping 2 processes") == 1
+    assert "again to kill them at once" in said
+    assert said.count("\n[0] KeyboardInterrupt") == (number == signal.SIGINT)
+    assert not any(map(is_alive, pids(ready)))
+
+
+def test_a_second_signal_kills_processes_that_go_on(tmp_path):
+    with launched("--num-instances", 2, script(tmp_path, IGNORES)) as launcher:
+        ready = read_until(launcher, "ready", 2)
+        launcher.send_signal(signal.SIGINT)
+        read_until(launcher, "heard", 2)
+        launcher.send_signal(signal.SIGTERM)
+        said = launcher.stdout.read()
+    assert launcher.returncode == 128 + signal.SIGTERM
+    assert said == "convoy launch: SIGTERM again: killing 2 processes.\n"
+    assert not any(map(is_alive, pids(ready)))
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_sigint_is_ignored_where_the_launcher_was_started_to_ignore_it(ignored):
+    program = "import signal; print(signal.getsignal(2) == signal.SIG_IGN)"
+    if ignored:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # which is inherited
+    with launched(sys.executable, "-c", program) as launcher:
+        assert launcher.stdout.read() == f"[0] {ignored}\n"
+
+
+def test_processes_that_were_sent_a_signal_take_the_time_that_they_need(tmp_path, monkeypatch):
+    """One ends at once; the other is not killed for that, but writes what it has to."""
+    monkeypatch.setattr(groups, "GRACE_SECONDS", 0)
+    writes = (
+        f"trap 'until [ -e {tmp_path}/go ]; do :; done; echo written; exit 75' TERM\n"
+        "echo ready; while :; do :; done"
+    )
+    printed = []
+
+    def show(index, line):
+        printed.append(line)
+        if printed.count("ready") == 2 and line == "ready":
+            group.tell(signal.SIGTERM)
+
+    share = {"number": 0, "of": 1, "numa": False}
+    scripts = [writes, "echo ready; exec sleep 600"]
+    tasks = [Task(n, LOCAL, ["sh", "-c", text], {}, share) for n, text in enumerate(scripts)]
+    group = Group(tasks, show, silence=60)
+
+    def let_it_write():
+        _until(lambda: group.failed is not None)
+        (tmp_path / "go").touch()
+
+    thread = threading.Thread(target=let_it_write)
+    thread.start()
+    assert group.run() == 128 + signal.SIGTERM
+    thread.join()
+    assert printed == ["ready", "ready", "written"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_processes_that_train_write_a_checkpoint_and_leave(tmp_path, number):
+    folder = tmp_path / "checkpoints"
+    with launched("--num-instances", 2, script(tmp_path, TRAINS), folder) as launcher:
+        read_until(launcher, "ready", 2)
+        launcher.send_signal(number)
+        said = launcher.stdout.read()
+    assert launcher.returncode == 75, said
+    assert f"convoy launch: {number.name}: stopping 2 processes" in said
+    assert [path for path in folder.iterdir() if path.is_dir()]
+
+
+FAILS = f"""
+import sys
+sys.path.insert(0, {str(SCRIPT.parent)!r})
+import pathlib
+import convoy, keras, worker
+from convoy import processes
+
+mark = pathlib.Path(sys.argv[1]) / "failed"
+
+class Fails(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 1 and processes.index() == 1 and not mark.exists():
+            mark.touch()
+            raise OSError("the disk is full")
+
+worker.make(convoy.Strategy()).fit(
+    *worker.data(), batch_size=4, epochs=4, verbose=0, callbacks=[Fails()]
+)
+print("trained")
+"""
+
+
+def test_an_exception_in_one_process_while_all_train_ends_them_and_is_said(tmp_path):
+    ended = launch("--num-instances", 2, script(tmp_path, FAILS), tmp_path)
+    assert ended.returncode == 1
+    assert "[1] OSError: the disk is full" in ended.stdout
+    assert "process 1 on localhost" in ended.stderr
+    assert "ended with exit status 1" in ended.stderr
+    assert "trained" not in ended.stdout
+
+
+@pytest.mark.slow
+def test_after_an_exception_in_one_process_all_start_again(tmp_path):
+    words = ["--num-instances", 2, "--max-restarts", 1]
+    ended = launch(*words, script(tmp_path, FAILS), tmp_path)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("trained") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "status"),
+    [
+        ("raise ValueError('broken')", 1),
+        ("raise SystemExit(7)", 7),
+        ("sys.exit('broken')", 1),
+        ("raise KeyboardInterrupt", 128 + signal.SIGINT),
+    ],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_a_process_that_fails_does_not_wait_for_others(tmp_path, how, status, first):
+    text = (
+        "import signal, sys\n"
+        "import convoy\n"
+        "from convoy import processes\n"
+        "print('half a line', end='')\n"
+        f"if processes.index() == {0 if first else 1}:\n"
+        f"    {how}\n"
+        "signal.pause()\n"
+    )
+    ended = launch("--num-instances", 2, script(tmp_path, text))
+    assert ended.returncode == status, ended.stdout + ended.stderr
+    assert f"process {0 if first else 1} on localhost" in ended.stderr
+    assert f"[{0 if first else 1}] half a line" in ended.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [True, False])
+def test_a_process_that_has_done_its_work_waits_for_others(tmp_path, first):
+    text = (
+        "import atexit, pathlib, sys, time\n"
+        "import convoy\n"
+        "from convoy import processes\n"
+        f"folder = pathlib.Path({str(tmp_path)!r})\n"
+        f"if processes.index() == {0 if first else 1}:\n"
+        "    atexit.register((folder / 'ends').touch)\n"
+        "    sys.exit(0)\n"
+        "while not (folder / 'ends').exists():\n"
+        "    time.sleep(0.1)\n"
+        "time.sleep(10)  # longer than a process may be silent\n"
+        "print('done')\n"
+    )
+    ended = launch("--num-instances", 2, "--heartbeat-timeout", 8, script(tmp_path, text))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert f"[{1 if first else 0}] done" in ended.stdout
+
+
+def test_a_module_and_a_script_run_as_python_runs_them(tmp_path):
+    text = (
+        "import sys\n"
+        "class Kept: pass\n"
+        "if __name__ == '__main__':\n"
+        "    assert sys.modules['__main__'].Kept is Kept\n"
+        "    print(sys.argv[1:], sys.path[0], 'jax' in sys.modules)\n"
+        "    raise ValueError('broken')\n"
+    )
+    file = script(tmp_path, text)
+    ended = launch(file, "--flag", "x")
+    shown = [line.removeprefix("[0] ") for line in ended.stdout.splitlines()]
+    plain = subprocess.run(
+        [sys.executable, file, "--flag", "x"], capture_output=True, text=True, check=False
+    )
+    assert shown[0] == f"['--flag', 'x'] {tmp_path} False" == plain.stdout.strip()
+    assert shown[1:] == plain.stderr.splitlines()
+    assert ended.returncode == 1
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "__main__.py").write_text("import sys\nsys.exit(3)\n")
+    with launched(sys.executable, "-m", "here", cwd=tmp_path) as launcher:
+        launcher.stdout.read()
+    assert launcher.returncode == 3
