@@ -33,7 +33,8 @@ def test_a_layer_that_runs_twice_begins_a_stage_where_it_runs_first():
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["dense9"], r"'dense9' is not a layer of 'net'.* mean dense"),
+        (["dense9"], r"'dense9' is not a layer of 'net'.* Did you mean dense\d or dense"),
+        (["stem"], r"Its layers are dense0, dense1, dense2, dense3\.$"),
         (["dense0"], "cannot begin with 'dense0': it is the first layer"),
         (["dense2", "dense1"], "'dense1': it does not come after the one before"),
         (["dense2", "dense2"], "'dense2': it does not come after the one before"),
@@ -42,6 +43,16 @@ def test_a_layer_that_runs_twice_begins_a_stage_where_it_runs_first():
 def test_names_that_make_no_stages_are_refused(names, message):
     with pytest.raises(ValueError, match=message):
         split_by_name(network(), names)
+
+
+def test_short_names_are_like_each_other_and_of_many_layers_a_few_are_named():
+    names = ["stem", *(f"block{number}" for number in range(20)), "c1", "c2"]
+    model = keras.Sequential([keras.Input((2,)), *(layers.Dense(2, name=n) for n in names)])
+    with pytest.raises(ValueError, match=r"Did you mean c[12] or c[12]"):
+        split_by_name(model, ["c9"])
+    shown = "stem, block0, block1, block2, block3, block4, block5, block6"
+    with pytest.raises(ValueError, match=rf"Its layers are {shown}, \.\.\.\.$"):
+        split_by_name(model, ["xyz"])
 
 
 @pytest.mark.parametrize(

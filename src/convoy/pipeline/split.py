@@ -10,6 +10,11 @@ from convoy import keras_bridge
 from convoy.keras_bridge import GraphCall, graph_calls
 from convoy.pipeline import subclassed
 
+# Lower than Python's own, so that c1 is like c9.
+LIKENESS = 0.5
+# Of layers, in a message.
+MOST_NAMES = 8
+
 
 def calls_of(model: keras.Model) -> list[GraphCall]:
     """Return the calls of a model in their order, with those of nested models among them.
@@ -48,10 +53,9 @@ def split_by_name(model: keras.Model, names: Sequence[str]) -> list[int]:
     cuts = []
     for name in names:
         if name not in firsts:
-            near = difflib.get_close_matches(name, firsts, 3) or list(firsts)[:3]
             raise ValueError(
-                f"{name!r} is not a layer of {model.name!r}, so no stage can begin with it. Did "
-                f"you mean {' or '.join(near)}?"
+                f"{name!r} is not a layer of {model.name!r}, so no stage can begin with it. "
+                f"{_others(name, list(firsts))}"
             )
         cuts.append(firsts[name])
     for before, after in zip([0, *cuts], cuts, strict=False):
@@ -63,6 +67,15 @@ def split_by_name(model: keras.Model, names: Sequence[str]) -> list[int]:
                 "which they run, without the first."
             )
     return [sum(position >= cut for cut in cuts) for position in range(len(calls))]
+
+
+def _others(name: str, names: Sequence[str]) -> str:
+    """Return layers like one that does not exist, or else some of those there are."""
+    near = difflib.get_close_matches(name, names, 3, LIKENESS)
+    if near:
+        return f"Did you mean {' or '.join(near)}?"
+    shown = ", ".join(names[:MOST_NAMES]) + ", ..." * (len(names) > MOST_NAMES)
+    return f"Its layers are {shown}."
 
 
 def filled_assignment(calls: Sequence[GraphCall]) -> list[int]:
