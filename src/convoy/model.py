@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -340,7 +341,8 @@ class EngineMethods:
             return self.runner.run_once("predict", (x,))
 
     def _on_batch(self, mode: Mode, batch: tuple[Any, Any, Any], return_dict: bool) -> Any:
-        keras_bridge.build_for_batch(self.model, batch)
+        explain = partial(check.explain_targets, self.model, batch[1])
+        keras_bridge.build_for_batch(self.model, batch, explain)
         check_batch(self.model, batch)
         self.model.reset_metrics()
         with self._watched(f"{'train' if mode == 'train' else 'test'}_on_batch"):

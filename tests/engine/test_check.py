@@ -77,6 +77,36 @@ def test_class_numbers_where_one_hot_is_meant():
         make("categorical_crossentropy").fit(X, np.full((8, 3), 2.0), verbose=0)
 
 
+def not_built():
+    model = convoy.prepare(keras.Sequential([keras.layers.Dense(3, activation="softmax")]))
+    model.compile("sgd", ["sparse_categorical_crossentropy"], metrics=["accuracy"])
+    return model
+
+
+@pytest.mark.parametrize("make_model", [make, not_built])
+def test_one_hot_labels_where_class_numbers_are_meant(make_model):
+    y = np.eye(3)[Y]
+    expected = (
+        r"The labels have shape \(8, 3\), so they are one-hot.*Use categorical_crossentropy, or"
+    )
+    with pytest.raises(ValueError, match=expected):
+        make_model().fit(X, y, verbose=0)
+    with pytest.raises(ValueError, match=expected):
+        make_model().train_on_batch(X, y)
+    with pytest.raises(ValueError, match=expected):
+        make_model().fit((batch for batch in [(X, y)]), verbose=0, shuffle=False)
+
+
+def test_one_hot_labels_of_one_of_several_outputs():
+    with convoy.Strategy().scope():
+        inputs = keras.Input((4,))
+        heads = {name: keras.layers.Dense(3, name=name)(inputs) for name in "ab"}
+        model = keras.Model(inputs, heads)
+        model.compile("sgd", {"a": "mse", "b": "sparse_categorical_crossentropy"})
+    with pytest.raises(ValueError, match=r"The labels have shape \(8, 3\), so they are one-hot"):
+        model.evaluate(X, {"a": np.eye(3)[Y], "b": np.eye(3)[Y]}, verbose=0)
+
+
 def test_labels_of_minus_one_and_one_for_binary_crossentropy():
     with pytest.raises(ValueError, match="Did you mean to map the labels to 0 and 1"):
         make("binary_crossentropy").fit(X, np.full((8, 3), -1.0), verbose=0)

@@ -14,6 +14,8 @@ from jax.experimental.sparse import JAXSparse
 # Values that a check looks at in one go: bounds the memory that it takes.
 WINDOW = 1 << 22
 
+SPARSE = "sparse_categorical_crossentropy"
+
 # The kinds of NumPy's types that hold text, or anything.
 TEXT = "USO"
 
@@ -168,11 +170,37 @@ def check_targets(model: keras.Model, y: Any) -> None:
         target, output = _at(y, path), _at(outputs, path)
         if target is None or not hasattr(target, "shape"):
             continue
-        name = getattr(loss, "name", "") or getattr(loss, "__name__", "")
-        if name == "sparse_categorical_crossentropy" and hasattr(output, "shape"):
+        name = _name(loss)
+        if name == SPARSE and hasattr(output, "shape"):
+            if len(target.shape) == len(output.shape) and target.shape[-1] == output.shape[-1] > 1:
+                raise ValueError(_one_hot(target))
             _check_classes(target, output.shape[-1], getattr(loss, "ignore_class", None))
         elif name in ("categorical_crossentropy", "binary_crossentropy"):
             _check_probabilities(target, name)
+
+
+def explain_targets(model: keras.Model, y: Any) -> None:
+    """Say it if targets that Keras refuses are one-hot, where the loss takes class numbers."""
+    for path, loss in keras_bridge.compiled_losses(model):
+        target = _at(y, path)
+        shape: tuple[int, ...] = getattr(target, "shape", ())
+        if _name(loss) != SPARSE or len(shape) < 2 or shape[-1] < 2:
+            continue
+        rows = np.asarray(target)
+        if np.isin(rows, (0, 1)).all() and (rows.sum(-1) == 1).all():
+            raise ValueError(_one_hot(target))
+
+
+def _name(loss: Any) -> str:
+    name = loss if isinstance(loss, str) else getattr(loss, "name", "")
+    return name or getattr(loss, "__name__", "")
+
+
+def _one_hot(target: Any) -> str:
+    return (
+        f"The labels have shape {tuple(target.shape)}, so they are one-hot, but {SPARSE} takes "
+        "class numbers. Use categorical_crossentropy, or the numbers: numpy.argmax(y, -1)."
+    )
 
 
 def _check_classes(target: Any, classes: int | None, ignored: int | None) -> None:

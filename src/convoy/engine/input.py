@@ -67,14 +67,17 @@ def open_input(
     if batches.num_batches == 0:
         raise ValueError(f"{type(data[0]).__name__} has no batch: its length is 0. Pass more data.")
 
+    def explain(batch: Any) -> None:
+        check.explain_targets(model, keras_bridge.unpack(batch)[1])
+
     arrays = batches.arrays
     if arrays is not None:
         x, y, _ = keras_bridge.unpack(arrays)
         check.check_inputs(model, x)
-        batches.build(model, mode)
+        batches.build(model, mode, explain)
         check.check_targets(model, y)
     else:
-        batches.build(model, mode)
+        batches.build(model, mode, explain)
 
     if arrays is not None and budget.reserve(size(arrays)):
         return Resident(arrays, batches, plan.placement, cut, training=mode == "train")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Container, Iterator
+from functools import partial
 from typing import Any
 
 import keras
 import numpy as np
-from convoy.keras_bridge.models import build_for_prediction
+from convoy.keras_bridge.models import build_for_batch, build_for_prediction
 from keras import Model
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter, can_convert_arrays
@@ -148,10 +149,15 @@ class Batches(EpochIterator):
         _, _, (batch,) = super().__next__()
         return batch
 
-    def build(self, model: Model, mode: str) -> None:
+    def build(self, model: Model, mode: str, explain: Callable[[Any], None] | None = None) -> None:
         """Create those variables of model, metrics, loss and optimizer that do not exist yet.
 
         The input is told of the end of an epoch where stock Keras tells it so.
+
+        Args:
+            model: whose they are.
+            mode: `"train"`, `"evaluate"` or `"predict"`.
+            explain: is called with a batch that Keras refuses, and may say why by an error.
         """
         if mode == "predict":
             if not all(layer.built for layer in model._flatten_layers()):
@@ -160,7 +166,7 @@ class Batches(EpochIterator):
                 self.reset()
             return
         batch = next(iter(self)) if self._something_is_unbuilt(model) else None
-        model._symbolic_build(data_batch=batch)
+        build_for_batch(model, batch, partial(explain, batch) if explain else None)
         if mode == "train":
             self.reset()
 

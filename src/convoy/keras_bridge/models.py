@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import keras
 from keras import Model
 from keras.src.models.functional import Functional
@@ -97,5 +98,27 @@ def build_for_prediction(model: Model, x: Any) -> None:
             model(x)
 
 
-def build_for_batch(model: Model, batch: Any) -> None:
-    model._symbolic_build(data_batch=batch)
+def build_for_batch(model: Model, batch: Any, explain: Callable[[], None] | None = None) -> None:
+    """Create those variables of model, metrics, loss and optimizer that do not exist yet.
+
+    Args:
+        model: it has been compiled.
+        batch: inputs, targets and weights of samples; `None` if only the optimizer is new.
+        explain: is called if Keras refuses the batch, and may say why by an error.
+    """
+    try:
+        model._symbolic_build(data_batch=keras.tree.map_structure(_as_on_device, batch))
+    except ValueError:
+        if explain is not None:
+            explain()
+        raise
+
+
+def _as_on_device(leaf: Any) -> Any:
+    """Return shape and type of an array on a device; JAX would warn of a type that it narrows."""
+    if not hasattr(leaf, "dtype"):
+        return leaf
+    dtype = keras.backend.standardize_dtype(leaf.dtype)
+    if dtype.endswith("64"):
+        dtype = jax.dtypes.canonicalize_dtype(dtype).name
+    return keras.KerasTensor(leaf.shape, dtype)

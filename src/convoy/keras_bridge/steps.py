@@ -57,9 +57,14 @@ def flat_metrics(model: Model, logs: dict[str, float]) -> Any:
 
 
 def compiled_losses(model: Model) -> list[tuple[tuple, Any]]:
-    """Return a path into the targets and a loss for every output that has a loss."""
-    if model._compile_loss is None or not model._compile_loss.built:
+    """Return a path into the targets and a loss for every output that has a loss.
+
+    Before the losses are built, they are as `compile` was told: names among them.
+    """
+    if model._compile_loss is None:
         return []
+    if not model._compile_loss.built:
+        return keras.tree.flatten_with_path(model._compile_loss._user_loss)
     return [(loss.path, loss.loss) for loss in model._compile_loss._flat_losses]
 
 
