@@ -83,6 +83,19 @@ def test_builds_metrics_loss_and_optimizer(model):
     assert keras_bridge.compiled_losses(model)[0][0] == ()
 
 
+def test_keras_is_told_the_types_that_a_device_has(model, monkeypatch):
+    """JAX warns of 64 bits that it will narrow, and NumPy's whole numbers have them."""
+    told = []
+    monkeypatch.setattr(model, "_symbolic_build", lambda data_batch: told.append(data_batch))
+    x, y = np.zeros((2, 4), "float16"), {"a": np.zeros(2, "int64"), "b": np.zeros(2)}
+    keras_bridge.build_for_batch(model, (x, y, None))
+    ((x, y, weights),) = told
+    assert (x.shape, x.dtype, y["a"].dtype, y["b"].dtype) == ((2, 4), "float16", "int32", "float32")
+    assert weights is None
+    keras_bridge.build_for_batch(model, None)
+    assert told[1] is None
+
+
 def test_builds_a_model_that_was_never_called():
     model = keras.Sequential([keras.layers.Dense(2)])
     keras_bridge.Batches(np.ones((6, 4)), None, None, 2).build(model, "predict")

@@ -7,7 +7,7 @@ import pytest
 from convoy.pipeline import auto
 from convoy.pipeline import measure as measure_module
 from convoy.pipeline.auto import Memory, cuts_that_share_nothing
-from convoy.pipeline.measure import Cost, measure
+from convoy.pipeline.measure import Cost, input_shapes, measure
 from convoy.pipeline.options import stages_of_model
 from convoy.pipeline.split import calls_of
 from keras import layers
@@ -146,6 +146,12 @@ def test_what_cannot_be_meant_is_refused(stages, settings, message):
 def test_a_model_that_would_not_run_in_stages_is_refused():
     with pytest.raises(ValueError, match=r"'net' is a stock Keras model.*convoy.prepare\(\) first"):
         convoy.split(shared(), ["between"])
+
+
+def test_an_input_of_numbers_in_64_bits_is_timed_in_those_of_the_device():
+    inputs = keras.Input((), dtype="int64")
+    shapes = input_shapes(keras.Model(inputs, layers.Embedding(4, 2)(inputs)), 8)
+    assert [(shape.shape, shape.dtype) for shape in shapes.values()] == [((8,), "int32")]
 
 
 def test_an_input_of_unknown_size_is_refused():

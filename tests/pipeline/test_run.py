@@ -185,7 +185,7 @@ def test_a_device_without_weights_counts_updates_too(rng):
         )
         return model
 
-    x, y = rng.normal(size=(16, 4)).astype("float32"), np.arange(16) % 3
+    x, y = rng.normal(size=(16, 4)).astype("float32"), np.arange(16, dtype="int32") % 3
     stock = make_stock(make)
     stock.fit(x, y, batch_size=8, epochs=2, verbose=0)
     model = make_convoy(make, 2, devices=2, gradient_accumulation=2)

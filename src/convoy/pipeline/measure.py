@@ -122,7 +122,7 @@ def input_shapes(model: keras.Model, batch_size: int) -> Shapes:
                 "layers cannot be timed. Give it a size, or cut the model by names of layers."
             )
         shape = (batch_size, *tensor.shape[1:])
-        found[number] = jax.ShapeDtypeStruct(shape, jnp.dtype(tensor.dtype))
+        found[number] = jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(tensor.dtype))
     return found
 
 
