@@ -2,7 +2,8 @@
 
     python -m convoy.launch.plain script.py its arguments
 
-`batch_size` in the script stays the global one, so that its results stay the same.
+`batch_size` in the script stays the global one, and batches are normalised over all replicas, so
+that its results stay the same.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ def main() -> None:
     """Run the script that the first argument names, as Python itself would."""
     sys.argv = sys.argv[1:]
     sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
-    with Strategy(batch="global").scope():
+    replicas = Strategy().replicas
+    with Strategy(batch="global", batch_norm_group=replicas).scope():
         runpy.run_path(sys.argv[0], run_name="__main__")
 
 
