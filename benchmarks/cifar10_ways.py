@@ -21,16 +21,16 @@ from pathlib import Path
 EXAMPLE = Path(__file__).parents[1] / "examples" / "cifar10"
 sys.path.insert(0, str(EXAMPLE))
 
-import cifar10_estimator_replica  # noqa: E402
-import cifar10_ipu_estimator  # noqa: E402
-import cifar10_pipeline_estimator  # noqa: E402
-import keras  # noqa: E402
-from convoy import ipu  # noqa: E402
-from convoy.estimator import ArrayInput  # noqa: E402
-from convoy.ipu.ipu_estimator import IPUEstimator  # noqa: E402
-from convoy.ipu.ipu_pipeline_estimator import IPUPipelineEstimator  # noqa: E402
-from convoy.ipu.ipu_run_config import IPURunConfig, RunConfig  # noqa: E402
-from network import LEARNING_RATE, layers, load_data  # noqa: E402
+import cifar10_estimator_replica
+import cifar10_ipu_estimator
+import cifar10_pipeline_estimator
+import keras
+from convoy import ipu
+from convoy.estimator import ArrayInput
+from convoy.ipu.ipu_estimator import IPUEstimator
+from convoy.ipu.ipu_pipeline_estimator import IPUPipelineEstimator
+from convoy.ipu.ipu_run_config import IPURunConfig, RunConfig
+from network import LEARNING_RATE, layers, load_data
 
 BATCH = 16
 REPLICAS = 2
