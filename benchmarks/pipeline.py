@@ -123,8 +123,8 @@ class Trainer:
 
 def simulated(trainer: Trainer) -> float:
     """Time every action by itself, and return how long an update of them would take."""
-    from convoy.pipeline.record import durations
     from convoy.pipeline.simulate import simulate
+    from convoy.pipeline.timeline import durations
 
     trainer.seconds()
     taken = durations(trainer.model.get_pipeline_timeline())
@@ -134,7 +134,7 @@ def simulated(trainer: Trainer) -> float:
 def memory_of_stages(trainer: Trainer) -> list[int]:
     """Return the most bytes that each stage takes, by XLA's own analysis of its programs."""
     import jax
-    from convoy.engine.feed import size
+    from convoy.engine.data.chunks import size
     from convoy.keras_bridge import values
     from convoy.pipeline.simulate import simulate
 
@@ -176,7 +176,7 @@ def memory_of_stages(trainer: Trainer) -> list[int]:
 def memory_of_all(trainer: Trainer) -> int:
     """Return the most bytes that the whole model takes, without the data."""
     import numpy as np
-    from convoy.engine.feed import Chunk, size
+    from convoy.engine.data.chunks import Chunk, size
     from convoy.keras_bridge import values
 
     model = trainer.model

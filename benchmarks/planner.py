@@ -105,7 +105,7 @@ def predictor(network: Network, devices: Any) -> Any:
     """Measure what a network costs, as `convoy plan --measure` does."""
     from benchmarks.peers import keras_models
     from convoy import devices as device_choice
-    from convoy.pipeline.measure import transfer_seconds
+    from convoy.pipeline.balance.layer_costs import transfer_seconds
     from convoy.plan import timing
     from convoy.plan.estimate import estimate
     from convoy.plan.machine import Machine

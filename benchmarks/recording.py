@@ -74,7 +74,7 @@ def compare(x, y, steps, options, folder):
     models = {name: make_model(strategy, steps) for name, strategy in strategies.items()}
     strategies["stopped"].record(folder / "stopped")
     time_epoch(models["stopped"], x, y)
-    strategies["stopped"].watcher.close()
+    strategies["stopped"].observer.close()
     recording = strategies["recorded"].record(folder / "recorded")
     for model in models.values():
         time_epoch(model, x, y)

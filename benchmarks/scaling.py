@@ -108,7 +108,7 @@ def serve(
         start = time.perf_counter()
         model.fit(x, y, batch_size=batch, verbose=0)
         # Processes that train one model have each done a part of it.
-        return count / (time.perf_counter() - start) / convoy.processes.count()
+        return count / (time.perf_counter() - start) / convoy.distributed.count()
 
     train()
     connection.send("ready")

@@ -31,8 +31,8 @@ jax.config.update(
 )
 jax.config.update("jax_cross_host_transport_addresses", "127.0.0.1:0")
 
-from convoy import processes  # noqa: E402
-from convoy.pipeline import transfer  # noqa: E402
+from convoy import distributed  # noqa: E402
+from convoy.pipeline.communication import transfer  # noqa: E402
 from convoy.pipeline.placement import is_here  # noqa: E402
 
 
@@ -83,9 +83,9 @@ def measure(send: Send, elements: int) -> tuple[float, float]:
     own = jax.device_put(np.ones(elements, np.float32), jax.local_devices()[0])
     taken, held = [], []
     for _ in range(ROUNDS + 2):
-        processes.wait_for_all("a round")
+        distributed.wait_for_all("a round")
         begin = time.perf_counter()
-        there = send(own if processes.is_first() else None, shape, first, second)
+        there = send(own if distributed.is_first() else None, shape, first, second)
         back = send(there, shape, second, first)
         started = time.perf_counter()
         jax.block_until_ready(back)
@@ -100,7 +100,7 @@ def main() -> None:
     ways = {"transfer server": by_server, "permute": by_permute, "device_put": by_device_put}
     for name, send in ways.items():
         found = [measure(send, elements) for elements in SIZES.values()]
-        if processes.is_first():
+        if distributed.is_first():
             cells = [f"{whole:.2f} ({held:.2f})" for whole, held in found]
             print(f"| {name} | {' | '.join(cells)} |", flush=True)
 

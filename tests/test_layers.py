@@ -1,4 +1,4 @@
-"""Rooms of the house import from layers below their own, as drawn in docs/how-it-works.md."""
+"""Packages import only from the layers below their own, as drawn in docs/how-it-works.md."""
 
 import ast
 import re
@@ -7,22 +7,24 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src/convoy"
 PAGE = ROOT / "docs/how-it-works.md"
-# The front door; it offers `estimator`, which is made of what else it offers.
+# The package itself; it offers `estimator`, which is built on its other public names.
 FRONT = "convoy"
 OFFERED_FROM_ABOVE = {"estimator"}
 
 
 def drawn_layers() -> dict[str, int]:
-    """Return the height of every room, from the drawing: rows of names, one above the other."""
-    drawing = re.search(r"^## The house\n.*?^```\n(.*?)^```", PAGE.read_text(), re.M | re.S)
+    """Return the layer of every package, from the drawing: rows of names, bottom row first."""
+    drawing = re.search(
+        r"^## Packages and layers\n.*?^```\n(.*?)^```", PAGE.read_text(), re.M | re.S
+    )
     assert drawing is not None
-    floors = re.split(r"^ \+-+\+$", drawing[1], flags=re.M)
+    rows = re.split(r"^ \+-+\+$", drawing[1], flags=re.M)
     return {
-        room: height
-        for height, floor in enumerate(reversed(floors))
-        for line in floor.split("\n")
+        name: height
+        for height, row in enumerate(reversed(rows))
+        for line in row.split("\n")
         if "|" in line
-        for room in line.split("|")[1].split()
+        for name in line.split("|")[1].split()
     }
 
 
@@ -55,23 +57,23 @@ def imported(path: Path) -> set[str]:
     return found
 
 
-def room(module: str) -> str:
+def package(module: str) -> str:
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else FRONT
 
 
-def test_the_drawing_has_every_room():
-    assert sorted(drawn_layers()) == sorted({room(module) for module in FILES})
+def test_the_drawing_has_every_package():
+    assert sorted(drawn_layers()) == sorted({package(module) for module in FILES})
 
 
 def test_imports_go_down():
     layers = drawn_layers()
     wrong = []
     for module, path in FILES.items():
-        own = room(module)
+        own = package(module)
         allowed = {own} | (OFFERED_FROM_ABOVE if own == FRONT else set())
         for name in imported(path):
-            if room(name) not in allowed and layers[room(name)] >= layers[own]:
+            if package(name) not in allowed and layers[package(name)] >= layers[own]:
                 wrong.append(f"{module} imports {name}, which is not below it")
     assert not wrong
 
@@ -82,4 +84,6 @@ def test_only_the_bridge_reaches_past_the_public_names_of_keras():
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             private = [name for name in names if name.startswith("keras.src")]
-            assert not private or room(module) == "keras_bridge", f"{module} imports {private[0]}"
+            assert not private or package(module) == "keras_bridge", (
+                f"{module} imports {private[0]}"
+            )

@@ -1,14 +1,14 @@
 """Convoy: a plain Keras model, trained and served as a compiled device program."""
 
-from convoy import _start, cpu
+from convoy import cpu, startup
 
-_start.start()
+startup.start()
 
 from convoy import cross_replica, optimizers  # noqa: E402
 from convoy.checkpoint import CheckpointError, Checkpoints  # noqa: E402
-from convoy.engine.loss_scale import AutomaticLossScale  # noqa: E402
+from convoy.engine.numerics.loss_scale import AutomaticLossScale  # noqa: E402
 from convoy.pipeline.options import split  # noqa: E402
-from convoy.pipeline.scope import PipelineStage  # noqa: E402
+from convoy.pipeline.pipeline_stage import PipelineStage  # noqa: E402
 from convoy.serving import export  # noqa: E402
 from convoy.strategy import Strategy, prepare  # noqa: E402
 

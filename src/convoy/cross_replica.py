@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from convoy.engine.axis import AXIS, replicas_in_trace
+from convoy.engine.replica_axis import AXIS, replicas_in_trace
 
 
 def sum(x: Any) -> Any:

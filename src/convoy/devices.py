@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from convoy import processes
+from convoy import distributed
 from convoy.cpu import threads
 from jaxlib import xla_client
 
@@ -63,7 +63,7 @@ def select(devices: int | Sequence[jax.Device] | None) -> tuple[jax.Device, ...]
     Raises:
         ValueError: if there are fewer devices than that.
     """
-    if processes.count() > 1:
+    if distributed.count() > 1:
         return _of_all_processes(devices)
     if devices is None:
         devices = requested() or 1
@@ -90,7 +90,7 @@ def select(devices: int | Sequence[jax.Device] | None) -> tuple[jax.Device, ...]
 
 def memory(devices: tuple[jax.Device, ...]) -> int:
     """Return the bytes of memory that one of some devices has; virtual ones share the host's."""
-    own = next(device for device in devices if device.process_index == processes.index())
+    own = next(device for device in devices if device.process_index == distributed.index())
     stats = own.memory_stats() if own.platform != "cpu" else None
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"]
@@ -136,7 +136,7 @@ def _of_all_processes(devices: int | Sequence[jax.Device] | None) -> tuple[jax.D
     asked = devices if isinstance(devices, int) or devices is None else len(devices)
     if asked not in (None, len(present)):
         raise ValueError(
-            f"{asked} devices were asked for, but the {processes.count()} processes of this run "
+            f"{asked} devices were asked for, but the {distributed.count()} processes of this run "
             f"were launched with {len(present)}. Leave `devices` out, or launch with "
             f"--num-replicas {asked}."
         )

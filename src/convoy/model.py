@@ -11,15 +11,17 @@ from typing import Any
 
 import jax
 import keras
-from convoy import keras_bridge, processes
-from convoy.engine import check, numerics, random_state
-from convoy.engine.feed import Budget, Feed
-from convoy.engine.input import check_batch, open_input
-from convoy.engine.pace import Pace
-from convoy.engine.plan import Accumulation, Plan, Reduction
+from convoy import distributed, keras_bridge
+from convoy.engine import checks, random_state
+from convoy.engine.data.chunks import Budget, Feed
+from convoy.engine.data.input import check_batch, open_input
+from convoy.engine.execution_config import Accumulation, ExecutionConfig, Reduction
+from convoy.engine.numerics import numerics
+from convoy.engine.observer import Observer
 from convoy.engine.run import Runner
 from convoy.engine.state import Mode
-from convoy.engine.watch import Watcher
+from convoy.engine.steps_per_execution import Pace
+from convoy.pipeline.assignment import calls_of
 from convoy.pipeline.options import (
     Pipelining,
     pipeline_placement,
@@ -31,8 +33,7 @@ from convoy.pipeline.options import (
 from convoy.pipeline.placement import PipelinePlacement
 from convoy.pipeline.schedule import Schedule
 from convoy.pipeline.simulate import Timeline
-from convoy.pipeline.split import calls_of
-from convoy.pipeline.subclassed import find_stages
+from convoy.pipeline.subclassed_stages import find_stages
 
 
 class EngineMethods:
@@ -62,11 +63,15 @@ class EngineMethods:
     )
 
     def __init__(
-        self, model: keras.Model, plan: Plan, data_budget: int, watcher: Callable[[], Watcher]
+        self,
+        model: keras.Model,
+        config: ExecutionConfig,
+        data_budget: int,
+        observer: Callable[[], Observer],
     ) -> None:
         self.model = model
-        self.runner = Runner(model, plan)
-        self.watcher = watcher
+        self.runner = Runner(model, config)
+        self.observer = observer
         self.data_budget = data_budget
         self.pipelining = Pipelining()
         self.traced: object | None = None
@@ -78,7 +83,7 @@ class EngineMethods:
         `steps_per_execution` is the number of steps in one device call; `"auto"` chooses one that
         keeps callbacks at least once a second.
         """
-        asked = check.check_steps_per_execution(kwargs.get("steps_per_execution", 1))
+        asked = checks.check_steps_per_execution(kwargs.get("steps_per_execution", 1))
         self.runner.automatic = asked == "auto"
         if self.runner.automatic:
             # Not a word that stock Keras knows, so it does not go into a saved model.
@@ -100,9 +105,9 @@ class EngineMethods:
             reduction: `"mean"` or `"sum"` over these micro-batches; by default the strategy's.
             dtype: the type in which gradients are added up; by default their own.
         """
-        plan = self.runner.plan
-        accumulation = Accumulation(count, reduction or plan.reduction, dtype)
-        self.runner.use(replace(plan, accumulation=accumulation))
+        config = self.runner.config
+        accumulation = Accumulation(count, reduction or config.reduction, dtype)
+        self.runner.use(replace(config, accumulation=accumulation))
 
     def set_asynchronous_callbacks(self, asynchronous: bool = False) -> None:
         """Choose whether callbacks are told of every step while the devices go on.
@@ -186,22 +191,22 @@ class EngineMethods:
         """Ask who watches; make a plan for stages if the model has them, or drop it."""
         find_stages(self.model, x)
         runner, pipelining = self.runner, self.pipelining
-        runner.watch(self.watcher())
+        runner.watch(self.observer())
         if self.traced is not keras_bridge.traced_graph(self.model):
             self.traced = keras_bridge.traced_graph(self.model)
-            runner.use(runner.plan)
-        if runner.watcher.times_actions:
+            runner.use(runner.config)
+        if runner.observer.times_actions:
             pipelining = replace(pipelining, record=True)
         if stages_of_model(self.model) is None:
-            if runner.current is not runner.plan:
-                runner.use(runner.plan)
+            if runner.current is not runner.config:
+                runner.use(runner.config)
             return
-        placement = pipeline_placement(self.model, pipelining, runner.plan)
+        placement = pipeline_placement(self.model, pipelining, runner.config)
         planned = runner.current.placement
         same = isinstance(planned, PipelinePlacement) and planned.rows == placement.rows
         if not same or runner.current.pipeline != pipelining:
-            staged = replace(runner.plan, placement=placement, pipeline=pipelining)
-            runner.use(runner.plan, staged)
+            staged = replace(runner.config, placement=placement, pipeline=pipelining)
+            runner.use(runner.config, staged)
 
     def fit(
         self,
@@ -226,7 +231,7 @@ class EngineMethods:
 
         `batch_size` is the micro-batch of one replica, unless the strategy says otherwise.
         """
-        check.check_model(self.model, "fit")
+        checks.check_model(self.model, "fit")
         self._plan_stages(x)
         random_state.agree()
         epochs = keras_bridge.limit_epochs(epochs)
@@ -256,10 +261,10 @@ class EngineMethods:
                 steps=validation_steps,
             )
         self._check_same_run(epochs=epochs, steps_per_epoch=feed.steps, batch_size=batch_size)
-        watchers = self._callbacks(callbacks, verbose, feed, epochs=epochs, add_history=True)
-        with self._watched("fit"):
+        callback_list = self._callbacks(callbacks, verbose, feed, epochs=epochs, add_history=True)
+        with self._observed("fit"):
             self.runner.train(
-                feed, validation, pace, watchers, range(initial_epoch, epochs), validation_freq
+                feed, validation, pace, callback_list, range(initial_epoch, epochs), validation_freq
             )
         self.runner.release()
         return self.model.history
@@ -276,13 +281,13 @@ class EngineMethods:
         return_dict: bool = False,
     ) -> Any:
         """Compute loss and metrics, as `keras.Model.evaluate` does; no sample is left out."""
-        check.check_model(self.model, "evaluate")
+        checks.check_model(self.model, "evaluate")
         self._plan_stages(x)
         feed, pace, _ = self._open_once("evaluate", (x, y, sample_weight), batch_size, steps)
-        watchers = self._callbacks(callbacks, verbose, feed)
+        callback_list = self._callbacks(callbacks, verbose, feed)
         self._check_same_run(steps=feed.steps, batch_size=batch_size)
-        with self._watched("evaluate"):
-            logs = self.runner.evaluate(feed, pace, watchers)
+        with self._observed("evaluate"):
+            logs = self.runner.evaluate(feed, pace, callback_list)
         self.runner.release()
         return logs if return_dict else keras_bridge.flat_metrics(self.model, logs)
 
@@ -295,13 +300,13 @@ class EngineMethods:
         callbacks: Any = None,
     ) -> Any:
         """Return the model's outputs as host arrays, as `keras.Model.predict` does."""
-        check.check_model(self.model, "predict")
+        checks.check_model(self.model, "predict")
         self._plan_stages(x)
         feed, pace, budget = self._open_once("predict", (x, None, None), batch_size, steps)
         self._check_same_run(steps=feed.steps, batch_size=batch_size)
-        watchers = self._callbacks(callbacks, verbose, feed)
-        with self._watched("predict"):
-            outputs = self.runner.predict(feed, pace, budget, watchers)
+        callback_list = self._callbacks(callbacks, verbose, feed)
+        with self._observed("predict"):
+            outputs = self.runner.predict(feed, pace, budget, callback_list)
         self.runner.release()
         return outputs
 
@@ -314,7 +319,7 @@ class EngineMethods:
         return_dict: bool = False,
     ) -> Any:
         """Run one weight update on one batch of all replicas and micro-batches."""
-        check.check_model(self.model, "train_on_batch")
+        checks.check_model(self.model, "train_on_batch")
         self._plan_stages(x)
         if class_weight is not None:
             if sample_weight is not None:
@@ -328,32 +333,32 @@ class EngineMethods:
         self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
     ) -> Any:
         """Compute loss and metrics of one batch."""
-        check.check_model(self.model, "test_on_batch")
+        checks.check_model(self.model, "test_on_batch")
         self._plan_stages(x)
         return self._on_batch("evaluate", (x, y, sample_weight), return_dict)
 
     def predict_on_batch(self, x: Any) -> Any:
         """Return the outputs for one batch."""
-        check.check_model(self.model, "predict_on_batch")
+        checks.check_model(self.model, "predict_on_batch")
         self._plan_stages(x)
         keras_bridge.build_for_prediction(self.model, x)
-        with self._watched("predict_on_batch"):
+        with self._observed("predict_on_batch"):
             return self.runner.run_once("predict", (x,))
 
     def _on_batch(self, mode: Mode, batch: tuple[Any, Any, Any], return_dict: bool) -> Any:
-        explain = partial(check.explain_targets, self.model, batch[1])
+        explain = partial(checks.explain_targets, self.model, batch[1])
         keras_bridge.build_for_batch(self.model, batch, explain)
         check_batch(self.model, batch)
         self.model.reset_metrics()
-        with self._watched(f"{'train' if mode == 'train' else 'test'}_on_batch"):
+        with self._observed(f"{'train' if mode == 'train' else 'test'}_on_batch"):
             logs = keras_bridge.python_logs(self.runner.run_once(mode, batch))
         if return_dict:
             return logs
         values = {name: value for name, value in logs.items() if name not in numerics.REPORTED}
         return keras_bridge.flat_metrics(self.model, values)
 
-    def _watched(self, name: str) -> AbstractContextManager[None]:
-        return self.runner.watcher.run(name, self.model, self.runner.current)
+    def _observed(self, name: str) -> AbstractContextManager[None]:
+        return self.runner.observer.run(name, self.model, self.runner.current)
 
     def _open_once(
         self, mode: Mode, data: tuple[Any, Any, Any], batch_size: int | None, steps: int | None
@@ -365,9 +370,9 @@ class EngineMethods:
     def _open(
         self, mode: Mode, data: tuple[Any, Any, Any], budget: Budget, pace: Pace, **settings: Any
     ) -> Feed:
-        plan = self.runner.current
-        feed = open_input(self.model, mode, data, plan, budget, pace.block_steps, **settings)
-        if plan.pipeline is None and stages_of_model(self.model) is not None:
+        config = self.runner.current
+        feed = open_input(self.model, mode, data, config, budget, pace.block_steps, **settings)
+        if config.pipeline is None and stages_of_model(self.model) is not None:
             raise ValueError(
                 f"{self.model.name!r} is in stages, as was found when its data was opened. Call it "
                 "on some inputs before, for example model(x[:1])."
@@ -376,11 +381,13 @@ class EngineMethods:
 
     def _check_same_run(self, **asked: Any) -> None:
         """Refuse to run if other processes were asked for something else."""
-        if processes.count() > 1:
-            plan = self.runner.current
+        if distributed.count() > 1:
+            config = self.runner.current
             shapes = [list(variable.shape) for variable in self.model.variables]
-            said = {"model": shapes, "gradient_accumulation": plan.accumulation.count}
-            processes.check_same("run", asked | said | {"steps_per_execution": self._pace_asked()})
+            said = {"model": shapes, "gradient_accumulation": config.accumulation.count}
+            distributed.check_same(
+                "run", asked | said | {"steps_per_execution": self._pace_asked()}
+            )
 
     def _pace_asked(self) -> int | str:
         return "auto" if self.runner.automatic else int(self.model.steps_per_execution)
@@ -397,7 +404,7 @@ class EngineMethods:
                 "its stages are in several processes, each with its own weights. Use "
                 "convoy.Checkpoints, or put the stages of a replica into one process."
             )
-        if not processes.is_first():
+        if not distributed.is_first():
             verbose, callbacks = 0, keras_bridge.without_files(callbacks)
         return keras_bridge.Callbacks(
             callbacks,
@@ -411,22 +418,22 @@ class EngineMethods:
 
 def attach(
     model: keras.Model,
-    plan: Plan,
+    config: ExecutionConfig,
     data_budget: int,
     devices: Sequence[jax.Device],
-    watcher: Callable[[], Watcher],
+    observer: Callable[[], Observer],
 ) -> None:
     """Have a model run on the engine. Its class, weights and compilation stay as they are.
 
     Args:
         model: the model.
-        plan: how its work is divided.
+        config: how its work is divided.
         data_budget: bytes of each device's memory that data may take.
         devices: those of the strategy.
-        watcher: returns who is told of a run, asked when it begins.
+        observer: returns who is told of a run, asked when it begins.
     """
     set_devices(model, devices)
-    methods = EngineMethods(model, plan, data_budget, watcher)
+    methods = EngineMethods(model, config, data_budget, observer)
     # Not through `setattr`: Keras would take it for a change of the model's state.
     for name in EngineMethods.replaced:
         vars(model)[name] = getattr(methods, name)

@@ -12,16 +12,16 @@ import jax
 import keras
 import numpy as np
 from convoy import devices as device_choice
-from convoy import keras_bridge, model, processes
+from convoy import distributed, keras_bridge, model
 from convoy import precision as precisions
-from convoy.engine import loss_scale as loss_scales
-from convoy.engine import numerics
-from convoy.engine.axis import AXIS
-from convoy.engine.feed import Placement
-from convoy.engine.loss_scale import LossScale
-from convoy.engine.numerics import StochasticRounding
-from convoy.engine.plan import Accumulation, BatchMeaning, Plan, Reduction
-from convoy.engine.watch import NOBODY, Watcher
+from convoy.engine.data.chunks import Placement
+from convoy.engine.execution_config import Accumulation, BatchMeaning, ExecutionConfig, Reduction
+from convoy.engine.numerics import loss_scale as loss_scales
+from convoy.engine.numerics import numerics
+from convoy.engine.numerics.loss_scale import LossScale
+from convoy.engine.numerics.numerics import StochasticRounding
+from convoy.engine.observer import NULL_OBSERVER, Observer
+from convoy.engine.replica_axis import AXIS
 
 if TYPE_CHECKING:
     from convoy.report.recording import Recording
@@ -42,7 +42,7 @@ class Strategy:
         devices: how many devices, or which ones; each holds a replica of the model. A CPU is
             split into that many virtual ones. By default the number in the variable
             `CONVOY_DEVICES`, else one; in a script that `convoy launch` runs, the devices of all
-            its processes.
+            its distributed.
         replicas: how many replicas, if not one on every device. Devices left over are named in a
             warning.
         batch: what `batch_size` in `fit` counts: `"replica"`, the micro-batch of one replica; or
@@ -59,10 +59,10 @@ class Strategy:
             divide their number.
         shard_optimizer_state: whether each replica keeps a share of the optimizer's state, instead
             of all of it.
-        remat: names of layers (`"conv2_*"` fits many) whose activations are computed again in the
-            backward pass instead of being kept. A number is the bytes that activations may take
-            on a device, and `"auto"` is half of its memory: as many layers are then chosen as it
-            takes. For functional and sequential models.
+        activation_checkpointing: names of layers (`"conv2_*"` fits many) whose activations are
+            computed again in the backward pass instead of being kept. A number is the bytes that
+            activations may take on a device, and `"auto"` is half of its memory: as many
+            layers are then chosen as it takes. For functional and sequential models.
         data_budget: bytes of each device's memory that data may take. Data sets that fit are
             moved there once; others are streamed in blocks. By default a quarter of the memory.
         precision: in what models made in the scope compute, a dot, and in what their weights are
@@ -104,7 +104,7 @@ class Strategy:
         reduction_bucket: int = REDUCTION_BUCKET,
         batch_norm_group: int = 1,
         shard_optimizer_state: bool = False,
-        remat: int | str | Sequence[str] | None = None,
+        activation_checkpointing: int | str | Sequence[str] | None = None,
         data_budget: int | None = None,
         precision: str | None = None,
         loss_scale: float | str | LossScale | None = None,
@@ -114,11 +114,11 @@ class Strategy:
         self.devices = device_choice.for_replicas(device_choice.select(devices), replicas)
         if data_budget is None:
             # Processes that decide by it must decide alike, on whatever hosts they are.
-            data_budget = processes.from_first(device_choice.memory(self.devices) // 4)
+            data_budget = distributed.from_first(device_choice.memory(self.devices) // 4)
         elif data_budget < 0:
             raise ValueError(f"data_budget={data_budget} is not a number of bytes. Pass 0 or more.")
         self.data_budget = data_budget
-        self.plan = Plan(
+        self.execution_config = ExecutionConfig(
             Placement(self._mesh()),
             Accumulation(gradient_accumulation, reduction, accumulation_dtype),
             reduction,
@@ -126,13 +126,13 @@ class Strategy:
             reduction_bucket,
             batch_norm_group,
             shard_optimizer_state,
-            self._remat(remat),
+            self._remat(activation_checkpointing),
         )
         self.precision = None if precision is None else precisions.find(precision)
         self.numerics = numerics.Settings(
             self.precision, loss_scales.find(loss_scale), stochastic_rounding
         )
-        self.watcher: Watcher = NOBODY
+        self.observer: Observer = NULL_OBSERVER
         """Who is told of what its models do."""
         if half_partials:
             precisions.warn_of_half_partials()
@@ -140,7 +140,7 @@ class Strategy:
     @property
     def replicas(self) -> int:
         """The number of copies of the model that train side by side."""
-        return self.plan.replicas
+        return self.execution_config.replicas
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Strategy]:
@@ -161,7 +161,9 @@ class Strategy:
         A subclass may add to it, say to give models more methods.
         """
         numerics.attach(new, self.numerics)
-        model.attach(new, self.plan, self.data_budget, self.devices, lambda: self.watcher)
+        model.attach(
+            new, self.execution_config, self.data_budget, self.devices, lambda: self.observer
+        )
 
     def record(self, folder: str | os.PathLike[str]) -> Recording:
         """Write a report of what its models do from now on: programs, times, memory, metrics.
@@ -188,8 +190,8 @@ class Strategy:
         # What reports on programs is above what makes them.
         from convoy.report.recording import Recording
 
-        if isinstance(self.watcher, Recording):
-            self.watcher.close()
+        if isinstance(self.observer, Recording):
+            self.observer.close()
         return Recording(folder, self.devices).watch(self)
 
     def _mesh(self) -> jax.sharding.Mesh | None:
@@ -203,7 +205,9 @@ class Strategy:
             return None
         if isinstance(asked, int):
             if isinstance(asked, bool) or asked < 0:
-                raise ValueError(f"remat={asked} is not a number of bytes. Pass 0 or more.")
+                raise ValueError(
+                    f"activation_checkpointing={asked} is not a number of bytes. Pass 0 or more."
+                )
             return asked
         if asked == "auto":
             return device_choice.memory(self.devices) // 2

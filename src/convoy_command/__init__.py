@@ -27,7 +27,7 @@ def convoy() -> int:
 def poprun() -> int:
     """Run `poprun`, Graphcore's name for `convoy launch`."""
     with ended_by_interrupt():
-        from convoy.launch.command import poprun
+        from convoy.cli.launch import poprun
     return poprun()
 
 
@@ -67,6 +67,6 @@ def status_noticed() -> Iterator[None]:
         status = 1
         raise
     finally:
-        processes = sys.modules.get("convoy.processes")
+        processes = sys.modules.get("convoy.distributed")
         if processes is not None:
             processes.ends_with(status)

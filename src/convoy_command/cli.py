@@ -49,38 +49,32 @@ def _verb(summary: str, module: str) -> Verb:
 VERBS = {
     "train": Verb(
         "Train and validate an image classifier, from flags or a recipe.",
-        "convoy.vision.application:main",
-        "convoy.vision.parse:make_parser",
+        "convoy.train.application:main",
+        "convoy.train.command_line:make_parser",
     ),
-    "launch": _verb(
-        "Run a script in several processes, on one host or many.", "convoy.launch.command"
-    ),
+    "launch": _verb("Run a script in several processes, on one host or many.", "convoy.cli.launch"),
     "checkpoint": _verb(
-        "List, show, verify, average and convert checkpoints.", "convoy.checkpoint.command"
+        "List, show, verify, average and convert checkpoints.", "convoy.cli.checkpoint"
     ),
-    "export": _verb(
-        "Export a trained model as a version that can be served.", "convoy.vision.export_command"
-    ),
-    "serve": _verb(
-        "Serve exported models through TensorFlow Serving's APIs.", "convoy.serving.serve_command"
-    ),
-    "request": _verb("Send images to a server and measure it.", "convoy.serving.request_command"),
-    "report": _verb("Turn a recorded run into a page, or compare two.", "convoy.report.command"),
+    "export": _verb("Export a trained model as a version that can be served.", "convoy.cli.export"),
+    "serve": _verb("Serve exported models through TensorFlow Serving's APIs.", "convoy.cli.serve"),
+    "request": _verb("Send images to a server and measure it.", "convoy.cli.request"),
+    "report": _verb("Turn a recorded run into a page, or compare two.", "convoy.cli.report"),
     "plan": _verb(
         "Predict how best to divide a model over devices: replicas, stages, micro-batches.",
-        "convoy.plan.command",
+        "convoy.cli.plan",
     ),
     "bench": _verb(
         "Run benchmark specs and compare the results with an earlier run.",
-        "convoy.bench.command",
+        "convoy.cli.bench",
     ),
     "data": _verb(
         "Verify data sets, build ImageNet record files, measure reading.",
-        "convoy.vision.data_command",
+        "convoy.cli.data",
     ),
     "doctor": _verb(
         "Show what is installed, which devices and kernels there are, and what is wrong.",
-        "convoy.doctor",
+        "convoy.cli.doctor",
     ),
     "completion": Verb(
         "Print a script with which a shell completes this command.",
@@ -180,7 +174,7 @@ def _run(verb: Verb, words: Sequence[str]) -> int:
             raise
         print(
             f"convoy: error: {error.name} is not installed. Install what the server needs with: "
-            f"pip install {' '.join(load('convoy.doctor:missing')('serving'))}",
+            f"pip install {' '.join(load('convoy.cli.doctor:missing')('serving'))}",
             file=sys.stderr,
         )
         return 1

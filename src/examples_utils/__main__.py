@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from convoy.bench.command import main as benchmark
+from convoy.cli.bench import main as benchmark
 
 
 def main(words: Sequence[str]) -> int:

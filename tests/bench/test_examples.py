@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from convoy.bench.command import main
 from convoy.bench.invocation import Changes, words_of
 from convoy.bench.spec import read_benchmarks
-from convoy.vision.parse import parse
-from convoy.vision.plan import make_plan
+from convoy.cli.bench import main
+from convoy.train.command_line import parse
+from convoy.train.run_settings import make_plan
 from tests.examples.cifar import write_cifar
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -8,7 +8,7 @@ import convoy
 import keras
 import numpy as np
 import pytest
-from convoy.engine import numerics
+from convoy.engine.numerics import numerics
 from keras import layers
 
 SAMPLES = 48

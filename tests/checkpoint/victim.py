@@ -19,8 +19,8 @@ import keras
 import numpy as np
 from convoy.checkpoint import store
 from convoy.checkpoint.folder import Folder
-from convoy.engine import numerics
-from convoy.vision import application, watch
+from convoy.engine.numerics import numerics
+from convoy.train import application, progress_callback
 from keras import layers
 
 SAMPLES, EPOCHS = 96, 3
@@ -188,13 +188,13 @@ def newest_hash(folder):
 
 def watch_calls():
     """Tick after each device call of the application."""
-    show = watch.Watch._show
+    show = progress_callback.Watch._show
 
     def ticking_show(self, record):
         show(self, record)
         tick("call")
 
-    watch.Watch._show = ticking_show
+    progress_callback.Watch._show = ticking_show
 
 
 def watch_writing():

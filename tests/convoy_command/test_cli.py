@@ -48,7 +48,7 @@ def test_an_interruption_is_a_line(monkeypatch, capsys):
     def interrupt(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("convoy.doctor.main", interrupt)
+    monkeypatch.setattr("convoy.cli.doctor.main", interrupt)
     assert cli.main(["doctor"]) == 130
     assert capsys.readouterr().err == "convoy doctor: interrupted\n"
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import jax
 import jax.numpy as jnp
 import numpy as np
-from convoy.cpu import rules, switch
+from convoy.cpu import lowering, registry
 from jax import lax
 
 # Sums are taken in another order, and each is of up to some thousand float32 products of order 1.
@@ -16,12 +16,12 @@ ATOL = 1e-4
 @contextmanager
 def jax_alone():
     """Compile with JAX's own rules inside."""
-    rules.remove_all()
+    lowering.remove_all()
     try:
         yield
     finally:
-        for primitive, rule in switch.RULES.items():
-            rules.install(primitive, rule)
+        for primitive, rule in registry.RULES.items():
+            lowering.install(primitive, rule)
 
 
 def compare(function, *arguments):

@@ -5,8 +5,8 @@ import re
 from importlib.util import find_spec
 
 import pytest
-from convoy.vision.parse import parse
-from convoy.vision.plan import make_plan
+from convoy.train.command_line import parse
+from convoy.train.run_settings import make_plan
 from convoy.volumes import command_line as volumes
 from convoy_command import cli
 

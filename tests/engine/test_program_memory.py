@@ -25,7 +25,7 @@ def memory(rng):
     def analyse(batch_size=4, **strategy):
         """Train once, and return the analysis of the program that did."""
         model = make_convoy(network, 1, **strategy)
-        plan = model.fit.__self__.runner.plan
+        plan = model.fit.__self__.runner.config
         samples = batch_size * plan.micro_batches
         x = rng.normal(size=(samples, 16, 16, 4)).astype("float32")
         y = np.zeros((samples, 256), "float32")
@@ -50,10 +50,10 @@ def test_shards_of_the_optimizer_state_take_less(memory):
     assert saved > 0.9 * 2 * weights * 3 / 4
 
 
-@pytest.mark.parametrize("remat", [["block0*", "block1*"], 8_000_000], ids=str)
-def test_recomputed_activations_take_less(memory, remat):
+@pytest.mark.parametrize("activation_checkpointing", [["block0*", "block1*"], 8_000_000], ids=str)
+def test_recomputed_activations_take_less(memory, activation_checkpointing):
     kept = memory(batch_size=32)
-    forgotten = memory(batch_size=32, remat=remat)
+    forgotten = memory(batch_size=32, activation_checkpointing=activation_checkpointing)
     assert forgotten.temp_size_in_bytes < 0.75 * kept.temp_size_in_bytes
 
 

@@ -248,7 +248,7 @@ def test_metrics_start_anew_in_each_epoch_and_can_be_read_afterwards(table):
     assert_equivalent(models.classifier, run)
 
 
-class Watched(keras.layers.Layer):
+class Observed(keras.layers.Layer):
     """Updates a metric while the model is called, which stock Keras cannot do on JAX."""
 
     def __init__(self):
@@ -262,7 +262,7 @@ class Watched(keras.layers.Layer):
 
 def test_a_metric_that_a_layer_updates_is_right_or_refused(table):
     def make(steps):
-        model = keras.Sequential([keras.Input((6,)), Watched(), keras.layers.Dense(1)])
+        model = keras.Sequential([keras.Input((6,)), Observed(), keras.layers.Dense(1)])
         model.compile("sgd", "mse", steps_per_execution=steps)
         return model
 

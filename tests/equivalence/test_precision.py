@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 from convoy import precision
-from convoy.engine import numerics
+from convoy.engine.numerics import numerics
 from keras import layers
 
 from . import models

@@ -114,8 +114,8 @@ def test_options_reach_the_engine(configure):
     with ipu.ipu_strategy.IPUStrategy().scope():
         model = weighing()
     engine = model.fit.__self__.engine
-    assert engine.plan.norm_group == 2
-    assert engine.plan.bucket_bytes == 100
+    assert engine.execution_config.batch_norm_group == 2
+    assert engine.execution_config.reduction_bucket == 100
     assert engine.numerics.stochastic_rounding == "on"
     assert engine.allow_recompute
 

@@ -15,7 +15,7 @@ import convoy
 import keras
 import numpy as np
 import pytest
-from convoy.launch import command
+from convoy.cli import launch as launch_command
 from tests.equivalence.side_by_side import ATOL, RTOL
 
 from . import worker
@@ -43,7 +43,7 @@ def launch(*words):
         for name in [name for name in os.environ if name.startswith("XLA_")]:
             patch.delenv(name)
         patch.setenv("PYTHONPATH", str(SOURCE))
-        status = command.main([str(word) for word in words])
+        status = launch_command.main([str(word) for word in words])
     return Ended(status, out.getvalue(), error.getvalue())
 
 
@@ -266,7 +266,7 @@ def test_a_plain_script_runs_on_replicas_with_its_own_batch(tmp_path, monkeypatc
     ],
 )
 def test_bad_input_is_one_line_and_status_2(capsys, words, message):
-    assert command.main(words) == 2
+    assert launch_command.main(words) == 2
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1
@@ -282,9 +282,9 @@ def test_what_the_collectives_print_when_they_connect_is_left_out():
 
 def test_options_of_graphcore_are_taken_and_those_without_effect_named(capsys):
     words = "--vipu-partition p --numa-aware --ipus-per-replica 1 --num-replicas 1 true"
-    assert command.main(words.split()) == 0
+    assert launch_command.main(words.split()) == 0
     assert "--vipu-partition have no effect" in capsys.readouterr().err
-    assert command.main(["--numa-aware", "1", "--num-instances", "1", "true"]) == 0
+    assert launch_command.main(["--numa-aware", "1", "--num-instances", "1", "true"]) == 0
 
 
 def test_a_cluster_gives_the_place_of_a_process(tmp_path):

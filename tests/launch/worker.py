@@ -13,7 +13,7 @@ from pathlib import Path
 import convoy
 import keras
 import numpy as np
-from convoy import keras_bridge, processes
+from convoy import distributed, keras_bridge
 from keras import layers
 
 SEED = 1
@@ -148,7 +148,7 @@ class Dies(keras.callbacks.Callback):
 
     def __init__(self, who, call, number):
         super().__init__()
-        self.mine = who == processes.index()
+        self.mine = who == distributed.index()
         self.calls_left, self.number = call, number
 
     def on_train_batch_end(self, batch, logs=None):
@@ -174,7 +174,7 @@ def train(strategy, callbacks=(), *, staged=None, devices=None):
     batch = 8 // replicas // accumulated
     history = model.fit(x, y, batch_size=batch, epochs=3, verbose=2, callbacks=list(callbacks))
     return {
-        "processes": processes.count(),
+        "processes": distributed.count(),
         "history": history.history,
         "evaluated": model.evaluate(x[:-5], y[:-5], batch_size=batch, verbose=0),
         "predicted": model.predict(x[:13], batch_size=batch, verbose=0).tolist(),
@@ -210,7 +210,7 @@ def main():
     options = parser.parse_args()
     (options.output / f"pid-{os.getpid()}").write_text(str(os.getpid()))
     # Each process begins with weights and an order of data of its own: the first one's count.
-    keras.utils.set_random_seed(SEED + processes.index())
+    keras.utils.set_random_seed(SEED + distributed.index())
     holds = Holds()
     callbacks = [holds]
     if options.checkpoints:
@@ -219,9 +219,9 @@ def main():
     if options.die and not mark.exists():
         who, call, name = options.die.split(":")
         callbacks.append(Dies(int(who), int(call), signal.Signals[name]))
-        if processes.index() == int(who):
+        if distributed.index() == int(who):
             mark.touch()
-    if options.die_in_save and processes.is_first() and not mark.exists():
+    if options.die_in_save and distributed.is_first() and not mark.exists():
         dies_in_save(options.checkpoints, signal.SIGKILL)
         mark.touch()
     strategy = strategy_for(options.staged)
@@ -229,8 +229,8 @@ def main():
         outcome = train_on_data_set(strategy)
     else:
         outcome = train(strategy, callbacks, staged=options.staged)
-        (options.output / f"held-{processes.index()}").write_text(json.dumps(holds.held))
-    (options.output / f"{processes.index()}.json").write_text(json.dumps(outcome))
+        (options.output / f"held-{distributed.index()}").write_text(json.dumps(holds.held))
+    (options.output / f"{distributed.index()}.json").write_text(json.dumps(outcome))
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ import jax
 import keras
 import numpy as np
 import pytest
+from convoy.pipeline.assignment import calls_of
 from convoy.pipeline.options import stages_of_model
-from convoy.pipeline.split import calls_of
 from convoy.pipeline.stage import stages_of
 from tests.equivalence.side_by_side import assert_same
 from tests.pipeline.test_stage import staged, whole

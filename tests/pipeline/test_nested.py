@@ -3,8 +3,8 @@
 import convoy
 import keras
 import pytest
+from convoy.pipeline.assignment import calls_of, split_by_name
 from convoy.pipeline.options import stages_of_model
-from convoy.pipeline.split import calls_of, split_by_name
 from keras import layers
 
 

@@ -5,7 +5,7 @@ import keras
 import numpy as np
 import pytest
 from convoy import precision
-from convoy.engine import numerics
+from convoy.engine.numerics import numerics
 from convoy.optimizers import LARS, Lookahead, Regularized
 from keras import layers
 from tests.equivalence.side_by_side import HALF_TOLERANCE, assert_same, make_convoy, state

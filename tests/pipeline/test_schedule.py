@@ -1,6 +1,6 @@
 import pytest
-from convoy.pipeline.generate import NAMES, generate
 from convoy.pipeline.schedule import Action, Kind, Schedule
+from convoy.pipeline.schedules import NAMES, generate
 
 
 def test_an_action_is_written_as_stage_kind_and_micro_batch():

@@ -2,9 +2,9 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from convoy.pipeline.draw import draw
-from convoy.pipeline.generate import generate
+from convoy.pipeline.render import draw
 from convoy.pipeline.schedule import Kind
+from convoy.pipeline.schedules import generate
 from convoy.pipeline.simulate import simulate
 
 

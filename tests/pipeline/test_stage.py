@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 from convoy.keras_bridge import graph_inputs, graph_outputs
-from convoy.pipeline.split import calls_of, check_assignment
+from convoy.pipeline.assignment import calls_of, check_assignment
 from convoy.pipeline.stage import stages_of
 from keras import layers
 from tests.equivalence.side_by_side import assert_same

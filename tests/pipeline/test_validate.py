@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from convoy.pipeline.generate import generate
 from convoy.pipeline.schedule import Action, Schedule
+from convoy.pipeline.schedules import generate
 from convoy.pipeline.validate import ScheduleError, validate
 
 

@@ -8,8 +8,8 @@
 import sys
 from pathlib import Path
 
-from convoy.pipeline.draw import draw
-from convoy.pipeline.generate import NAMES, generate
+from convoy.pipeline.render import draw
+from convoy.pipeline.schedules import NAMES, generate
 from convoy.pipeline.simulate import simulate
 from convoy.pipeline.validate import validate
 

@@ -1,6 +1,6 @@
 import pytest
-from convoy.pipeline.generate import generate
 from convoy.pipeline.schedule import Kind
+from convoy.pipeline.schedules import generate
 from convoy.pipeline.simulate import simulate
 from convoy.plan.configuration import Configuration
 from convoy.plan.predict import Predictor

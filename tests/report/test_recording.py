@@ -12,9 +12,9 @@ import keras
 import numpy as np
 import pytest
 from convoy import cpu
-from convoy.engine.watch import NotWatched
+from convoy.engine.observer import NullObserver
 from convoy.report.files import ReportError, read
-from convoy.report.programs import WatchedProgram
+from convoy.report.programs import ObservedProgram
 from convoy.report.summary import figures
 from tests.report.conftest import BATCH, CALL, EPOCHS, HELD_OUT, SAMPLES, data, train
 
@@ -146,7 +146,7 @@ def test_a_watched_program_is_compiled_once():
     def double(_, x):
         return 2 * x
 
-    program = WatchedProgram("double", double, 1, note, called.append)
+    program = ObservedProgram("double", double, 1, note, called.append)
     for size in (4, 4, 6):
         x = jax.device_put(np.ones(size, np.float32))
         compiled.clear()
@@ -157,7 +157,7 @@ def test_a_watched_program_is_compiled_once():
 
 
 def test_nothing_is_in_between_when_nothing_is_recorded():
-    off = NotWatched()
+    off = NullObserver()
     program, feed, callback = object(), object(), print
     assert off.program("train", program) is program
     assert off.programs("train", program) is program
@@ -173,7 +173,7 @@ def test_records_only_while_it_is_open(recorded, tmp_path):
     first = strategy.record(tmp_path / "a")
     model.predict(x, batch_size=BATCH, verbose=0)
     strategy.record(tmp_path / "b").close()
-    assert isinstance(strategy.watcher, NotWatched)
+    assert isinstance(strategy.observer, NullObserver)
     first.close()
     model.predict(x, batch_size=BATCH, verbose=0)
     report = read(tmp_path / "a")
@@ -237,7 +237,7 @@ def test_a_folder_that_cannot_be_is_refused(tmp_path):
     strategy = convoy.Strategy(devices=1)
     with pytest.raises(ReportError, match="cannot be written to"):
         strategy.record(tmp_path / "file" / "report")
-    assert isinstance(strategy.watcher, NotWatched)
+    assert isinstance(strategy.observer, NullObserver)
 
 
 VICTIM = """

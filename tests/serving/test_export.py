@@ -115,8 +115,8 @@ def test_a_model_of_a_strategy_exports_itself(tmp_path):
 
 def test_what_cannot_be_exported_is_refused_before_anything_is_written(tmp_path):
     open_size = keras.Sequential([keras.Input((None, 3)), keras.layers.Dense(2)])
-    whole_batch = keras.Input((2,))
-    summed = keras.Model(whole_batch, keras.ops.sum(whole_batch, axis=0))
+    global_batch = keras.Input((2,))
+    summed = keras.Model(global_batch, keras.ops.sum(global_batch, axis=0))
     refused = [
         ((keras.Sequential([keras.layers.Dense(2)]),), {}, "does not know the shape"),
         ((open_size,), {}, "Only the first size"),

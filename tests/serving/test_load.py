@@ -4,7 +4,8 @@ import socket
 
 import numpy as np
 import pytest
-from convoy.serving import request_command
+from convoy.cli import request
+from convoy.cli.request import report
 from convoy.serving.client import (
     Address,
     GrpcClient,
@@ -15,7 +16,6 @@ from convoy.serving.client import (
     served_instead,
 )
 from convoy.serving.load import LoadOptions, Outcome, Share, _batches, _send, send_load
-from convoy.serving.request_command import report
 from convoy_command import cli
 
 
@@ -69,7 +69,7 @@ def test_a_server_that_is_not_there_is_waited_for_and_named(monkeypatch, capsys)
     with socket.socket() as taken:  # bound, but nobody listens
         taken.bind(("127.0.0.1", 0))
         place = f"127.0.0.1:{taken.getsockname()[1]}"
-        monkeypatch.setattr(request_command, "LISTENER_SECONDS", 0.0)
+        monkeypatch.setattr(request, "LISTENER_SECONDS", 0.0)
         assert cli.main(["request", "--model", "x", "--port", place.split(":")[1]]) == 1
         said = capsys.readouterr().err
         assert said == (

@@ -2,6 +2,6 @@
 
 from convoy.checkpoint.callback import Checkpoints
 from convoy.checkpoint.errors import CheckpointError, DamagedError
-from convoy.checkpoint.leaving import EXIT_STATUS
+from convoy.checkpoint.preemption import EXIT_STATUS
 
 __all__ = ["EXIT_STATUS", "CheckpointError", "Checkpoints", "DamagedError"]

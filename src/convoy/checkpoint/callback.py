@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import keras
-from convoy import processes
+from convoy import distributed
 from convoy.checkpoint import optimizer_settings, snapshot
 from convoy.checkpoint.background import Background
 from convoy.checkpoint.errors import CheckpointError
 from convoy.checkpoint.folder import Folder, Position
-from convoy.checkpoint.leaving import EXIT_STATUS, Leaving, Left
 from convoy.checkpoint.optimizer_settings import Settings
 from convoy.checkpoint.policy import Best, Every, kept
+from convoy.checkpoint.preemption import EXIT_STATUS, Leaving, Left
 from convoy.checkpoint.store import Content
-from convoy.engine.progress import Progress, Resumption
-from convoy.engine.watch import pause
+from convoy.engine.checkpointer import Progress, Resumption
+from convoy.engine.observer import pause
 
 
 class Checkpoints(keras.callbacks.Callback):
@@ -99,7 +99,7 @@ class Checkpoints(keras.callbacks.Callback):
         Raises:
             CheckpointError: if the folder cannot be used, or what is in it.
         """
-        if processes.is_first():
+        if distributed.is_first():
             self.folder.open_for_writing()
         progress.feed.make_repeatable()
         settings = optimizer_settings.describe(progress.model.optimizer)
@@ -130,7 +130,7 @@ class Checkpoints(keras.callbacks.Callback):
                     "passed. Pass an empty folder, or resume=True to go on with that run."
                 )
             return None, None
-        newest = self.folder.newest() if processes.is_first() else None
+        newest = self.folder.newest() if distributed.is_first() else None
         content = snapshot.of_first(newest and newest[1])
         if content is None:
             return None, None
@@ -152,7 +152,7 @@ class Checkpoints(keras.callbacks.Callback):
             self._say(f"The optimizer's settings are other ones from here on: {', '.join(changed)}")
 
     def _say(self, line: str) -> None:
-        if processes.is_first() and self.params.get("verbose") != 0:
+        if distributed.is_first() and self.params.get("verbose") != 0:
             print(line, flush=True)
 
     def record(self, progress: Progress) -> None:
@@ -162,7 +162,7 @@ class Checkpoints(keras.callbacks.Callback):
             Left: in that case, when the checkpoint is written.
         """
         better = self._is_better(progress)
-        leaving, due = processes.any_of([bool(self._leaving.asked), self.every.due(progress)])
+        leaving, due = distributed.any_of([bool(self._leaving.asked), self.every.due(progress)])
         if leaving or better or progress.finished or due:
             with pause("checkpoint"):
                 self._save(progress)
@@ -172,7 +172,7 @@ class Checkpoints(keras.callbacks.Callback):
         if self._failure is not None:
             raise self._failure
         if leaving:
-            processes.wait_for_all("the checkpoint is written")
+            distributed.wait_for_all("the checkpoint is written")
             raise Left(self._say_leaving(progress))
 
     def _say_leaving(self, progress: Progress) -> str:
@@ -180,14 +180,14 @@ class Checkpoints(keras.callbacks.Callback):
         signal = self._leaving.asked
         reason = signal.name if signal else "a signal to another process"
         message = f"Left on {reason}, exit status {EXIT_STATUS}; checkpoint to resume from: {where}"
-        if processes.is_first():
+        if distributed.is_first():
             # A progress bar does not end its line before the epoch is over.
             in_line = progress.step and self.params.get("verbose") in (1, "auto")
             print(f"\n{message}" if in_line else message, flush=True)
         return message
 
     def wants_to_leave(self) -> bool:
-        return processes.any_of([self._leaving.asked is not None])[0]
+        return distributed.any_of([self._leaving.asked is not None])[0]
 
     def end_run(self) -> None:
         self._leaving.end()
@@ -216,7 +216,7 @@ class Checkpoints(keras.callbacks.Callback):
             self.folder.write(position, content)
             self.folder.keep_only(kept(self.folder.positions(), self.keep, best))
 
-        if processes.is_first():
+        if distributed.is_first():
             self._background.start(write)
 
     def _wait(self) -> None:

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 from convoy.checkpoint.folder import Position
-from convoy.engine.progress import Progress
+from convoy.engine.checkpointer import Progress
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 

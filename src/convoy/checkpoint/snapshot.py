@@ -13,14 +13,14 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-from convoy import keras_bridge, processes
+from convoy import distributed, keras_bridge
 from convoy.checkpoint import callback_state
 from convoy.checkpoint.errors import CheckpointError
 from convoy.checkpoint.store import Content, Json
 from convoy.engine import random_state
-from convoy.engine.feed import Place
-from convoy.engine.progress import Progress, Resumption
-from convoy.engine.put import fetch_absent, to_host
+from convoy.engine.checkpointer import Progress, Resumption
+from convoy.engine.data.chunks import Place
+from convoy.engine.data.device_put import fetch_absent, to_host
 from convoy.engine.random_state import RandomState
 from convoy.engine.state import State, Variables
 
@@ -50,7 +50,7 @@ class Snapshots:
         """Return the state of a run as host arrays, which waits for its devices."""
         named = dict(named_values(self.variables, progress))
         present = list(named.values())
-        if progress.plan.placement.spans_processes:
+        if progress.config.placement.spans_processes:
             present = fetch_absent(present)
         values = dict(zip(named, map(to_host, present), strict=True))
         callbacks, arrays = callback_state.capture(progress.callbacks)
@@ -71,8 +71,8 @@ class Snapshots:
             "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "versions": self._versions,
             "python": platform.python_version(),
-            "replicas": progress.plan.replicas,
-            "accumulated": progress.plan.accumulation.count,
+            "replicas": progress.config.replicas,
+            "accumulated": progress.config.accumulation.count,
             "optimizer": self.optimizer,
             "recipe": self.recipe,
         }
@@ -80,14 +80,14 @@ class Snapshots:
 
 def of_first(content: Content | None) -> Content | None:
     """Return what the first process of a run has read; only that one looks into the folder."""
-    if processes.count() == 1:
+    if distributed.count() == 1:
         return content
     kinds = {n: (list(a.shape), str(a.dtype)) for n, a in content.arrays.items()} if content else {}
-    said = processes.from_first(content and {"arrays": kinds, "state": content.state})
+    said = distributed.from_first(content and {"arrays": kinds, "state": content.state})
     if said is None:
         return None
     empty = [np.zeros(shape, jnp.dtype(dtype)) for shape, dtype in said["arrays"].values()]
-    arrays = processes.arrays_from_first(list(content.arrays.values()) if content else empty)
+    arrays = distributed.arrays_from_first(list(content.arrays.values()) if content else empty)
     return Content(dict(zip(said["arrays"], arrays, strict=True)), said["state"], {})
 
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from convoy.cpu.convolution import ConvolutionParameters
 from convoy.cpu.inference import FusedConvolution
-from convoy.trace import Atom, Trace, Values, evaluate, named, read
+from convoy.jaxpr import Atom, Trace, Values, evaluate, named, read
 from jax import lax
 from jax.extend.core import JaxprEqn, Literal, Var
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from convoy.cpu import canonical, library, placement, rules, tally, threads
+from convoy.cpu import canonical, library, lowering, placement, tally, threads
 from convoy.cpu.convolution import ConvolutionParameters, OneDnnConvolution, recognise
 from jax import Array, lax
 from jax.core import ShapedArray
@@ -19,7 +19,7 @@ _TYPES = {"float16": 1, "bfloat16": 2, "float32": 3}
 
 def lower(ctx: mlir.LoweringRuleContext, lhs: Any, rhs: Any, **parameters: Any) -> Sequence[Any]:
     """Lower to a native kernel; where that cannot be, to XLA in the layout it is fast at."""
-    own = rules.jax_rule(lax.conv_general_dilated_p)
+    own = lowering.jax_rule(lax.conv_general_dilated_p)
     if placement.must_be_portable(ctx):
         return own(ctx, lhs, rhs, **parameters)
     convolution = ConvolutionParameters.of(parameters)

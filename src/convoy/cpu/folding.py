@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from convoy.cpu.chains import Chain, rewrite_chains
 from convoy.cpu.convolution import ConvolutionParameters
-from convoy.trace import Trace
+from convoy.jaxpr import Trace
 from jax import lax
 from jax.extend.core import Var
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from convoy.cpu import library, placement, rules, tally, threads
+from convoy.cpu import library, lowering, placement, tally, threads
 from convoy.cpu.pooling import Pooling, Window, recognise
 from jax import lax
 from jax.extend.core import Primitive
@@ -39,7 +39,7 @@ def _lower_reduction(
     if all(step == 1 for step in base_dilation):
         pooling = _native(ctx, operand_aval.shape, pooled.shape, window)
     if pooling is None:
-        return rules.jax_rule(primitive)(
+        return lowering.jax_rule(primitive)(
             ctx,
             operand,
             window_dimensions=window_dimensions,
@@ -67,7 +67,7 @@ def _lower_gradient(
     if select_prim is lax.ge_p:
         pooling = _native(ctx, operand_aval.shape, pooled.shape, window)
     if pooling is None:
-        return rules.jax_rule(lax.select_and_scatter_add_p)(
+        return lowering.jax_rule(lax.select_and_scatter_add_p)(
             ctx,
             source,
             operand,

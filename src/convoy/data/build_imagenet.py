@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from convoy.atomic_file import written_whole
 from convoy.data import examples, jpeg
 from convoy.data.crops import Area
 from convoy.data.image_files import SPLITS, Folder, find_folder
 from convoy.data.records import DamagedDataError, frame
-from convoy.whole_file import written_whole
 from convoy_command.parser import Parser
 
 NAMES = {"train": "train", "test": "validation"}

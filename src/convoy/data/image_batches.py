@@ -8,10 +8,10 @@ from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from convoy.data import jpeg
-from convoy.data.ahead import Ahead
 from convoy.data.batches import Batch, Flips, Positions
 from convoy.data.crops import centre_crop, inception_crop
 from convoy.data.image_files import ImageFiles
+from convoy.data.prefetch import Ahead
 from convoy.data.records import DamagedDataError
 from convoy.data.transform import Transformation
 

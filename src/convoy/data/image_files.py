@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from convoy.atomic_file import written_whole
 from convoy.data import examples, records
 from convoy.data.crops import Area
 from convoy.data.records import CutShortError, DamagedDataError
-from convoy.whole_file import written_whole
 
 ENDINGS = (".jpeg", ".jpg", ".png", ".webp", ".bmp")
 SPLITS = {"train": ("train",), "test": ("val", "validation", "test")}

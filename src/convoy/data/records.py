@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from convoy.atomic_file import written_whole
 from convoy.data.checksum import masked_checksum
-from convoy.whole_file import written_whole
 
 _HEAD = struct.Struct("<QI")
 _TAIL = struct.Struct("<I")

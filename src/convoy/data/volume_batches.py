@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from convoy.data.ahead import Ahead
 from convoy.data.batches import Batch, Positions
+from convoy.data.prefetch import Ahead
 from convoy.data.volume_files import Volumes
 
 

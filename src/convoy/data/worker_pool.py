@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from convoy.processes import COORDINATOR
+from convoy.distributed import COORDINATOR
 
 # Of each worker: one that it fills, and one that waits to be read.
 SLOTS = 2

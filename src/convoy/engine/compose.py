@@ -10,15 +10,17 @@ from typing import Any
 import jax
 import keras
 from convoy import cpu, keras_bridge
-from convoy.engine import numerics
-from convoy.engine.accumulate import accumulate
-from convoy.engine.feed import Chunk, fetcher, share_shapes
-from convoy.engine.hoist import Hoisted
-from convoy.engine.loop import collect, loop
-from convoy.engine.plan import Plan
-from convoy.engine.reduce import reducer
-from convoy.engine.remat import rematerialise, runs_of
-from convoy.engine.replicate import (
+from convoy.engine.data.chunks import Chunk, fetcher, local_batch_shapes
+from convoy.engine.execution_config import ExecutionConfig
+from convoy.engine.numerics import numerics
+from convoy.engine.state import Mode, State
+from convoy.engine.step.accumulate import accumulate
+from convoy.engine.step.activation_checkpointing import rematerialise, runs_of
+from convoy.engine.step.all_reduce import reducer
+from convoy.engine.step.constant_folding import Hoisted
+from convoy.engine.step.global_batch import GlobalBatch
+from convoy.engine.step.loop import collect, loop
+from convoy.engine.step.replicate import (
     DIVIDED,
     EVERYWHERE,
     Roles,
@@ -27,9 +29,8 @@ from convoy.engine.replicate import (
     replicate_forward,
     replicate_gradients,
 )
-from convoy.engine.shard import Shards
-from convoy.engine.state import Mode, State
-from convoy.engine.step import (
+from convoy.engine.step.shard_optimizer import Shards
+from convoy.engine.step.step import (
     Fetch,
     Forward,
     GradientStep,
@@ -41,8 +42,7 @@ from convoy.engine.step import (
     prediction_step,
     results,
 )
-from convoy.engine.update import update
-from convoy.engine.whole_batch import WholeBatch
+from convoy.engine.step.update import update
 
 Run = Callable[..., tuple[State, Any]]
 """Takes the state, a source and a number of steps; returns the new state and what came out."""
@@ -53,18 +53,18 @@ class Composition:
     """Makes the programs of one model in one mode."""
 
     model: keras.Model
-    plan: Plan
+    config: ExecutionConfig
     mode: Mode
     roles: Roles
     shards: Shards | None
 
     def accumulated(self, chunk: Chunk) -> int:
         """Return how many of a chunk's micro-batches make a weight update, or a step of others."""
-        return self.plan.accumulation.count if self.mode == "train" and chunk.spread else 1
+        return self.config.accumulation.count if self.mode == "train" and chunk.sharded else 1
 
     def replicas(self, chunk: Chunk) -> int:
         """Return how many replicas divide a chunk's micro-batches."""
-        return self.plan.replicas if chunk.spread else 1
+        return self.config.replicas if chunk.sharded else 1
 
     def hoist(self, chunk: Chunk, state: State) -> Hoisted | None:
         """Take out of a step what follows from weights alone; `None` if it must stay whole.
@@ -79,10 +79,10 @@ class Composition:
         return Hoisted.of(
             lambda state, batch: step(state, (batch, 0)),
             state,
-            share_shapes(chunk, replicas),
+            local_batch_shapes(chunk, replicas),
             self.roles,
             cpu.fuse,
-            self.plan.placement.mesh,
+            self.config.placement.mesh,
             replicas,
         )
 
@@ -100,13 +100,13 @@ class Composition:
         else:
             run = self._run_on_replicas(fetch, chunk, hoisted, capacity)
         program: Callable[..., Any] = partial(_run_whole, run, self.mode)
-        if self.mode == "train" and cpu.fuses(self.plan.placement.platform):
+        if self.mode == "train" and cpu.fuses(self.config.placement.platform):
             program = _traced_with(program, lambda: self._fusion(chunk))
         program = self._with_operations(program, chunk)
         return jax.jit(program, donate_argnums=1, compiler_options=self._compiler_options())
 
     def _compiler_options(self) -> dict[str, Any]:
-        if self.plan.remat is None or self.plan.placement.platform != "cpu":
+        if self.config.activation_checkpointing is None or self.config.placement.platform != "cpu":
             return {}
         # XLA's default order for CPUs runs early what could run later, and so would hold what was
         # to be forgotten: it runs all that is to be computed again before the backward pass.
@@ -116,18 +116,18 @@ class Composition:
         self, fetch: Fetch, chunk: Chunk, hoisted: Hoisted | None, capacity: int
     ) -> Run:
         """Put the device loop together, all of it on each replica."""
-        mesh, spread = self.plan.placement.mesh, self.replicas(chunk) > 1
+        mesh, sharded = self.config.placement.mesh, self.replicas(chunk) > 1
         run: Run
         if self.mode == "predict":
-            run = collect(self._forward(fetch, spread, hoisted), capacity)
+            run = collect(self._forward(fetch, sharded, hoisted), capacity)
         elif self.mode == "evaluate":
-            run = self._with_results(loop(self._evaluation(fetch, spread, hoisted)))
+            run = self._with_results(loop(self._evaluation(fetch, sharded, hoisted)))
         else:
             gradients = self._gradients(fetch, chunk)
             run = self._with_results(loop(self._updates(gradients)))
         if mesh is None:
             return run
-        result = DIVIDED if spread and self.mode == "predict" else EVERYWHERE
+        result = DIVIDED if sharded and self.mode == "predict" else EVERYWHERE
         return over_replicas(
             run,
             mesh,
@@ -148,40 +148,40 @@ class Composition:
         )
         return self._with_results(loop(shards.keep(self._updates(gradients))))
 
-    def _whole_batch(self, chunk: Chunk) -> WholeBatch:
+    def _global_batch(self, chunk: Chunk) -> GlobalBatch:
         """Return the operations for a chunk's shares, by how many a mean will be taken over."""
-        plan = self.plan
-        replicas = self.replicas(chunk) if plan.reduction == "mean" else 1
-        averages = plan.accumulation.reduction == "mean"
+        config = self.config
+        replicas = self.replicas(chunk) if config.reduction == "mean" else 1
+        averages = config.accumulation.reduction == "mean"
         shares = replicas * (self.accumulated(chunk) if averages else 1)
-        return WholeBatch(shares, plan.norm_group)
+        return GlobalBatch(shares, config.batch_norm_group)
 
     def _fusion(self, chunk: Chunk) -> cpu.Fusion:
-        shares = self.plan.norm_group > 1
-        return cpu.Fusion(self._whole_batch(chunk).over_group if shares else None)
+        shares = self.config.batch_norm_group > 1
+        return cpu.Fusion(self._global_batch(chunk).over_group if shares else None)
 
     def _with_operations(self, program: Callable[..., Any], chunk: Chunk) -> Callable[..., Any]:
-        return _traced_with(program, lambda: self._whole_batch(chunk))
+        return _traced_with(program, lambda: self._global_batch(chunk))
 
-    def _forward(self, fetch: Fetch, spread: bool, hoisted: Hoisted | None) -> Forward:
+    def _forward(self, fetch: Fetch, sharded: bool, hoisted: Hoisted | None) -> Forward:
         step = hoisted.at(fetch) if hoisted else prediction_step(self.model, fetch)
         roles = hoisted.roles if hoisted else self.roles
-        return replicate_forward(step, roles) if spread else step
+        return replicate_forward(step, roles) if sharded else step
 
-    def _evaluation(self, fetch: Fetch, spread: bool, hoisted: Hoisted | None) -> Step:
+    def _evaluation(self, fetch: Fetch, sharded: bool, hoisted: Hoisted | None) -> Step:
         step: Step = hoisted.at(fetch) if hoisted else evaluation_step(self.model, fetch)
         roles = hoisted.roles if hoisted else self.roles
-        return replicate(step, roles) if spread else step
+        return replicate(step, roles) if sharded else step
 
     def _gradients(self, fetch: Fetch, chunk: Chunk) -> GradientStep:
         replicas = self.replicas(chunk)
-        runs = runs_of(self.model, self.plan.remat, chunk.batch // replicas)
+        runs = runs_of(self.model, self.config.activation_checkpointing, chunk.batch // replicas)
         step = rematerialise(gradient_step(self.model, fetch), self.model, runs)
-        if chunk.spread:
+        if chunk.sharded:
             parts = denominator_parts(self.model, fetch)
-            step = accumulate(step, self.plan.accumulation, parts)
+            step = accumulate(step, self.config.accumulation, parts)
         if replicas > 1:
-            reduce = reducer(self.plan.reduction, self.plan.bucket_bytes)
+            reduce = reducer(self.config.reduction, self.config.reduction_bucket)
             step = replicate_gradients(step, self.roles, reduce)
         return step
 
@@ -230,4 +230,4 @@ def _run_whole(
 
 
 def _source_spec(chunk: Chunk) -> jax.sharding.PartitionSpec:
-    return DIVIDED if chunk.spread and chunk.layout == "block" else EVERYWHERE
+    return DIVIDED if chunk.sharded and chunk.layout == "block" else EVERYWHERE

@@ -7,17 +7,17 @@ from typing import Any
 import jax
 import keras
 import numpy as np
-from convoy import cpu, keras_bridge, processes
+from convoy import cpu, distributed, keras_bridge
 from convoy.engine.compose import Composition, given
-from convoy.engine.feed import Chunk, shapes, share_shapes, size
-from convoy.engine.hoist import Hoisted, Prepared
-from convoy.engine.plan import Plan
-from convoy.engine.put import fetch_absent, is_elsewhere, to_host, to_own
-from convoy.engine.replicate import Roles
-from convoy.engine.shard import Shards
+from convoy.engine.data.chunks import Chunk, local_batch_shapes, shapes, size
+from convoy.engine.data.device_put import fetch_absent, is_elsewhere, to_host, to_own
+from convoy.engine.execution_config import ExecutionConfig
+from convoy.engine.observer import NULL_OBSERVER, Observer
 from convoy.engine.state import Mode, State, Variables
-from convoy.engine.step import prediction_step
-from convoy.engine.watch import NOBODY, Watcher
+from convoy.engine.step.constant_folding import Hoisted, Prepared
+from convoy.engine.step.replicate import Roles
+from convoy.engine.step.shard_optimizer import Shards
+from convoy.engine.step.step import prediction_step
 
 
 class Programs:
@@ -26,20 +26,20 @@ class Programs:
     def __init__(
         self,
         model: keras.Model,
-        plan: Plan,
+        config: ExecutionConfig,
         mode: Mode,
         prepared: Prepared,
-        watcher: Watcher = NOBODY,
+        observer: Observer = NULL_OBSERVER,
     ) -> None:
         self.model = model
-        self.watcher = watcher
-        self.placement = plan.placement
+        self.observer = observer
+        self.placement = config.placement
         self.mode = mode
         self.prepared = prepared
         self.variables = Variables(model, mode)
-        self.shards = Shards.of(plan, self.variables) if mode == "train" else None
+        self.shards = Shards.of(config, self.variables) if mode == "train" else None
         roles = Roles.of(model, self.variables)
-        self.composition = Composition(model, plan, mode, roles, self.shards)
+        self.composition = Composition(model, config, mode, roles, self.shards)
         self.compilation = keras_bridge.compilation(model)
         self.capacity = 1
         """Steps whose outputs one device call can hold; prediction only."""
@@ -93,7 +93,7 @@ class Programs:
         self.variables.write(placed._replace(optimizer=optimizer))
 
     def _placed(self, state: State) -> State:
-        """Move what a callback has set since the last device call, alike in all processes."""
+        """Move what a callback has set since the last device call, alike in all distributed."""
         if not self.placement.spans_processes:
             return state
         return jax.tree.map(lambda v: v if is_elsewhere(v) else self.placement.everywhere(v), state)
@@ -121,18 +121,18 @@ class Programs:
     def _program(self, chunk: Chunk) -> tuple[Any, Hoisted | None]:
         fuses = cpu.fuses(self.placement.platform)
         hoisted = self._hoist(chunk) if fuses and self.mode != "train" else None
-        key = (chunk.layout, chunk.batch, chunk.spread, self.capacity, fuses, hoisted)
+        key = (chunk.layout, chunk.batch, chunk.sharded, self.capacity, fuses, hoisted)
         if key not in self._compiled:
             program = self.composition.program(chunk, hoisted, self.capacity)
-            name = self.mode if chunk.spread else f"{self.mode}, rest"
+            name = self.mode if chunk.sharded else f"{self.mode}, rest"
             # The data is the third argument.
-            self._compiled[key] = self.watcher.program(name, program, varying=2), hoisted
+            self._compiled[key] = self.observer.program(name, program, varying=2), hoisted
         return self._compiled[key]
 
     def _hoist(self, chunk: Chunk) -> Hoisted | None:
-        batch = share_shapes(chunk, self.composition.replicas(chunk))
+        batch = local_batch_shapes(chunk, self.composition.replicas(chunk))
         leaves, structure = jax.tree.flatten(batch)
-        key = (*leaves, structure, chunk.spread)
+        key = (*leaves, structure, chunk.sharded)
         if key not in self._hoisted:
             state = shapes(self.variables.read())
             self._hoisted[key] = self.composition.hoist(chunk, state)
@@ -151,10 +151,10 @@ def output_bytes(model: keras.Model, state: State, example: Any) -> int:
 
 
 def agreed(state: State) -> State:
-    """Take the first process's values of what is not yet shared by all processes."""
+    """Take the first process's values of what is not yet shared by all distributed."""
     values, structure = jax.tree.flatten(state)
     own = [place for place, value in enumerate(values) if not is_elsewhere(value)]
-    shared = processes.arrays_from_first([np.asarray(values[place]) for place in own])
+    shared = distributed.arrays_from_first([np.asarray(values[place]) for place in own])
     for place, value in zip(own, shared, strict=True):
         values[place] = value
     return jax.tree.unflatten(structure, values)
@@ -163,10 +163,10 @@ def agreed(state: State) -> State:
 class ProgramCache:
     """A model's programs, kept until it is compiled anew."""
 
-    def __init__(self, model: keras.Model, plan: Plan, watcher: Watcher) -> None:
+    def __init__(self, model: keras.Model, config: ExecutionConfig, observer: Observer) -> None:
         self.model = model
-        self.plan = plan
-        self.watcher = watcher
+        self.config = config
+        self.observer = observer
         self._made: dict[Mode, Programs] = {}
         self._prepared = Prepared()
 
@@ -185,16 +185,16 @@ class ProgramCache:
 
     def release(self) -> None:
         """Leave the variables to this process alone, where other processes shared them."""
-        if self.plan.placement.spans_processes:
+        if self.config.placement.spans_processes:
             for programs in self._made.values():
                 values, structure = jax.tree.flatten(programs.variables.read())
                 own = map(to_own, fetch_absent(values))
                 programs.variables.write(jax.tree.unflatten(structure, own))
 
     def _make(self, mode: Mode) -> Programs:
-        if self.plan.pipeline is not None:
-            return self.plan.pipeline.programs(self.model, self.plan, mode, self.watcher)
-        return Programs(self.model, self.plan, mode, self._prepared, self.watcher)
+        if self.config.pipeline is not None:
+            return self.config.pipeline.programs(self.model, self.config, mode, self.observer)
+        return Programs(self.model, self.config, mode, self._prepared, self.observer)
 
 
 def _rows(outputs: Any, chunk: Chunk) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from convoy import keras_bridge, processes
+from convoy import distributed, keras_bridge
 
 
 class RandomState(NamedTuple):
@@ -46,8 +46,8 @@ def restore(state: RandomState) -> None:
 
 def agree() -> None:
     """Draw in all processes what the first one draws."""
-    if processes.count() > 1:
-        restore(RandomState.from_json(processes.from_first(capture().to_json())))
+    if distributed.count() > 1:
+        restore(RandomState.from_json(distributed.from_first(capture().to_json())))
 
 
 @contextlib.contextmanager

@@ -13,17 +13,17 @@ from typing import Any, NamedTuple
 import jax
 import keras
 import numpy as np
-from convoy import keras_bridge, processes
-from convoy.engine.aside import Aside
-from convoy.engine.feed import Budget, Feed
+from convoy import distributed, keras_bridge
+from convoy.engine.async_callbacks import Aside
+from convoy.engine.checkpointer import Progress, Recorder, Resumption, recorder_among
+from convoy.engine.data.chunks import Budget, Feed
+from convoy.engine.data.streamed import block_chunk
+from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.interrupt import Uninterrupted
-from convoy.engine.pace import Pace, make_pace
-from convoy.engine.plan import Plan
+from convoy.engine.observer import NULL_OBSERVER, Observer
 from convoy.engine.program import ProgramCache, Programs
-from convoy.engine.progress import Progress, Recorder, Resumption, recorder_among
 from convoy.engine.state import Mode
-from convoy.engine.streamed import block_chunk
-from convoy.engine.watch import NOBODY, Watcher
+from convoy.engine.steps_per_execution import Pace, make_pace
 
 # Of the memory for data, what the outputs of one prediction call may take.
 OUTPUT_SHARE = 4
@@ -50,28 +50,28 @@ class Around(NamedTuple):
 
 
 class Runner:
-    """Runs one model by one plan."""
+    """Runs one model by one config."""
 
-    def __init__(self, model: keras.Model, plan: Plan) -> None:
+    def __init__(self, model: keras.Model, config: ExecutionConfig) -> None:
         self.model = model
         self.automatic = False
         """Whether `compile` was told `steps_per_execution="auto"`."""
         self.asynchronous = False
         """Whether callbacks are told of every step, while the devices go on."""
-        self.watcher: Watcher = NOBODY
-        self.use(plan)
+        self.observer: Observer = NULL_OBSERVER
+        self.use(config)
 
-    def use(self, plan: Plan, staged: Plan | None = None) -> None:
+    def use(self, config: ExecutionConfig, staged: ExecutionConfig | None = None) -> None:
         """Run by another plan from now on; one for stages counts more, if there is one."""
-        self.plan = plan
-        self.current = staged or plan
-        self._programs = ProgramCache(self.model, self.current, self.watcher)
+        self.config = config
+        self.current = staged or config
+        self._programs = ProgramCache(self.model, self.current, self.observer)
 
-    def watch(self, watcher: Watcher) -> None:
-        """Tell another watcher of runs from now on; programs are then made anew."""
-        if watcher is not self.watcher:
-            self.watcher = watcher
-            self.use(self.plan, None if self.current is self.plan else self.current)
+    def watch(self, observer: Observer) -> None:
+        """Tell another observer of runs from now on; programs are then made anew."""
+        if observer is not self.observer:
+            self.observer = observer
+            self.use(self.config, None if self.current is self.config else self.current)
 
     def pace(self, mode: Mode) -> Pace:
         asked = "auto" if self.automatic else self.model.steps_per_execution
@@ -94,7 +94,7 @@ class Runner:
         model = self.model
         model.stop_training = False
         callbacks.on_train_begin()
-        first = processes.from_first(keras_bridge.initial_epoch(model, epochs.start))
+        first = distributed.from_first(keras_bridge.initial_epoch(model, epochs.start))
         progress = Progress(
             model, self.current, feed, callbacks.callbacks, first, last_epoch=epochs.stop
         )
@@ -111,8 +111,8 @@ class Runner:
                     model, epoch, validation_freq
                 ):
                     logs |= self._validate(validation, callbacks, progress, recorder)
-                self.watcher.callback(callbacks.on_epoch_end)(epoch, logs)
-                self.watcher.epoch(epoch, logs)
+                self.observer.callback(callbacks.on_epoch_end)(epoch, logs)
+                self.observer.epoch(epoch, logs)
                 progress.end_epoch(logs)
                 recorder.record(progress)
                 if model.stop_training:
@@ -150,7 +150,7 @@ class Runner:
             return dict(progress.logs)
         tell = callbacks.on_train_batch_begin, callbacks.on_train_batch_end
         with self._telling("train", *tell, end) as around:
-            watched = self.watcher.feed(feed)
+            watched = self.observer.feed(feed)
             steps = walk(watched, pace, around, lambda: self.model.stop_training, resumed)
         if not steps and progress.epoch == 0:
             raise ValueError("The input yielded no batch to train on. Pass at least one.")
@@ -208,7 +208,7 @@ class Runner:
         feed.begin_epoch()
         tell = callbacks.on_test_batch_begin, callbacks.on_test_batch_end
         with self._telling("evaluate", *tell, end) as around:
-            walk(self.watcher.feed(feed), pace, around, lambda: model.stop_evaluating or leave())
+            walk(self.observer.feed(feed), pace, around, lambda: model.stop_evaluating or leave())
         values = keras_bridge.python_logs(logs)
         callbacks.on_test_end(values)
         return values
@@ -237,7 +237,7 @@ class Runner:
             parts.append(_join(outcomes))
 
         with self._telling("predict", callbacks.on_predict_batch_begin, told, end, most) as around:
-            walk(self.watcher.feed(feed), pace, around, lambda: model.stop_predicting)
+            walk(self.observer.feed(feed), pace, around, lambda: model.stop_predicting)
         callbacks.on_predict_end()
         return _join(parts)
 
@@ -245,7 +245,7 @@ class Runner:
     def _telling(
         self, mode: Mode, begin: Begin, told: Told, end: End, most: int | None = None
     ) -> Iterator[Around]:
-        """Return what `walk` runs and calls, with callbacks and the watcher in between.
+        """Return what `walk` runs and calls, with callbacks and the observer in between.
 
         Args:
             mode: of the run.
@@ -254,15 +254,15 @@ class Runner:
             end: called when the callbacks were, as by `walk`.
             most: as of `Around`.
         """
-        watcher, predicts = self.watcher, mode == "predict"
-        programs = watcher.programs(mode, self._programs.get(mode))
+        observer, predicts = self.observer, mode == "predict"
+        programs = observer.programs(mode, self._programs.get(mode))
         if not self.asynchronous:
 
             def tell_and_end(step: int, outcomes: list[Any]) -> None:
                 told(step, _join(outcomes) if predicts else outcomes[-1])
                 end(step, outcomes)
 
-            yield Around(programs, watcher.callback(begin), watcher.callback(tell_and_end), most)
+            yield Around(programs, observer.callback(begin), observer.callback(tell_and_end), most)
             return
         replicas = self.current.replicas
         shares = partial(_rows_of_each if predicts else _same_for_each, replicas)
@@ -275,20 +275,20 @@ class Runner:
             listened: Any = aside.listening_to(programs)
             # One weight update at a time: the devices have the next one waiting.
             group = self.current.cut(mode).group
-            yield Around(listened, aside.start_at, watcher.callback(settle_and_end), group)
+            yield Around(listened, aside.start_at, observer.callback(settle_and_end), group)
 
     def run_once(self, mode: Mode, batch: tuple) -> Any:
         """Run one step on one batch, as `train_on_batch` and its sisters do.
 
         The batch is that of a whole weight update, over all replicas and micro-batches.
         """
-        programs = self.watcher.programs(mode, self._programs.get(mode))
+        programs = self.observer.programs(mode, self._programs.get(mode))
         block = jax.tree.map(lambda leaf: np.asarray(leaf)[None], batch)
-        plan = self.current
-        cut = replace(plan, batch="global").cut(mode)
-        spread = cut.spreads(jax.tree.leaves(block)[0].shape[1])
+        config = self.current
+        cut = replace(config, batch="global").cut(mode)
+        sharded = cut.shards(jax.tree.leaves(block)[0].shape[1])
         with Uninterrupted():
-            return programs.run(block_chunk(block, 1, plan.placement, cut, spread=spread))
+            return programs.run(block_chunk(block, 1, config.placement, cut, sharded=sharded))
 
 
 def _begin(progress: Progress, recorder: Recorder) -> Resumption | None:

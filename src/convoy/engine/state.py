@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import keras
 from convoy import keras_bridge
-from convoy.engine import numerics
+from convoy.engine.numerics import numerics
 
 Arrays = list[jax.Array]
 Mode = Literal["train", "evaluate", "predict"]
@@ -22,7 +22,7 @@ class State(NamedTuple):
     optimizer: Arrays
     metrics: Arrays
     numerics: Arrays = []  # noqa: RUF012 - a tuple's, which nobody changes
-    """Loss scale and random key of the weight update; see `numerics.py`."""
+    """Loss scale and random key of the weight update; see `settings.py`."""
 
 
 class Variables:

@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-from convoy.engine import mapping
+from convoy.engine.step import gradient_map
 from convoy.estimator.function import Function, is_tensor
 from convoy.estimator.input import Element, Signature
 from convoy.estimator.recorded import Recorded
 from convoy.estimator.spec import Accumulated, Built, ModeKeys, Stages
-from convoy.pipeline.split import calls_of, filled_assignment
+from convoy.pipeline.assignment import calls_of, filled_assignment
 from convoy.report.recording import Recording
 
 LOSS, PREDICTIONS = "loss", "predictions"
@@ -76,7 +76,7 @@ class Network:
         self.recorded: dict[str, Recorded] = {}
         self.recording: Recording | None = None
         """What is told of its runs, if a report was asked for."""
-        own = self.strategy.plan.accumulation.count
+        own = self.strategy.execution_config.accumulation.count
         self._accumulated = own if built.accumulated is None else built.accumulated.count
         self._width = automatic_stages if stages is None else stages.width
         # What is added to the network belongs to its last stage.
@@ -86,7 +86,7 @@ class Network:
             self.model = keras.Model(
                 self.inputs, {name: output.tensor for name, output in self.outputs.items()}
             )
-        mapping.attach(self.model, built.gradient_map)
+        gradient_map.attach(self.model, built.gradient_map)
         self.model.compile(
             optimizer=spec.optimizer if spec.mode == ModeKeys.TRAIN else "sgd",
             loss=loss,
@@ -236,7 +236,7 @@ class Network:
     @property
     def batches_per_step(self) -> int:
         """How many batches of the data a step takes."""
-        return self.replicas if self.strategy.plan.batch == "replica" else 1
+        return self.replicas if self.strategy.execution_config.batch == "replica" else 1
 
     @property
     def replicas(self) -> int:

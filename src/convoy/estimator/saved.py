@@ -17,8 +17,8 @@ from convoy.checkpoint import CheckpointError, store
 from convoy.checkpoint.folder import Folder, Position
 from convoy.checkpoint.snapshot import name_of
 from convoy.checkpoint.store import Content
-from convoy.engine import numerics
-from convoy.engine.watch import pause
+from convoy.engine.numerics import numerics
+from convoy.engine.observer import pause
 
 _WEIGHTS = ("trainable", "non_trainable")
 _SEED = "seed_generator_state"

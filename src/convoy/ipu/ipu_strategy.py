@@ -11,7 +11,7 @@ import convoy
 import jax
 import jax.numpy as jnp
 import keras
-from convoy.engine.watch import NOBODY
+from convoy.engine.observer import NULL_OBSERVER
 from convoy.ipu import system
 from convoy.ipu.config import IPUConfig
 from convoy.ipu.enums import ReduceOp, StochasticRoundingBehaviour
@@ -187,7 +187,7 @@ class Engine(convoy.Strategy):
         """Where a report of its models goes, if one was asked for."""
 
     def adopt(self, new: keras.Model) -> None:
-        if self.folder is not None and self.watcher is NOBODY:
+        if self.folder is not None and self.observer is NULL_OBSERVER:
             self.record(new_folder(self.folder))
         super().adopt(new)
         extend(new, self)
@@ -206,8 +206,8 @@ class Engine(convoy.Strategy):
             reduction or self.reduction,
             loss_scale or self.loss_scale,
         )
-        if isinstance(self.watcher, Recording):
-            self.watcher.watch(changed)
+        if isinstance(self.observer, Recording):
+            self.observer.watch(changed)
         return changed
 
 

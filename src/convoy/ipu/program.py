@@ -14,8 +14,8 @@ from typing import Any, Literal, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from convoy.engine.axis import AXIS, as_if_replicated
-from convoy.engine.replicate import DIVIDED, EVERYWHERE, over_replicas
+from convoy.engine.replica_axis import AXIS, as_if_replicated
+from convoy.engine.step.replicate import DIVIDED, EVERYWHERE, over_replicas
 
 
 class Source(Protocol):

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from convoy.checkpoint.leaving import EXIT_STATUS
+from convoy.checkpoint.preemption import EXIT_STATUS
+from convoy.distributed import HEARTBEAT
 from convoy.launch import agent
-from convoy.processes import HEARTBEAT
 
 LOCAL = "localhost"
 # How many of a process's last lines are shown when it fails.

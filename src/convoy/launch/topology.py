@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from convoy import processes
+from convoy import distributed
 from convoy.devices import PER_REPLICA
 from convoy.devices import VARIABLE as DEVICES
 from convoy.launch.group import LOCAL, Task
@@ -29,8 +29,8 @@ class Topology:
     """How a run is divided.
 
     Attributes:
-        instances: processes.
-        replicas: copies of the model, over all processes.
+        instances: distributed.
+        replicas: copies of the model, over all distributed.
         devices_per_replica: more than one for models in stages.
         hosts: where processes run, in blocks of equal size.
         numa: whether a process stays on one node of memory.
@@ -44,7 +44,7 @@ class Topology:
     hosts: tuple[str, ...] = (LOCAL,)
     numa: bool = False
     port: int = 0
-    silence: float = processes.SILENCE_SECONDS
+    silence: float = distributed.SILENCE_SECONDS
 
     def __post_init__(self) -> None:
         for name, value in (
@@ -126,11 +126,11 @@ class Topology:
         sent[PER_REPLICA] = str(self.devices_per_replica)
         if self.instances > 1:
             sent |= {
-                processes.COORDINATOR: coordinator,
-                processes.COUNT: str(self.instances),
-                processes.INDEX: str(index),
-                processes.SILENCE: str(self.silence),
-                processes.ADDRESS: LOOPBACK if self.hosts == (LOCAL,) else host,
+                distributed.COORDINATOR: coordinator,
+                distributed.COUNT: str(self.instances),
+                distributed.INDEX: str(index),
+                distributed.SILENCE: str(self.silence),
+                distributed.ADDRESS: LOOPBACK if self.hosts == (LOCAL,) else host,
             }
         return sent
 

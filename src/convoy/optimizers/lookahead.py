@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from convoy.optimizers.around import Around
+from convoy.optimizers.wrapper import Around
 from keras import ops
 
 

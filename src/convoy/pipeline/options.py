@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 import keras
 from convoy import devices as device_choice
-from convoy import processes
-from convoy.engine.input import DEFAULT_BATCH
+from convoy import distributed
+from convoy.engine.data.input import DEFAULT_BATCH
 from convoy.engine.state import Mode
 from convoy.keras_bridge import graph_calls
-from convoy.pipeline.auto import split_by_cost
-from convoy.pipeline.body import reads_data
-from convoy.pipeline.generate import check_mapping, find, generate
+from convoy.pipeline.assignment import calls_of, check_assignment, split_by_name
+from convoy.pipeline.balance.automatic import split_by_cost
 from convoy.pipeline.placement import PipelinePlacement
+from convoy.pipeline.runner.stage_function import reads_data
 from convoy.pipeline.schedule import Schedule
-from convoy.pipeline.split import calls_of, check_assignment, split_by_name
+from convoy.pipeline.schedules import check_mapping, find, generate
 from convoy.pipeline.stage import stages_of
-from convoy.pipeline.subclassed import find_stages
+from convoy.pipeline.subclassed_stages import find_stages
 from convoy.pipeline.validate import validate
 
 if TYPE_CHECKING:
-    from convoy.engine.plan import Plan
-    from convoy.engine.watch import Watcher
+    from convoy.engine.execution_config import ExecutionConfig
+    from convoy.engine.observer import Observer
 
 logger = logging.getLogger("convoy.pipeline")
 
@@ -58,7 +58,7 @@ class Pipelining:
         else:
             validate(self.schedule)
 
-    def plan_for(self, model: keras.Model, micro_batches: int) -> Schedule:
+    def schedule_for(self, model: keras.Model, micro_batches: int) -> Schedule:
         """Return the schedule for a model that has stages.
 
         Raises:
@@ -89,19 +89,21 @@ class Pipelining:
             )
         return max(check_mapping(mapping, stages)) + 1
 
-    def programs(self, model: keras.Model, plan: Plan, mode: Mode, watcher: Watcher) -> Any:
+    def programs(
+        self, model: keras.Model, config: ExecutionConfig, mode: Mode, observer: Observer
+    ) -> Any:
         """Return what runs the model."""
         # They import the engine, which asks here.
-        from convoy.pipeline.forward import ForwardPrograms
-        from convoy.pipeline.run import PipelinePrograms
+        from convoy.pipeline.runner.inference import ForwardPrograms
+        from convoy.pipeline.runner.training import PipelinePrograms
 
         if mode == "train":
             # With that schedule they are meant to.
             in_turn = isinstance(self.schedule, str) and self.schedule.lower() == "sequential"
-            if not in_turn and processes.index() == 0:
-                _warn_of_waiting(self.width(model), plan.accumulation.count)
-            return PipelinePrograms(model, plan, self, watcher)
-        return ForwardPrograms(model, plan, self, mode, watcher)
+            if not in_turn and distributed.index() == 0:
+                _warn_of_waiting(self.width(model), config.accumulation.count)
+            return PipelinePrograms(model, config, self, observer)
+        return ForwardPrograms(model, config, self, mode, observer)
 
 
 @cache
@@ -117,7 +119,9 @@ def _warn_of_waiting(devices: int, micro_batches: int) -> None:
         )
 
 
-def pipeline_placement(model: keras.Model, pipelining: Pipelining, plan: Plan) -> PipelinePlacement:
+def pipeline_placement(
+    model: keras.Model, pipelining: Pipelining, config: ExecutionConfig
+) -> PipelinePlacement:
     """Divide a plan's devices into replicas of a pipeline.
 
     Raises:
@@ -125,7 +129,7 @@ def pipeline_placement(model: keras.Model, pipelining: Pipelining, plan: Plan) -
     """
     devices = devices_of(model)
     width = pipelining.width(model)
-    mapping = pipelining.plan_for(model, plan.accumulation.count).mapping
+    mapping = pipelining.schedule_for(model, config.accumulation.count).mapping
     if width > len(devices):
         homeless = next(stage for stage, place in enumerate(mapping) if place >= len(devices))
         raise ValueError(
@@ -133,16 +137,16 @@ def pipeline_placement(model: keras.Model, pipelining: Pipelining, plan: Plan) -
             f"so none for the stage that begins with layer {_first_layer(model, homeless)!r}. "
             f"Pass devices={width} or more, fewer stages, or a device_mapping that shares devices."
         )
-    own = sum(device.process_index == processes.index() for device in devices)
-    if processes.count() > 1 and (own % width and width % own):
+    own = sum(device.process_index == distributed.index() for device in devices)
+    if distributed.count() > 1 and (own % width and width % own):
         raise ValueError(
             f"{model.name!r} is in stages on {width} devices, which do not divide over processes "
             f"of {own} devices each: one would have parts of two replicas. Launch with "
             f"--devices-per-replica {width}."
         )
-    if width * (len(devices) // width) < len(devices) and processes.count() > 1:
+    if width * (len(devices) // width) < len(devices) and distributed.count() > 1:
         raise ValueError(
-            f"{len(devices)} devices in {processes.count()} processes do not make whole replicas "
+            f"{len(devices)} devices in {distributed.count()} processes do not make whole replicas "
             f"of {width} devices, as {model.name!r} needs. Launch with --devices-per-replica "
             f"{width}."
         )
@@ -198,9 +202,9 @@ def split(
         stages = device_choice.per_replica() or len(devices_of(model))
     if isinstance(stages, int) and not isinstance(stages, bool):
         _check_numbers(stages, batch_size)
-        own = [d for d in devices_of(model) if d.process_index == processes.index()]
+        own = [d for d in devices_of(model) if d.process_index == distributed.index()]
         # What is measured differs, the cut must not.
-        cut = processes.from_first(split_by_cost(model, stages, batch_size, own))
+        cut = distributed.from_first(split_by_cost(model, stages, batch_size, own))
         set_stages(model, cut)
     elif isinstance(stages, Sequence) and not isinstance(stages, str):
         set_stages(model, split_by_name(model, stages))

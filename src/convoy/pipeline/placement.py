@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from convoy.engine.axis import AXIS
-from convoy.engine.feed import Placement
+from convoy.engine.data.chunks import Placement
+from convoy.engine.replica_axis import AXIS
 
 
 class Placed(NamedTuple):

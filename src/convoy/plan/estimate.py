@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import keras
 from convoy import keras_bridge
-from convoy.engine.feed import size
-from convoy.pipeline.auto import cuts_that_share_nothing
-from convoy.pipeline.measure import input_shapes, live_after, output_shapes
-from convoy.pipeline.split import calls_of
+from convoy.engine.data.chunks import size
+from convoy.pipeline.assignment import calls_of
+from convoy.pipeline.balance.automatic import cuts_that_share_nothing
+from convoy.pipeline.balance.layer_costs import input_shapes, live_after, output_shapes
 from convoy.pipeline.stage import Stage, stages_of
 from convoy.plan.profile import Profile, normalised
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import jax
 import keras
-from convoy.pipeline.measure import Pass, input_shapes, measure, output_shapes
-from convoy.pipeline.split import calls_of
+from convoy.pipeline.assignment import calls_of
+from convoy.pipeline.balance.layer_costs import Pass, input_shapes, measure, output_shapes
 from convoy.pipeline.stage import stages_of
 from convoy.plan.profile import Point, Profile, normalised
 from convoy.plan.timing import together

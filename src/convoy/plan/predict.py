@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import accumulate, pairwise
 
-from convoy.pipeline.balance import balance
-from convoy.pipeline.generate import generate
+from convoy.pipeline.balance.partition import balance
 from convoy.pipeline.schedule import Kind, Schedule
+from convoy.pipeline.schedules import generate
 from convoy.pipeline.simulate import Timeline, simulate
 from convoy.plan.configuration import Configuration
 from convoy.plan.machine import Machine

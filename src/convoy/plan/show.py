@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from convoy.pipeline.draw import draw
+from convoy.pipeline.render import draw
 from convoy.plan.machine import Machine
 from convoy.plan.predict import Prediction, Predictor
 from convoy.plan.search import Found

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from convoy.engine.axis import AXIS
-from convoy.engine.replicate import EVERYWHERE, over_replicas
+from convoy.engine.replica_axis import AXIS
+from convoy.engine.step.replicate import EVERYWHERE, over_replicas
 
 # A program is timed this often, or until it has taken this long; the median counts.
 RUNS, SECONDS = 10, 3.0

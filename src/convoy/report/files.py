@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from convoy.whole_file import written_whole
+from convoy.atomic_file import written_whole
 
 FORMAT, VERSION = "convoy-report", 1
 RUN, PROGRAMS, PARTS = "run.json", "programs", "parts"

@@ -7,7 +7,7 @@ import re
 # Of the names on the way to an operation, those that are no layer's.
 _NOT_A_LAYER = re.compile(
     r"^(jit\(.*\)|pjit|while|body|cond|branch_\d+_fun|closed_call|custom_jvp_call.*|"
-    r"custom_vjp_call.*|checkpoint|remat\d*|rematted_computation|shmap_body|shard_map|jvp|"
+    r"custom_vjp_call.*|checkpoint|activation_checkpointing\d*|rematted_computation|shmap_body|shard_map|jvp|"
     r"transpose|vmap|core_call|_run_whole|_forward|_backward.*|compute)$"
 )
 _WRAPPED = re.compile(r"\b(transpose|jvp|vmap|rematted_computation|checkpoint)\(")

@@ -7,17 +7,17 @@ from typing import Any
 
 import keras
 from convoy import keras_bridge
-from convoy.engine.feed import size
-from convoy.engine.plan import Plan
+from convoy.engine.data.chunks import size
+from convoy.engine.execution_config import ExecutionConfig
 from convoy.pipeline.options import stages_of_model
 from convoy.report.files import Json
 
 
-def describe(model: keras.Model, plan: Plan) -> Json:
+def describe(model: keras.Model, config: ExecutionConfig) -> Json:
     """Return a model's layers and sizes, and the plan that it is run by."""
     stages = stages_of_model(model)
     optimizer = getattr(model, "optimizer", None)
-    pipeline: Any = plan.pipeline
+    pipeline: Any = config.pipeline
     return {
         "name": model.name,
         "parameters": model.count_params(),
@@ -26,8 +26,8 @@ def describe(model: keras.Model, plan: Plan) -> Json:
             "statistics": _bytes(model.non_trainable_variables),
             "optimizer": _bytes(optimizer.variables) if optimizer is not None else 0,
         },
-        "replicas": plan.replicas,
-        "gradient_accumulation": plan.accumulation.count,
+        "replicas": config.replicas,
+        "gradient_accumulation": config.accumulation.count,
         "steps_per_execution": getattr(model, "steps_per_execution", 1),
         "stages": 1 if stages is None else max(stages) + 1,
         "schedule": "" if pipeline is None else str(getattr(pipeline, "schedule", ""))[:40],

@@ -20,7 +20,7 @@ _HIT = "/jax/compilation_cache/cache_hits"
 _counts: dict[str, int] = {}
 
 
-class WatchedProgram:
+class ObservedProgram:
     """Is called in the place of a jitted function, and compiles it by itself the first time.
 
     What it compiles is what the function runs: JAX keeps it under the same key.

@@ -14,20 +14,20 @@ from typing import Any, Protocol, Self, cast
 
 import jax
 import keras
-from convoy import cpu, processes
-from convoy.checkpoint.leaving import Left
-from convoy.engine import watch
-from convoy.engine.feed import Chunk, Feed
-from convoy.engine.plan import Plan
+from convoy import cpu, distributed
+from convoy.checkpoint.preemption import Left
+from convoy.engine import observer
+from convoy.engine.data.chunks import Chunk, Feed
+from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.state import Mode
-from convoy.pipeline.record import durations
 from convoy.pipeline.simulate import Timeline, simulate
+from convoy.pipeline.timeline import durations
 from convoy.report import machine
 from convoy.report.background import DeviceCall, Waiter, Writer, numbers
 from convoy.report.files import Files, Json
 from convoy.report.models import describe as describe_model
 from convoy.report.notes import Notes
-from convoy.report.programs import WatchedProgram
+from convoy.report.programs import ObservedProgram
 from convoy.report.programs import describe as describe_program
 
 
@@ -53,12 +53,12 @@ class Recording:
         devices: Sequence[jax.Device],
     ) -> None:
         path = Path(folder)
-        self.folder = path if processes.is_first() else path / f"process-{processes.index()}"
+        self.folder = path if distributed.is_first() else path / f"process-{distributed.index()}"
         self._files = Files(self.folder)
-        own = tuple(device for device in devices if device.process_index == processes.index())
+        own = tuple(device for device in devices if device.process_index == distributed.index())
         self._peak = machine.peak(own)
         self._devices = [str(device) for device in devices]
-        self._watched: list[Watched] = []
+        self._observed: list[Observed] = []
         self._open = True
         self._notes = Notes()
         self._runs: list[Json] = []
@@ -74,7 +74,7 @@ class Recording:
         self._write()
         self._waiter = Waiter(self._notes)
         self._writer = Writer(self._write, self._write_meanwhile)
-        self._end_listening = watch.listen(self._pause)
+        self._end_listening = observer.listen(self._pause)
         atexit.register(self.close)
 
     def __enter__(self) -> Self:
@@ -90,18 +90,18 @@ class Recording:
             self._error = _say(error)
         self.close()
 
-    def watch(self, strategy: Watched) -> Self:
+    def watch(self, strategy: Observed) -> Self:
         """Record what the models of a strategy do, until it is closed."""
-        strategy.watcher = self
-        self._watched.append(strategy)
+        strategy.observer = self
+        self._observed.append(strategy)
         return self
 
     def unwatch(self) -> None:
         """Record no more, until it is told to watch again."""
-        for strategy in self._watched:
-            if strategy.watcher is self:
-                strategy.watcher = watch.NOBODY
-        self._watched.clear()
+        for strategy in self._observed:
+            if strategy.observer is self:
+                strategy.observer = observer.NULL_OBSERVER
+        self._observed.clear()
         if self._open:
             self._writer.now()
 
@@ -119,11 +119,11 @@ class Recording:
     # What the engine tells -----------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def run(self, name: str, model: keras.Model, plan: Plan) -> Iterator[None]:
+    def run(self, name: str, model: keras.Model, config: ExecutionConfig) -> Iterator[None]:
         """Note a call of `fit` or one of its sisters, and write all of it when it has ended."""
         begin = time.perf_counter()
         noted: Json = {"name": name, "began": self._notes.seconds(begin), "ended": None}
-        noted |= {"error": "", "stopped": "", "model": describe_model(model, plan)}
+        noted |= {"error": "", "stopped": "", "model": describe_model(model, config)}
         self._runs.append(noted)
         self._running += 1
         try:
@@ -144,13 +144,13 @@ class Recording:
                 self._writer.now()
 
     def program(self, name: str, program: Any, varying: int | None = None) -> Any:
-        return WatchedProgram(name, program, varying, self._note_program, self._note_started)
+        return ObservedProgram(name, program, varying, self._note_program, self._note_started)
 
     def programs(self, mode: Mode, programs: Any) -> Any:
-        return WatchedPrograms(self, mode, programs)
+        return ObservedPrograms(self, mode, programs)
 
     def feed(self, feed: Feed) -> Feed:
-        return cast(Feed, WatchedFeed(feed, self._notes))
+        return cast(Feed, ObservedFeed(feed, self._notes))
 
     def callback(self, function: Callable[..., None]) -> Callable[..., None]:
         notes = self._notes
@@ -181,7 +181,7 @@ class Recording:
                 self._note_pipeline(programs, timeline)
         elif number is not None:
             updates = chunk.micro_batches // composition.accumulated(chunk)
-            self._notes.ran(number, updates * composition.plan.replicas)
+            self._notes.ran(number, updates * composition.config.replicas)
         samples = chunk.micro_batches * chunk.batch
         self._waiter.put(DeviceCall(mode, number, started, chunk.steps, samples, outcome))
         self._notes.span("device call", begin, end)
@@ -193,7 +193,7 @@ class Recording:
         try:
             yield
         finally:
-            if self._watched:
+            if self._observed:
                 self._notes.span(name, begin, time.perf_counter())
 
     def _note_started(self, number: int) -> None:
@@ -260,7 +260,11 @@ class Recording:
             "error": self._error,
             "began": self._notes.wall,
             "seconds": self._notes.seconds(),
-            "process": {"number": processes.index(), "of": processes.count(), "id": os.getpid()},
+            "process": {
+                "number": distributed.index(),
+                "of": distributed.count(),
+                "id": os.getpid(),
+            },
             "devices": self._devices,
             "framework": machine.framework(),
             "cpu_kernels": str(cpu.status()).splitlines()[0],
@@ -270,13 +274,13 @@ class Recording:
         }
 
 
-class Watched(Protocol):
+class Observed(Protocol):
     """A strategy."""
 
-    watcher: watch.Watcher
+    observer: observer.Observer
 
 
-class WatchedPrograms:
+class ObservedPrograms:
     """Runs chunks of data, and has a recording note it."""
 
     def __init__(self, recording: Recording, mode: Mode, programs: Any) -> None:
@@ -289,7 +293,7 @@ class WatchedPrograms:
         return getattr(self._programs, name)
 
 
-class WatchedFeed:
+class ObservedFeed:
     """Hands out a feed's data, and notes how long that took."""
 
     def __init__(self, feed: Feed, notes: Notes) -> None:

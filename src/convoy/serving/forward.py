@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import keras
 import numpy as np
+from convoy.jaxpr import Trace, evaluate, needed_for, read
 from convoy.serving.signature import Signature, Tensor
-from convoy.trace import Trace, evaluate, needed_for, read
 from jax.extend.core import Var
 
 Rewrite = Callable[[Trace, Collection[Var]], Trace]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from convoy.serving.errors import invalid
-from convoy.serving.pictures import decode_picture
+from convoy.serving.images import decode_picture
 from convoy.serving.signature import MOST_DIMENSIONS, Arrays, Signature, Tensor
 
 BASE64 = "b64"

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import onnx
+from convoy.jaxpr import bind, read
 from convoy.serving.forward import Forward
 from convoy.serving.signature import Signature
-from convoy.trace import bind, read
 from jax.extend.core import JaxprEqn, Var
 from onnx import helper, numpy_helper
 

@@ -14,7 +14,7 @@ import numpy as np
 from aiohttp import web
 from convoy.serving import json_values
 from convoy.serving.errors import ServingError, invalid, not_found
-from convoy.serving.pictures import decode_picture
+from convoy.serving.images import decode_picture
 from convoy.serving.rest import error_response, target_of
 from convoy.serving.service import Service
 from convoy.serving.signature import Arrays, Signature, Tensor

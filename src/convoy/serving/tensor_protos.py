@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 from convoy.serving.errors import invalid
+from convoy.serving.images import decode_picture
 from convoy.serving.metadata import DATA_TYPES
-from convoy.serving.pictures import decode_picture
 from convoy.serving.protocol import message
 from convoy.serving.signature import MOST_DIMENSIONS, Arrays, Signature, Tensor
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import keras
 import yaml
-from convoy import processes
+from convoy import distributed
 from convoy.checkpoint import CheckpointError
-from convoy.command_line.progress import Output
+from convoy.progress_bar import Output
 from convoy.volumes import data_bench, estimating, training
 from convoy.volumes.command_line import CommandLine, overridden, parse
 from convoy.volumes.folder import RunFolder
@@ -61,7 +61,7 @@ def main(
 @contextlib.contextmanager
 def _one_voice() -> Iterator[Output]:
     """Have the first process speak alone."""
-    if processes.is_first():
+    if distributed.is_first():
         yield Output()
         return
     with open(os.devnull, "w") as nowhere:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from convoy.command_line.flags import boolean
+from convoy.flags import boolean
 from convoy_command.parser import Parser
 
 # Which value of the file a flag overrides.

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import keras
 import numpy as np
-from convoy import processes
-from convoy.command_line.progress import Output
+from convoy import distributed
 from convoy.data.batches import Batch
 from convoy.data.volume_batches import VolumeBatches
 from convoy.data.volume_files import VolumeFiles
+from convoy.progress_bar import Output
 from convoy.volumes.input import Input
 
 EPOCHS = 10
@@ -77,7 +77,7 @@ def _own(data: Input) -> Iterator[Batch]:
 
 def _together(rate: float) -> float:
     """Add up what all processes do."""
-    return float(sum(processes.from_all(rate)))
+    return float(sum(distributed.from_all(rate)))
 
 
 class _First(keras.utils.PyDataset):

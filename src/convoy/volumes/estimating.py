@@ -13,7 +13,7 @@ from typing import Any
 import convoy
 import keras
 import numpy as np
-from convoy import processes
+from convoy import distributed
 from convoy.estimator import Estimator, EstimatorSpec, Hook, RunConfig
 from convoy.estimator import saved as checkpoints
 from convoy.estimator.hooks import Run
@@ -120,13 +120,13 @@ def checkpoint_folder(path: Path) -> Iterator[Path]:
 
     The others write the same to folders of their own, which are removed.
     """
-    if processes.is_first():
-        processes.wait_for_all("checkpoints are copied")
+    if distributed.is_first():
+        distributed.wait_for_all("checkpoints are copied")
         yield path
         return
     with tempfile.TemporaryDirectory() as own:
         copy = Path(own) / "checkpoints"
         if path.is_dir():
             shutil.copytree(path, copy)
-        processes.wait_for_all("checkpoints are copied")
+        distributed.wait_for_all("checkpoints are copied")
         yield copy

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 import yaml
-from convoy import processes
+from convoy import distributed
 from convoy.volumes.pictures import draw_curves, draw_predictions
 
 
@@ -26,7 +26,7 @@ class RunFolder:
     def __init__(self, path: Path, tree: Mapping[str, Any]) -> None:
         self.path = path
         self.history: list[dict[str, float]] = []
-        self.writes = processes.is_first()
+        self.writes = distributed.is_first()
         if self.writes:
             path.mkdir(parents=True, exist_ok=True)
             (path / "config.pkl").write_bytes(pickle.dumps(dict(tree)))

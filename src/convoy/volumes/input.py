@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from convoy import processes
+from convoy import distributed
 from convoy.data.batches import Batch, InOrder
 from convoy.data.staging import staged
 from convoy.data.volume_batches import FileOrder, MakeVolumes, VolumeBatches
@@ -39,7 +39,7 @@ class Input:
 
     def is_own(self, number: int) -> bool:
         """Say whether a batch is taken by a replica of this process."""
-        return owner(number, self.plan) == processes.index()
+        return owner(number, self.plan) == distributed.index()
 
     def own_train(self, first: int = 0) -> Iterator[Batch]:
         """Return training batches without end, with zeros for those that other processes read.
@@ -64,7 +64,7 @@ class Input:
 
 def owner(number: int, plan: Plan) -> int:
     """Return the process whose replica takes a batch of an epoch."""
-    return number % plan.batch.replicas // (plan.batch.replicas // processes.count())
+    return number % plan.batch.replicas // (plan.batch.replicas // distributed.count())
 
 
 def open_splits(data: Data, seed: int) -> Splits:
@@ -107,7 +107,7 @@ def open_input(plan: Plan, splits: Splits) -> Iterator[Input]:
     """Copy files, if asked to, and start workers when the first batch is asked for.
 
     Raises:
-        ValueError: if the samples do not divide over processes.
+        ValueError: if the samples do not divide over distributed.
     """
     data, batch = plan.settings.data, plan.batch
     files = isinstance(splits.train, VolumeFiles)
@@ -117,7 +117,7 @@ def open_input(plan: Plan, splits: Splits) -> Iterator[Input]:
         per_file,
         batch.micro_batch,
         replicas=batch.replicas,
-        shards=processes.count() if data.shard and files else 1,
+        shards=distributed.count() if data.shard and files else 1,
         shuffle=data.shuffle_train,
         seed=plan.settings.train.seed,
     )
@@ -149,11 +149,11 @@ def open_input(plan: Plan, splits: Splits) -> Iterator[Input]:
 
 
 def _files_to_train(order: FileOrder, data: Data) -> range:
-    return order.files_of(processes.index() if data.shard else 0)
+    return order.files_of(distributed.index() if data.shard else 0)
 
 
 def _files_to_validate(order: InOrder, plan: Plan) -> set[int]:
-    own = (n for n in range(order.num_batches) if owner(n, plan) == processes.index())
+    own = (n for n in range(order.num_batches) if owner(n, plan) == distributed.index())
     per_file = plan.settings.data.samples_per_file
     return {int(sample) // per_file for number in own for sample in order.chosen(number)}
 

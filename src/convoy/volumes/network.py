@@ -8,7 +8,7 @@ from typing import Any
 
 import convoy
 import keras
-from convoy import processes
+from convoy import distributed
 from convoy.volumes.learning_rate import make_schedule
 from convoy.volumes.plan import Plan
 from convoy.volumes.settings import Settings
@@ -102,11 +102,11 @@ def learning_rate(plan: Plan) -> Any:
 
 
 def make_strategy(plan: Plan) -> convoy.Strategy:
-    """Return the devices of a run; in a launched one, those of all its processes."""
+    """Return the devices of a run; in a launched one, those of all its distributed."""
     devices = plan.settings.devices
     half = devices.precision.startswith("16.")
     return convoy.Strategy(
-        devices=None if processes.count() > 1 else plan.devices,
+        devices=None if distributed.count() > 1 else plan.devices,
         gradient_accumulation=plan.batch.accumulation,
         precision=devices.precision,
         loss_scale="auto" if half else None,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import jax
-from convoy import processes
-from convoy.batch import BatchConfig
+from convoy import distributed
+from convoy.batch_config import BatchConfig
 from convoy.volumes.settings import Settings
 
 
@@ -62,11 +62,11 @@ def make_plan(settings: Settings) -> Plan:
     """
     data, devices = settings.data, settings.devices
     replicas = devices.num_ipus
-    if processes.count() > 1:
+    if distributed.count() > 1:
         replicas = len(jax.devices()) // devices.stages
-        if not replicas or replicas % processes.count():
+        if not replicas or replicas % distributed.count():
             raise ValueError(
-                f"{len(jax.devices())} devices in {processes.count()} processes do not make "
+                f"{len(jax.devices())} devices in {distributed.count()} processes do not make "
                 f"replicas of {devices.stages} stages. Launch with --ipus-per-replica "
                 f"{devices.stages}."
             )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from convoy.command_line.flags import Loader
+from convoy.flags import Loader
 
 _KINDS = {
     bool: "true or false",

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import keras
-from convoy.command_line.progress import Output
+from convoy.progress_bar import Output
 from convoy.volumes.folder import RunFolder
 from convoy.volumes.network import MAE
 from convoy.volumes.plan import Plan

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from convoy import processes
+from convoy import distributed
 from convoy.ipu.config import IPUConfig
 from convoy.ipu.ipu_strategy import IPUStrategyV1
 
@@ -46,5 +46,5 @@ class PopDistStrategy(IPUStrategyV1):
     def update_ipu_config(self, config: IPUConfig) -> None:
         """Write the number of processes, and which this is, into a configuration."""
         distribution = config.experimental.multi_replica_distribution
-        distribution.process_count = processes.count()
-        distribution.process_index = processes.index()
+        distribution.process_count = distributed.count()
+        distribution.process_index = distributed.index()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Self
 
-from convoy.engine.capture import value_and_gradients
+from convoy.engine.step.gradients import value_and_gradients
 
 
 class GradientCaptureContext:

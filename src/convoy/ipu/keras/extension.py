@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import convoy
 import keras
 from convoy import keras_bridge
-from convoy.engine import mapping
+from convoy.engine.step import gradient_map
 from convoy.ipu import notice, optimizers
 from convoy.ipu.accumulation import Accumulation
 from convoy.ipu.enums import (
@@ -21,7 +21,7 @@ from convoy.ipu.keras.pipeline_options import SCHEDULES, PipelineOptions
 from convoy.ipu.keras.replica_metrics import PerReplica, counted_by_replica
 from convoy.ipu.keras.settings import Settings
 from convoy.pipeline.options import given_stages
-from convoy.pipeline.subclassed import find_stages
+from convoy.pipeline.subclassed_stages import find_stages
 
 _ATTRIBUTE = "_convoy_ipu"
 _NATIVE = (
@@ -213,7 +213,7 @@ class Extensions(Settings):
         wishes = optimizers.read(optimizer)
         if isinstance(optimizer, optimizers.IpuOptimizer):
             optimizer.compiled_with(self.model)
-        mapping.attach(self.model, wishes.gradient_map)
+        gradient_map.attach(self.model, wishes.gradient_map)
         if wishes.accumulation is not None:
             self.accumulation = wishes.accumulation.count
             self.method = wishes.accumulation.method

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from convoy.engine.capture import captured
+from convoy.engine.step.gradients import captured
 
 
 @keras.saving.register_keras_serializable(package="convoy")

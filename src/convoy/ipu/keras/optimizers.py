@@ -8,8 +8,8 @@ from typing import Any
 import convoy
 import keras
 import numpy as np
-from convoy.engine import numerics
-from convoy.engine.loss_scale import Scaling
+from convoy.engine.numerics import numerics
+from convoy.engine.numerics.loss_scale import Scaling
 from convoy.ipu.optimizers import GradientAccumulationOptimizerV2, IpuOptimizer, Wishes
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from convoy.engine.capture import captured
+from convoy.engine.step.gradients import captured
 
 
 def capture_upstream_gradients(args: Any, tag: str = "") -> Any:

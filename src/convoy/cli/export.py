@@ -1,0 +1,141 @@
+"""`convoy export`: from a checkpoint to a version that can be served."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import keras
+from convoy.checkpoint import CheckpointError, convert, store
+from convoy.checkpoint.folder import Folder
+from convoy.data.catalog import Normalisation
+from convoy.serving.export import BATCH_SIZES, Format, export
+from convoy.train.command_line import parse
+from convoy.train.run_folder import find_checkpoints
+from convoy.train.serving_model import from_bytes, served_network
+from convoy_command.parser import Parser
+
+PROGRAM = "convoy export"
+RECIPE = "recipe.yml"
+
+
+def main(words: Sequence[str], program: str = PROGRAM) -> int:
+    """Write a trained model as a new version in a folder."""
+    options, rest = make_parser(program).parse_known_args(words)
+    try:
+        model, settings = _find_model(options, rest, program)
+        if options.class_names is not None:
+            settings["class_names"] = _names_in(options.class_names)
+        path = export(
+            model,
+            options.export_dir,
+            version=options.version,
+            batch_sizes=options.batch_sizes,
+            format=options.format,
+            **settings,
+        )
+    except (CheckpointError, OSError, ValueError) as error:
+        print(f"{program}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    print(path)
+    return 0
+
+
+def make_parser(program: str = PROGRAM) -> argparse.ArgumentParser:
+    parser = Parser(
+        prog=program,
+        allow_abbrev=False,
+        description="Write a trained model as a new version that convoy serve can serve.",
+        epilog="Weights of convoy train (.weights.h5) need the flags of their training: they are "
+        "read from the run's folder, and those of convoy train may be given here too.",
+    )
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        help="a folder of convoy.Checkpoints or of convoy train, a .keras or a .weights.h5 file "
+        "(default: random weights)",
+    )
+    parser.add_argument("--export-dir", type=Path, required=True, help="the model's folder")
+    parser.add_argument("--version", type=int, help="default: one more than the newest")
+    parser.add_argument(
+        "--batch-sizes", type=int, nargs="+", default=list(BATCH_SIZES), help="to compile for"
+    )
+    parser.add_argument("--class-names", type=Path, help="a file with a name on each line")
+    parser.add_argument(
+        "--format",
+        choices=get_args(Format),
+        default="convoy",
+        help="for other servers: onnx (with that package), saved_model (with tensorflow)",
+    )
+    parser.add_argument(
+        "--preprocessing",
+        choices=get_args(Normalisation),
+        help="take images as bytes, and normalise them so (default: as convoy train did)",
+    )
+    return parser
+
+
+def _find_model(
+    options: argparse.Namespace, rest: list[str], program: str
+) -> tuple[keras.Model, dict[str, Any]]:
+    """Return the model, and the arguments of `export` that follow from where it came from."""
+    given: Path | None = options.checkpoint
+    if given is not None and not given.exists():
+        raise ValueError(f"--checkpoint {given}: there is no such file or folder.")
+    if given is None or given.name.endswith(".weights.h5") or (given / RECIPE).is_file():
+        return _of_training(given, rest, program)
+    if rest:
+        raise ValueError(f"{rest[0]} is a flag of convoy train, or none. {given} needs none.")
+    model = _of_file(given)
+    before: Callable[[Any], Any] | None = None
+    if options.preprocessing is not None:
+        before = from_bytes(options.preprocessing)
+    return model, {"preprocessing": before}
+
+
+def _names_in(file: Path) -> list[str]:
+    try:
+        return [name for name in file.read_text().split("\n") if name]
+    except OSError as error:
+        raise ValueError(
+            f"--class-names {file}: {error.strerror}. Pass a file with a name on each line."
+        ) from None
+
+
+def _of_training(
+    given: Path | None, rest: list[str], program: str
+) -> tuple[keras.Model, dict[str, Any]]:
+    run = given
+    if given is not None and given.is_file():
+        # Checkpoints are in a folder inside of the run's.
+        run = given.resolve().parent.parent
+    if run is not None and (run / RECIPE).is_file():
+        rest = ["--config-path", str(run / RECIPE), "--config", "run", *rest]
+    weights = given
+    if given is not None and given.is_dir():
+        found = find_checkpoints(given / "checkpoints")
+        if not found:
+            raise ValueError(f"{given} has no checkpoint.")
+        weights = found[-1]
+    flags = parse(rest, program)
+    if weights is None:
+        print(f"{program}: No --checkpoint was given: the weights are random.", file=sys.stderr)
+    network = served_network(flags, weights)
+    settings = {"preprocessing": network.preprocessing, "class_names": network.class_names}
+    return network.model, settings
+
+
+def _of_file(given: Path) -> keras.Model:
+    if given.suffix == ".keras":
+        return keras.models.load_model(given, compile=False)
+    if (given / store.MANIFEST).exists():
+        return convert.to_model(store.read(given))
+    newest = Folder(given).newest() if given.is_dir() else None
+    if newest is None:
+        raise ValueError(
+            f"{given} is neither a .keras or .weights.h5 file, nor a folder with a checkpoint."
+        )
+    return convert.to_model(newest[1])

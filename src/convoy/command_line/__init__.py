@@ -1,1 +1,0 @@
-"""What commands share: flags, and how they speak to a person."""

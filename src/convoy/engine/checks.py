@@ -1,0 +1,273 @@
+"""What is wrong with a model or its data, said before anything is compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+from convoy import keras_bridge
+from convoy.engine.numerics import numerics
+from jax.experimental.sparse import JAXSparse
+
+# Values that a check looks at in one go: bounds the memory that it takes.
+WINDOW = 1 << 22
+
+SPARSE = "sparse_categorical_crossentropy"
+
+# The kinds of NumPy's types that hold text, or anything.
+TEXT = "USO"
+
+STEP_METHODS = {
+    "fit": ("fit", "train_step", "make_train_function"),
+    "train_on_batch": ("train_step", "make_train_function"),
+    "evaluate": ("evaluate", "test_step", "make_test_function"),
+    "test_on_batch": ("test_step", "make_test_function"),
+    "predict": ("predict", "predict_step", "make_predict_function"),
+    "predict_on_batch": ("predict_step", "make_predict_function"),
+}
+
+
+def check_model(model: keras.Model, method: str) -> None:
+    """Refuse a model that the engine would not run as its author meant."""
+    replaced = keras_bridge.overridden(model, STEP_METHODS[method])
+    if replaced:
+        raise ValueError(
+            f"{type(model).__name__} overrides {' and '.join(replaced)}, which Convoy's engine "
+            "would bypass. Override `call`, `compute_loss` or `compute_metrics` instead, or make "
+            "the model outside of the strategy's scope to train it with stock Keras."
+        )
+    precision = numerics.of(model).settings.precision
+    if precision is not None:
+        precision.check(model)
+    if method.startswith("predict"):
+        return
+    if not model.compiled:
+        raise ValueError(
+            f"{method}() was called on {model.name!r}, which has not been compiled. "
+            "Call model.compile(optimizer=..., loss=...) first."
+        )
+    if model.run_eagerly:
+        raise ValueError(
+            "run_eagerly=True was passed to compile(), but Convoy runs compiled programs only. "
+            "Leave it out, or make the model outside of the strategy's scope to debug it."
+        )
+    if not model.jit_compile:
+        raise ValueError(
+            "jit_compile=False was passed to compile(), or a layer cannot be compiled, but Convoy "
+            "runs compiled programs only. Leave it out, or make the model outside of the scope."
+        )
+    if method in ("fit", "train_on_batch"):
+        check_loss_scale(model)
+    for layer, metric in keras_bridge.unheard_metrics(model):
+        raise ValueError(
+            f"Layer {layer!r} keeps metric {metric!r}, but what a layer's call() tells a metric is "
+            "lost on JAX. Pass the metric to compile(), or update it in the model's "
+            "compute_metrics()."
+        )
+
+
+def check_loss_scale(model: keras.Model) -> None:
+    """Refuse to scale a loss twice."""
+    if numerics.of(model).settings.loss_scale is None:
+        return
+    optimizer = model.optimizer
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        own = "is a LossScaleOptimizer, which stock Keras puts around it under mixed_float16"
+    elif optimizer.loss_scale_factor is not None:
+        own = f"has loss_scale_factor={optimizer.loss_scale_factor}"
+    else:
+        return
+    raise ValueError(
+        f"The strategy has a loss_scale, but the optimizer of {model.name!r} {own}, so the loss "
+        "would be scaled twice. Leave out one of them; a model that was compiled before it came "
+        "into the strategy can be compiled again."
+    )
+
+
+def check_steps_per_execution(value: Any) -> int | str:
+    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+        return value
+    raise ValueError(
+        f"steps_per_execution={value!r} is not a number of steps. Pass 1 or more, or 'auto'."
+    )
+
+
+def count_samples(x: Any) -> int:
+    """Return how many samples arrays hold; refuse none."""
+    leaves = [leaf for leaf in jax.tree.leaves(x) if leaf is not None]
+    if not leaves:
+        raise ValueError(f"There is no data to run on: x={x!r}. Pass arrays or a data set.")
+    if leaves[0].shape[0] == 0:
+        raise ValueError(
+            f"The data is empty: x has shape {tuple(leaves[0].shape)}. Pass at least one sample."
+        )
+    return int(leaves[0].shape[0])
+
+
+def check_numbers(data: tuple[Any, Any, Any]) -> None:
+    """Refuse inputs, targets or weights that hold text, or objects."""
+    for name, part in zip(("x", "y", "sample_weight"), data, strict=True):
+        for leaf in jax.tree.leaves(part):
+            if getattr(leaf, "dtype", np.dtype(float)).kind in TEXT:
+                raise ValueError(
+                    f"{name} holds values of type {leaf.dtype}, but devices compute with numbers. "
+                    "Convert it first: numbers with astype('float32'), words by numbering them."
+                )
+
+
+def check_inputs(model: keras.Model, x: Any) -> None:
+    """Refuse inputs whose shapes are not those of the model, and inputs that hold NaN."""
+    if any(isinstance(leaf, JAXSparse) for leaf in jax.tree.leaves(x, is_leaf=_is_sparse)):
+        raise ValueError("The input is sparse, which Convoy does not take. Make it dense first.")
+    leaves = jax.tree.leaves(x)
+    expected = getattr(model, "inputs", None)
+    if expected:
+        for tensor, leaf in zip(expected, _in_order(model, x), strict=True):
+            if not _shape_fits(tensor.shape[1:], leaf.shape[1:]):
+                raise ValueError(
+                    f"Input {tensor.name!r} received samples of shape {tuple(leaf.shape[1:])}, but "
+                    f"{model.name!r} expects {tuple(tensor.shape[1:])}. Reshape the data, or make "
+                    "the model with another keras.Input."
+                )
+    for position, leaf in enumerate(leaves):
+        where = _first_bad(leaf, np.isnan) if _is_floating(leaf) else None
+        if where is not None:
+            raise ValueError(
+                f"Input {position} holds NaN, first in sample {where}. Clean the data first, "
+                "for example with numpy.nan_to_num."
+            )
+
+
+def _in_order(model: keras.Model, x: Any) -> list[Any]:
+    """Return the arrays of the input in the order of the model's inputs."""
+    names = keras_bridge.input_names(model)
+    if isinstance(x, dict) and names:
+        missing = [name for name in names if name not in x]
+        if missing:
+            raise ValueError(
+                f"{model.name!r} has inputs {', '.join(names)}, but received a dict without "
+                f"{', '.join(missing)}: its keys are {', '.join(map(str, x))}."
+            )
+        return [x[name] for name in names]
+    leaves = jax.tree.leaves(x)
+    if len(leaves) != len(model.inputs):
+        raise ValueError(
+            f"{model.name!r} has {len(model.inputs)} inputs "
+            f"({', '.join(tensor.name for tensor in model.inputs)}), but received {len(leaves)} "
+            "arrays."
+        )
+    return leaves
+
+
+def check_targets(model: keras.Model, y: Any) -> None:
+    """Refuse labels that the loss of an output has no meaning for."""
+    if y is None:
+        return
+    outputs = keras_bridge.output_structure(model)
+    for path, loss in keras_bridge.compiled_losses(model):
+        target, output = _at(y, path), _at(outputs, path)
+        if target is None or not hasattr(target, "shape"):
+            continue
+        name = _name(loss)
+        if name == SPARSE and hasattr(output, "shape"):
+            if len(target.shape) == len(output.shape) and target.shape[-1] == output.shape[-1] > 1:
+                raise ValueError(_one_hot(target))
+            _check_classes(target, output.shape[-1], getattr(loss, "ignore_class", None))
+        elif name in ("categorical_crossentropy", "binary_crossentropy"):
+            _check_probabilities(target, name)
+
+
+def explain_targets(model: keras.Model, y: Any) -> None:
+    """Say it if targets that Keras refuses are one-hot, where the loss takes class numbers."""
+    for path, loss in keras_bridge.compiled_losses(model):
+        target = _at(y, path)
+        shape: tuple[int, ...] = getattr(target, "shape", ())
+        if _name(loss) != SPARSE or len(shape) < 2 or shape[-1] < 2:
+            continue
+        rows = np.asarray(target)
+        if np.isin(rows, (0, 1)).all() and (rows.sum(-1) == 1).all():
+            raise ValueError(_one_hot(target))
+
+
+def _name(loss: Any) -> str:
+    name = loss if isinstance(loss, str) else getattr(loss, "name", "")
+    return name or getattr(loss, "__name__", "")
+
+
+def _one_hot(target: Any) -> str:
+    return (
+        f"The labels have shape {tuple(target.shape)}, so they are one-hot, but {SPARSE} takes "
+        "class numbers. Use categorical_crossentropy, or the numbers: numpy.argmax(y, -1)."
+    )
+
+
+def _check_classes(target: Any, classes: int | None, ignored: int | None) -> None:
+    if classes is None:
+        return
+    # Without an ignored class, stand in one that is in range anyway.
+    allowed = 0 if ignored is None else ignored
+    bad = _first_bad(target, lambda part: ((part < 0) | (part >= classes)) & (part != allowed))
+    if bad is not None:
+        label = np.asarray(target[bad]).ravel()[0]
+        raise ValueError(
+            f"Label {label} of sample {bad} is out of range: the model has {classes} classes, so "
+            f"sparse_categorical_crossentropy takes labels 0 to {classes - 1}. Renumber the labels "
+            "or change the size of the last layer."
+        )
+
+
+def _check_probabilities(target: Any, name: str) -> None:
+    bad = _first_bad(target, lambda part: (part < 0) | (part > 1))
+    if bad is not None:
+        value = np.asarray(target[bad])
+        value = value[(value < 0) | (value > 1)].ravel()[0] if value.ndim else value
+        advice = (
+            "use sparse_categorical_crossentropy for class numbers"
+            if name == "categorical_crossentropy"
+            else "map the labels to 0 and 1"
+        )
+        raise ValueError(
+            f"Target {value} of sample {bad} is out of range: {name} takes values from 0 to 1. "
+            f"Did you mean to {advice}?"
+        )
+
+
+def _shape_fits(expected: tuple, received: tuple) -> bool:
+    """Compare shapes, with the axis of length one that Keras adds or removes at the end."""
+    if len(received) == len(expected) + 1 and received[-1] == 1:
+        received = received[:-1]
+    elif len(received) == len(expected) - 1 and expected[-1] == 1:
+        expected = expected[:-1]
+    return len(expected) == len(received) and all(
+        e is None or e == r for e, r in zip(expected, received, strict=True)
+    )
+
+
+def _first_bad(array: Any, is_bad: Any) -> int | None:
+    """Return the first sample in which any value is bad, looking at a window at a time."""
+    rows = max(1, WINDOW // max(1, int(np.prod(array.shape[1:]))))
+    for start in range(0, len(array), rows):
+        part = np.asarray(array[start : start + rows])
+        bad = is_bad(part)
+        if bad.any():
+            return start + int(np.argmax(bad.reshape(len(part), -1).any(axis=1)))
+    return None
+
+
+def _is_sparse(leaf: Any) -> bool:
+    return isinstance(leaf, JAXSparse)
+
+
+def _is_floating(leaf: Any) -> bool:
+    return jax.dtypes.issubdtype(leaf.dtype, np.floating)
+
+
+def _at(tree: Any, path: tuple) -> Any:
+    for key in path:
+        try:
+            tree = tree[key]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return tree

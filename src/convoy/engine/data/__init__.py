@@ -1,0 +1,1 @@
+"""Input data: from the user's arrays and datasets to chunks of batches on the devices."""

@@ -1,0 +1,1 @@
+"""Numerics of reduced precision: loss scaling and stochastic rounding."""

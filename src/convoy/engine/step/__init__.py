@@ -1,0 +1,1 @@
+"""The training step as a pure function, and the wrappers around it."""

@@ -1,0 +1,1 @@
+"""Balanced stages: layer costs, and where to split a model by them."""

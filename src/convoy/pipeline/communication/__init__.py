@@ -1,0 +1,1 @@
+"""Communication between stages, also across processes."""

@@ -1,0 +1,1 @@
+"""Pipeline runners: stage programs, and the schedule that starts them."""

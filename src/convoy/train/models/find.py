@@ -1,0 +1,127 @@
+"""From a name to a network."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import keras
+from convoy.train.models.cifar_fast import cifar_fast
+from convoy.train.models.cifar_resnet import cifar_resnet
+from convoy.train.models.mnist import mnist_cnn
+from convoy.train.models.resnet import resnet
+from convoy.train.models.toy import toy_model
+
+MakeModel = Callable[[tuple[int, int, int], int], keras.Model]
+
+_RESNETS = {
+    "resnet18": ((2, 2, 2, 2), False),
+    "resnet34": ((3, 4, 6, 3), False),
+    "resnet50": ((3, 4, 6, 3), True),
+    "resnet101": ((3, 4, 23, 3), True),
+    "resnet152": ((3, 8, 36, 3), True),
+}
+
+MODELS: dict[str, MakeModel] = {
+    "mnist_cnn": mnist_cnn,
+    "cifar_fast": cifar_fast,
+    "toy_model": toy_model,
+    "toy_model_bn": partial(toy_model, normalise=True),
+    **{f"cifar_resnet{6 * n + 2}": partial(cifar_resnet, blocks=n) for n in (1, 3, 5, 7, 9)},
+    **{
+        name: partial(resnet, blocks=blocks, bottleneck=bottleneck, name=name)
+        for name, (blocks, bottleneck) in _RESNETS.items()
+    },
+}
+
+
+def make_model(name: str, shape: tuple[int, int, int], classes: int) -> keras.Model:
+    """Return a network with new weights.
+
+    Args:
+        name: one of `MODELS`; a function of `keras.applications`, in any case
+            (`"efficientnetb0"`); or `"module:function"`, which is called with shape and classes.
+        shape: of an image: height, width, channels.
+        classes: how many.
+
+    Raises:
+        ValueError: if there is no such network, or it cannot take such images.
+    """
+    make = find_model(name)
+    try:
+        model = make(shape, classes)
+    except ValueError as error:
+        raise ValueError(
+            f"{name} cannot be made for images of shape {shape}: {_cause(error)} "
+            "Choose another --model-name or --dataset."
+        ) from error
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"{name} returned {type(model).__name__}, not a keras.Model.")
+    return model
+
+
+def find_model(name: str) -> MakeModel:
+    """Return what makes a network.
+
+    Raises:
+        ValueError: if there is no such network.
+    """
+    return _of_module(name) if ":" in name else MODELS.get(name) or _of_applications(name)
+
+
+def _cause(error: ValueError) -> str:
+    """Return the line that says why, of the several that Keras writes in colours."""
+    plain = re.sub(r"\x1b\[[\d;]*m", "", str(error))
+    lines = [line.strip() for line in plain.splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].startswith("Exception encountered"):
+        lines.pop(0)
+    return lines[0].rstrip(".") + "."
+
+
+def _of_module(name: str) -> MakeModel:
+    module_name, _, function = name.partition(":")
+    # As `python -m` does: a user's module is beside where the command is run.
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ValueError(
+            f"--model-name {name}: {error}. Modules are looked for in this folder, and among what "
+            "is installed."
+        ) from None
+    found = getattr(module, function, None)
+    if found is None:
+        near = difflib.get_close_matches(function, vars(module), 1)
+        advice = f" Did you mean {near[0]}?" if near else ""
+        raise ValueError(f"--model-name {name}: {module_name} has no {function!r}.{advice}")
+    if not callable(found):
+        raise ValueError(f"--model-name {name}: {function!r} is not a function.")
+    return found
+
+
+def _of_applications(name: str) -> MakeModel:
+    functions = {
+        key.lower(): value
+        for key, value in vars(keras.applications).items()
+        if inspect.isfunction(value)
+    }
+    if name.lower() not in functions:
+        near = difflib.get_close_matches(name.lower(), {**MODELS, **functions}, 3)
+        advice = f"Did you mean {' or '.join(near)}? " if near else ""
+        raise ValueError(
+            f"{name!r} is not a model. {advice}Known are {', '.join(MODELS)}, those of "
+            "keras.applications (resnet50v2, efficientnetb0, ...), and module:function."
+        )
+    function = functions[name.lower()]
+
+    def make(shape: tuple[int, int, int], classes: int) -> keras.Model:
+        return function(weights=None, input_shape=shape, classes=classes)
+
+    return make

@@ -1,0 +1,89 @@
+"""The network of a run: the one with the asked-for name, edited."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from convoy import keras_bridge
+from convoy.data.catalog import DatasetInfo
+from convoy.layers import Decompress, MeanOfViews, Preprocess, SyntheticImages, Views
+from convoy.train.models import make_model
+from convoy.train.normalization import norm_replacement
+from convoy.train.options import Options
+from keras import layers
+
+BYTES = (0, 255)
+
+
+def make_network(options: Options, info: DatasetInfo, micro_batches: int) -> keras.Model:
+    """Return the network, with the norm that was asked for and what runs before it on the device.
+
+    Args:
+        options: of the run.
+        info: what images look like.
+        micro_batches: per weight update, of one replica.
+
+    Raises:
+        ValueError: if there is no such network.
+    """
+    network = make_model(options.model_name, info.shape, info.classes)
+    replace = norm_replacement(options.norm_layer, micro_batches)
+    inputs, first = _input(options, info), _first_layers(options, info)
+    if replace is None and not first:
+        return network
+    images = inputs
+    for layer in first:
+        images = layer(images)
+    outputs = keras_bridge.replay_graph(network, images, replace or (lambda layer: layer))
+    return keras.Model(inputs, outputs, name=network.name)
+
+
+def with_views(network: keras.Model, count: int) -> keras.Model:
+    """Return a network of the same layers that averages over several views of each image.
+
+    Args:
+        network: ends in probabilities.
+        count: how many views, as `convoy.layers.Views` makes them.
+    """
+    (images,) = network.inputs
+    inputs = keras.Input(images.shape[1:], dtype=images.dtype, name=images.name)
+    views = Views(count, name="views")(inputs)
+    outputs = keras_bridge.replay_graph(network, views, lambda layer: layer)
+    mean = MeanOfViews(count, dtype="float32", name="mean_of_views")(outputs)
+    return keras.Model(inputs, mean, name=network.name)
+
+
+def _input(options: Options, info: DatasetInfo) -> Any:
+    if options.synthetic_data in ("ipu", "device"):
+        return keras.Input((1,), dtype="uint8", name="number")
+    dtype = "uint8" if options.eight_bit_transfer else None
+    return keras.Input(info.shape, dtype=dtype, name="image")
+
+
+def _first_layers(options: Options, info: DatasetInfo) -> list[layers.Layer]:
+    first: list[layers.Layer] = []
+    if options.synthetic_data in ("ipu", "device"):
+        first.append(SyntheticImages(info.shape, options.eight_bit_transfer, name="synthetic"))
+    elif options.eight_bit_transfer:
+        first.append(Decompress(name="eight_bit_transfer_decompression_layer"))
+    if options.random_erasing:
+        # Its `factor` is how likely each image is to lose a part.
+        first.append(
+            layers.RandomErasing(options.random_erasing, value_range=BYTES, name="random_erasing")
+        )
+    if options.accelerator_side_preprocess:
+        flip = info.flip and options.augment and options.flip == "random"
+        first.append(Preprocess(info.normalisation, flip, name="preprocessing_layer"))
+    return first
+
+
+def recommended_splits(model: keras.Model, stages: int) -> list[str]:
+    """Return the layers that cut a model into stages with about equally many parameters."""
+    total, so_far = model.count_params(), 0
+    splits: list[str] = []
+    for layer in model.layers:
+        so_far += layer.count_params()
+        while len(splits) < stages - 1 and so_far * stages >= total * (len(splits) + 1):
+            splits.append(layer.name)
+    return list(dict.fromkeys(splits))

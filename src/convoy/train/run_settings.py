@@ -1,0 +1,317 @@
+"""From options to the numbers of a run; everything that can be refused early is refused here."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import warnings
+from dataclasses import dataclass, fields, replace
+from typing import Any, cast
+
+from convoy.batch_config import BatchConfig
+from convoy.data.catalog import CHANNELS, DATASETS, DatasetInfo, Normalisation
+from convoy.flags import flag_of
+from convoy.train.host_events import HostEvents, check_frequencies, plan_events
+from convoy.train.normalization import check_norm
+from convoy.train.options import Options
+
+AUTO = "auto"
+"""Instead of layers, to have the cuts found by what layers cost."""
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """The numbers of a run.
+
+    Attributes:
+        options: as asked for, and made consistent.
+        info: of the data set.
+        batch: how samples are divided.
+        stages: of the pipeline; 1 is the model in one piece.
+        width: devices of one replica.
+        events: when the host is called.
+        notes: what the user should know, a line each.
+    """
+
+    options: Options
+    info: DatasetInfo
+    batch: BatchConfig
+    stages: int
+    width: int
+    events: HostEvents
+    notes: tuple[str, ...]
+
+    @property
+    def devices(self) -> int:
+        return self.batch.replicas * self.width
+
+    @property
+    def in_pipeline(self) -> bool:
+        """Whether stages run on devices of their own; on one device they would gain nothing."""
+        return self.width > 1
+
+    @property
+    def seed(self) -> int:
+        return self.options.seed or 0
+
+    @property
+    def mixes_labels(self) -> bool:
+        return bool(self.options.mixup or self.options.cutmix)
+
+    @property
+    def steps_per_execution(self) -> int:
+        return self.events.per_call * self.batch.accumulation
+
+    @property
+    def validation_batch(self) -> int:
+        return self.options.validation_micro_batch_size or self.options.micro_batch_size
+
+    @property
+    def validation_replicas(self) -> int:
+        return self.options.validation_num_replicas or self.devices
+
+
+def make_plan(options: Options, training_samples: int | None = None) -> RunPlan:
+    """Check options against each other, and work out what follows from them.
+
+    Args:
+        options: as they were given.
+        training_samples: as many as there are; by default what the data set is known to have.
+
+    Raises:
+        ValueError: if they do not fit together.
+    """
+    notes: list[str] = []
+    check_options(options)
+    options = _settle(options, notes)
+    info = _info(options)
+    stages, width = _stages(options)
+    _check_devices(options, stages, width)
+    batch = _batch(options, notes)
+    samples = info.train if training_samples is None else training_samples
+    updates = options.weight_updates_per_epoch
+    if updates < 0:
+        updates = batch.updates_per_epoch(samples)
+    if updates < 1:
+        raise ValueError(
+            f"{samples} images do not make a weight update of {batch.global_batch}: micro-batch "
+            f"{batch.micro_batch} x {batch.replicas} replicas x {batch.accumulation} accumulated. "
+            "Make one of them smaller."
+        )
+    events = plan_events(
+        updates,
+        options.num_epochs,
+        options.logs_per_epoch,
+        options.ckpts_per_epoch,
+        options.first_ckpt_epoch,
+    )
+    if options.training:
+        notes += events.warnings
+    return RunPlan(options, info, batch, stages, width, events, tuple(notes))
+
+
+def check_options(options: Options) -> None:
+    """Refuse options that contradict each other, whatever the data.
+
+    Raises:
+        ValueError: in one line.
+    """
+    counts = (
+        "micro_batch_size",
+        "num_replicas",
+        "gradient_accumulation_count",
+        "global_batch_size",
+        "num_epochs",
+        "validation_micro_batch_size",
+        "validation_num_replicas",
+        "dbn_replica_group_size",
+    )
+    for name in counts:
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {value}: pass 1 or more.")
+    not_negative = (
+        "loss_scaling",
+        "weight_decay",
+        "l2_regularization",
+        "adaptive_clip",
+        "lookahead",
+        "mixup",
+        "cutmix",
+    )
+    for name in not_negative:
+        if getattr(options, name) < 0:
+            value = getattr(options, name)
+            raise ValueError(f"--{name.replace('_', '-')} {value}: pass 0 or more.")
+    for name in ("rand_augment", "random_erasing"):
+        if not 0 <= getattr(options, name) <= 1:
+            value = getattr(options, name)
+            raise ValueError(f"--{name.replace('_', '-')} {value}: pass a number from 0 to 1.")
+    if not 0 <= options.ema < 1:
+        raise ValueError(f"--ema {options.ema}: pass a momentum from 0 to less than 1, as 0.999.")
+    if (options.pipeline_num_parallel or 0) < 0:
+        raise ValueError(
+            f"--pipeline-num-parallel {options.pipeline_num_parallel}: pass 0 or more."
+        )
+    if options.weight_updates_per_epoch == 0:
+        raise ValueError("--weight-updates-per-epoch 0: pass 1 or more, or -1 for all of the data.")
+    if options.gradient_accumulation_count is not None and options.global_batch_size is not None:
+        raise ValueError(
+            "--gradient-accumulation-count and --global-batch-size were both given; one follows "
+            "from the other. Pass one of them."
+        )
+    if not options.training and not options.validation:
+        raise ValueError("--training False --validation False leaves nothing to do.")
+    check_norm(options.norm_layer)
+    check_frequencies(
+        options.num_epochs,
+        options.logs_per_epoch,
+        options.ckpts_per_epoch,
+        options.first_ckpt_epoch,
+    )
+    _check_preprocessing(options)
+
+
+def _check_preprocessing(options: Options) -> None:
+    needing = ("eight_bit_transfer", "fused_preprocessing", "random_erasing")
+    for name in needing:
+        if getattr(options, name) and not options.accelerator_side_preprocess:
+            raise ValueError(
+                f"--{name.replace('_', '-')} works on images that the host has not normalised. "
+                "Pass --accelerator-side-preprocess too."
+            )
+    if options.validation_views > 1 and options.synthetic_data in ("ipu", "device"):
+        raise ValueError(
+            f"--validation-views {options.validation_views}: pass 1, for --synthetic-data "
+            f"{options.synthetic_data} shows the network no image twice."
+        )
+    if options.rand_augment and importlib.util.find_spec("PIL") is None:
+        raise ValueError(
+            "--rand-augment needs the package pillow. Install it with: pip install pillow"
+        )
+    if options.eight_bit_transfer and options.mixup:
+        raise ValueError("--mixup makes numbers of bytes; leave --eight-bit-transfer out.")
+
+
+def _info(options: Options) -> DatasetInfo:
+    """Return what is known of the data set, with what is to be done otherwise than its own way."""
+    info = DATASETS[options.dataset]
+    if (padding := options.crop_padding) is not None:
+        if not 0 <= padding < min(info.shape[:2]):
+            raise ValueError(
+                f"--crop-padding {padding}: pass 0 or more, and less than the "
+                f"{min(info.shape[:2])} pixels of an image."
+            )
+        info = replace(info, crop_padding=padding)
+    if options.normalisation is None:
+        return info
+    channels = info.shape[-1]
+    if channels != len(CHANNELS.get(options.normalisation, ((0,) * channels,))[0]):
+        raise ValueError(
+            f"--normalisation {options.normalisation} is for images of 3 channels, but those of "
+            f"{info.name} have {channels}."
+        )
+    return replace(info, normalisation=cast(Normalisation, options.normalisation))
+
+
+def count_stages(splits: list[str]) -> int:
+    """Return the number of stages that `--pipeline-splits` asks for.
+
+    Raises:
+        ValueError: if it is `auto`, and not followed by a number.
+    """
+    if not splits or splits[0] != AUTO:
+        return len(splits) + 1
+    if len(splits) != 2 or not splits[1].isdecimal() or int(splits[1]) < 2:
+        raise ValueError(
+            f"--pipeline-splits {' '.join(splits)}: pass auto and a number of stages, 2 or more."
+        )
+    return int(splits[1])
+
+
+def devices_of_a_replica(options: Options) -> int:
+    """Return how many devices one replica takes.
+
+    Raises:
+        ValueError: if stages and devices do not fit together.
+    """
+    return _stages(options)[1]
+
+
+def _stages(options: Options) -> tuple[int, int]:
+    """Return the number of stages, and of devices that one replica takes."""
+    stages, mapping = count_stages(options.pipeline_splits), options.device_mapping
+    memory = options.available_memory_proportion
+    if len(memory) > 1 and stages == 1:
+        raise ValueError("--available-memory-proportion: a model in one piece takes one value.")
+    if len(memory) > 1 and len(memory) != 2 * stages:
+        raise ValueError(
+            f"--available-memory-proportion has {len(memory)} values, but {stages} stages take 1 "
+            f"or {2 * stages}."
+        )
+    if options.recomputation and stages == 1:
+        raise ValueError("--recomputation is for stages. Pass --pipeline-splits too.")
+    if mapping is None:
+        return stages, stages
+    if len(mapping) != stages:
+        raise ValueError(
+            f"--device-mapping has {len(mapping)} devices, but there are {stages} stages. Pass one "
+            "for each."
+        )
+    if set(mapping) != set(range(max(mapping) + 1)):
+        raise ValueError(
+            f"--device-mapping {' '.join(map(str, mapping))} leaves devices out. Number them from "
+            "0 without a gap."
+        )
+    return stages, max(mapping) + 1
+
+
+def _check_devices(options: Options, stages: int, width: int) -> None:
+    group = options.dbn_replica_group_size
+    if group > 1 and width > 1:
+        raise ValueError(
+            f"--dbn-replica-group-size {group} needs replicas of one device, but {stages} stages "
+            f"take {width}."
+        )
+    if options.num_replicas % group:
+        raise ValueError(
+            f"--dbn-replica-group-size {group} does not divide {options.num_replicas} replicas."
+        )
+
+
+def _batch(options: Options, notes: list[str]) -> BatchConfig:
+    micro, replicas = options.micro_batch_size, options.num_replicas
+    if options.global_batch_size is None:
+        return BatchConfig(micro, replicas, options.gradient_accumulation_count or 1)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        batch = BatchConfig.of_global(options.global_batch_size, micro, replicas)
+    notes += [str(warning.message) for warning in said]
+    return batch
+
+
+def _settle(options: Options, notes: list[str]) -> Options:
+    """Turn off what does not go together, and say so; draw a seed where one is needed."""
+    changes: dict[str, Any] = {}
+    if options.deterministic and options.shuffle:
+        notes.append("--deterministic turns --shuffle off.")
+        changes["shuffle"] = False
+    if options.seed is None:
+        # Drawn, not left open: the recipe that a run leaves behind repeats it.
+        changes["seed"] = random.SystemRandom().randrange(2**31)
+    idle = _without_effect(options)
+    if idle:
+        notes.append(f"Without effect here: {'; '.join(idle)}.")
+    return replace(options, **changes)
+
+
+def _without_effect(options: Options) -> list[str]:
+    """Return the flags that were set and do nothing, each with the reason, those alike together."""
+    defaults, reasons = Options(), dict[str, list[str]]()
+    for field in fields(options):
+        reason = flag_of(field.metadata).no_effect
+        if reason and getattr(options, field.name) != getattr(defaults, field.name):
+            reasons.setdefault(reason, []).append(f"--{field.name.replace('_', '-')}")
+    if not options.pipeline_splits and options.pipeline_schedule != defaults.pipeline_schedule:
+        reasons["there are no stages without --pipeline-splits"] = ["--pipeline-schedule"]
+    return [f"{', '.join(names)} ({reason})" for reason, names in reasons.items()]

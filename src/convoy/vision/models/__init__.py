@@ -1,5 +1,0 @@
-"""The networks that the application knows by name."""
-
-from convoy.vision.models.find import find_model, make_model
-
-__all__ = ["find_model", "make_model"]

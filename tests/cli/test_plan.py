@@ -1,0 +1,123 @@
+import csv
+import re
+
+import convoy
+import keras
+import pytest
+import yaml
+from convoy.plan import timing
+from convoy.plan.configuration import Configuration
+from convoy.plan.predict import Predictor
+from convoy.plan.recipe import command, flags
+from convoy.train.command_line import parse
+from convoy.train.run_settings import make_plan
+from convoy_command.cli import main
+from tests.plan.networks import chain, machine
+
+ELSEWHERE = ("--device-flops", "1T", "--device-bandwidth", "100GB/s", "--link", "10GB/s")
+SMALL = ("--model", "cifar_resnet8", "--global-batch", "512", "--memory", "1GB")
+
+
+def run(*words):
+    return main(["plan", *words])
+
+
+def test_the_best_few_come_with_their_recipe_and_a_picture(capsys, tmp_path):
+    table = tmp_path / "all.csv"
+    assert run(*SMALL, "--devices", "2", *ELSEWHERE, "--best", "3", "--csv", str(table)) == 0
+    shown, told = capsys.readouterr()
+    assert told.splitlines()[0] == "making cifar_resnet8 ..."
+    assert told.splitlines()[-1] == "comparing divisions over 2 devices ..."
+    assert "costs       estimated from 1,000 GFLOP/s and 100 GB/s of a device" in shown
+    lines = shown.splitlines()
+    head = next(number for number, line in enumerate(lines) if "samples/s" in line)
+    first = lines[head + 1].split()
+    assert first[:2] == ["2", "1"]
+    assert not lines[head + 4]
+    (found,) = re.findall(r"convoy train (.*)", shown)
+    planned = make_plan(parse(found.split()))
+    assert planned.batch.replicas == 2
+    assert planned.batch.global_batch == 512
+    (text,) = re.findall(r"^(cifar_resnet8_2:\n(?:  .*\n)+)", shown, re.MULTILINE)
+    assert yaml.safe_load(text)["cifar_resnet8_2"]["num-replicas"] == 2
+    assert "exchange update" in lines[-1]
+    with table.open() as file:
+        rows = list(csv.DictReader(file))
+    assert all(float(row["ms/update"]) > 0 < float(row["samples/s"]) for row in rows)
+    assert {row["schedule"] for row in rows} == {"-", "interleaved", "grouped", "zero-bubble"}
+
+
+def test_several_numbers_of_devices_make_a_table_and_a_page(capsys, tmp_path):
+    page = tmp_path / "page.md"
+    counts = ("--devices", "16", "4096", "--page", str(page))
+    assert run(*SMALL, *counts, *ELSEWHERE) == 0
+    assert "network     3.12 GB/s and 30 us" in capsys.readouterr().out
+    text = page.read_text()
+    assert "| 16 | 1 |" in text
+    assert "Predicted, not run." in text
+    assert "| 4096 | 256 |" in text
+
+
+def test_it_is_said_when_nothing_fits(capsys):
+    words = ("--model", "cifar_resnet8", "--global-batch", "64", "--memory", "100kB")
+    assert run(*words, "--devices", "2", *ELSEWHERE) == 1
+    shown = capsys.readouterr().out
+    assert re.search(
+        r"Nothing fits into 0.0001 GB: of \d+ ways, the smallest takes .*\(1 replica x 2 stages",
+        shown,
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--devices", "0"), "--devices 0: pass 1 or more."),
+        (("--devices", "2", "--memory", "much"), "'much' is not a size such as 8GB or 512MiB"),
+        (("--devices", "2", "--memory", "8"), "--memory: 8 has no unit; write 8GB"),
+        (("--devices", "2", "--model", "resnet5000"), "'resnet5000' is not a model. Did you mean"),
+        (("--devices", "2", "--measure", *ELSEWHERE), "--measure times the devices that are here"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_line(capsys, words, message):
+    status = 0
+    try:
+        status = run(*SMALL, *words)
+    except SystemExit as stopped:
+        status = stopped.code
+    assert status == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_several_hosts_are_launched():
+    one = Configuration(8, 4, 2, 8, "zero-bubble", True)
+    predictor = Predictor(chain(), machine(32, per_host=8), 1)
+    found = flags(predictor.predict(one), predictor.profile, {"model-name": "toy_model"})
+    assert command(predictor.predict(one), found, predictor.machine) == (
+        "convoy launch --num-instances 4 --num-replicas 8 --devices-per-replica 4 "
+        "examples/cnns/train.py --model-name toy_model --num-replicas 8 --micro-batch-size 2 "
+        "--gradient-accumulation-count 8 --pipeline-splits layer1 layer2 layer3 "
+        "--pipeline-schedule Zero-bubble --recomputation"
+    )
+
+
+def test_the_cuts_are_layers_that_a_model_can_be_split_at(capsys):
+    words = ("--model", "cifar_resnet8", "--global-batch", "64", "--memory", "1.4MB")
+    assert run(*words, "--devices", "2", *ELSEWHERE) == 0
+    (found,) = re.findall(r"--pipeline-splits ([^-]*) --", capsys.readouterr().out)
+    keras.backend.clear_session(free_memory=False)
+    from convoy.train.models import make_model
+
+    model = convoy.prepare(make_model("cifar_resnet8", (32, 32, 3), 10))
+    convoy.split(model, found.split())
+
+
+def test_a_small_model_is_measured(capsys, monkeypatch):
+    monkeypatch.setattr(timing, "SECONDS", 0.0)
+    monkeypatch.setattr(timing, "BYTES", 1 << 16)
+    words = ("--model", "toy_model", "--global-batch", "8", "--memory", "1GB")
+    assert run(*words, "--devices", "2", "--measure") == 0
+    shown = capsys.readouterr()
+    assert "costs       measured on 2 x cpu at once, micro-batches of 4" in shown.out
+    assert "measuring a whole step, 4 samples ..." in shown.err

@@ -1,0 +1,87 @@
+import itertools
+
+import pytest
+from convoy.pipeline.balance.partition import balance
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+def slowest(costs, cuts, transfers=()):
+    ends = [0, *cuts, len(costs)]
+    found = []
+    for first, end in itertools.pairwise(ends):
+        sent = transfers[end - 1] if transfers and end < len(costs) else 0
+        received = transfers[first - 1] if transfers and first else 0
+        found.append(sum(costs[first:end]) + sent + received)
+    return max(found)
+
+
+def test_equal_costs_are_cut_evenly():
+    assert balance([1] * 12, 4) == [3, 6, 9]
+
+
+def test_a_large_one_gets_a_stage_of_its_own():
+    assert balance([1, 1, 10, 1, 1], 3) == [2, 3]
+
+
+def test_a_cut_goes_where_little_is_sent():
+    assert balance([1, 1, 1, 1], 2) == [2]
+    assert balance([1, 1, 1, 1], 2, transfers=[0, 9, 9, 9]) == [1]
+
+
+def test_of_equally_good_cuts_the_more_even_is_taken():
+    assert balance([6, 1, 1, 1, 1, 1, 1], 3) == [1, 4]
+
+
+def test_one_stage_is_all():
+    assert balance([3, 4], 1) == []
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.integers(0, 20), min_size=1, max_size=8),
+    st.integers(1, 4),
+    st.lists(st.integers(0, 5), min_size=8, max_size=8),
+)
+def test_no_other_cut_is_better(costs, stages, transfers):
+    if stages > len(costs):
+        return
+    every = itertools.combinations(range(1, len(costs)), stages - 1)
+    best = min(slowest(costs, cuts, transfers) for cuts in every)
+    assert slowest(costs, balance(costs, stages, transfers), transfers) == best
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.integers(0, 20), min_size=2, max_size=8),
+    st.integers(1, 4),
+    st.sets(st.integers(1, 7)),
+    st.integers(5, 60),
+)
+def test_only_places_and_stages_that_are_allowed_count(costs, stages, places, limit):
+    if stages > len(costs):
+        return
+
+    def fits(first, end, after):
+        return sum(costs[first:end]) * (after + 1) <= limit
+
+    def allowed(cuts):
+        ends = list(itertools.pairwise([0, *cuts, len(costs)]))
+        return all(fits(*ends[i], stages - 1 - i) for i in range(stages))
+
+    may_cut = sorted(place for place in places if place < len(costs))
+    every = [c for c in itertools.combinations(may_cut, stages - 1) if allowed(c)]
+    found = balance(costs, stages, may_cut=may_cut, fits=fits)
+    if not every:
+        assert found is None
+    else:
+        assert tuple(found) in every
+        assert slowest(costs, found) == min(slowest(costs, cuts) for cuts in every)
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"), [(3, "2 layers cannot be cut into 3"), (0, "=0 is")]
+)
+def test_what_cannot_be_cut_is_refused(stages, message):
+    with pytest.raises(ValueError, match=message):
+        balance([1, 1], stages)

@@ -1,0 +1,95 @@
+"""The place of a process in a run; what processes agree on is in `launch/test_command.py`."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import convoy
+import numpy as np
+import pytest
+from convoy import distributed
+
+SOURCE = Path(convoy.__file__).parents[1]
+
+
+def start(program, place, count=2, coordinator="127.0.0.1:1", **settings):
+    """Start a process that is told to be one of several."""
+    environment = os.environ | {
+        "PYTHONPATH": str(SOURCE),
+        distributed.COORDINATOR: coordinator,
+        distributed.COUNT: str(count),
+        distributed.INDEX: str(place),
+        distributed.ADDRESS: "127.0.0.1",
+    }
+    return subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=environment | settings,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def free_address():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_alone_unless_told_otherwise():
+    assert distributed.requested() is None
+    assert (distributed.count(), distributed.index(), distributed.is_first()) == (1, 0, True)
+    assert distributed.from_first({"a": 1}) == {"a": 1}
+    assert distributed.from_all("x") == ["x"]
+    assert distributed.any_of([True, False]) == [True, False]
+    assert distributed.who_has([True, False]) == [[0], []]
+    assert distributed.gathered(np.ones(2)).tolist() == [[1, 1]]
+    assert [total.tolist() for total in distributed.totals([np.ones(2)])] == [[1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        (
+            {distributed.COUNT: "two", distributed.INDEX: "0"},
+            "CONVOY_PROCESSES='two' is not a number",
+        ),
+        ({distributed.COUNT: "2"}, "CONVOY_PROCESS='' is not a number"),
+        ({distributed.COUNT: "2", distributed.INDEX: "2"}, "CONVOY_PROCESS=2 does not exist"),
+    ],
+)
+def test_a_place_that_makes_no_sense_is_refused(monkeypatch, variables, message):
+    monkeypatch.setenv(distributed.COORDINATOR, "127.0.0.1:1")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=message):
+        distributed.requested()
+
+
+def test_a_port_that_is_taken_is_said():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        first = start("import convoy", 0, coordinator=address)
+        printed, _ = first.communicate(timeout=120)
+    assert first.returncode != 0
+    assert f"{address} cannot be listened on" in printed
+
+
+@pytest.mark.slow
+def test_other_versions_in_another_process_are_refused_by_all():
+    program = (
+        "import os, importlib.metadata as m\n"
+        "own, place = m.version, os.environ['CONVOY_PROCESS']\n"
+        "m.version = lambda name: own(name) + (place if name == 'keras' else '')\n"
+        "import convoy\n"
+    )
+    address = free_address()
+    both = [start(program, place, coordinator=address) for place in range(2)]
+    for process in both:
+        printed, _ = process.communicate(timeout=120)
+        assert process.returncode != 0
+        assert "Process 1 has another version than process 0: keras is" in printed

@@ -1,0 +1,70 @@
+import io
+
+import pytest
+from convoy.progress_bar import Output, show_duration
+from convoy.train.metrics_row import Record, average
+
+
+@pytest.fixture(autouse=True)
+def fresh_start():
+    """Nothing here makes a layer, so nothing has to be cleared."""
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def record(loss, throughput=10.0, **more):
+    return Record("training", 8, 0.5, loss, 0.25, throughput, 0.1, **more)
+
+
+def test_durations():
+    assert [show_duration(s) for s in (0, 42, 62, 3723)] == ["0:00", "0:42", "1:02", "1:02:03"]
+
+
+def test_a_bar_is_drawn_over_itself_and_lines_stay(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    output = Output(Terminal())
+    output.begin(4, "compiling ...")
+    output.advance(1, "epoch 1/2", {"": "5 images/s", "loss": "0.5"})
+    output.line("kept")
+    output.advance(4, "epoch 2/2", {"loss": "0.25"})
+    output.end()
+    output.line("after")
+    shown = output.stream.getvalue()
+    assert shown.count("\n") == 2
+    _, compiling, quarter, kept, whole, after = shown.split("\r\x1b[2K")
+    assert compiling == "compiling ..."
+    assert "25%  5 images/s  loss 0.5" in quarter
+    assert kept == "kept\n"
+    assert "100%  loss 0.25  0:00 left" in whole
+    assert after == "after\n"
+    assert all(len(line) < 80 for line in (quarter, whole))
+
+
+def test_without_a_terminal_there_are_only_lines():
+    output = Output(io.StringIO())
+    output.begin(4, "compiling ...")
+    output.advance(1, "epoch 1/2", {"loss": "0.5"})
+    output.line("said")
+    output.end()
+    assert output.stream.getvalue() == "said\n"
+
+
+def test_log_lines_have_the_fields_that_scripts_look_for():
+    fields = record(1.5, compilation=3.0, loss_scale=8.0).fields
+    assert fields[0] == "throughput: 10.0 samples/sec"
+    assert fields[1] == "Compilation Time: 3.0 s"
+    assert fields[-2:] == ["loss: 1.5000", "training_accuracy: 25.00 %"]
+    assert "loss_scaling_factor: 8" in fields
+    assert "epoch: 0.5" in fields
+    assert "lr: 0.1" in fields
+
+
+def test_an_average_joins_calls_of_equally_many_samples():
+    # 4 samples at 10 per second and 4 at 40 take half a second: 16 per second.
+    joined = average([record(1.0, 10.0, compilation=2.0), record(4.0, 40.0)])
+    assert joined.loss == 2.5
+    assert joined.throughput == pytest.approx(16)
+    assert joined.compilation == 2.0

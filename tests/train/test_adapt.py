@@ -1,0 +1,51 @@
+import keras
+import numpy as np
+import pytest
+from convoy.train.adapt import adapt_layers
+from keras import layers
+
+
+class Mean(layers.Layer):
+    """Takes the mean of the data away."""
+
+    def build(self, shape):
+        self.mean = self.add_weight(shape=(shape[-1],), trainable=False)
+
+    def call(self, x):
+        return x - self.mean
+
+    def adapt(self, x):
+        self.mean.assign(np.asarray(x).mean(0))
+
+
+@pytest.fixture
+def x(rng):
+    return rng.normal(5, 2, (50, 3)).astype("float32")
+
+
+def test_each_layer_sees_what_those_before_it_make(x):
+    first, second = Mean(), Mean()
+    inputs = keras.Input((3,))
+    scaled = layers.Rescaling(2.0)(inputs)
+    noisy = layers.Dropout(0.5)(first(scaled))
+    model = keras.Model(inputs, layers.Dense(1)(second(layers.Rescaling(1, 7)(noisy))))
+    adapt_layers(model, lambda: x)
+    np.testing.assert_allclose(first.mean.numpy(), 2 * x.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(second.mean.numpy(), 7, rtol=1e-4)
+
+
+def test_a_layer_that_another_model_has_too_sees_what_comes_to_it_here(x):
+    shared = Mean()
+    inner = keras.Sequential([keras.Input((3,)), shared])
+    inputs = keras.Input((3,))
+    adapt_layers(keras.Model(inputs, inner(layers.Rescaling(3.0)(inputs))), lambda: x)
+    np.testing.assert_allclose(shared.mean.numpy(), 3 * x.mean(0), rtol=1e-5)
+
+
+def test_where_nothing_adapts_no_data_is_read():
+    def read():
+        raise AssertionError
+
+    model = keras.Sequential([keras.Input((3,)), layers.Normalization(), layers.Dense(1)])
+    adapt_layers(model, read)
+    assert not np.any(model.layers[0].mean)

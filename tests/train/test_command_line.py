@@ -1,0 +1,208 @@
+import re
+from dataclasses import fields
+from fractions import Fraction
+
+import pytest
+import yaml
+from convoy.train.command_line import as_recipe, parse, read_recipe
+from convoy.train.options import FLAGS, Options
+
+
+@pytest.fixture(autouse=True)
+def fresh_start():
+    """Nothing here makes a layer, so nothing has to be cleared."""
+
+
+UPSTREAM = [
+    "config",
+    "config-path",
+    "on-demand",
+    "compile-only",
+    "seed",
+    "shuffle",
+    "deterministic",
+    "ckpts-per-epoch",
+    "first-ckpt-epoch",
+    "checkpoint-input-dir",
+    "checkpoint-output-dir",
+    "ckpt-all-instances",
+    "clean-dir",
+    "dataset",
+    "dataset-path",
+    "model-name",
+    "eight-bit-transfer",
+    "synthetic-data",
+    "training",
+    "micro-batch-size",
+    "num-epochs",
+    "logs-per-epoch",
+    "weight-updates-per-epoch",
+    "num-replicas",
+    "gradient-accumulation-count",
+    "global-batch-size",
+    "precision",
+    "pipeline-splits",
+    "device-mapping",
+    "pipeline-schedule",
+    "optimizer",
+    "optimizer-params",
+    "loss-scaling",
+    "auto-loss-scaling",
+    "weight-decay",
+    "l2-regularization",
+    "recomputation",
+    "accelerator-side-preprocess",
+    "accelerator-side-reduction",
+    "stochastic-rounding",
+    "optimizer-state-offloading",
+    "fp-exceptions",
+    "nanoo",
+    "lr-schedule",
+    "lr-warmup-params",
+    "lr-schedule-params",
+    "lr-staircase",
+    "dbn-replica-group-size",
+    "label-smoothing",
+    "pipeline-num-parallel",
+    "norm-layer",
+    "fused-preprocessing",
+    "half-partials",
+    "internal-exchange-optimization-target",
+    "max-cross-replica-buffer-size",
+    "max-reduce-many-buffer-size",
+    "conv-dithering",
+    "gather-conv-output",
+    "min-remote-tensor-size",
+    "stable-norm",
+    "available-memory-proportion",
+    "scheduling-algorithm",
+    "prefetch-depth",
+    "mlperf-logging",
+    "wandb",
+    "wandb-run-name",
+    "wandb-tags",
+    "validation",
+    "validation-micro-batch-size",
+    "validation-num-replicas",
+    "pipeline-validation-model",
+    "sweep",
+    "target-accuracy",
+]
+
+
+def refused(capsys, *words):
+    with pytest.raises(SystemExit) as stopped:
+        parse(words)
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error
+
+
+def test_every_flag_of_graphcores_application_is_known():
+    assert len(UPSTREAM) == 73
+    assert set(UPSTREAM) <= set(FLAGS)
+
+
+def test_help_shows_every_flag(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        parse(["--help"])
+    assert stopped.value.code == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: convoy train")
+    assert all(f"--{name}" in shown for name in FLAGS)
+
+
+def test_flags_may_be_shortened():
+    options = parse(["--model", "cifar_resnet8", "--gradient-accumulation", "8"])
+    assert options.model_name == "cifar_resnet8"
+    assert options.gradient_accumulation_count == 8
+
+
+@pytest.mark.parametrize("word", ["true", "T", "1", "Yes", "y", "ON"])
+def test_words_that_mean_yes(word):
+    assert parse(["--deterministic", word]).deterministic
+
+
+@pytest.mark.parametrize("word", ["False", "f", "0", "no", "N", "off"])
+def test_words_that_mean_no(word):
+    assert not parse(["--validation", word]).validation
+
+
+def test_a_bare_flag_means_yes():
+    assert parse(["--half-partials"]).half_partials
+
+
+@pytest.mark.parametrize("word", ["interleaved", "Interleaved", "INTERLEAVED"])
+def test_words_are_taken_in_any_case(word):
+    assert parse(["--pipeline-schedule", word]).pipeline_schedule == "interleaved"
+
+
+def test_fractions_stay_exact():
+    assert parse(["--logs-per-epoch", "1/49"]).logs_per_epoch == Fraction(1, 49)
+    assert parse(["--logs-per-epoch", "0.5"]).logs_per_epoch == Fraction(1, 2)
+
+
+def test_dictionaries_are_yaml_or_json():
+    options = parse(["--optimizer-params", "{momentum: 0.9}", "--norm-layer", '{"name": "x"}'])
+    assert options.optimizer_params == {"momentum": 0.9}
+    assert parse(["--lr-schedule-params", "{a: 1e-5}"]).lr_schedule_params == {"a": 1e-5}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--modle", "x"], "--modle is not a flag. Did you mean --model-name"),
+        (["--epoch", "3"], "--epoch is not a flag. Did you mean --num-epochs"),
+        (["stray"], "'stray' was not expected"),
+        (["--pipeline-schedule", "x"], "one of sequential, grouped, interleaved, zero-bubble"),
+        (["--dataset", "cifar"], "'cifar' is not one of .* Did you mean cifar10"),
+        (["--num-epochs", "many"], "argument --num-epochs: 'many' is not a whole number"),
+        (["--validation", "perhaps"], "'perhaps' is neither true nor false"),
+        (["--logs-per-epoch", "1/2/3"], "'1/2/3' is neither a number nor a fraction"),
+        (["--logs-per-epoch", "1/0"], "'1/0' is neither a number nor a fraction"),
+        (["--optimizer-params", "momentum"], "is not a dictionary"),
+        (["--weight", "1"], "ambiguous option: --weight"),
+        (["--config", "resnet8_tset"], "'resnet8_tset' is not a recipe .* Did you mean resnet8_t"),
+        (["--config", "x", "--config-path", "/nowhere.yml"], "cannot be read"),
+        (["--config-path", "/nowhere.yml"], "cannot be read"),
+    ],
+)
+def test_what_cannot_be_understood_is_one_line(capsys, words, message):
+    assert re.search(message, refused(capsys, *words))
+
+
+def test_the_command_line_beats_the_recipe_and_that_the_defaults(tmp_path):
+    file = tmp_path / "mine.yml"
+    file.write_text("a: {num_epochs: 3, model: cifar_resnet8, device-mapping: [0, 1]}\n")
+    options = parse(["--config", "a", "--config-path", str(file), "--num-epochs", "5"])
+    assert (options.num_epochs, options.model_name, options.seed) == (5, "cifar_resnet8", None)
+    assert options.device_mapping == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: {num-epoch: 3, modle: x}", "'modle' in recipe 'a' is not a flag. Did you mean model"),
+        ("a: {weight: 3}", "'weight' in recipe 'a' is short for weight-decay and weight-updates"),
+        ("a: {dataset: moon}", "argument --dataset: 'moon' is not one of"),
+        ("a: {dataset: {name: moon}}", "--dataset: a dictionary was given"),
+        ("- a", "does not map names"),
+        ("a: {", "is not YAML"),
+    ],
+)
+def test_a_recipe_is_checked_like_the_command_line(tmp_path, text, message):
+    file = tmp_path / "mine.yml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_recipe("a", str(file))
+
+
+def test_options_as_a_recipe_give_the_same_options(tmp_path):
+    options = parse(["--config", "resnet50_mlperf_bs16"])
+    file = tmp_path / "recipe.yml"
+    file.write_text(yaml.safe_dump({"run": dict(as_recipe(options))}))
+    again = parse(["--config", "run", "--config-path", str(file)])
+    for field in fields(Options):
+        if not field.name.startswith("config"):
+            assert getattr(again, field.name) == getattr(options, field.name), field.name

@@ -1,0 +1,110 @@
+import math
+
+import keras
+import numpy as np
+import pytest
+from convoy.train.learning_rate import (
+    Constant,
+    Cosine,
+    MaskWarmUp,
+    Polynomial,
+    ShiftWarmUp,
+    Staircase,
+    Stepped,
+    make_schedule,
+)
+
+RATE = {"initial_learning_rate": 0.5}
+
+
+def values(schedule, steps):
+    return [float(schedule(step)) for step in steps]
+
+
+def make(name="const", params=RATE, **settings):
+    return make_schedule(name, params, **({"batch": 4, "updates": 10} | settings))
+
+
+def test_a_constant_is_scaled_by_the_batch():
+    assert values(make(batch=10, params={"initial_learning_rate": 2}), [0, 99]) == [20, 20]
+
+
+def test_steps_hold_up_to_and_including_their_boundaries_and_are_not_scaled():
+    schedule = make("stepped", {"boundaries": [1, 2.5], "values": [3.0, 2.0, 1.0]})
+    assert values(schedule, [0, 10, 11, 25, 26, 1000]) == [3, 3, 2, 2, 1, 1]
+
+
+def test_a_cosine_ends_at_zero_and_stays_there():
+    schedule = make("cosine", RATE | {"epochs_to_total_decay": 3})
+    expected = [(1 + math.cos(math.pi * min(step, 30) / 30)) for step in range(40)]
+    np.testing.assert_allclose(values(schedule, range(40)), expected, atol=1e-6)
+
+
+def test_a_polynomial_ends_at_its_ratio():
+    params = RATE | {"epochs_to_total_decay": 2, "end_learning_rate_ratio": 0.1, "power": 2}
+    expected = [1.8 * (1 - min(step, 20) / 20) ** 2 + 0.2 for step in range(25)]
+    np.testing.assert_allclose(
+        values(make("polynomial", params), range(25)), expected, rtol=1e-6, atol=1e-7
+    )
+
+
+def test_a_shifted_warm_up_rises_and_then_begins():
+    schedule = ShiftWarmUp(Stepped([2], [1.0, 0.5]), 9)
+    expected = [(step + 1) / 10 for step in range(9)] + [1, 1, 1, 0.5]
+    np.testing.assert_allclose(values(schedule, range(13)), expected, rtol=1e-6)
+    assert values(schedule, [4]) == [0.5]
+
+
+def test_a_masking_warm_up_weakens_what_goes_on_underneath():
+    schedule = MaskWarmUp(Stepped([2], [1.0, 0.5]), 9)
+    base = [1.0] * 3 + [0.5] * 10
+    expected = [b * (step + 1) / 10 if step < 9 else b for step, b in enumerate(base)]
+    np.testing.assert_allclose(values(schedule, range(13)), expected, rtol=1e-6)
+
+
+def test_a_staircase_holds_within_an_epoch_warm_up_included():
+    settings = {"warm_up": {"warmup_mode": "shift", "warmup_epochs": 2}, "staircase": True}
+    params = RATE | {"epochs_to_total_decay": 5}
+    smooth = make("cosine", params, warm_up=settings["warm_up"])
+    steps = make("cosine", params, **settings)
+    assert isinstance(steps, Staircase)
+    for step in range(60):
+        assert float(steps(step)) == float(smooth(step // 10 * 10))
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "kind"),
+    [
+        ("const", RATE, Constant),
+        ("cosine", RATE | {"epochs_to_total_decay": 1}, Cosine),
+        ("stepped", {"boundaries": [], "values": [1.0]}, Stepped),
+        (
+            "polynomial",
+            RATE | {"epochs_to_total_decay": 1, "end_learning_rate_ratio": 0, "power": 1},
+            Polynomial,
+        ),
+    ],
+)
+def test_every_name_gives_its_schedule_and_survives_saving(name, params, kind):
+    schedule = make(name, params)
+    assert isinstance(schedule, kind)
+    wrapped = Staircase(MaskWarmUp(schedule, 3), 2)
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(wrapped))
+    assert values(again, range(8)) == values(wrapped, range(8))
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "settings", "message"),
+    [
+        ("sine", RATE, {}, "--lr-schedule sine is not one of"),
+        ("cosine", RATE, {}, "epochs_to_total_decay is missing"),
+        ("const", RATE | {"rate": 1}, {}, "rate is unknown"),
+        ("stepped", {"boundaries": [1], "values": [1.0]}, {}, "1 boundaries need 2 values"),
+        ("cosine", RATE | {"epochs_to_total_decay": 0}, {}, "less than one of the 10"),
+        ("const", RATE, {"warm_up": {"warmup_mode": "shift"}}, "warmup_epochs is missing"),
+        ("const", RATE, {"warm_up": {"warmup_mode": "hot", "warmup_epochs": 1}}, "neither shift"),
+    ],
+)
+def test_what_cannot_be_made_is_refused(name, params, settings, message):
+    with pytest.raises(ValueError, match=message):
+        make(name, params, **settings)

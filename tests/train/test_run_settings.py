@@ -1,0 +1,195 @@
+from fractions import Fraction
+
+import pytest
+from convoy.train.command_line import SHIPPED, _recipes, parse
+from convoy.train.learning_rate import make_schedule
+from convoy.train.options import Options
+from convoy.train.run_settings import make_plan
+
+
+@pytest.fixture(autouse=True)
+def fresh_start():
+    """Nothing here makes a layer, so nothing has to be cleared."""
+
+
+IMAGENET = 1_281_167
+
+
+def recipe(name):
+    return make_plan(parse(["--config", name]))
+
+
+def peak(plan):
+    options = plan.options
+    schedule = make_schedule(
+        options.lr_schedule,
+        options.lr_schedule_params,
+        batch=plan.batch.global_batch,
+        updates=plan.events.updates_per_epoch,
+    )
+    return float(schedule(0))
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "accumulation", "updates", "rate"),
+    [
+        ("resnet8_test", 8, 1, 6250, 0.0008),
+        ("resnet8_test_lars", 8, 1, 6250, 0.001),
+        ("resnet8_16ipus_bn", 2000, 5, 25, 0.2441),
+        ("resnet50_16ipus_16k_bn_pipeline", 16384, 256, 78, 2.0),
+        ("resnet50_16ipus_8k_bn_pipeline", 8192, 128, 156, 1.0),
+        ("resnet56_16ipus_8k_bn_pipeline", 8192, 128, 156, 1.0),
+        ("resnet50_16ipus_8k_gn_pipeline", 8192, 128, 156, 1.0),
+        ("resnet50_mlperf_bs16", 2304, 9, 556, 4.588),
+        ("resnet50_mlperf_pod16_bs20", 1920, 6, 667, 3.823),
+        ("resnet50_mlperf_pod4_bs20", 480, 6, 2669, 0.956),
+        ("resnet50_mlperf_pod16_lars", 3456, 12, 370, 10.525),
+        ("resnet50_infer_bs1", 1, 1, IMAGENET, 0.00199132),
+        ("resnet50_infer_bs16", 16, 1, 80072, 0.031861),
+        ("resnet50_infer_bs32", 32, 1, 40036, 0.063722),
+    ],
+)
+def test_recipes_give_the_numbers_of_graphcores(name, batch, accumulation, updates, rate):
+    plan = recipe(name)
+    assert plan.batch.global_batch == batch
+    assert plan.batch.accumulation == accumulation
+    assert plan.events.updates_per_epoch == updates
+    assert peak(plan) == pytest.approx(rate, rel=2e-4)
+
+
+@pytest.mark.parametrize("name", _recipes(SHIPPED))
+def test_every_recipe_can_be_parsed(name):
+    assert isinstance(parse(["--config", name]), Options)
+
+
+def test_the_fast_recipe_has_airbenchs_numbers():
+    plan = recipe("cifar10_fast")
+    assert (plan.batch.global_batch, plan.events.updates_per_epoch) == (1024, 48)
+    assert peak(plan) == pytest.approx(11.5 / (1 + 1 / (1 - 0.85)), rel=1e-3)
+    assert plan.options.l2_regularization == pytest.approx(0.0153 / 11.5, rel=2e-3)
+    assert (plan.info.crop_padding, plan.info.normalisation) == (2, "cifar10")
+
+
+def test_images_are_treated_in_the_data_sets_own_way_unless_it_is_said_otherwise():
+    info = make_plan(Options()).info
+    assert (info.crop_padding, info.normalisation) == (4, "standardise")
+    info = make_plan(Options(crop_padding=0, normalisation="scale")).info
+    assert (info.crop_padding, info.normalisation) == (0, "scale")
+
+
+def test_stages_of_recipes():
+    assert (recipe("resnet50_16ipus_8k_bn_pipeline").devices) == 16
+    on_one_device = recipe("resnet50_mlperf_pod16_bs20")
+    assert (on_one_device.stages, on_one_device.devices) == (7, 16)
+    assert not on_one_device.in_pipeline
+
+
+def test_a_global_batch_that_does_not_divide_is_said():
+    notes = recipe("resnet50_mlperf_pod16_lars").notes
+    assert any("3456 is used" in note for note in notes)
+
+
+def test_validation_takes_all_devices_of_the_training():
+    plan = recipe("resnet50_16ipus_8k_bn_pipeline")
+    assert (plan.validation_replicas, plan.validation_batch) == (16, 16)
+    plan = recipe("resnet50_mlperf_bs16")
+    assert (plan.validation_replicas, plan.validation_batch) == (16, 108)
+
+
+def test_what_has_no_effect_is_named_once():
+    (note,) = make_plan(Options(half_partials=True, conv_dithering=True)).notes
+    assert note.count("--half-partials") == note.count("--conv-dithering") == 1
+    (note,) = make_plan(Options(pipeline_schedule="interleaved")).notes
+    assert "--pipeline-schedule (there are no stages without --pipeline-splits)" in note
+    assert make_plan(Options()).notes == ()
+
+
+def test_deterministic_turns_shuffling_off_and_draws_a_seed():
+    plan = make_plan(Options(deterministic=True))
+    assert not plan.options.shuffle
+    assert plan.options.seed is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"recomputation": True}, "--recomputation is for stages"),
+        ({"logs_per_epoch": Fraction(-1)}, "--logs-per-epoch -1 is negative"),
+        ({"logs_per_epoch": Fraction(1, 4), "num_epochs": 6}, "4.0 epochs a time for 6"),
+        ({"ckpts_per_epoch": Fraction(-1)}, "--ckpts-per-epoch -1 is negative"),
+        ({"first_ckpt_epoch": -1.0}, "--first-ckpt-epoch -1.0 is negative"),
+        (
+            {"pipeline_splits": ["a", "b", "c"], "device_mapping": [0, 1, 2, 4]},
+            "0 1 2 4 leaves devices out",
+        ),
+        ({"device_mapping": [0, 1]}, "has 2 devices, but there are 1 stages"),
+        ({"eight_bit_transfer": True}, "Pass --accelerator-side-preprocess"),
+        ({"fused_preprocessing": True}, "Pass --accelerator-side-preprocess"),
+        ({"available_memory_proportion": [1.0, 2.0]}, "takes one value"),
+        (
+            {"available_memory_proportion": [1.0] * 3, "pipeline_splits": ["a"]},
+            "has 3 values, but 2 stages take 1 or 4",
+        ),
+        ({"dbn_replica_group_size": 2}, "2 does not divide 1 replicas"),
+        (
+            {"dbn_replica_group_size": 2, "num_replicas": 2, "pipeline_splits": ["a"]},
+            "needs replicas of one device",
+        ),
+        ({"norm_layer": {"name": "layer_norm"}}, "'layer_norm' is not one of"),
+        ({"norm_layer": {"name": "custom_batch_norm"}}, "needs a momentum"),
+        ({"norm_layer": {"name": "group_norm"}}, "num_groups or channels_per_group"),
+        (
+            {"gradient_accumulation_count": 2, "global_batch_size": 4},
+            "were both given",
+        ),
+        ({"micro_batch_size": 0}, "--micro-batch-size 0: pass 1 or more"),
+        ({"micro_batch_size": 60_000}, "50000 images do not make a weight update of 60000"),
+        ({"training": False, "validation": False}, "nothing to do"),
+        ({"lookahead": -1}, "--lookahead -1: pass 0 or more"),
+        ({"mixup": -1.0}, "--mixup -1.0: pass 0 or more"),
+        ({"weight_updates_per_epoch": 0}, "--weight-updates-per-epoch 0"),
+        (
+            {"validation_views": 2, "synthetic_data": "ipu"},
+            "--validation-views 2: pass 1, for --synthetic-data ipu",
+        ),
+        ({"crop_padding": -1}, "--crop-padding -1: pass 0 or more"),
+        ({"crop_padding": 32}, "less than the 32 pixels of an image"),
+        (
+            {"dataset": "mnist", "normalisation": "cifar10"},
+            "--normalisation cifar10 is for images of 3 channels, but those of mnist have 1",
+        ),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        make_plan(Options(**options))
+
+
+SEED = (
+    "--model cifar_resnet8 --num-epochs {epochs} --precision 16.16 --micro-batch-size 8 "
+    "--validation False --half-partials True --gradient-accumulation 8 --logs-per-epoch {logs}"
+)
+
+
+@pytest.mark.parametrize(
+    ("logs", "calls", "warned"),
+    [("1", 6, False), ("2", 6, True), ("10", 66, True), ("1/2", 3, False), ("1/3", 2, False)],
+)
+def test_the_commands_of_the_handbook_make_as_many_device_calls_as_it_says(logs, calls, warned):
+    plan = make_plan(parse(SEED.format(epochs=6, logs=logs).split()))
+    assert plan.events.updates // plan.events.per_call == calls
+    assert plan.steps_per_execution == 6 * 6248 // calls
+    assert any("closest possible" in note for note in plan.notes) == warned
+
+
+def test_the_handbooks_run_without_logs_is_one_device_call_and_says_so():
+    plan = make_plan(parse(SEED.format(epochs=6, logs=0).split()))
+    assert plan.events.per_call == plan.events.updates
+    assert any("entire run" in note for note in plan.notes)
+
+
+def test_the_handbooks_wrong_command_has_its_words():
+    with pytest.raises(
+        ValueError, match=r"^It is not possible to log 2\.0 epochs a time for 5 epo"
+    ):
+        make_plan(parse(SEED.format(epochs=5, logs="1/2").split()))
