@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import jax
+from convoy.engine.chunk_runner import ChunkRunner, Outcome
 from convoy.engine.data.chunks import Chunk
 
 Begin = Callable[[int], None]
@@ -45,7 +46,7 @@ class Aside:
         """Count from a step on."""
         self._steps = step
 
-    def listening_to(self, programs: Any) -> Listened:
+    def listening_to(self, programs: ChunkRunner) -> Listened:
         """Return what runs chunks of data in the place of programs, and tells of them."""
         return Listened(programs, self)
 
@@ -81,10 +82,10 @@ class Aside:
 class Listened:
     """Runs chunks of data, and tells of each."""
 
-    def __init__(self, programs: Any, aside: Aside) -> None:
+    def __init__(self, programs: ChunkRunner, aside: Aside) -> None:
         self._programs, self._aside = programs, aside
 
-    def run(self, chunk: Chunk) -> Any:
+    def run(self, chunk: Chunk) -> Outcome:
         outcome = self._programs.run(chunk)
         self._aside.hear(chunk, outcome)
         return outcome

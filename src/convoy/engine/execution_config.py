@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 import jax.numpy as jnp
 import keras
@@ -12,6 +12,7 @@ from convoy.engine.state import Mode
 from convoy.engine.step.all_reduce import Reduction
 
 if TYPE_CHECKING:
+    from convoy.engine.chunk_runner import ModelRunner
     from convoy.engine.observer import Observer
 
 BatchMeaning = Literal["replica", "global"]
@@ -46,12 +47,12 @@ class Accumulation:
 
 
 class Pipeline(Protocol):
-    """What the engine asks of a pipeline."""
+    """Pipeline options, as far as the engine uses them."""
 
     def programs(
-        self, model: keras.Model, plan: ExecutionConfig, mode: Mode, observer: Observer
-    ) -> Any:
-        """Return what runs a model, as `engine.program.Programs` does."""
+        self, model: keras.Model, config: ExecutionConfig, mode: Mode, observer: Observer
+    ) -> ModelRunner:
+        """Return the runner of a model with pipeline stages."""
         ...
 
 

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import keras
+from convoy.engine.chunk_runner import ChunkRunner, ModelRunner
 from convoy.engine.data.chunks import Feed
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.state import Mode
@@ -39,8 +40,8 @@ class Observer(Protocol):
         """
         ...
 
-    def programs(self, mode: Mode, programs: Any) -> Any:
-        """Return what runs chunks of data in the place of a model's programs."""
+    def programs(self, mode: Mode, programs: ModelRunner) -> ChunkRunner:
+        """Return a wrapper of a runner that observes its device calls."""
         ...
 
     def feed(self, feed: Feed) -> Feed:
@@ -71,7 +72,7 @@ class NullObserver:
         del name, varying
         return program
 
-    def programs(self, mode: Mode, programs: Any) -> Any:
+    def programs(self, mode: Mode, programs: ModelRunner) -> ChunkRunner:
         del mode
         return programs
 

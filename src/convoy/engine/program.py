@@ -8,6 +8,7 @@ import jax
 import keras
 import numpy as np
 from convoy import cpu, distributed, keras_bridge
+from convoy.engine.chunk_runner import ModelRunner
 from convoy.engine.compose import Composition, given
 from convoy.engine.data.chunks import Chunk, local_batch_shapes, shapes, size
 from convoy.engine.data.device_put import fetch_absent, is_elsewhere, to_host, to_own
@@ -18,6 +19,7 @@ from convoy.engine.step.constant_folding import Hoisted, Prepared
 from convoy.engine.step.replicate import Roles
 from convoy.engine.step.shard_optimizer import Shards
 from convoy.engine.step.step import prediction_step
+from convoy.types import Shapes
 
 
 class Programs:
@@ -104,13 +106,13 @@ class Programs:
         kept, changing = self._divide(self.variables.read(), hoisted)
         return program.lower(kept, changing, chunk.source, np.int32(1)).compile().memory_analysis()
 
-    def limit_outputs(self, example: Any, budget: int, most: int) -> int:
+    def limit_outputs(self, example: Shapes, budget: int, steps_per_execution: int) -> int:
         """Choose how many steps' outputs a prediction keeps on the device, and return it."""
         leaves, structure = jax.tree.flatten(example)
         key = (*leaves, structure)
         if key not in self._output_bytes:
             self._output_bytes[key] = output_bytes(self.model, self.variables.read(), example)
-        self.capacity = max(1, min(most, budget // max(1, self._output_bytes[key])))
+        self.capacity = max(1, min(steps_per_execution, budget // max(1, self._output_bytes[key])))
         return self.capacity
 
     def _wait_for_all_but_one(self) -> None:
@@ -167,10 +169,10 @@ class ProgramCache:
         self.model = model
         self.config = config
         self.observer = observer
-        self._made: dict[Mode, Programs] = {}
+        self._made: dict[Mode, ModelRunner] = {}
         self._prepared = Prepared()
 
-    def get(self, mode: Mode) -> Programs:
+    def get(self, mode: Mode) -> ModelRunner:
         if mode == "train":
             self._prepared.clear()  # the weights are about to change
         programs = self._made.get(mode)
@@ -179,7 +181,7 @@ class ProgramCache:
         programs.place()
         return programs
 
-    def made(self, mode: Mode) -> Programs | None:
+    def made(self, mode: Mode) -> ModelRunner | None:
         """Return the programs of a mode, if there are any."""
         return self._made.get(mode)
 
@@ -191,7 +193,7 @@ class ProgramCache:
                 own = map(to_own, fetch_absent(values))
                 programs.variables.write(jax.tree.unflatten(structure, own))
 
-    def _make(self, mode: Mode) -> Programs:
+    def _make(self, mode: Mode) -> ModelRunner:
         if self.config.pipeline is not None:
             return self.config.pipeline.programs(self.model, self.config, mode, self.observer)
         return Programs(self.model, self.config, mode, self._prepared, self.observer)

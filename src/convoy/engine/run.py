@@ -16,12 +16,13 @@ import numpy as np
 from convoy import distributed, keras_bridge
 from convoy.engine.async_callbacks import Aside
 from convoy.engine.checkpointer import Progress, Recorder, Resumption, recorder_among
+from convoy.engine.chunk_runner import ChunkRunner
 from convoy.engine.data.chunks import Budget, Feed
 from convoy.engine.data.streamed import block_chunk
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.interrupt import Uninterrupted
 from convoy.engine.observer import NULL_OBSERVER, Observer
-from convoy.engine.program import ProgramCache, Programs
+from convoy.engine.program import ProgramCache
 from convoy.engine.state import Mode
 from convoy.engine.steps_per_execution import Pace, make_pace
 
@@ -43,7 +44,7 @@ class Around(NamedTuple):
         most: steps that one device call can run, if that is fewer than callbacks want.
     """
 
-    programs: Programs
+    programs: ChunkRunner
     begin: Begin
     end: End
     most: int | None
@@ -272,7 +273,7 @@ class Runner:
                 aside.settle()
                 end(step, outcomes)
 
-            listened: Any = aside.listening_to(programs)
+            listened = aside.listening_to(programs)
             # One weight update at a time: the devices have the next one waiting.
             group = self.current.cut(mode).group
             yield Around(listened, aside.start_at, observer.callback(settle_and_end), group)

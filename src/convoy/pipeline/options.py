@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import jax
 import keras
@@ -26,6 +26,7 @@ from convoy.pipeline.subclassed_stages import find_stages
 from convoy.pipeline.validate import validate
 
 if TYPE_CHECKING:
+    from convoy.engine.chunk_runner import ModelRunner
     from convoy.engine.execution_config import ExecutionConfig
     from convoy.engine.observer import Observer
 
@@ -91,8 +92,8 @@ class Pipelining:
 
     def programs(
         self, model: keras.Model, config: ExecutionConfig, mode: Mode, observer: Observer
-    ) -> Any:
-        """Return what runs the model."""
+    ) -> ModelRunner:
+        """Return the runner of the model in one mode."""
         # They import the engine, which asks here.
         from convoy.pipeline.runner.inference import ForwardPrograms
         from convoy.pipeline.runner.training import PipelinePrograms

@@ -17,6 +17,7 @@ import keras
 from convoy import cpu, distributed
 from convoy.checkpoint.preemption import Left
 from convoy.engine import observer
+from convoy.engine.chunk_runner import ChunkRunner, ModelRunner, Outcome
 from convoy.engine.data.chunks import Chunk, Feed
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.state import Mode
@@ -146,7 +147,7 @@ class Recording:
     def program(self, name: str, program: Any, varying: int | None = None) -> Any:
         return ObservedProgram(name, program, varying, self._note_program, self._note_started)
 
-    def programs(self, mode: Mode, programs: Any) -> Any:
+    def programs(self, mode: Mode, programs: ModelRunner) -> ChunkRunner:
         return ObservedPrograms(self, mode, programs)
 
     def feed(self, feed: Feed) -> Feed:
@@ -283,14 +284,11 @@ class Observed(Protocol):
 class ObservedPrograms:
     """Runs chunks of data, and has a recording note it."""
 
-    def __init__(self, recording: Recording, mode: Mode, programs: Any) -> None:
+    def __init__(self, recording: Recording, mode: Mode, programs: ModelRunner) -> None:
         self._recording, self._mode, self._programs = recording, mode, programs
 
-    def run(self, chunk: Chunk) -> Any:
+    def run(self, chunk: Chunk) -> Outcome:
         return self._recording.call(self._mode, self._programs, chunk)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._programs, name)
 
 
 class ObservedFeed:

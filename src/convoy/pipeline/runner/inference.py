@@ -82,10 +82,10 @@ class ForwardPrograms:
         """Move the variables to where their stages run."""
         self.layout.place(self.variables, {})
 
-    def limit_outputs(self, example: Any, budget: int, most: int) -> int:
+    def limit_outputs(self, example: Any, budget: int, steps_per_execution: int) -> int:
         """Choose how many steps' outputs a prediction keeps on the devices, and return it."""
         needed = output_bytes(self.model, self.variables.read(), example)
-        return max(1, min(most, budget // max(1, needed)))
+        return max(1, min(steps_per_execution, budget // max(1, needed)))
 
     def run(self, chunk: Chunk) -> Any:
         """Run a chunk's micro-batches.

@@ -96,6 +96,11 @@ class PipelinePrograms:
                 slots.setdefault(id(variable), []).append(place)
         self.layout.place(self.variables, slots)
 
+    def limit_outputs(self, example: Any, budget: int, steps_per_execution: int) -> int:
+        """Training has no outputs to keep."""
+        del example, budget
+        return steps_per_execution
+
     def run(self, chunk: Chunk) -> Any:
         """Run a chunk's weight updates; the variables then hold their outcome."""
         while len(self._running) > 1:
