@@ -10,7 +10,7 @@ PARALLEL := --numprocesses auto --dist worksteal
 BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard src/convoy/*/native/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train docs test test-all test-clients test-sanitized soak soak-serving lint bench-peers clean
+.PHONY: help setup train docs test test-all freeze test-clients test-sanitized soak soak-serving lint bench-peers clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -61,6 +61,10 @@ $(SANITIZED)/.installed: $(BUILT_FROM)
 	@CXXFLAGS="-fsanitize=address,undefined -fno-omit-frame-pointer -g" \
 	  $(SANITIZED)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
+
+freeze: setup ## Accept changes to public names and flags: write tests/golden again
+	@$(BIN)/python -m pytest --quiet --update-frozen $$(grep -rlw frozen tests --include='test_*.py')
+	@git diff --stat tests/golden
 
 soak: setup ## Kill 100 runs at random moments, and find the same bits
 	@$(BIN)/python tests/checkpoint/soak.py $(ARGS)

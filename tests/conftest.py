@@ -11,6 +11,7 @@ import jax
 import keras
 import numpy as np
 import pytest
+from tests.frozen import Frozen
 
 jax.config.update("jax_num_cpu_devices", 4)
 
@@ -19,6 +20,12 @@ KEEP_ALL = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": 0,
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": -1,
 }
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--update-frozen", action="store_true", help="write the golden files of tests/golden again"
+    )
 
 
 def pytest_configure(config):
@@ -51,3 +58,9 @@ def fresh_start():
 @pytest.fixture
 def rng():
     return np.random.default_rng(0)
+
+
+@pytest.fixture
+def frozen(request):
+    """A comparison with the golden files of `tests/golden`; see `tests/frozen.py`."""
+    return Frozen(update=request.config.getoption("--update-frozen"))
