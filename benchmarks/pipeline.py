@@ -6,7 +6,7 @@ Each variant is a process of its own that trains the same network: a stem and ei
 convolutions, four of them in each stage. They take turns, round by round, and sleep in between, so
 that a noisy machine hits all alike. One device on one core is compared with two stages on two
 cores, one thread each; the measured time of an update with the simulated one, from actions that
-were timed in the same turn; and zero-bubble with interleaved. Then the memory of each stage beside
+were timed in the same turn; and zero-bubble with 1F1B. Then the memory of each stage beside
 that of the whole model, and the host's time for an action. Expected in 6 minutes on two quiet
 cores: 16 micro-batches take at most 1 / 1.6 of one device's time, and the simulation is within
 10 %.
@@ -36,16 +36,16 @@ class Variant:
     title: str
     stages: int
     micro_batches: int
-    schedule: str = "interleaved"
+    schedule: str = "1f1b"
     recompute: bool = False
 
 
 VARIANTS = {
     "one": Variant("one device, 16 micro-batches", 1, 16),
-    "interleaved": Variant("interleaved, 16 micro-batches", 2, 16),
+    "1f1b": Variant("1F1B, 16 micro-batches", 2, 16),
     "zero-bubble": Variant("zero-bubble, 16 micro-batches", 2, 16, "zero-bubble"),
-    "recompute": Variant("interleaved, recomputing", 2, 16, recompute=True),
-    "interleaved-4": Variant("interleaved, 4 micro-batches", 2, 4),
+    "recompute": Variant("1F1B, recomputing", 2, 16, recompute=True),
+    "1f1b-4": Variant("1F1B, 4 micro-batches", 2, 4),
     "zero-bubble-4": Variant("zero-bubble, 4 micro-batches", 2, 4, "zero-bubble"),
 }
 
@@ -231,14 +231,14 @@ def report(turns: dict[str, list[tuple]], memory: dict[str, Any], host: float) -
         measured = spread([1e3 * turn[0] for turn in found], "{:.0f}")
         beside = spread([a / b for a, b in found]) if found[0][1] else "-"
         lines.append(f"{VARIANTS[name].title:32} {measured:26} {beside}")
-    lines.append(f"one device / interleaved: {ratio('one', 'interleaved')} times as fast")
+    lines.append(f"one device / 1F1B: {ratio('one', '1f1b')} times as fast")
     lines.append(f"one device / zero-bubble: {ratio('one', 'zero-bubble')} times as fast")
     for number in ("", "-4"):
-        over, under = f"interleaved{number}", f"zero-bubble{number}"
+        over, under = f"1f1b{number}", f"zero-bubble{number}"
         said = [a[1] / b[1] for a, b in zip(turns[over], turns[under], strict=True)]
         count = VARIANTS[over].micro_batches
         lines.append(
-            f"interleaved / zero-bubble, {count} micro-batches: {ratio(over, under)} measured, "
+            f"1F1B / zero-bubble, {count} micro-batches: {ratio(over, under)} measured, "
             f"{spread(said)} simulated"
         )
     for name, found in memory.items():
@@ -268,8 +268,8 @@ def measure(rounds: int, updates: int, batch: int) -> list[str]:
         for _ in range(rounds):
             for name in VARIANTS:
                 turns[name].append(ask(name, "turn"))
-        memory = {name: ask(name, "memory") for name in ("one", "interleaved", "recompute")}
-        return report(turns, memory, ask("interleaved", "host"))
+        memory = {name: ask(name, "memory") for name in ("one", "1f1b", "recompute")}
+        return report(turns, memory, ask("1f1b", "host"))
     finally:
         for process, connection in seats.values():
             connection.send("")

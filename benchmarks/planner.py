@@ -57,7 +57,7 @@ class Network:
             return [Configuration(1, 1, self.micro_batch, count)]
         ways = [Configuration(2, 1, self.micro_batch, count // 2)]
         if self.stages:
-            ways.append(Configuration(1, 2, self.micro_batch, count, "interleaved"))
+            ways.append(Configuration(1, 2, self.micro_batch, count, "1f1b"))
         return ways
 
 

@@ -1,7 +1,7 @@
 import io
 
 import pytest
-from convoy.progress_bar import Output, show_duration
+from convoy.progress_bar import Output
 from convoy.train.metrics_row import Record, average
 
 
@@ -17,10 +17,6 @@ class Terminal(io.StringIO):
 
 def record(loss, throughput=10.0, **more):
     return Record("training", 8, 0.5, loss, 0.25, throughput, 0.1, **more)
-
-
-def test_durations():
-    assert [show_duration(s) for s in (0, 42, 62, 3723)] == ["0:00", "0:42", "1:02", "1:02:03"]
 
 
 def test_a_bar_is_drawn_over_itself_and_lines_stay(monkeypatch):

@@ -126,7 +126,7 @@ class EngineMethods:
         self,
         *,
         gradient_accumulation_steps_per_replica: int | None = None,
-        schedule: str | Schedule = "interleaved",
+        schedule: str | Schedule = "1f1b",
         device_mapping: Sequence[int] | None = None,
         recompute: bool = False,
         record: bool = False,
@@ -136,7 +136,7 @@ class EngineMethods:
         Args:
             gradient_accumulation_steps_per_replica: micro-batches per weight update and replica; by
                 default what the strategy says.
-            schedule: `"sequential"`, `"grouped"`, `"interleaved"`, `"zero-bubble"`, or a
+            schedule: `"sequential"`, `"gpipe"`, `"1f1b"`, `"zero-bubble"`, or a
                 `Schedule` of your own.
             device_mapping: the device of each stage; by default one for each.
             recompute: whether stages keep only their input for the backward pass.

@@ -8,14 +8,9 @@ import time
 from collections.abc import Mapping
 from typing import TextIO
 
+from convoy.units import format_clock
+
 FILLED, EMPTY = "━", "─"
-
-
-def show_duration(seconds: float) -> str:
-    """Return hours, minutes and seconds, as `0:42` or `1:02:03`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 class Bar:
@@ -55,7 +50,7 @@ class Bar:
         first, since = self._first
         if done == first:
             first, since = 0, self._start
-        return show_duration((now - since) / max(1, done - first) * (self.total - done))
+        return format_clock((now - since) / max(1, done - first) * (self.total - done))
 
     def keep(self, text: str) -> None:
         """Write a line above the bar, which stays."""

@@ -44,7 +44,7 @@ def test_the_best_few_come_with_their_recipe_and_a_picture(capsys, tmp_path):
     with table.open() as file:
         rows = list(csv.DictReader(file))
     assert all(float(row["ms/update"]) > 0 < float(row["samples/s"]) for row in rows)
-    assert {row["schedule"] for row in rows} == {"-", "interleaved", "grouped", "zero-bubble"}
+    assert {row["schedule"] for row in rows} == {"-", "1f1b", "gpipe", "zero-bubble"}
 
 
 def test_several_numbers_of_devices_make_a_table_and_a_page(capsys, tmp_path):
@@ -98,7 +98,7 @@ def test_several_hosts_are_launched():
         "convoy launch --num-instances 4 --num-replicas 8 --devices-per-replica 4 "
         "examples/cnns/train.py --model-name toy_model --num-replicas 8 --micro-batch-size 2 "
         "--gradient-accumulation-count 8 --pipeline-splits layer1 layer2 layer3 "
-        "--pipeline-schedule Zero-bubble --recomputation"
+        "--pipeline-schedule zero-bubble --recomputation"
     )
 
 

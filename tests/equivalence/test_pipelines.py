@@ -347,7 +347,7 @@ def check_subclassed(schedule, accumulation, replicas, normalises, kind=Subclass
 @pytest.mark.parametrize("normalises", [False, True])
 @pytest.mark.parametrize("kind", [Subclassed, Nesting, Untold, Frozen])
 def test_a_subclassed_model(kind, normalises):
-    check_subclassed("interleaved", 4, 2, normalises, kind)
+    check_subclassed("1f1b", 4, 2, normalises, kind)
 
 
 @slow

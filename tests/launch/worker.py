@@ -30,7 +30,7 @@ def data():
 KINDS = {
     "plain": {},
     "zero-bubble": {"schedule": "zero-bubble", "recompute": True, "accumulated": 4, "clip": 0.1},
-    "scaled": {"schedule": "grouped", "accumulated": 2, "scaled": True, "branched": True},
+    "scaled": {"schedule": "gpipe", "accumulated": 2, "scaled": True, "branched": True},
 }
 
 
@@ -64,7 +64,7 @@ def make_staged(strategy, kind):
         )
     convoy.split(model, ["second", "third"] if settings.get("branched") else ["flatten"])
     model.set_pipelining_options(
-        schedule=settings.get("schedule", "interleaved"),
+        schedule=settings.get("schedule", "1f1b"),
         device_mapping=[0, 1, 0] if settings.get("branched") else None,
         recompute=settings.get("recompute", False),
     )

@@ -33,7 +33,7 @@ def network(optimizer=None):
     return make
 
 
-def compare(word, optimizer=None, *, replicas=1, size=1.0, schedule="interleaved", **strategy):
+def compare(word, optimizer=None, *, replicas=1, size=1.0, schedule="1f1b", **strategy):
     """Train the same in stages, on four devices at most, and in one piece; return the history."""
     cuts = CUTS[replicas - 1 :]
     rng = np.random.default_rng(1)
@@ -66,9 +66,7 @@ def test_a_word_without_scaling(word):
 
 
 @slow
-@pytest.mark.parametrize(
-    ("replicas", "schedule"), [(1, "interleaved"), (1, "zero-bubble"), (2, "grouped")]
-)
+@pytest.mark.parametrize(("replicas", "schedule"), [(1, "1f1b"), (1, "zero-bubble"), (2, "gpipe")])
 def test_a_static_loss_scale(replicas, schedule):
     compare("32.32", loss_scale=1024, replicas=replicas, schedule=schedule)
 
@@ -77,8 +75,8 @@ def test_a_static_loss_scale(replicas, schedule):
     ("word", "replicas", "schedule", "rounding"),
     [
         ("16.16", 1, "zero-bubble", "on"),
-        pytest.param("16.32", 1, "grouped", "off", marks=slow),
-        pytest.param("16.32", 2, "interleaved", "off", marks=slow),
+        pytest.param("16.32", 1, "gpipe", "off", marks=slow),
+        pytest.param("16.32", 2, "1f1b", "off", marks=slow),
     ],
 )
 def test_an_automatic_loss_scale_that_leaves_updates_out(word, replicas, schedule, rounding):

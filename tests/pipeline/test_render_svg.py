@@ -19,5 +19,5 @@ def test_every_action_is_a_box_as_wide_as_it_is_long():
 
 
 def test_the_picture_in_the_readme_is_what_is_drawn():
-    drawn = picture(simulate(generate("interleaved", stages=4, micro_batches=8)))
+    drawn = picture(simulate(generate("1f1b", stages=4, micro_batches=8)))
     assert COMMITTED.read_text() == drawn

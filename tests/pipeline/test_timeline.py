@@ -30,9 +30,7 @@ def train(**options):
     return model, (history, state(model))
 
 
-@pytest.mark.parametrize(
-    "schedule", ["zero-bubble", pytest.param("interleaved", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("schedule", ["zero-bubble", pytest.param("1f1b", marks=pytest.mark.slow)])
 def test_a_recorded_update_is_the_schedule(schedule):
     model, outcome = train(schedule=schedule, record=True)
     timeline = model.get_pipeline_timeline()
@@ -58,7 +56,7 @@ def test_nothing_is_recorded_unless_asked_for():
 
 
 def test_durations_are_medians_of_each_stage_and_kind():
-    schedule = generate("interleaved", 2, 3)
+    schedule = generate("1f1b", 2, 3)
     slow_second = {Kind.FORWARD: [1.0, 3.0], Kind.BACKWARD: [2.0, 5.0]}
     assert durations(simulate(schedule, slow_second)) == slow_second
     split = generate("zero-bubble", 2, 3)
@@ -67,7 +65,7 @@ def test_durations_are_medians_of_each_stage_and_kind():
 
 
 def test_actions_that_run_alone_do_not_overlap():
-    schedule = generate("interleaved", 2, 2)
+    schedule = generate("1f1b", 2, 2)
     recorder = Recorder(schedule, 1, alone=True)
     for number, event in enumerate(simulate(schedule).events):
         recorder.started(event.action, 0, float(number), jnp.zeros(()))

@@ -20,7 +20,7 @@ def rejected(schedule: Schedule) -> ScheduleError:
     return error.value
 
 
-PLAIN = generate("interleaved", 2, 3)
+PLAIN = generate("1f1b", 2, 3)
 SPLIT = generate("zero-bubble", 2, 3)
 
 

@@ -26,7 +26,7 @@ def test_replicas_add_an_exchange_and_nothing_else():
     assert four.throughput == pytest.approx(40 / (one.seconds + four.exchange))
 
 
-@pytest.mark.parametrize("schedule", ["interleaved", "grouped", "zero-bubble"])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zero-bubble"])
 @pytest.mark.parametrize("count", [3, 40])
 def test_a_long_pipeline_takes_as_long_as_all_of_it_simulated(schedule, count):
     found = predict(chain((1, 2, 2, 1)), Configuration(1, 4, 2, count, schedule))
@@ -42,12 +42,12 @@ def test_a_long_pipeline_takes_as_long_as_all_of_it_simulated(schedule, count):
 
 
 def test_the_slow_layer_has_a_stage_of_its_own():
-    found = predict(chain((1, 1, 8, 1)), Configuration(1, 3, 1, 6, "interleaved"))
+    found = predict(chain((1, 1, 8, 1)), Configuration(1, 3, 1, 6, "1f1b"))
     assert found.cuts == (2, 3)
 
 
 def test_the_host_holds_up_a_pipeline_of_small_actions():
-    found = predict(chain(), Configuration(1, 2, 1, 8, "interleaved"), host_action=1.0)
+    found = predict(chain(), Configuration(1, 2, 1, 8, "1f1b"), host_action=1.0)
     assert found.compute == 2 * 2 * 8
 
 
@@ -58,16 +58,16 @@ def test_memory_counts_weights_gradients_slots_and_held_micro_batches():
     accumulated = predict(chain(), Configuration(1, 1, 8, 2), slots=2, devices=1)
     assert accumulated.memory == weights * 5 + 8 * sample
     # Of two stages the first holds two micro-batches.
-    staged = predict(chain(), Configuration(1, 2, 8, 4, "interleaved"), slots=2)
+    staged = predict(chain(), Configuration(1, 2, 8, 4, "1f1b"), slots=2)
     assert staged.memory == weights / 2 * 5 + 2 * 8 * sample / 2
-    again = predict(chain(), Configuration(1, 2, 8, 4, "interleaved", True), slots=2)
+    again = predict(chain(), Configuration(1, 2, 8, 4, "1f1b", True), slots=2)
     assert again.memory == weights / 2 * 5 + 8 * MB + 8 * sample / 2
     assert again.compute > staged.compute
 
 
 def test_a_cut_moves_where_the_even_one_does_not_fit():
     large = chain(weights=(10 * MB, 10 * MB, 10 * MB, 90 * MB))
-    even = Configuration(1, 2, 1, 4, "interleaved")
+    even = Configuration(1, 2, 1, 4, "1f1b")
     assert predict(large, even).cuts == (2,)
     narrow = predict(large, even, memory=91 * MB * 4)
     assert narrow.cuts == (3,)

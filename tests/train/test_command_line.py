@@ -135,7 +135,7 @@ def test_a_bare_flag_means_yes():
 
 @pytest.mark.parametrize("word", ["interleaved", "Interleaved", "INTERLEAVED"])
 def test_words_are_taken_in_any_case(word):
-    assert parse(["--pipeline-schedule", word]).pipeline_schedule == "interleaved"
+    assert parse(["--pipeline-schedule", word]).pipeline_schedule == "1f1b"
 
 
 def test_fractions_stay_exact():
@@ -155,7 +155,10 @@ def test_dictionaries_are_yaml_or_json():
         (["--modle", "x"], "--modle is not a flag. Did you mean --model-name"),
         (["--epoch", "3"], "--epoch is not a flag. Did you mean --num-epochs"),
         (["stray"], "'stray' was not expected"),
-        (["--pipeline-schedule", "x"], "one of sequential, grouped, interleaved, zero-bubble"),
+        (
+            ["--pipeline-schedule", "x"],
+            "one of sequential, gpipe, 1f1b, zero-bubble, grouped, interleaved",
+        ),
         (["--dataset", "cifar"], "'cifar' is not one of .* Did you mean cifar10"),
         (["--num-epochs", "many"], "argument --num-epochs: 'many' is not a whole number"),
         (["--validation", "perhaps"], "'perhaps' is neither true nor false"),

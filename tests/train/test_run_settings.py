@@ -99,7 +99,7 @@ def test_validation_takes_all_devices_of_the_training():
 def test_what_has_no_effect_is_named_once():
     (note,) = make_plan(Options(half_partials=True, conv_dithering=True)).notes
     assert note.count("--half-partials") == note.count("--conv-dithering") == 1
-    (note,) = make_plan(Options(pipeline_schedule="interleaved")).notes
+    (note,) = make_plan(Options(pipeline_schedule="1f1b")).notes
     assert "--pipeline-schedule (there are no stages without --pipeline-splits)" in note
     assert make_plan(Options()).notes == ()
 

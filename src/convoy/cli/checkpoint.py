@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from convoy.checkpoint.callback import Checkpoints
 from convoy.checkpoint.errors import CheckpointError
 from convoy.checkpoint.folder import Folder, Position
 from convoy.checkpoint.store import Content, Json
+from convoy.units import format_bytes
 from convoy_command.parser import Parser
 
 SUMMARY = "List, show, verify, average and convert checkpoints."
@@ -89,7 +89,7 @@ def _list(options: argparse.Namespace) -> int:
         logs = body["state"].get("logs", {})
         values = "  ".join(f"{name} {value:.4g}" for name, value in logs.items())
         written = body["about"].get("written", "")
-        line = f"{position.name}  {_bytes(_size(path)):>9}  {written}  {values}"
+        line = f"{position.name}  {format_bytes(_size(path)):>9}  {written}  {values}"
         lines[position] = line.rstrip()
     for position, line in lines.items():
         print(f"{line}  (best)" if position == best else line)
@@ -109,7 +109,7 @@ def _show(options: argparse.Namespace) -> int:
     path, content = _open(options.checkpoint)
     body = store.read_manifest(path)
     state, about = content.state, content.about
-    rows = [("checkpoint", str(path)), ("size", _bytes(_size(path)))]
+    rows = [("checkpoint", str(path)), ("size", format_bytes(_size(path)))]
     if not state.get("weights_only"):
         rows += [
             ("epochs done", str(state["epoch"])),
@@ -198,8 +198,3 @@ def _hint(folder: Folder) -> str:
 
 def _size(path: Path) -> int:
     return sum(file.stat().st_size for file in path.iterdir())
-
-
-def _bytes(count: int) -> str:
-    power = min(3, int(math.log2(max(1, count)) // 10))
-    return f"{count / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB')[power]}"

@@ -18,15 +18,22 @@ from convoy import precision as precisions
 from convoy.cpu import threads
 from convoy.data.catalog import DATASETS
 from convoy.pipeline.balance.layer_costs import transfer_seconds
-from convoy.plan import page, recipe, show, sizes, timing
+from convoy.plan import page, recipe, show, timing
 from convoy.plan.estimate import estimate
 from convoy.plan.machine import Machine
 from convoy.plan.measured import measured
 from convoy.plan.predict import Predictor
 from convoy.plan.profile import Profile
 from convoy.plan.search import Found, search
-from convoy.plan.show import counted
 from convoy.train.models import find_model, make_model
+from convoy.units import (
+    format_count,
+    format_number,
+    parse_bytes,
+    parse_bytes_per_second,
+    parse_flops,
+    parse_seconds,
+)
 from convoy_command.parser import Parser
 
 PROGRAM = "convoy plan"
@@ -43,17 +50,23 @@ def make_parser() -> Parser:
     add("--dataset", choices=DATASETS, help="whose images (default: what the model is made for)")
     add("--devices", type=int, nargs="+", required=True, help="how many; several make a table")
     add("--global-batch", "--global-batch-size", type=int, required=True, help="per weight update")
-    add("--memory", type=sizes.size, help="of a device, as 8GB (default: what one has here)")
+    add("--memory", type=parse_bytes, help="of a device, as 8GB (default: what one has here)")
     add("--precision", default="32.32", choices=precisions.KNOWN, help="default: 32.32")
     add("--optimizer", default="sgd", choices=SLOTS, help="for its memory (default: sgd)")
     add("--measure", action="store_true", help="time the model here, instead of estimating it")
     group = parser.add_argument_group("devices that are not here")
     group.add_argument("--devices-per-host", type=int, metavar="N", help=f"default: {PER_HOST}")
-    group.add_argument("--device-flops", type=sizes.flops, metavar="X", help="as 100TFLOPS")
-    group.add_argument("--device-bandwidth", type=sizes.rate, metavar="X", help="as 1TB/s")
-    group.add_argument("--link", type=sizes.rate, metavar="X", help="between devices, as 50GB/s")
-    group.add_argument("--network", type=sizes.rate, default=3.125e9, metavar="X", help="25Gbit/s")
-    group.add_argument("--latency", type=sizes.seconds, default=30e-6, metavar="X", help="30us")
+    group.add_argument("--device-flops", type=parse_flops, metavar="X", help="as 100TFLOPS")
+    group.add_argument(
+        "--device-bandwidth", type=parse_bytes_per_second, metavar="X", help="as 1TB/s"
+    )
+    group.add_argument(
+        "--link", type=parse_bytes_per_second, metavar="X", help="between devices, as 50GB/s"
+    )
+    group.add_argument(
+        "--network", type=parse_bytes_per_second, default=3.125e9, metavar="X", help="25Gbit/s"
+    )
+    group.add_argument("--latency", type=parse_seconds, default=30e-6, metavar="X", help="30us")
     group = parser.add_argument_group("what is shown")
     group.add_argument("--best", type=int, default=5, metavar="N", help="default: 5")
     group.add_argument("--csv", type=Path, help="write every configuration to a file")
@@ -85,7 +98,7 @@ def main(words: Sequence[str]) -> int:
         per_host = min(count, options.devices_per_host or PER_HOST)
         own = replace(machine, devices=count, per_host=per_host)
         predictor = Predictor(profile, own, SLOTS[options.optimizer])
-        _tell(f"comparing divisions over {counted(count, 'device')}")
+        _tell(f"comparing divisions over {format_count(count, 'device')}")
         found = search(predictor, options.global_batch, None if options.csv else options.best)
         results.append((own, found))
         if len(options.devices) == 1:
@@ -95,7 +108,7 @@ def main(words: Sequence[str]) -> int:
         print(show.table([found.best[0] for _, found in results if found.best]))
     for own, found in results:
         if not found.best:
-            print(f"{counted(own.devices, 'device')}: {show.nothing_fits(found, own)}")
+            print(f"{format_count(own.devices, 'device')}: {show.nothing_fits(found, own)}")
     if options.page:
         options.page.write_text(page.markdown(options, profile, results))
     if options.csv:
@@ -170,7 +183,7 @@ def costs(
     given = options.device_flops or options.device_bandwidth
     source = (
         f"estimated from {flops / 1e9:,.0f} GFLOP/s and "
-        f"{show.number(bandwidth / 1e9, 3)} GB/s of a device"
+        f"{format_number(bandwidth / 1e9, 3)} GB/s of a device"
         f"{'' if given else f' ({here}, measured)'}"
     )
     profile = estimate(model, flops, bandwidth, source)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from convoy.report.chrome import chrome_trace
 from convoy.report.files import Report, ReportError, read
-from convoy.report.format import show
 from convoy.report.page import make_page
 from convoy.report.summary import figures
+from convoy.units import format_value
 from convoy_command.parser import Parser
 
 
@@ -61,10 +61,11 @@ def _print(report: Report, other: Report | None) -> None:
         if figure.group != group:
             group = figure.group
             print(f"\n{group}" if group != "time" else group)
-        text = f"  {figure.name:<44} {show(figure.value, figure.unit):>14}"
+        text = f"  {figure.name:<44} {format_value(figure.value, figure.unit):>14}"
         second = beside.get((figure.group, figure.name))
         if second is not None:
-            text += f" {show(second.value, second.unit):>14}{_change(figure.value, second.value)}"
+            text += f" {format_value(second.value, second.unit):>14}"
+            text += _change(figure.value, second.value)
         print(text)
 
 

@@ -94,7 +94,7 @@ class PipelineEstimatorSpec:
         host_metrics: a function. It is given the values of what the last stage returned, for all
             samples, as arrays, and returns numbers by name, one of which is `"loss"`. Needed in
             `EVAL`.
-        schedule: `"interleaved"`, `"grouped"`, `"sequential"`, `"zero-bubble"`, or your own.
+        schedule: `"1f1b"`, `"gpipe"`, `"sequential"`, `"zero-bubble"`, or your own.
         device_mapping: the device of each stage; by default one for each.
         recompute: whether stages keep only their input for the backward pass.
         hooks: told of the run, beside those that are passed to `train` and its sisters.
@@ -109,7 +109,7 @@ class PipelineEstimatorSpec:
     gradient_accumulation: int = 1
     reduction: Literal["mean", "sum"] = "mean"
     host_metrics: Callable[..., Mapping[str, Any]] | None = None
-    schedule: str | Schedule = "interleaved"
+    schedule: str | Schedule = "1f1b"
     device_mapping: Sequence[int] | None = None
     recompute: bool = False
     hooks: Sequence[Hook] = ()
@@ -148,7 +148,7 @@ class Stages:
     """
 
     last: int
-    schedule: str | Schedule = "interleaved"
+    schedule: str | Schedule = "1f1b"
     device_mapping: Sequence[int] | None = None
     recompute: bool = False
     has_gaps: bool = False

@@ -20,7 +20,7 @@ from convoy.pipeline.balance.automatic import split_by_cost
 from convoy.pipeline.placement import PipelinePlacement
 from convoy.pipeline.runner.stage_function import reads_data
 from convoy.pipeline.schedule import Schedule
-from convoy.pipeline.schedules import check_mapping, find, generate
+from convoy.pipeline.schedules import DEFAULT, canonical_name, check_mapping, generate
 from convoy.pipeline.stage import stages_of
 from convoy.pipeline.subclassed_stages import find_stages
 from convoy.pipeline.validate import validate
@@ -48,14 +48,14 @@ class Pipelining:
         record: whether to note when each action of a weight update was run.
     """
 
-    schedule: str | Schedule = "interleaved"
+    schedule: str | Schedule = DEFAULT
     device_mapping: tuple[int, ...] | None = None
     recompute: bool = False
     record: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.schedule, str):
-            find(self.schedule)
+            canonical_name(self.schedule)
         else:
             validate(self.schedule)
 
@@ -100,7 +100,9 @@ class Pipelining:
 
         if mode == "train":
             # With that schedule they are meant to.
-            in_turn = isinstance(self.schedule, str) and self.schedule.lower() == "sequential"
+            in_turn = (
+                isinstance(self.schedule, str) and canonical_name(self.schedule) == "sequential"
+            )
             if not in_turn and distributed.index() == 0:
                 _warn_of_waiting(self.width(model), config.accumulation.count)
             return PipelinePrograms(model, config, self, observer)

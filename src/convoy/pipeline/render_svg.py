@@ -23,7 +23,7 @@ def picture(timeline: Timeline, width: int = 760) -> str:
 
     Example:
     ```python
-    Path("timeline.svg").write_text(picture(simulate(generate("interleaved", 4, 8))))
+    Path("timeline.svg").write_text(picture(simulate(generate("1f1b", 4, 8))))
     ```
     """
     height = timeline.devices * (ROW + GAP) + GAP

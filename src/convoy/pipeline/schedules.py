@@ -1,62 +1,67 @@
-"""The schedules that have a name."""
+"""Generators of the named pipeline schedules, and the table of their names and aliases."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from convoy.pipeline.schedule import Action, Kind, Schedule
 
-F, B, I, W = Kind  # noqa: E741 - the letters that schedules are written in
+F, B, I, W = Kind  # noqa: E741 - the letters in which schedules are written
 
-Mapping = Sequence[int] | None
+Generator = Callable[[int, int, tuple[int, ...]], Schedule]
+"""Takes the number of stages, the number of micro-batches and the device of each stage."""
 
 
 def generate(
-    name: str, stages: int, micro_batches: int, mapping: Mapping = None, *, trains: bool = True
+    name: str,
+    stages: int,
+    micro_batches: int,
+    mapping: Sequence[int] | None = None,
+    *,
+    trains: bool = True,
 ) -> Schedule:
-    """Make a schedule by its name.
+    """Generate a schedule by its name.
 
     Args:
-        name: one of `NAMES`.
-        stages: how many stages the model has.
-        micro_batches: that go through before the weights are updated; any number.
-        mapping: the device of each stage; by default one for each stage.
-        trains: whether there is a backward pass.
+        name: one of `NAMES` or `ALIASES`, in any case.
+        stages: number of stages of the model.
+        micro_batches: number of micro-batches per weight update; any number from 1.
+        mapping: device of each stage; by default each stage has its own.
+        trains: whether the schedule has a backward pass.
 
     Raises:
-        ValueError: if the name is unknown, or a number does not fit.
+        ValueError: if the name is unknown, or a number or the mapping is invalid.
     """
-    make = find(name)
+    generator = GENERATORS[canonical_name(name)]
     if stages < 1 or micro_batches < 1:
         raise ValueError(
             f"{stages} stages and {micro_batches} micro-batches make no pipeline. Pass 1 or more."
         )
-    homes = check_mapping(mapping, stages)
+    devices = check_mapping(mapping, stages)
     if not trains:
-        return _by_device(
-            [(m + s, 0, Action(s, F, m)) for m, s in _pairs(micro_batches, stages)], homes
-        )
-    return make(stages, micro_batches, homes)
+        steps = [(m + s, 0, Action(s, F, m)) for m, s in _pairs(micro_batches, stages)]
+        return _by_device(steps, devices)
+    return generator(stages, micro_batches, devices)
 
 
-def find(name: str) -> Callable[[int, int, tuple[int, ...]], Schedule]:
-    """Return what makes the schedule of a name.
+def canonical_name(name: str) -> str:
+    """Return the entry of `NAMES` that a name or an alias stands for.
 
     Raises:
         ValueError: if the name is unknown.
     """
-    make = NAMES.get(name.lower().replace("_", "-"))
-    if make is None:
+    written = name.lower().replace("_", "-")
+    found = ALIASES.get(written, written)
+    if found not in GENERATORS:
         raise ValueError(f"schedule={name!r} is unknown. Pass one of {', '.join(NAMES)}.")
-    return make
+    return found
 
 
-def check_mapping(mapping: Mapping, stages: int) -> tuple[int, ...]:
+def check_mapping(mapping: Sequence[int] | None, stages: int) -> tuple[int, ...]:
     """Return the device of each stage.
 
     Raises:
-        ValueError: if it is not one device for each stage, or a device is left out.
+        ValueError: if the mapping has not one device for each stage, or leaves out a device.
     """
     if mapping is None:
         return tuple(range(stages))
@@ -73,107 +78,129 @@ def check_mapping(mapping: Mapping, stages: int) -> tuple[int, ...]:
     return tuple(mapping)
 
 
+# Each generator gives every action a clock tick; the actions of a device, sorted by their tick, are
+# its row. F2 is the forward pass of micro-batch 2, B2 its backward pass.
+
+
 def sequential(stages: int, micro_batches: int, mapping: tuple[int, ...]) -> Schedule:
-    """One stage at a time: a micro-batch goes forwards and backwards before the next begins."""
-    length = 2 * stages
-    placed = []
+    """Run one stage at a time: one micro-batch forward and backward before the next begins."""
+    #  tick       0   1   2   3   4   5   6   7
+    #  stage 0    F0  .   .   B0  F1  .   .   B1
+    #  stage 1    .   F0  B0  .   .   F1  B1  .
+    ticks = 2 * stages
+    steps = []
     for m, s in _pairs(micro_batches, stages):
-        placed.append((m * length + s, 0, Action(s, F, m)))
-        placed.append((m * length + length - 1 - s, 0, Action(s, B, m)))
-    return _by_device(placed, mapping)
+        steps.append((m * ticks + s, 0, Action(s, F, m)))
+        steps.append((m * ticks + ticks - 1 - s, 0, Action(s, B, m)))
+    return _by_device(steps, mapping)
 
 
-def grouped(stages: int, micro_batches: int, mapping: tuple[int, ...]) -> Schedule:
-    """Fill and drain, with groups that overlap: a backward and a forward pass in each time step.
+def gpipe(stages: int, micro_batches: int, mapping: tuple[int, ...]) -> Schedule:
+    """Fill and drain as in GPipe (Huang et al., 2019), with a drain that overlaps the next fill.
 
-    A stage holds up to twice as many micro-batches as with `interleaved`.
+    GPipe itself runs all forward passes of a weight update before its first backward pass, so a
+    stage holds every micro-batch. Here, as in Graphcore's Grouped schedule, a stage runs a backward
+    and a forward pass in each tick once the pipeline is full, so stage `s` of `n` holds at most
+    `2 (n - s) - 1` micro-batches, about twice as many as with `one_forward_one_backward`.
     """
-    placed = []
+    #  tick       0   1   2   3      4      5
+    #  stage 0    F0  F1  F2  F3     F4     B0 F5
+    #  stage 1    .   F0  F1  F2     B0 F3  B1 F4
+    #  stage 2    .   .   F0  B0 F1  B1 F2  B2 F3
+    steps = []
     for m, s in _pairs(micro_batches, stages):
-        placed.append((m + s, 1, Action(s, F, m)))
-        placed.append((m + 2 * stages - 1 - s, 0, Action(s, B, m)))
-    return _by_device(placed, mapping)
+        steps.append((m + s, 1, Action(s, F, m)))
+        steps.append((m + 2 * stages - 1 - s, 0, Action(s, B, m)))
+    return _by_device(steps, mapping)
 
 
-def interleaved(stages: int, micro_batches: int, mapping: tuple[int, ...]) -> Schedule:
-    """One forward, one backward (1F1B): a backward pass as soon as it can be.
+def one_forward_one_backward(stages: int, micro_batches: int, mapping: tuple[int, ...]) -> Schedule:
+    """Run one forward, one backward pass in turn (1F1B): each backward pass as early as possible.
 
-    With several stages on a device it is the looped form, where the pipeline fills sooner: turns of
-    as many micro-batches as there are devices go through one stage of a device after the other.
+    With several stages per device it is the interleaved (looped) form of Megatron-LM, in which the
+    pipeline fills sooner: groups of as many micro-batches as there are devices go through one stage
+    of a device after the other.
     """
+    #  tick       0   1   2   3   4   5   6   7   8
+    #  stage 0    F0  .   F1  .   F2  B0  F3  B1  F4
+    #  stage 1    .   F0  .   F1  B0  F2  B1  F3  B2
+    #  stage 2    .   .   F0  B0  F1  B1  F2  B2  F3
     devices = max(mapping) + 1
     if devices < stages:
-        in_turn = mapping == tuple(s % devices for s in range(stages))
+        round_robin = mapping == tuple(s % devices for s in range(stages))
         even = stages % devices == 0 and micro_batches % devices == 0
-        make = _looped if in_turn and even else _greedy
-        return make(stages, micro_batches, mapping)
-    placed = []
+        generator = _looped if round_robin and even else _greedy
+        return generator(stages, micro_batches, mapping)
+    steps = []
     for m, s in _pairs(micro_batches, stages):
-        placed.append((2 * m + s, 0, Action(s, F, m)))
-        placed.append((2 * m + 2 * stages - 1 - s, 0, Action(s, B, m)))
-    return _by_device(placed, mapping)
+        steps.append((2 * m + s, 0, Action(s, F, m)))
+        steps.append((2 * m + 2 * stages - 1 - s, 0, Action(s, B, m)))
+    return _by_device(steps, mapping)
 
 
 def zero_bubble(stages: int, micro_batches: int, mapping: tuple[int, ...]) -> Schedule:
-    """As `interleaved`, with the backward pass in two: gradients of weights fill the waits."""
+    """Run 1F1B with the backward pass in two halves: weight gradients fill the bubbles.
+
+    This is ZB-H1 of Qi et al., "Zero Bubble Pipeline Parallelism" (ICLR 2024).
+    """
     return _greedy(stages, micro_batches, mapping, split=True)
 
 
-NAMES: dict[str, Callable[[int, int, tuple[int, ...]], Schedule]] = {
+GENERATORS: dict[str, Generator] = {
     "sequential": sequential,
-    "grouped": grouped,
-    "interleaved": interleaved,
+    "gpipe": gpipe,
+    "1f1b": one_forward_one_backward,
     "zero-bubble": zero_bubble,
 }
+NAMES = tuple(GENERATORS)
+ALIASES = {"grouped": "gpipe", "interleaved": "1f1b"}
+"""Graphcore's names of schedules, and the names here."""
+DEFAULT = "1f1b"
 
 
 def _pairs(micro_batches: int, stages: int) -> list[tuple[int, int]]:
     return [(m, s) for m in range(micro_batches) for s in range(stages)]
 
 
-def _by_device(placed: list[tuple[int, int, Action]], mapping: tuple[int, ...]) -> Schedule:
-    """Sort actions by time step, and by their order in it; the later stage first if both agree."""
-    rows: list[list[Any]] = [[] for _ in range(max(mapping) + 1)]
-    for step, rank, action in placed:
-        rows[mapping[action.stage]].append((step, rank, -action.stage, action))
-    ordered = tuple(tuple(entry[-1] for entry in sorted(row, key=_key)) for row in rows)
-    return Schedule(ordered, mapping, 1 + max(action.micro_batch for *_, action in placed))
-
-
-def _key(entry: tuple[int, int, int, Action]) -> tuple[int, int, int]:
-    return entry[:3]
+def _by_device(steps: list[tuple[int, int, Action]], mapping: tuple[int, ...]) -> Schedule:
+    """Sort actions by tick, by their order within the tick, and then by stage, the last first."""
+    rows: list[list[Action]] = [[] for _ in range(max(mapping) + 1)]
+    for *_, action in sorted(steps, key=lambda step: (step[0], step[1], -step[2].stage)):
+        rows[mapping[action.stage]].append(action)
+    micro_batches = 1 + max(action.micro_batch for *_, action in steps)
+    return Schedule(tuple(map(tuple, rows)), mapping, micro_batches)
 
 
 def _looped(stages: int, micro_batches: int, mapping: tuple[int, ...]) -> Schedule:
-    """Fill the pipeline, then one forward and one backward pass in turn, then drain it."""
+    """Fill the pipeline, then alternate forward and backward passes, then drain it."""
     devices = max(mapping) + 1
-    rounds = stages // devices
+    loops = stages // devices
     rows = []
     for device in range(devices):
         forward, backward = [], []
         for first in range(0, micro_batches, devices):
-            turn = range(first, first + devices)
-            for lap in range(rounds):
-                forward += [Action(lap * devices + device, F, m) for m in turn]
-                last = (rounds - 1 - lap) * devices + device
-                backward += [Action(last, B, m) for m in turn]
-        ahead = min(len(forward), 2 * (devices - 1 - device) + (rounds - 1) * devices)
-        row = forward[:ahead]
-        for f, b in zip(forward[ahead:], backward, strict=False):
+            group = range(first, first + devices)
+            for loop in range(loops):
+                forward += [Action(loop * devices + device, F, m) for m in group]
+                last = (loops - 1 - loop) * devices + device
+                backward += [Action(last, B, m) for m in group]
+        warmup = min(len(forward), 2 * (devices - 1 - device) + (loops - 1) * devices)
+        row = forward[:warmup]
+        for f, b in zip(forward[warmup:], backward, strict=False):
             row += [f, b]
-        rows.append(tuple(row + backward[len(forward) - ahead :]))
+        rows.append(tuple(row + backward[len(forward) - warmup :]))
     return Schedule(tuple(rows), mapping, micro_batches)
 
 
 def _greedy(
     stages: int, micro_batches: int, mapping: tuple[int, ...], *, split: bool = False
 ) -> Schedule:
-    """Let every device take, whenever it is free, the best of what it could do.
+    """Simulate the devices; each takes, whenever it is free, the best action that is ready.
 
-    Backward passes come first, as they free memory and others wait for them; then forward passes,
-    in turns of as many micro-batches as there are devices, which go through one stage of a device
-    after the other; gradients of weights when there is nothing else. A device holds no more
-    micro-batches than it takes to fill the pipeline.
+    Backward passes come first, as they free memory and other stages wait for them. Then come
+    forward passes, in groups of as many micro-batches as there are devices. Weight gradients run
+    when nothing else is ready. A device holds no more micro-batches than it takes to fill the
+    pipeline.
     """
     devices = max(mapping) + 1
     length = {F: 1, B: 2, I: 1, W: 1}
@@ -187,12 +214,13 @@ def _greedy(
     free = [0] * devices
     held = [0] * stages
     time = 0
-    own = [[s for s in range(stages) if mapping[s] == device] for device in range(devices)]
-    # With one stage each, as 1F1B; else enough for the first micro-batch to come round once more.
-    looped = len(own[0]) > 1
-    most = [
-        (len(stages_here) - 1) * devices + (2 if looped else 1) * (devices - 1 - device) + 1
-        for device, stages_here in enumerate(own)
+    stages_of = [[s for s in range(stages) if mapping[s] == device] for device in range(devices)]
+    # With one stage per device as in 1F1B; with more, enough for the first micro-batch to reach the
+    # device once more.
+    looped = len(stages_of[0]) > 1
+    capacity = [
+        (len(own) - 1) * devices + (2 if looped else 1) * (devices - 1 - device) + 1
+        for device, own in enumerate(stages_of)
     ]
 
     def rank(action: Action) -> tuple[int, ...]:
@@ -201,12 +229,12 @@ def _greedy(
             return 0, m, -s
         if action.kind == W:
             return 2, m, -s
-        turn, place = divmod(m, devices)
-        return 1, turn, s, place
+        group, index = divmod(m, devices)
+        return 1, group, s, index
 
-    def possible(action: Action) -> bool:
+    def is_ready(action: Action) -> bool:
         device = mapping[action.stage]
-        if action.kind == F and sum(held[s] for s in own[device]) >= most[device]:
+        if action.kind == F and sum(held[s] for s in stages_of[device]) >= capacity[device]:
             return False
         needs = action.needs(stages, splits_backward=split)
         return all(ends.get(need, time + 1) <= time for need in needs)
@@ -215,7 +243,7 @@ def _greedy(
         for device in range(devices):
             if free[device] > time:
                 continue
-            ready = [action for action in waiting[device] if possible(action)]
+            ready = [action for action in waiting[device] if is_ready(action)]
             if not ready:
                 continue
             action = min(ready, key=rank)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-SCHEDULES = ("interleaved", "zero-bubble", "grouped")
+SCHEDULES = ("1f1b", "zero-bubble", "gpipe")
 LARGEST_MICRO_BATCH = 256
 MOST_STAGES = 16
 # A division into stages that leaves more of the devices idle is not looked at.

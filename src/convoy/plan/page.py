@@ -13,6 +13,7 @@ from convoy.plan import show
 from convoy.plan.machine import Machine
 from convoy.plan.profile import Profile
 from convoy.plan.search import Found
+from convoy.units import format_number
 
 
 def markdown(
@@ -58,7 +59,7 @@ def markdown(
         "",
         "| micro-batch | ms per step, all devices of this machine at work |",
         "|---|---|",
-        *(f"| {samples} | {show.number(1e3 * seconds)} |" for samples, seconds in profile.points),
+        *(f"| {samples} | {format_number(1e3 * seconds)} |" for samples, seconds in profile.points),
         "",
         "- All devices and hosts are alike, and nothing else runs on them.",
         "- Other devices of a host take no more from each other than those here did.",

@@ -129,7 +129,7 @@ class Predictor:
         """Return what happens in a pipeline, for so many micro-batches at most."""
         count = min(configuration.accumulation, most)
         durations, transfers = self._durations(configuration)
-        schedule = _schedule(configuration.schedule or "interleaved", configuration.stages, count)
+        schedule = _schedule(configuration.schedule or "1f1b", configuration.stages, count)
         return simulate(schedule, durations, transfers)
 
     # Time.

@@ -28,7 +28,7 @@ def flags(prediction: Prediction, profile: Profile, common: dict[str, Any]) -> d
     }
     if one.stages > 1:
         found["pipeline-splits"] = [profile.names[cut] for cut in prediction.cuts]
-        found["pipeline-schedule"] = one.schedule.capitalize()
+        found["pipeline-schedule"] = one.schedule
     elif one.recompute:
         # Stages on one device: the model stays in one piece, and forgets activations.
         found["pipeline-splits"] = ["auto", "2"]

@@ -8,6 +8,7 @@ from convoy.pipeline.render import draw
 from convoy.plan.machine import Machine
 from convoy.plan.predict import Prediction, Predictor
 from convoy.plan.search import Found
+from convoy.units import format_count, format_number, format_seconds
 
 COLUMNS = (
     "replicas",
@@ -27,22 +28,6 @@ FILE_COLUMNS = tuple("ms/update" if column == "update" else column for column in
 WIDTH = 100
 
 
-def number(value: float, digits: int = 4) -> str:
-    """Return a number in some digits, as `0.1234` or `12,340`."""
-    rounded = float(f"{value:.{digits}g}")
-    return f"{rounded:,.0f}" if abs(rounded) >= 1000 else f"{rounded:g}"
-
-
-def duration(seconds: float) -> str:
-    """Return a time, as `724.1 ms` or `522.3 s`."""
-    return f"{number(seconds)} s" if seconds >= 1 else f"{number(1e3 * seconds)} ms"
-
-
-def counted(count: int, thing: str) -> str:
-    """Return `1 device` or `2 devices`."""
-    return f"{count} {thing}{'s' * (count != 1)}"
-
-
 def row(prediction: Prediction) -> tuple[str, ...]:
     one = prediction.configuration
     return (
@@ -52,10 +37,10 @@ def row(prediction: Prediction) -> tuple[str, ...]:
         str(one.accumulation),
         one.schedule or "-",
         "yes" if one.recompute else "no",
-        number(prediction.throughput),
+        format_number(prediction.throughput),
         f"{prediction.bubble:.1%}",
         f"{prediction.memory / 1e9:.2f}",
-        duration(prediction.seconds),
+        format_seconds(prediction.seconds, digits=4),
         f"{prediction.exchange / prediction.seconds:.1%}",
     )
 
@@ -84,15 +69,15 @@ def assumptions(machine: Machine, costs: str) -> str:
     lines = [
         f"costs       {costs}",
         f"devices     {machine.devices} of {machine.memory / 1e9:.3g} GB, "
-        f"{machine.per_host} on each of {counted(hosts, 'host')}",
-        f"transfers   {number(machine.link / 1e9, 3)} GB/s from stage to stage; "
-        f"replicas on a host add up {number(machine.exchange / 1e9, 3)} GB/s",
-        f"update      {number(machine.update / 1e9, 3)} GB/s of weights; "
+        f"{machine.per_host} on each of {format_count(hosts, 'host')}",
+        f"transfers   {format_number(machine.link / 1e9, 3)} GB/s from stage to stage; "
+        f"replicas on a host add up {format_number(machine.exchange / 1e9, 3)} GB/s",
+        f"update      {format_number(machine.update / 1e9, 3)} GB/s of weights; "
         f"{1e6 * machine.host_action:.0f} us of the host for each action of a pipeline",
     ]
     if hosts > 1:
         lines.append(
-            f"network     {number(machine.network / 1e9, 3)} GB/s and "
+            f"network     {format_number(machine.network / 1e9, 3)} GB/s and "
             f"{1e6 * machine.latency:.0f} us between hosts; "
             "the exchange does not overlap with computing"
         )
@@ -122,9 +107,10 @@ def nothing_fits(found: Found, machine: Machine) -> str:
         return "There is no way to divide this batch over these devices."
     one, memory = found.smallest
     return (
-        f"Nothing fits into {machine.memory / 1e9:.3g} GB: of {counted(found.too_large, 'way')}, "
-        f"the smallest takes {memory / 1e9:.3g} GB on a device ("
-        f"{counted(one.replicas, 'replica')} x {counted(one.stages, 'stage')}, "
+        f"Nothing fits into {machine.memory / 1e9:.3g} GB: of "
+        f"{format_count(found.too_large, 'way')}, the smallest takes "
+        f"{memory / 1e9:.3g} GB on a device ("
+        f"{format_count(one.replicas, 'replica')} x {format_count(one.stages, 'stage')}, "
         f"micro-batch {one.micro_batch}"
         f"{', ' + one.schedule if one.schedule else ''}{', recomputing' * one.recompute}). "
         "Pass devices with more memory, more devices on a host, or a lower --precision."

@@ -18,7 +18,7 @@ import numpy as np
 from convoy import distributed
 from convoy.checkpoint import CheckpointError
 from convoy.checkpoint.preemption import Left
-from convoy.progress_bar import Output, show_duration
+from convoy.progress_bar import Output
 from convoy.report.recording import Recording
 from convoy.train import resume
 from convoy.train.command_line import as_recipe, parse
@@ -32,6 +32,7 @@ from convoy.train.run_folder import RunFolder, default_folder, find_checkpoints
 from convoy.train.run_settings import make_plan
 from convoy.train.training import Training, describe, prepare_training, train, training_strategy
 from convoy.train.validation import Validation, load_checkpoint, sweep_metrics, validation_strategy
+from convoy.units import format_clock
 from convoy_command.parser import INTERRUPTED, stop
 
 
@@ -211,7 +212,7 @@ class Application:
         elif paths:
             rows.append(("last checkpoint", paths[-1]))
         if watch is not None and records:
-            rows.append(("time to train", show_duration(seconds)))
+            rows.append(("time to train", format_clock(seconds)))
         rows.append(("run", self.folder.path))
         if self.report is not None:
             rows.append(("report", f"convoy report {self.report}"))

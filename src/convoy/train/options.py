@@ -14,7 +14,7 @@ from convoy.data.augment import Border
 from convoy.data.catalog import DATASETS, Normalisation
 from convoy.flags import Flag, boolean, flag, flag_of, fraction, mapping, number, text, whole
 from convoy.layers.views import WEIGHTS as VIEWS
-from convoy.pipeline.schedules import NAMES as SCHEDULES
+from convoy.pipeline.schedules import ALIASES, NAMES, canonical_name
 from convoy.precision import KNOWN as PRECISIONS
 
 _recipe = partial(flag, group="recipe")
@@ -139,10 +139,10 @@ class Options:
     )
     device_mapping: list[int] | None = _batch(None, "the device of each stage", whole, many=True)
     pipeline_schedule: str = _batch(
-        "grouped",
-        "the order in which stages run micro-batches",
-        text,
-        choices=tuple(SCHEDULES),
+        "gpipe",
+        "pipeline schedule: the order in which stages run micro-batches",
+        canonical_name,
+        choices=(*NAMES, *ALIASES),
     )
     recomputation: bool = _batch(
         False, "compute a stage's activations again instead of keeping them", boolean

@@ -9,6 +9,7 @@ from typing import Any
 import convoy
 import keras
 from convoy import distributed
+from convoy.pipeline.schedules import canonical_name
 from convoy.volumes.learning_rate import make_schedule
 from convoy.volumes.plan import Plan
 from convoy.volumes.settings import Settings
@@ -53,9 +54,9 @@ def check_settings(networks: Networks, settings: Settings, *, by_estimator: bool
     devices = settings.devices
     if devices.recompute and devices.stages == 1:
         raise ValueError("ipu_config.recompute is of stages: set ipu_config.stages to 2 or more.")
-    if by_estimator and (devices.recompute or devices.pipeline_schedule != "interleaved"):
+    if by_estimator and (devices.recompute or canonical_name(devices.pipeline_schedule) != "1f1b"):
         raise ValueError(
-            "--use-estimator runs stages by the interleaved schedule and keeps activations. Leave "
+            "--use-estimator runs stages by the 1f1b schedule and keeps activations. Leave "
             "ipu_config.pipeline_schedule and recompute out."
         )
 

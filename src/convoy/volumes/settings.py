@@ -143,7 +143,7 @@ class Devices:
     iterations_per_loop: int = 1
     gradient_accumulation: int = 1
     stages: int = 1
-    pipeline_schedule: str = "interleaved"
+    pipeline_schedule: str = "1f1b"
     recompute: bool = False
     precision: str = "32.32"
 

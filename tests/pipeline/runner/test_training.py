@@ -125,9 +125,7 @@ def test_any_number_of_micro_batches(samples, accumulation):
     compare(network(), samples, CUTS[2], accumulation=accumulation, schedule="zero-bubble")
 
 
-@pytest.mark.parametrize(
-    "schedule", ["zero-bubble", pytest.param("grouped", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("schedule", ["zero-bubble", pytest.param("gpipe", marks=pytest.mark.slow)])
 def test_two_replicas_of_a_pipeline(samples, schedule):
     compare(network(), samples, CUTS[2], replicas=2, accumulation=2, schedule=schedule)
 
@@ -136,9 +134,7 @@ def test_data_that_is_streamed(samples):
     compare(network(), samples, CUTS[3], budget=0)
 
 
-@pytest.mark.parametrize(
-    "schedule", ["interleaved", pytest.param("zero-bubble", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("schedule", ["1f1b", pytest.param("zero-bubble", marks=pytest.mark.slow)])
 def test_stages_that_recompute(samples, schedule):
     compare(network(), samples, CUTS[3], schedule=schedule, recompute=True)
 
@@ -285,7 +281,7 @@ def test_what_does_not_fit_is_refused(samples, options, message, method):
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
-        ("round-robin", "schedule='round-robin' is unknown. Pass one of sequential, grouped"),
+        ("round-robin", "schedule='round-robin' is unknown. Pass one of sequential, gpipe"),
         (
             Schedule.from_csv("0F0\n1F0,1B0\n"),
             "micro-batch 0 of stage 0 is missing",
@@ -390,9 +386,7 @@ def test_a_mask_that_would_be_lost_is_refused(rng):
         model.fit(x, x[:, 0].astype("float32"), verbose=0)
 
 
-@pytest.mark.parametrize(
-    "schedule", ["zero-bubble", pytest.param("interleaved", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("schedule", ["zero-bubble", pytest.param("1f1b", marks=pytest.mark.slow)])
 def test_a_layer_that_runs_in_two_stages_of_one_device(rng, schedule):
     def make(steps):
         shared = layers.Dense(4, "tanh", kernel_regularizer="l2")

@@ -17,8 +17,8 @@ from convoy.ipu.errors import FailedPreconditionError
 from convoy.ipu.pipelining.words import PipelineStageOptions
 
 SCHEDULES = {
-    PipelineSchedule.Grouped: "grouped",
-    PipelineSchedule.Interleaved: "interleaved",
+    PipelineSchedule.Grouped: "gpipe",
+    PipelineSchedule.Interleaved: "1f1b",
     PipelineSchedule.Sequential: "sequential",
 }
 """By the names that they have in Convoy."""

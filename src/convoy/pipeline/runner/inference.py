@@ -180,7 +180,7 @@ class ForwardCall:
         """
         layout = self.layout
         stages, count = len(layout.stages), self.chunk.micro_batches
-        schedule = generate("grouped", stages, count, layout.mapping, trains=False)
+        schedule = generate("gpipe", stages, count, layout.mapping, trains=False)
         order = sorted(schedule, key=lambda a: (a.micro_batch + a.stage, -a.stage))
         ended: deque[Any] = deque()
         for action in order:
