@@ -1,14 +1,14 @@
-"""Train a network that reads cosmological parameters off volumes of matter.
+"""Train a network that predicts cosmological parameters from 3-D matter distributions.
 
     python train.py configs/graphcore.yaml
 
-The page beside this file, README.md, has the settings, the flags, and what to expect.
+README.md beside this file describes the settings, the flags and the expected results.
 """
 
 import sys
 from pathlib import Path
 
-from convoy.volumes.application import main  # before keras: chooses its JAX backend
+from cosmoflow.application import main  # before keras: selects its JAX backend
 from models import NETWORKS
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ import keras
 import numpy as np
 from convoy_command import cli
 from PIL import Image
-from tests.data.volumes import write_volumes
 from tests.examples.cifar import write_cifar
+from tests.examples.cosmoflow.record_files import write_volumes
 from tests.examples.digits import write_digits
 
 from .pages import ROOT

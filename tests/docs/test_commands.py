@@ -7,8 +7,9 @@ from importlib.util import find_spec
 import pytest
 from convoy.train.command_line import parse
 from convoy.train.run_settings import make_plan
-from convoy.volumes import command_line as volumes
 from convoy_command import cli
+
+from cosmoflow import command_line as cosmoflow
 
 from .pages import PROGRAMS, ROOT, commands
 
@@ -76,7 +77,7 @@ def check_python(words, folder, whole):
         return
     assert script.is_file(), f"{words[0]} is not a file"
     if script.name == "train.py" and script.parent.name == "cosmoflow" and whole:
-        volumes.make_parser("train.py", script.parent).parse_args(words[1:])
+        cosmoflow.make_parser("train.py", script.parent).parse_args(words[1:])
         for word in words[1:]:
             assert not word.endswith(".yaml") or (script.parent / word).is_file(), word
     elif script.name == "train.py" and script.parent.name == "cnns":

@@ -9,12 +9,18 @@ makes 6,656 volumes of 16x16x16x4, which configs/fields.yaml trains on, in about
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from convoy.data import records, volume_files
-from convoy.data.gaussian_fields import NAMES, SIDE, make_volume
+from convoy.data import records
+
+# The folder of the example's package: Python adds only the script's own.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from cosmoflow import volume_files
+from cosmoflow.gaussian_fields import NAMES, SIDE, make_volume
 
 
 def main() -> None:

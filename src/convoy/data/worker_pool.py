@@ -88,6 +88,8 @@ class WorkerPool:
             other.close()
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
+            # The job may be defined beside the user's script, which `-P` keeps off the path.
+            pickle.dump(sys.path, stdin)
             pickle.dump(self.job, stdin)
         workers = [Connection(own.detach()) for own, _ in pairs]
         self._end = weakref.finalize(self, _end, workers, self._process)
@@ -164,6 +166,7 @@ def serve() -> None:
     # These reach whole groups of processes. The one that asks decides when all is done.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    sys.path[:] = pickle.load(sys.stdin.buffer)
     job: Job = pickle.load(sys.stdin.buffer)
     workers = []
     for own in sockets:

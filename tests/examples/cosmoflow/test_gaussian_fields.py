@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from convoy.data import gaussian_fields
-from convoy.data.gaussian_fields import CENTRE, Cosmology, cosmology, growth, make_volume, power
+
+from cosmoflow import gaussian_fields
+from cosmoflow.gaussian_fields import CENTRE, Cosmology, cosmology, growth, make_volume, power
 
 
 def test_targets_are_shares_of_the_spread_around_the_centre():

@@ -7,10 +7,11 @@ from typing import Any
 
 import keras
 from convoy.progress_bar import Output
-from convoy.volumes.folder import RunFolder
-from convoy.volumes.network import MAE
-from convoy.volumes.plan import Plan
-from convoy.volumes.throughput import Throughput
+
+from cosmoflow.network import MAE
+from cosmoflow.run_folder import RunFolder
+from cosmoflow.run_plan import Plan
+from cosmoflow.throughput import Throughput
 
 
 class Report:

@@ -11,9 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from convoy.data import records, volume_files
+from convoy.data import records
 
-FOLDER = Path(__file__).parents[2] / "examples" / "cosmoflow"
+from cosmoflow import volume_files
+
+FOLDER = Path(__file__).parents[3] / "examples" / "cosmoflow"
 POPRUN = "poprun --num-replicas 2 --num-instances 2 --ipus-per-replica 1 --numa-aware 1"
 FINAL = (
     r"Took [\d.]+ minutes, i\.e\. [\d.]+ samples per second for batch-size {} and no\. IPUs = {}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from convoy.volumes.plan import Plan
+from cosmoflow.run_plan import Plan
 
 HEAD = "Iteration, Batches/Second, Samples/Second"
 

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from convoy.volumes.command_line import overridden, parse
-from convoy.volumes.sections import read_yaml
-from convoy.volumes.settings import Settings
 
-CONFIGS = Path(__file__).parents[2] / "examples" / "cosmoflow" / "configs"
+from cosmoflow.command_line import overridden, parse
+from cosmoflow.sections import read_yaml
+from cosmoflow.settings import Settings
+
+CONFIGS = Path(__file__).parents[3] / "examples" / "cosmoflow" / "configs"
 
 
 def tree(**sections):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from convoy.data.volume_files import VolumeFiles
+from cosmoflow.volume_files import VolumeFiles
 
 
 @contextlib.contextmanager

@@ -9,7 +9,8 @@ from typing import Protocol
 import numpy as np
 from convoy.data.batches import Batch, Positions
 from convoy.data.prefetch import Ahead
-from convoy.data.volume_files import Volumes
+
+from cosmoflow.volume_files import Volumes
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 import struct
 
 import numpy as np
-from convoy.volumes.pictures import draw_curves, draw_predictions, mean_error
+
+from cosmoflow.plots import draw_curves, draw_predictions, mean_error
 
 
 def size_of(picture):

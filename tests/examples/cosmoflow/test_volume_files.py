@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from convoy.data import examples, records, volume_files
+from convoy.data import examples, records
 from convoy.data.records import DamagedDataError
-from convoy.data.staging import staged
-from convoy.data.volume_files import RandomVolumes, find_volumes
+from tests.examples.cosmoflow.record_files import SHAPE, targets, volume, write_volumes
 
-from .volumes import SHAPE, targets, volume, write_volumes
+from cosmoflow import volume_files
+from cosmoflow.staging import staged
+from cosmoflow.volume_files import RandomVolumes, find_volumes
 
 
 def read(volumes, index):

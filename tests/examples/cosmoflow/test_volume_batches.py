@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 from convoy.data.records import DamagedDataError
-from convoy.data.volume_batches import FileOrder, MakeVolumes, VolumeBatches
-from convoy.data.volume_files import find_volumes
+from tests.examples.cosmoflow.record_files import SHAPE, targets, write_volumes
 
-from .volumes import SHAPE, targets, write_volumes
+from cosmoflow.volume_batches import FileOrder, MakeVolumes, VolumeBatches
+from cosmoflow.volume_files import find_volumes
 
 
 def epoch(order, number):

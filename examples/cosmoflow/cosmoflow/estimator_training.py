@@ -17,17 +17,18 @@ from convoy import distributed
 from convoy.estimator import Estimator, EstimatorSpec, Hook, RunConfig
 from convoy.estimator import saved as checkpoints
 from convoy.estimator.hooks import Run
-from convoy.volumes.input import Input
-from convoy.volumes.network import (
+
+from cosmoflow.input import Input
+from cosmoflow.network import (
     Networks,
     learning_rate,
     make_network,
     make_optimizer,
     metrics_of,
 )
-from convoy.volumes.plan import Plan
-from convoy.volumes.training import SHOWN, compare
-from convoy.volumes.watch import Report
+from cosmoflow.progress import Report
+from cosmoflow.run_plan import Plan
+from cosmoflow.training import SHOWN, compare
 
 
 class _Tell(Hook):

@@ -1,7 +1,9 @@
 """Record files in the layout of CosmoFlow's data set, small."""
 
 import numpy as np
-from convoy.data import records, volume_files
+from convoy.data import records
+
+from cosmoflow import volume_files
 
 SHAPE = (4, 4, 4, 2)
 

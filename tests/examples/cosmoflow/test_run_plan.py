@@ -3,13 +3,14 @@
 from pathlib import Path
 
 import pytest
-from convoy.volumes.command_line import overridden
-from convoy.volumes.plan import make_plan
-from convoy.volumes.sections import read_yaml
-from convoy.volumes.settings import Settings
-from convoy.volumes.throughput import Throughput
 
-GRAPHCORE = Path(__file__).parents[2] / "examples" / "cosmoflow" / "configs" / "graphcore.yaml"
+from cosmoflow.command_line import overridden
+from cosmoflow.run_plan import make_plan
+from cosmoflow.sections import read_yaml
+from cosmoflow.settings import Settings
+from cosmoflow.throughput import Throughput
+
+GRAPHCORE = Path(__file__).parents[3] / "examples" / "cosmoflow" / "configs" / "graphcore.yaml"
 
 
 def plan(**overrides):

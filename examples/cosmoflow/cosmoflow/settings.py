@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from convoy.volumes.sections import at_least, check_keys, mapping, one_of, read_section
+from cosmoflow.sections import at_least, check_keys, mapping, one_of, read_section
 
 DATA_SETS = ("dummy", "cosmo")
 SCALINGS = ("none", "linear", "sqrt")

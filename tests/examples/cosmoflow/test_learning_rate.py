@@ -2,8 +2,9 @@
 
 import keras
 import pytest
-from convoy.volumes.learning_rate import make_schedule, scale
-from convoy.volumes.settings import LearningRate
+
+from cosmoflow.learning_rate import make_schedule, scale
+from cosmoflow.settings import LearningRate
 
 
 @pytest.mark.parametrize(

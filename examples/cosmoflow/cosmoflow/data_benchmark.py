@@ -10,10 +10,11 @@ import keras
 import numpy as np
 from convoy import distributed
 from convoy.data.batches import Batch
-from convoy.data.volume_batches import VolumeBatches
-from convoy.data.volume_files import VolumeFiles
 from convoy.progress_bar import Output
-from convoy.volumes.input import Input
+
+from cosmoflow.input import Input
+from cosmoflow.volume_batches import VolumeBatches
+from cosmoflow.volume_files import VolumeFiles
 
 EPOCHS = 10
 HEAD = "Epoch, Bandwidth(GB/s), Samples/Second"

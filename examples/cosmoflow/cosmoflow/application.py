@@ -14,16 +14,17 @@ import yaml
 from convoy import distributed
 from convoy.checkpoint import CheckpointError
 from convoy.progress_bar import Output
-from convoy.volumes import data_bench, estimating, training
-from convoy.volumes.command_line import CommandLine, overridden, parse
-from convoy.volumes.folder import RunFolder
-from convoy.volumes.input import Input, open_input, open_splits
-from convoy.volumes.network import Networks, check_settings, make_model, make_strategy
-from convoy.volumes.plan import Plan, make_plan
-from convoy.volumes.sections import read_yaml
-from convoy.volumes.settings import Settings
-from convoy.volumes.watch import Report
 from convoy_command.parser import INTERRUPTED
+
+from cosmoflow import data_benchmark, estimator_training, training
+from cosmoflow.command_line import CommandLine, overridden, parse
+from cosmoflow.input import Input, open_input, open_splits
+from cosmoflow.network import Networks, check_settings, make_model, make_strategy
+from cosmoflow.progress import Report
+from cosmoflow.run_folder import RunFolder
+from cosmoflow.run_plan import Plan, make_plan
+from cosmoflow.sections import read_yaml
+from cosmoflow.settings import Settings
 
 
 def main(
@@ -88,16 +89,16 @@ def _run(networks: Networks, line: CommandLine, output: Output) -> int:
         output.line(yaml.safe_dump(tree, sort_keys=False, default_flow_style=None).rstrip())
         if line.data_benchmark:
             assert model is not None
-            data_bench.measure_input(data, output)
-            data_bench.measure_waiting(model, data, output)
+            data_benchmark.measure_input(data, output)
+            data_benchmark.measure_waiting(model, data, output)
             return 0
         report = Report(plan, folder, output)
         if model is not None:
             said = _fit(model, data, report)
         else:
-            with estimating.checkpoint_folder(folder.path) as path:
-                estimator = estimating.make_estimator(networks, plan, strategy, path)
-                said = estimating.train(estimator, data, report)
+            with estimator_training.checkpoint_folder(folder.path) as path:
+                estimator = estimator_training.make_estimator(networks, plan, strategy, path)
+                said = estimator_training.train(estimator, data, report)
             folder.write_lines("estimator_throughput.txt", report.throughput.table)
     _summarise(report, said, line)
     return 0

@@ -10,9 +10,10 @@ import convoy
 import keras
 from convoy import distributed
 from convoy.pipeline.schedules import canonical_name
-from convoy.volumes.learning_rate import make_schedule
-from convoy.volumes.plan import Plan
-from convoy.volumes.settings import Settings
+
+from cosmoflow.learning_rate import make_schedule
+from cosmoflow.run_plan import Plan
+from cosmoflow.settings import Settings
 
 Networks = Mapping[str, Callable[..., keras.Model]]
 MAE = "mae"

@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 from convoy import distributed
 from convoy.data.batches import Batch, InOrder
-from convoy.data.staging import staged
-from convoy.data.volume_batches import FileOrder, MakeVolumes, VolumeBatches
-from convoy.data.volume_files import RandomVolumes, VolumeFiles, find_volumes
-from convoy.volumes.plan import Plan
-from convoy.volumes.settings import Data
+
+from cosmoflow.run_plan import Plan
+from cosmoflow.settings import Data
+from cosmoflow.staging import staged
+from cosmoflow.volume_batches import FileOrder, MakeVolumes, VolumeBatches
+from cosmoflow.volume_files import RandomVolumes, VolumeFiles, find_volumes
 
 SPLITS = {"n_train": "train", "n_valid": "validation"}
 

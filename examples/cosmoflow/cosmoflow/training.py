@@ -5,11 +5,12 @@ from __future__ import annotations
 import keras
 import numpy as np
 from convoy.data.batches import InOrder
-from convoy.data.volume_batches import VolumeBatches
-from convoy.volumes.folder import RunFolder
-from convoy.volumes.input import Input
-from convoy.volumes.pictures import mean_error
-from convoy.volumes.watch import Report, Watch
+
+from cosmoflow.input import Input
+from cosmoflow.plots import mean_error
+from cosmoflow.progress import Report, Watch
+from cosmoflow.run_folder import RunFolder
+from cosmoflow.volume_batches import VolumeBatches
 
 # Of the validation samples, how many are drawn beside what is true.
 SHOWN = 512

@@ -12,7 +12,8 @@ import keras
 import numpy as np
 import yaml
 from convoy import distributed
-from convoy.volumes.pictures import draw_curves, draw_predictions
+
+from cosmoflow.plots import draw_curves, draw_predictions
 
 
 class RunFolder:

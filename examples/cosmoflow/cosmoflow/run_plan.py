@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import jax
 from convoy import distributed
 from convoy.batch_config import BatchConfig
-from convoy.volumes.settings import Settings
+
+from cosmoflow.settings import Settings
 
 
 @dataclass(frozen=True)

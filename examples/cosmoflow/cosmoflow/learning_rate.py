@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
-from convoy.volumes.settings import LearningRate
 from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
+
+from cosmoflow.settings import LearningRate
 
 
 @keras.saving.register_keras_serializable(package="convoy")

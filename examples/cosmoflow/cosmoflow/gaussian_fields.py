@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from convoy.data.volume_files import STORED
+
+from cosmoflow.volume_files import STORED
 
 REDSHIFTS = (0.0, 0.5, 1.5, 3.0)
 """Of the channels."""
