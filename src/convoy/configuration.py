@@ -1,0 +1,338 @@
+"""Typed configuration: one schema for command-line flags and for YAML files.
+
+A schema is a frozen dataclass. Its types decide which values are valid, and `Option` describes
+those of its fields that are flags:
+
+    @dataclass(frozen=True)
+    class Training(Configuration):
+        model: Annotated[str, Option("name of the network", aliases=("model-name",))]
+        epochs: Annotated[Count, Option("passes over the data", group="training")] = 1
+
+    parser = Parser(prog="train.py")
+    add_flags(parser, Training)
+    flags = vars(parser.parse_args(words))
+    training = read(Training, read_yaml(path) | flags, flags=True)
+
+A schema may contain other schemas. `add_flags` adds flags for their fields too, and `override`
+puts the given ones into the nested values of a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TypeVar, cast, get_args, get_origin, get_type_hints
+
+import yaml
+from convoy_command.parser import Parser, suggestion
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
+
+T = TypeVar("T", bound="Configuration")
+
+# The ends of messages of the form "name: value ...", by pydantic's names for the errors.
+_PROBLEMS = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "is not a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "is not a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "is neither true nor false"),
+    **dict.fromkeys(("list_type", "tuple_type"), "is not a list"),
+    **dict.fromkeys(("dict_type", "dataclass_type"), "is not a section with keys and values"),
+    "string_type": "is not a string",
+}
+# What to pass instead, for a number outside of its range.
+_RANGES = {
+    "greater_than_equal": "{ge} or more",
+    "greater_than": "more than {gt}",
+    "less_than_equal": "{le} or less",
+    "less_than": "less than {lt}",
+}
+
+
+class Configuration:
+    """Base class of schemas: refuses unknown keys, and accepts aliases and `-` for `_` in keys."""
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _field_names(cls, values: Any) -> Any:
+        """Replace the keys of a mapping by the names of the fields that they mean."""
+        if not isinstance(values, Mapping):
+            return values
+        names = field_names(cls)
+        for key in map(str, values):
+            if _as_name(key) not in names:
+                known = sorted(set(names.values()))
+                if "-" in key:
+                    known = [name.replace("_", "-") for name in known]
+                advice = suggestion(key, known)
+                if advice == ".":
+                    advice = f". Known: {', '.join(known)}."
+                raise PydanticCustomError("unknown_key", "{key}", {"key": key, "advice": advice})
+        return {names[_as_name(key)]: value for key, value in values.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """The description of a field as a command-line flag.
+
+    Attributes:
+        help: one line for the help text.
+        group: title under which the flag is listed in the help text.
+        aliases: other names of the flag, without dashes in front.
+        choices: valid values, if only some are; upper and lower case are not distinguished.
+        no_effect: the reason why the flag changes nothing, if it is only accepted.
+    """
+
+    help: str
+    group: str = ""
+    aliases: tuple[str, ...] = ()
+    choices: Iterable[Any] = ()
+    no_effect: str = ""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        schema = handler(source)
+        if not self.choices:
+            return schema
+        return core_schema.no_info_after_validator_function(self._choose, schema)
+
+    def _choose(self, value: Any) -> Any:
+        known = {str(choice).lower(): choice for choice in self.choices}
+        if value is None or str(value).lower() in known:
+            return known.get(str(value).lower())
+        names = [str(choice) for choice in self.choices]
+        raise ValueError(
+            f"{value!r} is not one of {', '.join(names)}{suggestion(str(value), names)}"
+        )
+
+
+def _no_boolean(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise PydanticCustomError("int_type", "a boolean")
+    return value
+
+
+def _fraction(value: Any) -> Any:
+    try:
+        parts = [Fraction(part.strip()) for part in str(value).split("/")]
+        if len(parts) > 2:
+            raise ValueError
+        return parts[0] if len(parts) == 1 else parts[0] / parts[1]
+    except (ValueError, ZeroDivisionError):
+        raise ValueError(f"{value!r} is neither a number nor a fraction such as 1/2.") from None
+
+
+def _parsed_mapping(value: Any) -> Any:
+    if isinstance(value, str):
+        with contextlib.suppress(yaml.YAMLError):
+            value = yaml.load(value, Loader=YamlLoader)
+    if isinstance(value, Mapping):
+        return value
+    raise ValueError(f"{value!r} is not a dictionary such as '{{\"momentum\": 0.9}}'.")
+
+
+Whole = Annotated[int, BeforeValidator(_no_boolean)]
+Count = Annotated[Whole, Field(ge=1)]
+NotNegative = Annotated[float, Field(ge=0)]
+ExactFraction = Annotated[Fraction, BeforeValidator(_fraction)]
+"""A number, or two with a slash between them; `1/3` stays exact."""
+Parameters = Annotated[dict[str, Any], BeforeValidator(_parsed_mapping)]
+"""A mapping; on the command line, a string in YAML or JSON."""
+
+
+class ConfigurationError(ValueError):
+    """A value that a schema does not accept, described in one line."""
+
+
+def read(schema: type[T], values: Mapping[str, Any], where: str = "", *, flags: bool = False) -> T:
+    """Make a configuration of the values of a file, or of flags.
+
+    Args:
+        schema: class of the configuration.
+        values: values by field name or alias; strings are converted to the type of their field.
+        where: beginning of the error message, such as the name of the file.
+        flags: whether error messages name fields as flags, `--like-this`.
+
+    Raises:
+        ConfigurationError: if a key is unknown or missing, or a value has the wrong type.
+    """
+    adapter: TypeAdapter[T] = _adapter(cast(Any, schema))
+    try:
+        return adapter.validate_python(values)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise ConfigurationError(where + _describe(problem, flags)) from None
+
+
+def check(configuration: Configuration) -> None:
+    """Check the values of a configuration that was constructed in Python.
+
+    Raises:
+        ConfigurationError: as `read`.
+    """
+    fields = dataclasses.fields(configuration)  # type: ignore[arg-type]
+    values = {field.name: getattr(configuration, field.name) for field in fields}
+    read(type(configuration), values, flags=True)
+
+
+@functools.cache
+def _adapter(schema: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(schema)
+
+
+def _describe(problem: ErrorDetails, flags: bool) -> str:
+    kind, value, context = problem["type"], problem["input"], problem.get("ctx", {})
+    places = [str(place) for place in problem["loc"]]
+    name = flag_name(places[-1]) if flags and places else ".".join(places)
+    if kind == "unknown_key":
+        return f"{'.'.join([*places, context['key']])} is unknown{context['advice']}"
+    if kind == "missing":
+        return f"{name} is missing."
+    if kind in _RANGES:
+        return f"{name} {value}: pass {_RANGES[kind].format(**context)}."
+    if kind in _PROBLEMS:
+        text = f"{value!r} {_PROBLEMS[kind]}."
+    elif kind == "value_error":
+        text = str(context["error"])
+    else:
+        text = problem["msg"]
+    return f"{name}: {text}" if name else text
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return the mapping in a YAML file.
+
+    Raises:
+        ConfigurationError: if there is no such file, or it holds anything else.
+    """
+    try:
+        tree = yaml.load(path.read_text(), Loader=YamlLoader)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigurationError(f"{path} cannot be read: {reason}.") from None
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(tree, dict):
+        raise ConfigurationError(f"{path} is not a mapping of keys to values.")
+    return tree
+
+
+class YamlLoader(yaml.SafeLoader):
+    """YAML in which `1e-5` is a number, as in JSON."""
+
+
+YamlLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
+
+
+def add_flags(parser: Parser, schema: type[Configuration], defaults: Any = None) -> None:
+    """Add a flag for each field of a schema that has an `Option`, and of the schemas in it.
+
+    Flags that are not given leave no value behind. Values stay strings, for `read` to convert.
+
+    Args:
+        parser: the parser that gets the flags.
+        schema: class of the configuration.
+        defaults: a configuration whose values are shown as the defaults.
+    """
+    groups: dict[str, Any] = {"": parser}
+    for path, option, kind in _options(schema):
+        if option.group not in groups:
+            groups[option.group] = parser.add_argument_group(option.group)
+        default = getattr(defaults, path, None)
+        shown = "" if default in (None, []) else f" (default: {default})"
+        choices = [str(choice) for choice in option.choices]
+        settings: dict[str, Any] = {
+            "dest": path,
+            "default": argparse.SUPPRESS,
+            "help": (option.help + shown).replace("%", "%%"),
+            "metavar": "{" + ",".join(choices) + "}" if choices else _metavar(kind),
+        }
+        if get_origin(kind) in (list, tuple):
+            settings["nargs"] = "+"
+        elif kind is bool:
+            settings |= {"nargs": "?", "const": True}
+        names = [path.rpartition(".")[2], *option.aliases]
+        action = groups[option.group].add_argument(*map(flag_name, names), **settings)
+        action.words = choices
+
+
+def override(tree: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the nested values of a file, with flags such as `data.epochs` in their places."""
+    changed = dict(tree)
+    for path, value in flags.items():
+        section, _, rest = path.partition(".")
+        inner = changed.get(section)
+        changed[section] = (
+            override(inner if isinstance(inner, Mapping) else {}, {rest: value}) if rest else value
+        )
+    return changed
+
+
+def options(schema: type[Configuration]) -> dict[str, Option]:
+    """Return the options of a schema's own fields, by field name."""
+    return {path: option for path, option, _ in _options(schema) if "." not in path}
+
+
+def field_names(schema: type[Configuration]) -> dict[str, str]:
+    """Return the names of a schema's fields, by every key that is accepted for them."""
+    names = {field.name: field.name for field in dataclasses.fields(schema)}  # type: ignore[arg-type]
+    for name, option in options(schema).items():
+        names |= {_as_name(alias): name for alias in option.aliases}
+    return names
+
+
+def flag_name(field: str) -> str:
+    return f"--{field.replace('_', '-')}"
+
+
+def _as_name(key: object) -> str:
+    return str(key).replace("-", "_")
+
+
+def _options(schema: type[Configuration], path: str = "") -> Iterator[tuple[str, Option, Any]]:
+    """Yield the path, the option and the type, without `None`, of each field that is a flag."""
+    for name, hint in get_type_hints(schema, include_extras=True).items():
+        if isinstance(hint, type) and issubclass(hint, Configuration):
+            yield from _options(hint, f"{path}{name}.")
+        option = next((part for part in _metadata(hint) if isinstance(part, Option)), None)
+        if option is not None:
+            yield f"{path}{name}", option, _plain(hint)
+
+
+def _metadata(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+
+
+def _plain(hint: Any) -> Any:
+    """Return a type without its annotations, and without `None`."""
+    while get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    if type(None) in get_args(hint):
+        return _plain(get_args(hint)[0])
+    return hint
+
+
+def _metavar(kind: Any) -> str:
+    item = _plain(get_args(kind)[0]) if get_origin(kind) in (list, tuple) else kind
+    names = {int: "N", float: "X", Fraction: "X", bool: "BOOL", str: "TEXT", Path: "PATH"}
+    return names.get(item, "MAPPING")
