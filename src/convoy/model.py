@@ -18,6 +18,7 @@ from convoy.engine.data.input import check_batch, open_input
 from convoy.engine.execution_config import Accumulation, ExecutionConfig, Reduction
 from convoy.engine.numerics import numerics
 from convoy.engine.observer import Observer
+from convoy.engine.prepared_model import PreparedModel
 from convoy.engine.run import Runner
 from convoy.engine.state import Mode
 from convoy.engine.steps_per_execution import Pace
@@ -88,12 +89,12 @@ class EngineMethods:
         if self.runner.automatic:
             # Not a word that stock Keras knows, so it does not go into a saved model.
             kwargs["steps_per_execution"] = 1
-        settings = numerics.of(self.model).settings
+        settings = PreparedModel.of(self.model).numerics.settings
         if settings.loss_scale is not None:
             # The strategy's own takes the place of the one that Keras adds for mixed_float16.
             kwargs["auto_scale_loss"] = False
         type(self.model).compile(self.model, *args, **kwargs)
-        numerics.attach(self.model, settings)
+        PreparedModel.of(self.model).numerics = numerics.Numerics(settings)
 
     def set_gradient_accumulation(
         self, count: int, *, reduction: Reduction | None = None, dtype: str | None = None

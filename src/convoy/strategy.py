@@ -21,6 +21,7 @@ from convoy.engine.numerics import numerics
 from convoy.engine.numerics.loss_scale import LossScale
 from convoy.engine.numerics.numerics import StochasticRounding
 from convoy.engine.observer import NULL_OBSERVER, Observer
+from convoy.engine.prepared_model import PreparedModel
 from convoy.engine.replica_axis import AXIS
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ class Strategy:
 
         A subclass may add to it, say to give models more methods.
         """
-        numerics.attach(new, self.numerics)
+        PreparedModel.of(new).numerics = numerics.Numerics(self.numerics)
         model.attach(
             new, self.execution_config, self.data_budget, self.devices, lambda: self.observer
         )

@@ -8,7 +8,7 @@ import convoy
 import keras
 import numpy as np
 import pytest
-from convoy.engine.numerics import numerics
+from convoy.engine.prepared_model import PreparedModel
 from keras import layers
 
 SAMPLES = 48
@@ -81,7 +81,7 @@ class Subject:
     def variables(self):
         model = self.model
         own = [*model.trainable_variables, *model.non_trainable_variables]
-        return own + model.optimizer.variables + numerics.of(model).variables
+        return own + model.optimizer.variables + PreparedModel.of(model).numerics.variables
 
     def values(self):
         return [np.asarray(variable.value).tobytes() for variable in self.variables]

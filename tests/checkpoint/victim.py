@@ -19,7 +19,7 @@ import keras
 import numpy as np
 from convoy.checkpoint import store
 from convoy.checkpoint.folder import Folder
-from convoy.engine.numerics import numerics
+from convoy.engine.prepared_model import PreparedModel
 from convoy.train import application, progress_callback
 from keras import layers
 
@@ -169,7 +169,11 @@ def model_replicas(variant):
 
 def outcome(model, history, folder):
     """Return all that a run has come to, as far as bits tell."""
-    variables = [*model.variables, *model.optimizer.variables, *numerics.of(model).variables]
+    variables = [
+        *model.variables,
+        *model.optimizer.variables,
+        *PreparedModel.of(model).numerics.variables,
+    ]
     digest = hashlib.sha256()
     for variable in variables:
         digest.update(np.asarray(variable.value).tobytes())

@@ -5,7 +5,7 @@ import keras
 import numpy as np
 import pytest
 from convoy import precision
-from convoy.engine.numerics import numerics
+from convoy.engine.prepared_model import PreparedModel
 from convoy.optimizers import LARS, Lookahead, Regularized
 from keras import layers
 from tests.equivalence.side_by_side import HALF_TOLERANCE, assert_same, make_convoy, state
@@ -53,7 +53,7 @@ def compare(word, optimizer=None, *, replicas=1, size=1.0, schedule="1f1b", **st
             convoy.split(model, cuts)
             model.set_pipelining_options(schedule=schedule)
         history = model.fit(x, y, batch_size=2, epochs=3, verbose=0).history
-        carried = [np.asarray(v.value) for v in numerics.of(model).variables[:1]]
+        carried = [np.asarray(v.value) for v in PreparedModel.of(model).numerics.variables[:1]]
         found.append((history, state(model), carried))
     assert_same(*found[::-1], tolerance=HALF_TOLERANCE.get(precision.find(word).policy))
     return found[0][0]

@@ -8,7 +8,7 @@ import jax
 import keras
 import numpy as np
 from convoy import keras_bridge
-from convoy.engine.numerics import numerics
+from convoy.engine.prepared_model import PreparedModel
 from jax.experimental.sparse import JAXSparse
 
 # Values that a check looks at in one go: bounds the memory that it takes.
@@ -38,7 +38,7 @@ def check_model(model: keras.Model, method: str) -> None:
             "would bypass. Override `call`, `compute_loss` or `compute_metrics` instead, or make "
             "the model outside of the strategy's scope to train it with stock Keras."
         )
-    precision = numerics.of(model).settings.precision
+    precision = PreparedModel.of(model).numerics.settings.precision
     if precision is not None:
         precision.check(model)
     if method.startswith("predict"):
@@ -70,7 +70,7 @@ def check_model(model: keras.Model, method: str) -> None:
 
 def check_loss_scale(model: keras.Model) -> None:
     """Refuse to scale a loss twice."""
-    if numerics.of(model).settings.loss_scale is None:
+    if PreparedModel.of(model).numerics.settings.loss_scale is None:
         return
     optimizer = model.optimizer
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):

@@ -12,7 +12,7 @@ import keras
 from convoy import cpu, keras_bridge
 from convoy.engine.data.chunks import Chunk, fetcher, local_batch_shapes
 from convoy.engine.execution_config import ExecutionConfig
-from convoy.engine.numerics import numerics
+from convoy.engine.prepared_model import PreparedModel
 from convoy.engine.state import Mode, State
 from convoy.engine.step.accumulate import accumulate
 from convoy.engine.step.activation_checkpointing import rematerialise, runs_of
@@ -186,13 +186,15 @@ class Composition:
         return step
 
     def _updates(self, gradients: GradientStep) -> Step:
-        return update(gradients, self.model.optimizer, numerics.of(self.model).settings)
+        return update(
+            gradients, self.model.optimizer, PreparedModel.of(self.model).numerics.settings
+        )
 
     def _with_results(self, run: Run) -> Run:
         def with_results(state: State, source: Any, count: jax.Array) -> tuple[State, Logs]:
             state, logs = run(state, source, count)
             reported = results(self.model, state, logs)
-            return state, reported | numerics.of(self.model).logs(state.numerics)
+            return state, reported | PreparedModel.of(self.model).numerics.logs(state.numerics)
 
         return with_results
 

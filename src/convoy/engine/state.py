@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import keras
 from convoy import keras_bridge
-from convoy.engine.numerics import numerics
+from convoy.engine.prepared_model import PreparedModel
 
 Arrays = list[jax.Array]
 Mode = Literal["train", "evaluate", "predict"]
@@ -39,7 +39,7 @@ class Variables:
             non_trainable=model.non_trainable_variables,
             optimizer=model.optimizer.variables if mode == "train" else [],
             metrics=model.metrics_variables if mode != "predict" else [],
-            numerics=numerics.of(model).variables if mode == "train" else [],
+            numerics=PreparedModel.of(model).numerics.variables if mode == "train" else [],
         )
 
     def are_those_of(self, model: keras.Model) -> bool:

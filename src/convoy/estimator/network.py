@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-from convoy.engine.step import gradient_map
+from convoy.engine.prepared_model import PreparedModel
 from convoy.estimator.function import Function, is_tensor
 from convoy.estimator.input import Element, Signature
 from convoy.estimator.recorded import Recorded
@@ -86,7 +86,7 @@ class Network:
             self.model = keras.Model(
                 self.inputs, {name: output.tensor for name, output in self.outputs.items()}
             )
-        gradient_map.attach(self.model, built.gradient_map)
+        PreparedModel.of(self.model).gradient_map = built.gradient_map
         self.model.compile(
             optimizer=spec.optimizer if spec.mode == ModeKeys.TRAIN else "sgd",
             loss=loss,

@@ -17,8 +17,8 @@ from convoy.checkpoint import CheckpointError, store
 from convoy.checkpoint.folder import Folder, Position
 from convoy.checkpoint.snapshot import name_of
 from convoy.checkpoint.store import Content
-from convoy.engine.numerics import numerics
 from convoy.engine.observer import pause
+from convoy.engine.prepared_model import PreparedModel
 
 _WEIGHTS = ("trainable", "non_trainable")
 _SEED = "seed_generator_state"
@@ -152,7 +152,7 @@ def _variables(model: keras.Model, kind: str) -> list[Any]:
             model.optimizer.build(model.trainable_variables)
         return list(model.optimizer.variables)
     if kind == "numerics":
-        return list(numerics.of(model).variables)
+        return list(PreparedModel.of(model).numerics.variables)
     return list(getattr(model, f"{kind}_variables"))
 
 

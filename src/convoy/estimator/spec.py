@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import convoy
 import keras
-from convoy.engine.step.gradient_map import GradientMap
+from convoy.engine.prepared_model import GradientMap
 from convoy.estimator.function import is_tensor
 from convoy.estimator.hooks import Hook
 from convoy.pipeline.schedule import Schedule

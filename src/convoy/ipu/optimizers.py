@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import convoy
 import keras
-from convoy.engine.step.gradient_map import GradientMap
+from convoy.engine.prepared_model import GradientMap
 from convoy.ipu import notice
 from convoy.ipu.accumulation import Accumulation, check_offload, read_dtype
 from convoy.ipu.enums import GradientAccumulationReductionMethod

@@ -20,6 +20,7 @@ from convoy.keras_bridge.callbacks import (
 )
 from convoy.keras_bridge.graphs import (
     GraphCall,
+    ModelGraph,
     Nesting,
     forget_losses,
     get_keras_mask,
@@ -30,6 +31,7 @@ from convoy.keras_bridge.graphs import (
     graph_outputs,
     has_marked_layers,
     marked_calls,
+    model_graph,
     pack_outputs,
     replaced_graph_run,
     replay_graph,
@@ -38,6 +40,7 @@ from convoy.keras_bridge.graphs import (
     traced_graph,
     with_training,
 )
+from convoy.keras_bridge.model_state import ModelState
 from convoy.keras_bridge.models import (
     build_for_batch,
     build_for_prediction,
@@ -90,6 +93,8 @@ __all__ = [
     "Batches",
     "Callbacks",
     "GraphCall",
+    "ModelGraph",
+    "ModelState",
     "Nesting",
     "UntraceableError",
     "Variables",
@@ -126,6 +131,7 @@ __all__ = [
     "loss_and_updates",
     "marked_calls",
     "metric_results",
+    "model_graph",
     "output_structure",
     "overridden",
     "overrides_call",

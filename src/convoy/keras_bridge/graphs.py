@@ -6,20 +6,21 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import keras
+from convoy.keras_bridge.model_state import ModelState
 from convoy.keras_bridge.variables import Variables
 from keras import Model
 from keras.src.backend.common import masking
 from keras.src.models import functional
+from keras.src.ops.function import Function
 from keras.src.ops.node import Node
 
 get_keras_mask = masking.get_keras_mask
 set_keras_mask = masking.set_keras_mask
 _MARK = "_convoy_stage"
-_TRACED = "_convoy_traced_graph"
 FIXED = "_convoy_fixed_training"
 """Marks calls that are told the same about training whatever the model is told."""
 _plain_node = Node.__dict__["__init__"]
@@ -186,23 +187,66 @@ def graph_calls(model: Model, *, into_nested: bool = False) -> list[GraphCall] |
         model: a functional or sequential one, or a subclassed one that was traced.
         into_nested: whether calls of nested models stand in the place of the call of the whole.
     """
-    graph = _graph(model)
+    graph = model_graph(model)
     if graph is None:
         return None
-    calls = [GraphCall(node) for node in _nodes(graph)]
-    return _taken_apart(calls, itertools.count(-1, -1)) if into_nested else calls
+    return graph.nested_calls if into_nested else graph.calls
 
 
-def _taken_apart(calls: list[GraphCall], fresh: Iterator[int]) -> list[GraphCall]:
-    found: list[GraphCall] = []
-    for call in calls:
-        if not _can_be_taken_apart(call):
-            found.append(call)
-            continue
-        nesting = Nesting(call, fresh)
-        inner = [GraphCall(node, nesting) for node in _nodes(_graph(call.operation))]
-        found += _taken_apart(inner, fresh)
-    return found
+class ModelGraph:
+    """The calls of a model's graph, listed once and kept as long as the graph is the same.
+
+    Attributes:
+        function: the graph, as Keras keeps it or as it was traced.
+        calls: its calls in their order.
+    """
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        self.calls = [GraphCall(node) for node in _nodes(function)]
+        self._nested: list[tuple[Model, Function | None]] = []
+
+    @cached_property
+    def nested_calls(self) -> list[GraphCall]:
+        """The calls, with those of nested models in the place of the call of each."""
+        return self._taken_apart(self.calls, itertools.count(-1, -1))
+
+    @cached_property
+    def is_marked(self) -> bool:
+        """Whether `marked_calls` has marked one of the calls."""
+        return any(call.mark is not None for call in self.nested_calls)
+
+    def is_of(self, model: Model) -> bool:
+        """Return whether a model, and each model nested in it, still has the same graph."""
+        return _graph(model) is self.function and all(
+            _graph(nested) is function for nested, function in self._nested
+        )
+
+    def _taken_apart(self, calls: list[GraphCall], fresh: Iterator[int]) -> list[GraphCall]:
+        found: list[GraphCall] = []
+        for call in calls:
+            if isinstance(call.operation, Model):
+                self._nested.append((call.operation, _graph(call.operation)))
+            if not _can_be_taken_apart(call):
+                found.append(call)
+                continue
+            nesting = Nesting(call, fresh)
+            inner = [GraphCall(node, nesting) for node in _nodes(_graph(call.operation))]
+            found += self._taken_apart(inner, fresh)
+        return found
+
+
+def model_graph(model: Model) -> ModelGraph | None:
+    """Return the calls of a model's graph, or `None` if they are not known.
+
+    The graph is walked on the first call, and again only after it has changed: when layers were
+    added to a sequential model, or a subclassed model was traced.
+    """
+    state = ModelState.of(model)
+    if state.graph is None or not state.graph.is_of(model):
+        function = _graph(model)
+        state.graph = None if function is None else ModelGraph(function)
+    return state.graph
 
 
 def _can_be_taken_apart(call: GraphCall) -> bool:
@@ -326,21 +370,20 @@ def replaced_graph_run(model: Model, run: Callable[..., None]) -> Iterator[None]
         del vars(graph)["_run_through_graph"]
 
 
-def own_graph(model: Model) -> Any:
+def own_graph(model: Model) -> Function | None:
     """Return the graph that a functional or sequential model runs, or `None`."""
     graph = getattr(model, "_functional", None) or model
-    return graph if hasattr(graph, "_nodes_by_depth") else None
+    return graph if isinstance(graph, Function) else None
 
 
-def set_traced_graph(model: Model, graph: Any) -> None:
+def set_traced_graph(model: Model, graph: Function | None) -> None:
     """Give a subclassed model a graph of what its `call` does; `None` takes it away."""
-    # Not through `setattr`: Keras would take it for a change of the model's state.
-    vars(model)[_TRACED] = graph
+    ModelState.of(model).traced_graph = graph
 
 
-def traced_graph(model: Model) -> Any:
+def traced_graph(model: Model) -> Function | None:
     """Return the graph that a subclassed model was given, or `None`."""
-    return vars(model).get(_TRACED)
+    return ModelState.of(model).traced_graph
 
 
 def _graph(model: Model) -> Any:

@@ -13,8 +13,9 @@ import keras
 from convoy import devices as device_choice
 from convoy import distributed
 from convoy.engine.data.input import DEFAULT_BATCH
+from convoy.engine.prepared_model import PreparedModel
 from convoy.engine.state import Mode
-from convoy.keras_bridge import graph_calls
+from convoy.keras_bridge import model_graph
 from convoy.pipeline.assignment import calls_of, check_assignment, split_by_name
 from convoy.pipeline.balance.automatic import split_by_cost
 from convoy.pipeline.placement import PipelinePlacement
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
     from convoy.engine.observer import Observer
 
 logger = logging.getLogger("convoy.pipeline")
-
-_ATTRIBUTE = "_convoy_stages"
-_DEVICES = "_convoy_devices"
 
 
 @dataclass(frozen=True)
@@ -196,7 +194,7 @@ def split(
     convoy.split(model, stages="auto", batch_size=4)
     ```
     """
-    if _DEVICES not in vars(model):
+    if not PreparedModel.of(model).devices:
         raise ValueError(
             f"{model.name!r} is a stock Keras model, which would be trained in one piece. Make it "
             "in a strategy's scope, or pass it to convoy.prepare() first."
@@ -227,20 +225,18 @@ def _check_numbers(stages: int, batch_size: int) -> None:
 
 def set_devices(model: keras.Model, devices: Sequence[jax.Device]) -> None:
     """Tell a model which devices its strategy has."""
-    # Not through `setattr`: Keras would take it for a change of the model's state.
-    vars(model)[_DEVICES] = tuple(devices)
+    PreparedModel.of(model).devices = tuple(devices)
 
 
 def devices_of(model: keras.Model) -> tuple[jax.Device, ...]:
     """Return the devices of a model's strategy, else the first there is."""
-    return vars(model).get(_DEVICES) or (jax.devices()[0],)
+    return PreparedModel.of(model).devices or (jax.devices()[0],)
 
 
 def set_stages(model: keras.Model, stages: list[int]) -> None:
     """Give every call of a model its stage, after a check."""
     check_assignment(calls_of(model), stages)
-    # Not through `setattr`: Keras would take it for a change of the model's state.
-    vars(model)[_ATTRIBUTE] = list(stages)
+    PreparedModel.of(model).stages = list(stages)
 
 
 def stages_of_model(model: keras.Model) -> list[int] | None:
@@ -262,19 +258,20 @@ def stages_of_model(model: keras.Model) -> list[int] | None:
 
 def given_stages(model: keras.Model) -> list[int] | None:
     """Return the stages that a model was given, which may have got other layers since."""
-    stages = vars(model).get(_ATTRIBUTE)
+    stages = PreparedModel.of(model).stages
     if stages is None:
         find_stages(model)
-        calls = graph_calls(model, into_nested=True) or []
-        marks = [call.mark for call in calls]
-        if all(mark is None for mark in marks):
+        graph = model_graph(model)
+        if graph is None or not graph.is_marked:
             return None
+        calls = graph.nested_calls
+        marks = [call.mark for call in calls]
         check_assignment(calls, marks)
-        set_stages(model, [mark for mark in marks if mark is not None])
-        stages = vars(model)[_ATTRIBUTE]
+        stages = [mark for mark in marks if mark is not None]
+        set_stages(model, stages)
     return stages if max(stages) > 0 else None
 
 
 def reset_stages(model: keras.Model) -> None:
     """Have a model in one piece, whatever its layers say."""
-    vars(model)[_ATTRIBUTE] = [0] * len(calls_of(model))
+    PreparedModel.of(model).stages = [0] * len(calls_of(model))

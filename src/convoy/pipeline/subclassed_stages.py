@@ -6,12 +6,9 @@ from typing import Any
 
 import keras
 from convoy import keras_bridge
+from convoy.engine.prepared_model import PreparedModel
 from convoy.keras_bridge import UntraceableError, graph_calls, graph_input_specs
 from convoy.pipeline import pipeline_stage
-
-_WITHOUT_STAGES = "_convoy_without_stages"
-_GUESSED = "_convoy_guessed_types"
-"""Marks a model whose inputs' types were not known when it was traced."""
 
 
 def find_stages(model: keras.Model, x: Any = None) -> None:
@@ -30,7 +27,8 @@ def find_stages(model: keras.Model, x: Any = None) -> None:
     if not keras_bridge.is_subclassed(model):
         _find_in_nested(model)
         return
-    if _WITHOUT_STAGES in vars(model):
+    prepared = PreparedModel.of(model)
+    if prepared.has_no_stages:
         return
     known = graph_calls(model) is not None
     if not known and keras_bridge.is_built(model) and not pipeline_stage.blocks():
@@ -43,12 +41,12 @@ def find_stages(model: keras.Model, x: Any = None) -> None:
         return
     if known:
         _check_shapes(model, inputs)
-        if not guessed and vars(model).pop(_GUESSED, False):
+        if not guessed and prepared.has_guessed_types:
+            prepared.has_guessed_types = False
             keras_bridge.trace(model, inputs)
     elif pipeline_stage.blocks():
         _trace_if_staged(model, inputs)
-        # Not through `setattr`: Keras would take it for a change of the model's state.
-        vars(model)[_GUESSED] = guessed
+        prepared.has_guessed_types = guessed
 
 
 def _find_in_nested(model: keras.Model) -> None:
@@ -62,7 +60,7 @@ def _find_in_nested(model: keras.Model) -> None:
         if not keras_bridge.is_subclassed(nested):
             _find_in_nested(nested)
             continue
-        is_known = graph_calls(nested) is not None or _WITHOUT_STAGES in vars(nested)
+        is_known = graph_calls(nested) is not None or PreparedModel.of(nested).has_no_stages
         if not is_known and call.given is not None and keras_bridge.is_built(nested):
             _trace_if_staged(nested, call.given)
 
@@ -84,7 +82,7 @@ def _trace_if_staged(model: keras.Model, inputs: Any) -> None:
             f"{model.name!r} uses PipelineStage inside of layers or models that its call() calls, "
             "which stay whole. Use it around their calls."
         )
-    vars(model)[_WITHOUT_STAGES] = True
+    PreparedModel.of(model).has_no_stages = True
 
 
 def trace(model: keras.Model) -> None:
@@ -100,8 +98,8 @@ def trace(model: keras.Model) -> None:
             "yet. Call it on some inputs first, for example model(x[:1])."
         )
     keras_bridge.trace(model, inputs)
-    vars(model).pop(_WITHOUT_STAGES, None)
-    vars(model)[_GUESSED] = True
+    prepared = PreparedModel.of(model)
+    prepared.has_no_stages, prepared.has_guessed_types = False, True
 
 
 def _like(x: Any) -> Any:

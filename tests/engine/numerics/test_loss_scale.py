@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 from convoy import AutomaticLossScale
-from convoy.engine.numerics import numerics
 from convoy.engine.numerics.loss_scale import StaticLossScale, find
+from convoy.engine.prepared_model import PreparedModel
 
 
 def decisions(rule, gradients):
@@ -133,7 +133,7 @@ def test_an_update_that_overflows_changes_nothing_and_is_counted(word, loss_scal
         np.testing.assert_array_equal(now, then)
     assert logs["skipped_updates"] == 1
     assert logs["loss_scaling_factor"] == (2**14 if loss_scale == 2**14 else 2**13)
-    assert numerics.of(model).scaling.skipped == 1
+    assert PreparedModel.of(model).numerics.scaling.skipped == 1
     model.train_on_batch(*CALM)
     assert int(model.optimizer.iterations) == 2
 
@@ -147,13 +147,13 @@ def test_one_replica_that_overflows_skips_the_update_of_all(rounding):
         model = dense()
     model.train_on_batch(*CALM)
     before = snapshot(model)
-    key = np.array(numerics.of(model).variables[-1].value)
+    key = np.array(PreparedModel.of(model).numerics.variables[-1].value)
     mixed = [np.concatenate([calm, bad]) for calm, bad in zip(CALM, EXPLODING, strict=True)]
     model.train_on_batch(*mixed)
     for now, then in zip(snapshot(model), before, strict=True):
         np.testing.assert_array_equal(now, then)
-    np.testing.assert_array_equal(numerics.of(model).variables[-1].value, key)
-    assert numerics.of(model).scaling.factor == 2**13
+    np.testing.assert_array_equal(PreparedModel.of(model).numerics.variables[-1].value, key)
+    assert PreparedModel.of(model).numerics.scaling.factor == 2**13
 
 
 def test_replicas_add_up_their_statistics():
@@ -162,7 +162,7 @@ def test_replicas_add_up_their_statistics():
         with convoy.Strategy(devices, loss_scale="auto").scope():
             model = dense()
         model.fit(np.ones((8, 2)), np.ones((8, 2)), batch_size=2, epochs=1, verbose=0)
-        counted.append(numerics.of(model).scaling)
+        counted.append(PreparedModel.of(model).numerics.scaling)
     # 6 weights; 4 updates by one replica, or 2 by two.
     assert (counted[0].counted, counted[0].updates) == (24, 4)
     assert (counted[1].counted, counted[1].updates) == (24, 2)
@@ -197,11 +197,11 @@ def test_compiling_anew_starts_anew():
     with convoy.Strategy(loss_scale=AutomaticLossScale(period=1)).scope():
         model = dense()
     model.train_on_batch(*CALM)
-    assert numerics.of(model).scaling.factor == 2
+    assert PreparedModel.of(model).numerics.scaling.factor == 2
     model.compile("sgd", "mse")
-    assert numerics.of(model).scaling.factor == 1
+    assert PreparedModel.of(model).numerics.scaling.factor == 1
     model.train_on_batch(*CALM)
-    assert numerics.of(model).scaling.factor == 2
+    assert PreparedModel.of(model).numerics.scaling.factor == 2
 
 
 def test_takes_the_place_of_the_one_that_keras_adds():

@@ -20,7 +20,6 @@ FACTOR = "loss_scaling_factor"
 SKIPPED = "skipped_updates"
 REPORTED = (FACTOR, SKIPPED)
 
-_ATTRIBUTE = "_convoy_numerics"
 _KEY_TYPE = "threefry2x32"
 
 
@@ -109,17 +108,6 @@ class Numerics:
         scaling, key = unpack(numerics)
         loss_scale = self.settings.loss_scale
         return pack(loss_scale.count(scaling, loss_scale.chosen(gradients, captured)), key)
-
-
-def attach(model: keras.Model, settings: Settings) -> None:
-    """Have a model's weights updated as a strategy says, from a fresh start."""
-    # Not through `setattr`: Keras would take it for a change of the model's state.
-    vars(model)[_ATTRIBUTE] = Numerics(settings)
-
-
-def of(model: keras.Model) -> Numerics:
-    """Return the numerics of a model; nothing is set in them unless a strategy has done it."""
-    return vars(model).get(_ATTRIBUTE) or Numerics(Settings())
 
 
 def unpack(numerics: Arrays) -> tuple[Scaling, jax.Array]:

@@ -13,6 +13,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import keras
+from convoy.engine.prepared_model import PreparedModel
+from convoy.types import Arrays
 
 Gradients = dict[str, jax.Array]
 """By the tags under which they are captured."""
@@ -88,6 +91,22 @@ def value_and_gradients(
             "`activation_checkpointing`."
         )
     return result, gradients, caught
+
+
+def map_gradients(model: keras.Model, trainable: Arrays, gradients: Arrays) -> Arrays:
+    """Apply the model's gradient map to the gradients of one micro-batch.
+
+    Args:
+        model: the model, whose `PreparedModel.gradient_map` is used if there is one.
+        trainable: values of the trainable variables while the map runs.
+        gradients: their gradients.
+    """
+    gradient_map = PreparedModel.of(model).gradient_map
+    if gradient_map is None:
+        return gradients
+    variables = model.trainable_variables
+    with keras.StatelessScope(state_mapping=zip(variables, trainable, strict=True)):
+        return [gradient_map(g, v) for g, v in zip(gradients, variables, strict=True)]
 
 
 @contextlib.contextmanager

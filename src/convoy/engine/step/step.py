@@ -8,11 +8,10 @@ from typing import Any
 import jax
 import keras
 from convoy import keras_bridge
-from convoy.engine.numerics import numerics
 from convoy.engine.numerics.loss_scale import scale_loss
+from convoy.engine.prepared_model import PreparedModel
 from convoy.engine.state import Arrays, State
-from convoy.engine.step.gradient_map import mapped
-from convoy.engine.step.gradients import value_and_gradients
+from convoy.engine.step.gradients import map_gradients, value_and_gradients
 from convoy.engine.step.loss_denominators import asking
 from convoy.engine.step.metrics import metrics_update
 
@@ -37,7 +36,7 @@ def gradient_step(model: keras.Model, fetch: Fetch) -> GradientStep:
     """
     compute = _asking(keras_bridge.loss_and_updates(model))
     update_metrics = metrics_update(model)
-    numbers = numerics.of(model)
+    numbers = PreparedModel.of(model).numerics
 
     def step(state: State, position: Position) -> tuple[State, Arrays, Logs]:
         x, y, weight = keras_bridge.unpack(fetch(*position))
@@ -59,7 +58,7 @@ def gradient_step(model: keras.Model, fetch: Fetch) -> GradientStep:
             metrics=metrics,
             numerics=numbers.count(state.numerics, gradients, list(caught.values())),
         )
-        return state, mapped(model, state.trainable, gradients), _own_logs(model, logs)
+        return state, map_gradients(model, state.trainable, gradients), _own_logs(model, logs)
 
     return step
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import convoy
 import keras
 from convoy import keras_bridge
-from convoy.engine.step import gradient_map
+from convoy.engine.prepared_model import PreparedModel
 from convoy.ipu import notice, optimizers
 from convoy.ipu.accumulation import Accumulation
 from convoy.ipu.enums import (
@@ -213,7 +213,7 @@ class Extensions(Settings):
         wishes = optimizers.read(optimizer)
         if isinstance(optimizer, optimizers.IpuOptimizer):
             optimizer.compiled_with(self.model)
-        gradient_map.attach(self.model, wishes.gradient_map)
+        PreparedModel.of(self.model).gradient_map = wishes.gradient_map
         if wishes.accumulation is not None:
             self.accumulation = wishes.accumulation.count
             self.method = wishes.accumulation.method

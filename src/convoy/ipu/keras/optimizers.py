@@ -8,8 +8,8 @@ from typing import Any
 import convoy
 import keras
 import numpy as np
-from convoy.engine.numerics import numerics
 from convoy.engine.numerics.loss_scale import Scaling
+from convoy.engine.prepared_model import PreparedModel
 from convoy.ipu.optimizers import GradientAccumulationOptimizerV2, IpuOptimizer, Wishes
 
 __all__ = [
@@ -142,13 +142,13 @@ class ALSOptimizer(IpuOptimizer):
     def reset(self) -> None:
         """Begin again with the first factor, and with no gradients counted."""
         if self.model is not None:
-            variables = numerics.of(self.model).variables
+            variables = PreparedModel.of(self.model).numerics.variables
             for variable, value in zip(variables, self.loss_scale.begin(), strict=False):
                 variable.assign(value)
 
     @property
     def _scaling(self) -> Scaling | None:
-        return None if self.model is None else numerics.of(self.model).scaling
+        return None if self.model is None else PreparedModel.of(self.model).numerics.scaling
 
     def wishes(self) -> Wishes:
         return replace(super().wishes(), loss_scale=self.loss_scale)

@@ -13,7 +13,7 @@ import convoy
 import jax
 import keras
 import numpy as np
-from convoy.engine.step import gradient_map
+from convoy.engine.prepared_model import PreparedModel
 from convoy.estimator.network import Given
 from convoy.ipu import optimizers
 from convoy.ipu.accumulation import Accumulation
@@ -113,7 +113,7 @@ class Network:
         self.rows = self.executions * description.count * description.replicas
         """Of a device call."""
         self.kept = [Kept(self.rows, t.shape[1:], str(t.dtype)) for t in kept if training]
-        gradient_map.attach(self.model, wishes.gradient_map)
+        PreparedModel.of(self.model).gradient_map = wishes.gradient_map
         self.model.compile(
             wishes.optimizer,
             loss={LOSS: Given(name=LOSS)} if training else None,

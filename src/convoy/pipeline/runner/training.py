@@ -15,10 +15,9 @@ import keras
 from convoy import cpu, keras_bridge
 from convoy.engine.data.chunks import Chunk, fetcher
 from convoy.engine.execution_config import ExecutionConfig
-from convoy.engine.numerics import numerics
 from convoy.engine.observer import NULL_OBSERVER, Observer
+from convoy.engine.prepared_model import PreparedModel
 from convoy.engine.state import Variables
-from convoy.engine.step import gradient_map
 from convoy.engine.step.global_batch import GlobalBatch
 from convoy.engine.step.replicate import Roles
 from convoy.pipeline.options import Pipelining, stages_of_model
@@ -55,7 +54,7 @@ class PipelinePrograms:
         self.assignment = stages_of_model(model)
         self.schedule = options.schedule_for(model, config.accumulation.count)
         self.layout = Layout(model, self.assignment or [], self.schedule.mapping, self.placement)
-        self.numerics = numerics.of(model)
+        self.numerics = PreparedModel.of(model).numerics
         parts = self.variables.parts
         self.trainable = self.layout.own(parts.trainable)
         self.statistics = self.layout.own(parts.non_trainable)
@@ -192,7 +191,11 @@ def check_model(model: keras.Model, config: ExecutionConfig) -> None:
     for value, name, instead in (
         (config.batch_norm_group > 1, "batch_norm_group", "Leave it out."),
         (config.shard_optimizer_state, "shard_optimizer_state", "Stages divide it already."),
-        (gradient_map.of(model) is not None, "MapGradientOptimizer", "Override its apply()."),
+        (
+            PreparedModel.of(model).gradient_map is not None,
+            "MapGradientOptimizer",
+            "Override its apply().",
+        ),
         (
             config.activation_checkpointing is not None,
             "activation_checkpointing",

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import keras
 from convoy.engine.execution_config import ExecutionConfig
-from convoy.engine.numerics import numerics
 from convoy.engine.numerics.loss_scale import all_finite, unscale
 from convoy.engine.numerics.numerics import Settings, pack, split_key, unpack
+from convoy.engine.prepared_model import PreparedModel
 from convoy.engine.step.all_reduce import is_floating, mean, reducer
 from convoy.engine.step.replicate import EVERYWHERE
 from convoy.engine.step.update import apply_rounding
@@ -71,7 +71,7 @@ class DeviceUpdate:
     ) -> None:
         self.clip = model.optimizer.global_clipnorm
         self.optimizer = optimizer
-        self.settings = numerics.of(model).settings
+        self.settings = PreparedModel.of(model).numerics.settings
         self.over_replicas = reducer(config.reduction, config.reduction_bucket)
         self.mesh = mesh
         self.dtypes = [config.accumulation.dtype or variable.dtype for variable in trainable]

@@ -1,0 +1,38 @@
+"""The state of a model that was made in a strategy's scope, or passed to `convoy.prepare`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import keras
+from convoy.engine.numerics.numerics import Numerics, Settings
+from convoy.keras_bridge import ModelState
+
+GradientMap = Callable[[jax.Array, keras.Variable], jax.Array]
+"""Takes a gradient and its variable, and returns what takes the gradient's place."""
+
+
+class PreparedModel(ModelState):
+    """Everything that Convoy keeps for a model; `PreparedModel.of(model)` finds it.
+
+    It is no part of what Keras tracks: a model that is saved, cloned or copied comes back without
+    it. A stock Keras model has the values that follow, which change nothing.
+
+    Attributes:
+        devices: the devices of the strategy; empty for a stock Keras model.
+        numerics: loss scale and rounding of the weight update, with the variables they need.
+        gradient_map: a function that changes each gradient before the weight update.
+        stages: the pipeline stage of every call of the graph, if stages were assigned.
+        has_no_stages: whether a trace of the subclassed model found no pipeline stages.
+        has_guessed_types: whether the types of the inputs were unknown when it was traced.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.devices: tuple[jax.Device, ...] = ()
+        self.numerics = Numerics(Settings())
+        self.gradient_map: GradientMap | None = None
+        self.stages: list[int] | None = None
+        self.has_no_stages = False
+        self.has_guessed_types = False
