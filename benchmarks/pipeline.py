@@ -123,11 +123,10 @@ class Trainer:
 
 def simulated(trainer: Trainer) -> float:
     """Time every action by itself, and return how long an update of them would take."""
-    from convoy.pipeline.simulate import simulate
-    from convoy.pipeline.timeline import durations
+    from convoy.pipeline import simulate, stage_durations
 
     trainer.seconds()
-    taken = durations(trainer.model.get_pipeline_timeline())
+    taken = stage_durations(trainer.model.get_pipeline_timeline())
     return simulate(trainer.programs.schedule, taken).seconds
 
 
@@ -136,7 +135,7 @@ def memory_of_stages(trainer: Trainer) -> list[int]:
     import jax
     from convoy.engine.data.chunks import size
     from convoy.keras_bridge import values
-    from convoy.pipeline.simulate import simulate
+    from convoy.pipeline import simulate
 
     programs = trainer.programs
     ((stage_programs, _),) = programs._programs.values()

@@ -22,6 +22,7 @@ from convoy.engine.prepared_model import PreparedModel
 from convoy.engine.run import Runner
 from convoy.engine.state import Mode
 from convoy.engine.steps_per_execution import Pace
+from convoy.pipeline import Schedule, Timeline
 from convoy.pipeline.assignment import calls_of
 from convoy.pipeline.options import (
     Pipelining,
@@ -32,8 +33,6 @@ from convoy.pipeline.options import (
     stages_of_model,
 )
 from convoy.pipeline.placement import PipelinePlacement
-from convoy.pipeline.schedule import Schedule
-from convoy.pipeline.simulate import Timeline
 from convoy.pipeline.subclassed_stages import find_stages
 
 

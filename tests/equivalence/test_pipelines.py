@@ -11,8 +11,8 @@ import convoy
 import keras
 import numpy as np
 import pytest
+from convoy.pipeline import NAMES
 from convoy.pipeline.assignment import calls_of
-from convoy.pipeline.schedules import NAMES
 from hypothesis import given
 from hypothesis import strategies as st
 from keras import layers

@@ -1,6 +1,5 @@
 import pytest
-from convoy.pipeline.schedule import Action, Kind, Schedule
-from convoy.pipeline.schedules import NAMES, generate
+from convoy.pipeline import NAMES, Action, Kind, Schedule, generate
 
 
 def test_an_action_is_written_as_stage_kind_and_micro_batch():

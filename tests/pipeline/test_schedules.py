@@ -1,8 +1,5 @@
 import pytest
-from convoy.pipeline.schedule import Kind, Schedule
-from convoy.pipeline.schedules import ALIASES, NAMES, generate
-from convoy.pipeline.simulate import simulate
-from convoy.pipeline.validate import validate
+from convoy.pipeline import ALIASES, NAMES, Kind, Schedule, generate, simulate, validate
 from tests.pipeline.write_golden import SIZES, path_of
 
 

@@ -5,10 +5,8 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
-from convoy.pipeline.schedule import Kind
-from convoy.pipeline.schedules import generate
-from convoy.pipeline.simulate import DURATIONS, simulate
-from convoy.pipeline.timeline import Recorder, durations
+from convoy.pipeline import DURATIONS, Kind, generate, simulate, stage_durations
+from convoy.pipeline.timeline import TimelineRecorder
 from keras import layers
 from tests.equivalence.side_by_side import assert_same, make_convoy, state
 
@@ -58,16 +56,16 @@ def test_nothing_is_recorded_unless_asked_for():
 def test_durations_are_medians_of_each_stage_and_kind():
     schedule = generate("1f1b", 2, 3)
     slow_second = {Kind.FORWARD: [1.0, 3.0], Kind.BACKWARD: [2.0, 5.0]}
-    assert durations(simulate(schedule, slow_second)) == slow_second
+    assert stage_durations(simulate(schedule, slow_second)) == slow_second
     split = generate("zero-bubble", 2, 3)
-    found = durations(simulate(split))
+    found = stage_durations(simulate(split))
     assert found == {kind: [DURATIONS[kind]] * 2 for kind in "FIW"}
 
 
 def test_actions_that_run_alone_do_not_overlap():
     schedule = generate("1f1b", 2, 2)
-    recorder = Recorder(schedule, 1, alone=True)
+    recorder = TimelineRecorder(schedule, simulate(schedule), 1, serialized=True)
     for number, event in enumerate(simulate(schedule).events):
-        recorder.started(event.action, 0, float(number), jnp.zeros(()))
+        recorder.record(event.action, 0, float(number), jnp.zeros(()))
     events = recorder.timeline().events
     assert len(events) == 8

@@ -2,16 +2,13 @@
 
     python tests/pipeline/write_golden.py NAME ...
 
-`test_generate.py` compares them with these files from then on.
+`test_schedules.py` compares them with these files from then on.
 """
 
 import sys
 from pathlib import Path
 
-from convoy.pipeline.render import draw
-from convoy.pipeline.schedules import NAMES, generate
-from convoy.pipeline.simulate import simulate
-from convoy.pipeline.validate import validate
+from convoy.pipeline import NAMES, generate, render_text, simulate, validate
 
 GOLDEN = Path(__file__).parent / "golden"
 SIZES = [(2, 4), (2, 8), (3, 6), (4, 8), (4, 2)]
@@ -26,7 +23,7 @@ def write(name: str) -> None:
         schedule = validate(generate(name, stages, micro_batches))
         path_of(name, stages, micro_batches).write_text(schedule.to_csv())
         print(f"{name}, {stages} stages, {micro_batches} micro-batches")
-        print(draw(simulate(schedule)), end="\n\n")
+        print(render_text(simulate(schedule)), end="\n\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 import pytest
-from convoy.pipeline.schedule import Kind
-from convoy.pipeline.schedules import generate
-from convoy.pipeline.simulate import simulate
+from convoy.pipeline import Kind, generate, simulate
 from convoy.plan.configuration import Configuration
 from convoy.plan.predict import Predictor
 from tests.plan.networks import MB, chain, machine

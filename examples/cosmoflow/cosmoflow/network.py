@@ -9,7 +9,7 @@ from typing import Any
 import convoy
 import keras
 from convoy import distributed
-from convoy.pipeline.schedules import canonical_name
+from convoy.pipeline import canonical_name
 
 from cosmoflow.learning_rate import make_schedule
 from cosmoflow.run_plan import Plan

@@ -12,7 +12,7 @@ import keras
 from convoy.engine.prepared_model import GradientMap
 from convoy.estimator.function import is_tensor
 from convoy.estimator.hooks import Hook
-from convoy.pipeline.schedule import Schedule
+from convoy.pipeline import Schedule
 
 HostMetrics = tuple[Callable[..., Mapping[str, Any]], Any]
 """A function, and the tensors whose values it is given."""

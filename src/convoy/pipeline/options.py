@@ -24,7 +24,7 @@ from convoy.pipeline.schedule import Schedule
 from convoy.pipeline.schedules import DEFAULT, canonical_name, check_mapping, generate
 from convoy.pipeline.stage import stages_of
 from convoy.pipeline.subclassed_stages import find_stages
-from convoy.pipeline.validate import validate
+from convoy.pipeline.validation import validate
 
 if TYPE_CHECKING:
     from convoy.engine.chunk_runner import ModelRunner

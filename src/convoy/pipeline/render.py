@@ -1,20 +1,29 @@
-"""A timeline as text: a line for each device, a column for each unit of time."""
+"""Rendering of timelines, as text and as SVG."""
 
 from __future__ import annotations
 
-from convoy.pipeline.simulate import Timeline
+from convoy.pipeline.schedule import Kind
+from convoy.pipeline.timeline import Timeline
 
 IDLE = "."
+COLOURS = {
+    Kind.FORWARD: "#7db2e8",
+    Kind.BACKWARD: "#f2b366",
+    Kind.BACKWARD_INPUT: "#f2b366",
+    Kind.BACKWARD_WEIGHTS: "#9ccb86",
+}
+ROW, GAP, LEFT, TEXT = 26, 6, 74, 12
+"""Pixels: height of a row, space between rows, width of the labels, size of the text."""
 
 
-def draw(timeline: Timeline, unit: float = 1.0) -> str:
-    """Draw a timeline.
+def render_text(timeline: Timeline, unit: float = 1.0) -> str:
+    """Return a timeline as text: a line for each device, a column for each unit of time.
 
-    An action is written once and goes on to the right; dots are time in which a device waits.
+    An action is written once and continued with dashes; a dot is a unit in which a device waits.
 
     Args:
-        timeline: what happened.
-        unit: the time of a column.
+        timeline: timeline to render.
+        unit: duration of a column.
     """
     width = 1 + max((len(str(event.action)) for event in timeline.events), default=1)
     columns = round(timeline.seconds / unit)
@@ -29,12 +38,49 @@ def draw(timeline: Timeline, unit: float = 1.0) -> str:
                 text = str(event.action) if column == first else "-" * (width - 1)
                 cells[column] = text.ljust(width)
         lines.append(f"device {device}  " + "".join(cells).rstrip())
-    # What was recorded has a beginning; on paper, time has no unit.
-    was_recorded = timeline.began > 0
-    taken = (
-        f"{1000 * timeline.seconds:,.1f} ms"
-        if was_recorded
-        else f"{timeline.seconds:g} units of time"
+    # A simulated timeline begins at 0, and its time has no unit.
+    measured = timeline.began > 0
+    duration = (
+        f"{1000 * timeline.seconds:,.1f} ms" if measured else f"{timeline.seconds:g} units of time"
     )
-    lines.append(f"bubble {timeline.bubble:.1%}, {taken}")
+    lines.append(f"bubble {timeline.bubble:.1%}, {duration}")
     return "\n".join(lines)
+
+
+def render_svg(timeline: Timeline, width: int = 760) -> str:
+    """Return a timeline as SVG: a row for each device, a box for each action.
+
+    White space in a row is time in which the device waits.
+
+    Args:
+        timeline: timeline to render.
+        width: width of the image in pixels.
+
+    Example:
+    ```python
+    timeline = convoy.pipeline.simulate(convoy.pipeline.generate("1f1b", 4, 8))
+    Path("timeline.svg").write_text(convoy.pipeline.render_svg(timeline))
+    ```
+    """
+    height = timeline.devices * (ROW + GAP) + GAP
+    scale = (width - LEFT - GAP) / (timeline.seconds or 1.0)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+        f'font-family="sans-serif" font-size="{TEXT}">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+    ]
+    for device in range(timeline.devices):
+        middle = GAP + device * (ROW + GAP) + ROW / 2 + TEXT / 3
+        parts.append(f'<text x="{GAP}" y="{middle:.0f}">device {device}</text>')
+    for event in timeline.events:
+        x, top = LEFT + event.start * scale, GAP + event.device * (ROW + GAP)
+        box = (event.end - event.start) * scale
+        parts.append(
+            f'<rect x="{x:.1f}" y="{top}" width="{box:.1f}" height="{ROW}" rx="3" '
+            f'fill="{COLOURS[event.action.kind]}" stroke="white"/>'
+        )
+        parts.append(
+            f'<text x="{x + box / 2:.1f}" y="{top + ROW / 2 + TEXT / 3:.0f}" '
+            f'text-anchor="middle">{event.action.micro_batch}</text>'
+        )
+    return "\n".join([*parts, "</svg>"]) + "\n"

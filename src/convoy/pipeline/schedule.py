@@ -1,7 +1,7 @@
-"""A pipeline's schedule as data: what every device does, in which order.
+"""A pipeline schedule as data: the actions of every device, in order.
 
-A schedule says nothing about time. A device takes its actions one after the other, and waits where
-an action needs what another device has not sent yet.
+A schedule has no times. A device runs its actions one after the other, and waits where an action
+needs the result of another device that has not arrived yet.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import cached_property
 
 
 class Kind(StrEnum):
-    """What is computed for one stage and one micro-batch."""
+    """The computation of an action: a forward pass, a backward pass, or half of a backward pass."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -26,7 +26,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Action:
-    """One thing to do; its text is, for example, `2F0`: stage 2, forward, micro-batch 0."""
+    """One computation; its text is, for example, `2F0`: stage 2, forward, micro-batch 0."""
 
     stage: int
     kind: Kind
@@ -66,9 +66,9 @@ class Schedule:
     """The actions of every device.
 
     Attributes:
-        actions: of each device, in order.
-        mapping: the device of each stage.
-        micro_batches: that go through the pipeline before the weights are updated.
+        actions: actions of each device, in order.
+        mapping: device of each stage.
+        micro_batches: number of micro-batches per weight update.
     """
 
     actions: tuple[tuple[Action, ...], ...]
@@ -85,7 +85,7 @@ class Schedule:
 
     @cached_property
     def splits_backward(self) -> bool:
-        """Whether gradients of inputs and of weights are computed apart."""
+        """Whether input gradients and weight gradients are computed by separate actions."""
         return any(action.kind == Kind.BACKWARD_INPUT for action in self)
 
     @cached_property
@@ -99,26 +99,47 @@ class Schedule:
     def needs(self, action: Action) -> Iterator[Action]:
         return action.needs(self.stages, splits_backward=self.splits_backward)
 
+    def execution_order(self) -> Iterator[tuple[int, Action]]:
+        """Yield devices and actions in an order in which every action follows what it needs.
+
+        The order ends early if the remaining actions wait for each other.
+        """
+        done: set[Action] = set()
+        position = [0] * self.devices
+        progress = True
+        while progress:
+            progress = False
+            for device, row in enumerate(self.actions):
+                while position[device] < len(row):
+                    action = row[position[device]]
+                    if any(need not in done for need in self.needs(action)):
+                        break
+                    yield device, action
+                    done.add(action)
+                    position[device] += 1
+                    progress = True
+
     def to_csv(self) -> str:
-        """Write a line for each device."""
+        """Return one line of text per device."""
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(map(str, row) for row in self.actions)
         return text.getvalue()
 
     @classmethod
     def from_csv(cls, text: str) -> Schedule:
-        """Read what `to_csv` wrote, or a person: a line for each device, empty cells left out.
+        """Parse one line per device, as written by `to_csv` or by hand; empty cells are ignored.
 
-        The device of a stage is that on whose line it is found; `validate` finds stages on two.
+        A stage is on the device on whose line its actions are; `validate` detects a stage on two
+        lines.
         """
         rows = [
             tuple(Action.parse(cell) for cell in row if cell.strip())
             for row in csv.reader(io.StringIO(text))
         ]
-        return cls.of(rows)
+        return cls.from_rows(rows)
 
     @classmethod
-    def of(cls, rows: Iterable[Sequence[Action]]) -> Schedule:
+    def from_rows(cls, rows: Iterable[Sequence[Action]]) -> Schedule:
         actions = tuple(tuple(row) for row in rows)
         found = {action.stage: device for device, row in enumerate(actions) for action in row}
         if not found:

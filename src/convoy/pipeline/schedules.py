@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from convoy.pipeline.schedule import Action, Kind, Schedule
 
@@ -32,16 +33,22 @@ def generate(
     Raises:
         ValueError: if the name is unknown, or a number or the mapping is invalid.
     """
-    generator = GENERATORS[canonical_name(name)]
+    name = canonical_name(name)
     if stages < 1 or micro_batches < 1:
         raise ValueError(
             f"{stages} stages and {micro_batches} micro-batches make no pipeline. Pass 1 or more."
         )
-    devices = check_mapping(mapping, stages)
-    if not trains:
-        steps = [(m + s, 0, Action(s, F, m)) for m, s in _pairs(micro_batches, stages)]
-        return _by_device(steps, devices)
-    return generator(stages, micro_batches, devices)
+    return _generate(name, stages, micro_batches, check_mapping(mapping, stages), trains)
+
+
+@lru_cache(maxsize=512)
+def _generate(
+    name: str, stages: int, micro_batches: int, mapping: tuple[int, ...], trains: bool
+) -> Schedule:
+    if trains:
+        return GENERATORS[name](stages, micro_batches, mapping)
+    steps = [(m + s, 0, Action(s, F, m)) for m, s in _pairs(micro_batches, stages)]
+    return _by_device(steps, mapping)
 
 
 def canonical_name(name: str) -> str:

@@ -1,7 +1,8 @@
-"""When the devices of a pipeline did what.
+"""Timelines of pipelines, simulated or measured.
 
-A thread for each device waits for one action after the other and notes when it has ended. An action
-began when its device was free, what it needs was there, and Python had started it.
+For a measured timeline a thread per device waits for one action after the other and notes when it
+has ended. An action has begun when its device was free, its inputs were there, and Python had
+dispatched it.
 """
 
 from __future__ import annotations
@@ -9,107 +10,151 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from queue import SimpleQueue
-from typing import Any
 
 import jax
 from convoy.pipeline.schedule import Action, Kind, Schedule
-from convoy.pipeline.simulate import Event, Timeline, simulate
 
 
 @dataclass(frozen=True)
-class Note:
-    """An action of one replica: when Python started it, and when it ended."""
+class Event:
+    """An action on a device, with its start and end time."""
+
+    device: int
+    action: Action
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Start and end of every action.
+
+    Attributes:
+        events: events in the order of their start.
+        devices: number of devices.
+        peak_stash: for each device, the maximum number of micro-batches whose activations it holds
+            at once, over all of its stages.
+        began: `time.perf_counter()` at the first event if the timeline was measured; else 0.
+    """
+
+    events: tuple[Event, ...]
+    devices: int
+    peak_stash: tuple[int, ...]
+    began: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return max((event.end for event in self.events), default=0.0)
+
+    def busy(self, device: int) -> float:
+        return sum(event.end - event.start for event in self.events if event.device == device)
+
+    @property
+    def bubble(self) -> float:
+        """The fraction of the devices' time in which they wait."""
+        total = self.devices * self.seconds
+        return 1 - sum(map(self.busy, range(self.devices))) / total if total else 0.0
+
+
+@dataclass(frozen=True)
+class TimedAction:
+    """An action of one replica, with the times of its dispatch and of its end."""
 
     action: Action
-    started: float
+    dispatched: float
     ended: float
 
 
-class Recorder:
-    """Records one weight update.
+class TimelineRecorder:
+    """Measures the timeline of one weight update.
 
     Args:
-        schedule: what every device of a replica does.
-        replicas: of the pipeline.
-        alone: whether Python waits for every action, so that each has the machine to itself.
+        schedule: schedule of one replica.
+        simulated: simulated timeline of the schedule.
+        replicas: number of replicas of the pipeline.
+        serialized: whether to wait for every action, so that no two actions run at once.
     """
 
-    def __init__(self, schedule: Schedule, replicas: int, *, alone: bool = False) -> None:
-        self.schedule, self.replicas, self.alone = schedule, replicas, alone
-        self._notes: list[list[Note]] = [[] for _ in range(schedule.devices * replicas)]
-        self._queues: list[SimpleQueue] = [SimpleQueue() for _ in self._notes]
+    def __init__(
+        self, schedule: Schedule, simulated: Timeline, replicas: int, *, serialized: bool = False
+    ) -> None:
+        self.schedule, self.simulated, self.replicas = schedule, simulated, replicas
+        self.serialized = serialized
+        self._timed: list[list[TimedAction]] = [[] for _ in range(schedule.devices * replicas)]
+        self._queues: list[SimpleQueue] = [SimpleQueue() for _ in self._timed]
         self._threads = [
-            threading.Thread(target=self._watch, args=(device,), daemon=True)
-            for device in range(len(self._notes))
+            threading.Thread(target=self._wait_for_actions, args=(device,), daemon=True)
+            for device in range(len(self._timed))
         ]
         for thread in self._threads:
             thread.start()
 
-    def started(self, action: Action, replica: int, started: float, done: Any) -> None:
-        """Note that Python has started an action; `done` is there when it has ended."""
-        place = self.schedule.mapping[action.stage]
-        self._queues[replica * self.schedule.devices + place].put((action, started, done))
-        if self.alone:
+    def record(
+        self, action: Action, replica: int, dispatched: float, done: jax.Array | None
+    ) -> None:
+        """Add an action that was dispatched; `done` is an array that is ready when it has ended."""
+        device = replica * self.schedule.devices + self.schedule.mapping[action.stage]
+        self._queues[device].put((action, dispatched, done))
+        if self.serialized:
             jax.block_until_ready(done)
 
-    def _watch(self, device: int) -> None:
+    def _wait_for_actions(self, device: int) -> None:
         while (entry := self._queues[device].get()) is not None:
-            action, started, done = entry
+            action, dispatched, done = entry
             jax.block_until_ready(done)
-            self._notes[device].append(Note(action, started, time.perf_counter()))
+            self._timed[device].append(TimedAction(action, dispatched, time.perf_counter()))
 
     def timeline(self) -> Timeline:
-        """Wait for the end of all actions, and return when each was; the first begins at 0."""
+        """Wait for all actions to end, and return the timeline; the first event begins at 0."""
         for queue, thread in zip(self._queues, self._threads, strict=True):
             queue.put(None)
             thread.join()
-        planned = simulate(self.schedule)
         events: list[Event] = []
         for replica in range(self.replicas):
-            first = replica * self.schedule.devices
-            rows = self._notes[first : first + self.schedule.devices]
-            events += self._events(first, rows, [event.action for event in planned.events])
-        zero = min((event.start for event in events), default=0.0)
-        shifted = [Event(e.device, e.action, e.start - zero, e.end - zero) for e in events]
-        shifted.sort(key=lambda event: (event.start, event.device))
-        stash = planned.peak_stash * self.replicas
-        return Timeline(tuple(shifted), len(self._notes), stash, zero)
+            events += self._events_of(replica)
+        began = min((event.start for event in events), default=0.0)
+        events = [replace(e, start=e.start - began, end=e.end - began) for e in events]
+        events.sort(key=lambda event: (event.start, event.device))
+        peak_stash = self.simulated.peak_stash * self.replicas
+        return Timeline(tuple(events), len(self._timed), peak_stash, began)
 
-    def _events(self, first: int, rows: list[list[Note]], order: list[Action]) -> list[Event]:
-        """Find the beginning of every action of a replica, whose first device has a number."""
-        notes = {note.action: note for row in rows for note in row}
-        ends = {action: note.ended for action, note in notes.items()}
-        follows = {a.action: b.action for row in rows for a, b in pairwise(row)}
+    def _events_of(self, replica: int) -> list[Event]:
+        first = replica * self.schedule.devices
+        rows = self._timed[first : first + self.schedule.devices]
+        ends = {timed.action: timed.ended for row in rows for timed in row}
+        following = {a.action: b.action for row in rows for a, b in pairwise(row)}
+        order = [event.action for event in self.simulated.events]
         needs = {action: list(self.schedule.needs(action)) for action in order}
         for action in reversed(order):
-            # A thread may be late to see an end, but not later than what needed it ended.
-            following = [ends[follows[action]]] if action in follows else []
-            ends[action] = min([ends[action], *following])
+            # A thread may notice an end late, but not after the end of an action that needed it.
+            if action in following:
+                ends[action] = min(ends[action], ends[following[action]])
             for need in needs[action]:
                 ends[need] = min(ends[need], ends[action])
         events = []
         for device, row in enumerate(rows, start=first):
             free = 0.0
-            for note in row:
-                end = ends[note.action]
-                start = max([free, note.started, *(ends[need] for need in needs[note.action])])
-                events.append(Event(device, note.action, min(start, end), end))
+            for timed in row:
+                end = ends[timed.action]
+                ready = [ends[need] for need in needs[timed.action]]
+                start = max([free, timed.dispatched, *ready])
+                events.append(Event(device, timed.action, min(start, end), end))
                 free = end
         return events
 
 
-def durations(timeline: Timeline) -> dict[Kind, list[float]]:
-    """Return the median time of each kind of action in each stage, for `simulate`."""
-    taken: dict[tuple[Kind, int], list[float]] = {}
+def stage_durations(timeline: Timeline) -> dict[Kind, list[float]]:
+    """Return the median duration of each kind of action in each stage, as `simulate` takes them."""
+    measured: dict[tuple[Kind, int], list[float]] = {}
     for event in timeline.events:
         key = event.action.kind, event.action.stage
-        taken.setdefault(key, []).append(event.end - event.start)
-    stages = 1 + max((stage for _, stage in taken), default=-1)
+        measured.setdefault(key, []).append(event.end - event.start)
+    stages = 1 + max((stage for _, stage in measured), default=-1)
     return {
-        kind: [statistics.median(taken.get((kind, stage), [0.0])) for stage in range(stages)]
+        kind: [statistics.median(measured.get((kind, stage), [0.0])) for stage in range(stages)]
         for kind in Kind
-        if any(found == kind for found, _ in taken)
+        if any(found == kind for found, _ in measured)
     }

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import accumulate, pairwise
 
+from convoy.pipeline import Kind, Timeline, generate, simulate
 from convoy.pipeline.balance.partition import balance
-from convoy.pipeline.schedule import Kind, Schedule
-from convoy.pipeline.schedules import generate
-from convoy.pipeline.simulate import Timeline, simulate
+from convoy.pipeline.schedules import DEFAULT
 from convoy.plan.configuration import Configuration
 from convoy.plan.machine import Machine
 from convoy.plan.profile import Profile
@@ -129,7 +128,7 @@ class Predictor:
         """Return what happens in a pipeline, for so many micro-batches at most."""
         count = min(configuration.accumulation, most)
         durations, transfers = self._durations(configuration)
-        schedule = _schedule(configuration.schedule or "1f1b", configuration.stages, count)
+        schedule = generate(configuration.schedule or DEFAULT, configuration.stages, count)
         return simulate(schedule, durations, transfers)
 
     # Time.
@@ -156,7 +155,7 @@ class Predictor:
         simulated = [count] if count <= known[1] else known
 
         def seconds(count: int) -> float:
-            schedule = _schedule(configuration.schedule, stages, count)
+            schedule = generate(configuration.schedule, stages, count)
             return simulate(schedule, durations, transfers).seconds
 
         found = [seconds(count) for count in simulated]
@@ -259,7 +258,7 @@ class Predictor:
         """Return the most micro-batches that each stage holds at once."""
         stages = configuration.stages
         count = min(configuration.accumulation, SETTLED * stages)
-        return _peak_stash(configuration.schedule, stages, count)
+        return simulate(generate(configuration.schedule, stages, count)).peak_stash
 
     def _cuts_by_cost(self, stages: int) -> tuple[int, ...]:
         if (stages,) not in self._cuts:
@@ -312,13 +311,3 @@ class Predictor:
             may_cut=profile.may_cut,
             fits=fits,
         )
-
-
-@cache
-def _schedule(name: str, stages: int, micro_batches: int) -> Schedule:
-    return generate(name, stages, micro_batches)
-
-
-@cache
-def _peak_stash(name: str, stages: int, micro_batches: int) -> tuple[int, ...]:
-    return simulate(_schedule(name, stages, micro_batches)).peak_stash

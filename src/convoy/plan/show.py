@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from convoy.pipeline.render import draw
+from convoy.pipeline import render_text
 from convoy.plan.machine import Machine
 from convoy.plan.predict import Prediction, Predictor
 from convoy.plan.search import Found
@@ -95,7 +95,7 @@ def picture(predictor: Predictor, prediction: Prediction) -> str:
     timeline = predictor.timeline(one, most=2 * one.stages)
     shortest = min(event.end - event.start for event in timeline.events)
     unit = max(shortest / 2, timeline.seconds / (WIDTH / 4))
-    drawn = draw(timeline, unit).splitlines()[:-1]
+    drawn = render_text(timeline, unit).splitlines()[:-1]
     shown = min(one.accumulation, 2 * one.stages)
     return "\n".join(
         [f"{shown} of {one.accumulation} micro-batches, {1e3 * unit:.3g} ms a column", *drawn]

@@ -21,8 +21,7 @@ from convoy.engine.chunk_runner import ChunkRunner, ModelRunner, Outcome
 from convoy.engine.data.chunks import Chunk, Feed
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.state import Mode
-from convoy.pipeline.simulate import Timeline, simulate
-from convoy.pipeline.timeline import durations
+from convoy.pipeline import Timeline, simulate, stage_durations
 from convoy.report import machine
 from convoy.report.background import DeviceCall, Waiter, Writer, numbers
 from convoy.report.files import Files, Json
@@ -213,7 +212,7 @@ class Recording:
     def _note_pipeline(self, programs: Any, timeline: Timeline) -> None:
         if not self._notes.wants_pipeline():
             return
-        on_paper = simulate(programs.schedule, durations(timeline))
+        on_paper = simulate(programs.schedule, stage_durations(timeline))
         self._notes.pipeline(
             {
                 "at": round(self._notes.seconds(timeline.began), 6),

@@ -14,7 +14,7 @@ from convoy.data.augment import Border
 from convoy.data.catalog import DATASETS, Normalisation
 from convoy.flags import Flag, boolean, flag, flag_of, fraction, mapping, number, text, whole
 from convoy.layers.views import WEIGHTS as VIEWS
-from convoy.pipeline.schedules import ALIASES, NAMES, canonical_name
+from convoy.pipeline import ALIASES, NAMES, canonical_name
 from convoy.precision import KNOWN as PRECISIONS
 
 _recipe = partial(flag, group="recipe")

@@ -4,10 +4,8 @@ import convoy
 import keras
 import numpy as np
 import pytest
-from convoy.pipeline import options
+from convoy.pipeline import NAMES, Schedule, options
 from convoy.pipeline.assignment import calls_of
-from convoy.pipeline.schedule import Schedule
-from convoy.pipeline.schedules import NAMES
 from keras import layers
 from tests.equivalence.side_by_side import assert_same, make_convoy, make_stock, state
 

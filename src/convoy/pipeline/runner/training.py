@@ -29,8 +29,8 @@ from convoy.pipeline.runner.stage_program import StageProgram
 from convoy.pipeline.runner.training_call import Call
 from convoy.pipeline.runner.update import DeviceUpdate, advance, check_optimizer
 from convoy.pipeline.schedule import Schedule
-from convoy.pipeline.simulate import Timeline
-from convoy.pipeline.timeline import Recorder
+from convoy.pipeline.simulation import simulate
+from convoy.pipeline.timeline import Timeline, TimelineRecorder
 
 Arrays = list[jax.Array]
 
@@ -111,10 +111,12 @@ class PipelinePrograms:
         self._running.append(outcome)
         return outcome
 
-    def recorder(self, schedule: Schedule) -> Recorder | None:
+    def recorder(self, schedule: Schedule) -> TimelineRecorder | None:
         if not self.options.record or self.placement.crosses_processes:
             return None
-        return Recorder(schedule, len(self.layout.replicas), alone=self.alone)
+        return TimelineRecorder(
+            schedule, simulate(schedule), len(self.layout.replicas), serialized=self.alone
+        )
 
     def stage_programs(self, chunk: Chunk) -> tuple[list[StageProgram], Shapes]:
         """Return the programs of all stages for chunks of this kind, and what goes between them."""

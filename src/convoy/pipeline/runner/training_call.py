@@ -20,7 +20,7 @@ from convoy.pipeline.runner.metrics import metrics_of_replicas, total_metrics
 from convoy.pipeline.runner.stage_function import Rest
 from convoy.pipeline.runner.stage_program import Counts
 from convoy.pipeline.schedule import Action, Kind, Schedule
-from convoy.pipeline.simulate import simulate
+from convoy.pipeline.simulation import simulate
 
 if TYPE_CHECKING:
     from convoy.pipeline.runner.training import PipelinePrograms
@@ -97,7 +97,7 @@ class Call:
                     begin = time.perf_counter() if recorder else 0.0
                     done = self._do(action, replica)
                     if recorder:
-                        recorder.started(action, number, begin, done)
+                        recorder.record(action, number, begin, done)
             if recorder:
                 self.own.timeline = recorder.timeline()
             self._update()

@@ -3,9 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from convoy.pipeline.schedule import Action, Schedule
-from convoy.pipeline.schedules import generate
-from convoy.pipeline.validate import ScheduleError, validate
+from convoy.pipeline import Action, Schedule, ScheduleError, generate, validate
 
 
 def edited(schedule: Schedule, edit) -> Schedule:

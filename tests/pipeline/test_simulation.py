@@ -1,11 +1,7 @@
 import itertools
-from dataclasses import replace
 
 import pytest
-from convoy.pipeline.render import draw
-from convoy.pipeline.schedule import Kind
-from convoy.pipeline.schedules import generate
-from convoy.pipeline.simulate import simulate
+from convoy.pipeline import Kind, generate, simulate
 
 
 def test_a_device_does_one_thing_at_a_time_and_nothing_before_what_it_needs():
@@ -42,21 +38,12 @@ def test_without_a_backward_pass_nothing_is_held():
     assert simulate(generate("gpipe", 3, 9, trains=False)).peak_stash == (1, 1, 1)
 
 
-def test_a_drawing_shows_devices_waits_and_the_bubble():
-    assert draw(simulate(generate("1f1b", 2, 2))) == (
-        "device 0  0F0 0F1 .   .   0B0 --- .   0B1 ---\n"
-        "device 1  .   1F0 1B0 --- 1F1 1B1 --- .   .\n"
-        "bubble 33.3%, 9 units of time"
-    )
-
-
-def test_a_drawing_of_what_was_recorded_has_seconds():
-    timeline = replace(simulate(generate("1f1b", 2, 2)), began=3.5)
-    assert draw(timeline).endswith("bubble 33.3%, 9,000.0 ms")
-
-
 def test_a_schedule_that_cannot_be_carried_out_is_refused():
     schedule = generate("1f1b", 2, 2)
     broken = type(schedule)(schedule.actions[::-1], schedule.mapping, 2)
     with pytest.raises(ValueError, match="belongs on device"):
         simulate(broken)
+
+
+def test_a_simulation_with_default_durations_is_kept_for_its_schedule():
+    assert simulate(generate("1f1b", 2, 2)) is simulate(generate("interleaved", 2, 2))

@@ -1,30 +1,32 @@
-"""Whether a schedule computes what it should: everything once, in an order that works."""
+"""Validation of schedules: every action exists exactly once, in an order that can be run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from convoy.pipeline.schedule import Action, Kind, Schedule
 
 
 class ScheduleError(ValueError):
-    """A schedule that cannot be carried out, or not with the right result."""
+    """A schedule that cannot be run, or that would compute a wrong result."""
 
     def __init__(self, schedule: Schedule, problem: str, at: tuple[int, int] | None = None) -> None:
         where = f" on device {at[0]}" if at else ""
-        super().__init__(f"{problem}{where}.\n{_drawn(schedule, at)}")
+        super().__init__(f"{problem}{where}.\n{_render(schedule, at)}")
         self.at = at
-        """Device and position of the action that is wrong, if it is a single one."""
+        """Device and position of the invalid action, if it is a single one."""
 
 
+@lru_cache(maxsize=512)
 def validate(schedule: Schedule) -> Schedule:
-    """Return the schedule if it can be carried out.
+    """Return the schedule if it can be run.
 
     Raises:
-        ScheduleError: if an action is missing, or there twice; on another device than the rest of
-            its stage; before one that it needs; or if devices wait for each other for ever.
+        ScheduleError: if an action is missing or duplicated, is on another device than the rest of
+            its stage, or comes before an action that it needs; or if devices deadlock.
     """
-    _check_places(schedule)
+    _check_devices(schedule)
     _check_completeness(schedule)
     _check_order(schedule)
     return schedule
@@ -36,7 +38,7 @@ def _positions(schedule: Schedule) -> Iterator[tuple[int, int, Action]]:
             yield device, position, action
 
 
-def _check_places(schedule: Schedule) -> None:
+def _check_devices(schedule: Schedule) -> None:
     seen: dict[Action, tuple[int, int]] = {}
     for device, position, action in _positions(schedule):
         at = (device, position)
@@ -79,19 +81,8 @@ def _check_completeness(schedule: Schedule) -> None:
 
 
 def _check_order(schedule: Schedule) -> None:
-    """Carry the schedule out on paper, and see whether it comes to an end."""
-    done: set[Action] = set()
-    next_position = [0] * schedule.devices
-    moved = True
-    while moved:
-        moved = False
-        for device, row in enumerate(schedule.actions):
-            while next_position[device] < len(row) and all(
-                need in done for need in schedule.needs(row[next_position[device]])
-            ):
-                done.add(row[next_position[device]])
-                next_position[device] += 1
-                moved = True
+    done = {action for _, action in schedule.execution_order()}
+    next_position = [sum(action in done for action in row) for row in schedule.actions]
     for device, row in enumerate(schedule.actions):
         if next_position[device] < len(row):
             raise _blocked(schedule, done, next_position, device)
@@ -100,7 +91,7 @@ def _check_order(schedule: Schedule) -> None:
 def _blocked(
     schedule: Schedule, done: set[Action], next_position: list[int], device: int
 ) -> ScheduleError:
-    """Say of the first device that waits for itself why; else that devices wait for each other."""
+    """Return the error for the first device that waits for itself; else for a deadlock."""
     for waiting, row in enumerate(schedule.actions):
         if next_position[waiting] == len(row):
             continue
@@ -118,7 +109,7 @@ def _blocked(
     )
 
 
-def _drawn(schedule: Schedule, at: tuple[int, int] | None) -> str:
+def _render(schedule: Schedule, at: tuple[int, int] | None) -> str:
     lines = []
     for device, row in enumerate(schedule.actions):
         cells = [
