@@ -66,7 +66,7 @@ def test_splits_the_cpu_again_where_jax_runs_already():
 
 def test_shares_the_cores_among_the_new_devices():
     devices.select(9)
-    assert threads.for_each_device() == max(1, threads.cores() // 9)
+    assert threads.per_device() == max(1, threads.cores() // 9)
 
 
 def test_says_what_to_do_when_several_processes_have_too_few(monkeypatch):

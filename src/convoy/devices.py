@@ -125,7 +125,7 @@ def for_replicas(devices: tuple[jax.Device, ...], replicas: int | None) -> tuple
 @cache
 def _split_again(count: int) -> tuple[jax.Device, ...]:
     """Split the CPU into devices beside those that JAX has, as it cannot be told of more."""
-    threads.share_among(count)
+    threads.expect_devices(count)
     client: Any = xla_client.make_cpu_client(num_devices=count)
     return tuple(client.devices())
 

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 from convoy import cpu
-from convoy.cpu import tally
+from convoy.cpu import lowering
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -214,7 +214,7 @@ def test_each_form_of_a_keras_layer_is_one_onednn_primitive(native):
             x, w, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
         )
 
-    tally.reset()
+    lowering.reset_counts()
     jax.jit(value_and_gradients(convolve)).lower(x, w)
     assert cpu.status().lowered == {
         "convolution by oneDNN, backward data": 1,

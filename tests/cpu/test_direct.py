@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from convoy.cpu.convolution import ConvolutionParameters
-from convoy.cpu.inference import FusedConvolution
+from convoy.cpu.fused_convolution import FusedConvolution
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -66,9 +66,7 @@ def check(case):
     (equation,) = jax.make_jaxpr(convolve)(x, w).eqns
     shapes = [var.aval for var in (*equation.invars, *equation.outvars)]
     parameters = ConvolutionParameters.of(equation.params)
-    kernel = FusedConvolution.find(
-        *shapes, parameters, adds=case["adds"], rectifies=case["rectifies"]
-    )
+    kernel = FusedConvolution.find(*shapes, parameters, adds=case["adds"], relu=case["rectifies"])
     addend = normal(shapes[2].shape, seed=3)
 
     def fused(x, w, bias, addend):
@@ -124,7 +122,7 @@ def rectified(x, w):
     (equation,) = jax.make_jaxpr(convolve)(x, w).eqns
     shapes = [var.aval for var in (*equation.invars, *equation.outvars)]
     parameters = ConvolutionParameters.of(equation.params)
-    kernel = FusedConvolution.find(*shapes, parameters, adds=False, rectifies=True)
+    kernel = FusedConvolution.find(*shapes, parameters, adds=False, relu=True)
     return jax.jit(lambda x, w, bias: kernel(x, kernel.pack(w), bias, None))
 
 

@@ -5,7 +5,7 @@ import keras
 import numpy as np
 import pytest
 from convoy import cpu
-from convoy.cpu.dispatch import some_work
+from convoy.cpu.dispatch import dummy_work
 from convoy.serving.forward import Forward
 
 pytestmark = pytest.mark.skipif(not cpu.fuses("cpu"), reason="without kernels")
@@ -19,7 +19,7 @@ def test_a_program_of_kernels_alone_counts_as_work():
     shapes = forward.constants, *forward.input_shapes
 
     def working(constants, x):
-        return forward.run(constants, x), some_work((constants, x))
+        return forward.run(constants, x), dummy_work((constants, x))
 
     def operations(function):
         return jax.jit(function).lower(*shapes).compile().cost_analysis()["flops"]
@@ -30,4 +30,4 @@ def test_a_program_of_kernels_alone_counts_as_work():
 
 def test_any_argument_will_do():
     for arguments in ([jnp.zeros((0, 3)), np.int32(3)], {"x": jnp.array([3.0, np.nan])}):
-        assert float(jax.jit(some_work)(arguments)) == 16 * 9
+        assert float(jax.jit(dummy_work)(arguments)) == 16 * 9

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 from convoy import cpu
-from convoy.cpu import tally
+from convoy.cpu import lowering
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -94,7 +94,7 @@ def test_not_a_number_stays():
 
 
 def test_pooling_and_its_gradient_are_native(native):
-    tally.reset()
+    lowering.reset_counts()
     pool = value_and_gradients(lambda x: max_pool(x, (1, 2, 2, 1), (1, 2, 2, 1), "VALID"))
     jax.jit(pool).lower(normal((2, 8, 8, 8)))
     assert cpu.status().lowered == {"max pool": 1, "max pool gradient": 1}

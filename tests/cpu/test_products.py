@@ -13,7 +13,7 @@ COMPUTE = """
 import hashlib
 import jax, jax.numpy as jnp, numpy as np
 from convoy.cpu.convolution import ConvolutionParameters
-from convoy.cpu.inference import FusedConvolution
+from convoy.cpu.fused_convolution import FusedConvolution
 from jax import lax
 
 def normal(*shape):
@@ -34,7 +34,7 @@ for size in range(1, 13):
         (equation,) = jax.make_jaxpr(convolve)(x, w).eqns
         shapes = [var.aval for var in (*equation.invars, *equation.outvars)]
         found = ConvolutionParameters.of(equation.params)
-        fused = FusedConvolution.find(*shapes, found, adds=True, rectifies=True)
+        fused = FusedConvolution.find(*shapes, found, adds=True, relu=True)
         implementations.add(fused.implementation)
         note(jax.jit(lambda *a: fused(a[0], fused.pack(a[1]), a[2], a[3]))(
             x, w, bias, normal(*shapes[2].shape)))

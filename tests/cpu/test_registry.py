@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import jax
+import numpy as np
 import pytest
 from convoy import cpu
 from convoy.cpu import library
@@ -80,7 +81,7 @@ def test_without_the_native_library_xla_runs_everything_and_says_so_once(monkeyp
     cpu.disable()
     expected = convolve(X, W)
     monkeypatch.setattr(library, "load", missing)
-    library.say_once.cache_clear()
+    library.warn_once.cache_clear()
     cpu.enable()
     with caplog.at_level(logging.WARNING, "convoy.cpu"):
         convolve(X[:1], W)
@@ -130,7 +131,7 @@ def visit_shapes(native, count):
         height, width = 1 + i // 100, 1 + i % 100
         array = (1, height, width, 8)
         found = recognise(array, (1, 1, 8, 8), array, parameters)
-        assert native.implementation(describe(found, "float32"), threads=1)
+        assert native.implementation(describe(found, np.dtype(np.float32)), threads=1)
 
 
 def test_the_cache_of_primitives_is_bounded(native):

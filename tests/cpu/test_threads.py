@@ -15,30 +15,30 @@ from jax import lax
 def test_a_device_keeps_to_a_core_where_there_are_enough(monkeypatch, devices, cores, own):
     monkeypatch.setattr(threads, "cores", lambda: cores)
     monkeypatch.setattr(jax, "local_device_count", lambda _: devices)
-    assert threads.keep_to_a_core() == own
+    assert threads.pinned() == own
 
 
 def test_lanes_of_one_device_keep_to_cores(monkeypatch):
     monkeypatch.setattr(jax, "local_device_count", lambda _: 1)
     for cores, own in ((1, False), (2, True), (8, True)):
         monkeypatch.setattr(threads, "cores", lambda cores=cores: cores)
-        assert not threads.keep_to_a_core()
-        with threads.at_most(1):
-            assert threads.keep_to_a_core() == own
+        assert not threads.pinned()
+        with threads.limit(1):
+            assert threads.pinned() == own
 
 
 def test_devices_with_several_threads_run_where_they_like(monkeypatch):
     monkeypatch.setattr(threads, "cores", lambda: 2 * jax.local_device_count("cpu"))
-    assert not threads.keep_to_a_core()
+    assert not threads.pinned()
 
 
 def test_what_is_lowered_can_be_kept_to_fewer_threads(monkeypatch):
     monkeypatch.setattr(threads, "cores", lambda: 4 * jax.local_device_count("cpu"))
-    with threads.at_most(2):
-        assert threads.for_each_device() == 2
-        with threads.at_most(9):
-            assert threads.for_each_device() == 4
-    assert threads.for_each_device() == 4
+    with threads.limit(2):
+        assert threads.per_device() == 2
+        with threads.limit(9):
+            assert threads.per_device() == 4
+    assert threads.per_device() == 4
 
 
 @pytest.mark.usefixtures("native")

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from convoy import cpu
-from convoy.cpu import tally
+from convoy.cpu import lowering
 from jax import export, lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -74,7 +74,7 @@ def test_shard_map_runs_the_kernels_on_each_device(native):
         return jax.tree.map(lambda g: lax.pmean(g, "replica"), gradients)
 
     sharded = jax.shard_map(replica, mesh=mesh, in_specs=(P("replica"), P()), out_specs=P())
-    tally.reset()
+    lowering.reset_counts()
     compare(sharded, xs, WEIGHTS)
     assert any("oneDNN" in kernel for kernel in cpu.status().lowered)
 
@@ -83,7 +83,7 @@ def test_an_array_divided_by_jit_is_left_to_xla():
     # XLA would gather a foreign call's operands on every device.
     mesh = Mesh(np.array(jax.devices("cpu")[:2]), ("batch",))
     xs = jax.device_put(X, NamedSharding(mesh, P("batch")))
-    tally.reset()
+    lowering.reset_counts()
     gradients = jax.jit(jax.grad(network, argnums=1))(xs, WEIGHTS)
     assert not any("oneDNN" in kernel for kernel in cpu.status().lowered)
     with jax_alone():
@@ -131,7 +131,7 @@ from convoy import cpu
 from convoy.cpu import threads
 cpu.enable()
 from jax import lax
-assert threads.for_each_device() == max(1, threads.cores() // 3)
+assert threads.per_device() == max(1, threads.cores() // 3)
 convolve = jax.jit(lambda x, w: lax.conv_general_dilated(
     x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
 x, w = np.ones((4, 16, 16, 8), np.float32), np.ones((3, 3, 8, 8), np.float32)

@@ -4,13 +4,14 @@ import jax
 import numpy as np
 import pytest
 from convoy import cpu
-from convoy.cpu import tally
+from convoy.cpu import lowering
+from convoy.cpu.kernel_table import CpuFeature
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
 from .reference import compare, convolve_by_taps, normal, value_and_gradients
-from .test_chains import check, data, layers, model_of
+from .test_inference_fusion import check, data, layers, model_of
 
 METHOD = "convolution by Winograd's method"
 # The gradient of the source is a forward convolution as well.
@@ -21,7 +22,7 @@ LAYOUT = ("NHWC", "HWIO", "NHWC")
 @pytest.fixture(autouse=True)
 def _machine_takes_it(native):
     # oneDNN's own kernels are used where longer vectors are computed at once.
-    if not native.has_own_convolutions:
+    if CpuFeature.AVX2 not in native.features:
         pytest.skip(f"Winograd's method is for AVX2; this machine has {native.instruction_set}")
 
 
@@ -30,7 +31,7 @@ def convolve(x, w, padding="SAME", layout=LAYOUT, strides=(1, 1)):
 
 
 def lowered(function, *arguments):
-    tally.reset()
+    lowering.reset_counts()
     jax.jit(value_and_gradients(function)).lower(*arguments)
     return cpu.status().lowered
 
@@ -121,7 +122,7 @@ def test_inference_with_all_that_follows():
         return layers.ReLU()(layers.Add()([x, y]))
 
     check(model_of((9, 7, 4), build), data(5, 9, 7, 4))
-    assert tally.counts() == {
+    assert lowering.counts() == {
         "convolution by direct products, inference": 1,
         f"{METHOD}, inference, addition, rectifier": 1,
         f"{METHOD}, inference, rectifier": 1,
@@ -131,15 +132,15 @@ def test_inference_with_all_that_follows():
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("size", [(1, 7, 7), (1, 9, 9), (1, 14, 14), (3, 11, 13)])
 def test_threads_divide_tiles_or_weights(monkeypatch, threads, size):
-    monkeypatch.setattr("convoy.cpu.threads.for_each_device", lambda: threads)
+    monkeypatch.setattr("convoy.cpu.threads.per_device", lambda: threads)
 
     def build(x):
         x = layers.Conv2D(128, 3, padding="same", activation="relu")(x)
         return layers.Conv2D(80, 3, padding="same")(x)
 
-    tally.reset()
+    lowering.reset_counts()
     check(model_of((*size[1:], 64), build), data(*size, 64))
-    assert tally.counts() == {f"{METHOD}, inference": 1, f"{METHOD}, inference, rectifier": 1}
+    assert lowering.counts() == {f"{METHOD}, inference": 1, f"{METHOD}, inference, rectifier": 1}
 
 
 def test_what_is_not_a_number_stays_so():

@@ -1,114 +1,128 @@
-"""How a convolution is lowered on a CPU."""
+"""The lowering rule of convolutions on CPUs.
+
+exported, or of unknown sizes        -> JAX's own rule
+negative padding                     -> crop, then lower the rest again
+native kernel for type and form      -> call into the native library
+XLA is fast in another layout only   -> transpose, then lower the rest again
+otherwise                            -> JAX's own rule
+"""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from convoy.cpu import canonical, library, lowering, placement, tally, threads
+from convoy.cpu import kernel_table, library, lowering, threads, xla_convolution
 from convoy.cpu.convolution import ConvolutionParameters, OneDnnConvolution, recognise
+from convoy.cpu.kernel_table import KERNELS, CpuFeature
+from convoy.cpu.lowering import Results, Value
 from jax import Array, lax
 from jax.core import ShapedArray
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
 # oneDNN's numbers for the types.
-_TYPES = {"float16": 1, "bfloat16": 2, "float32": 3}
+_ONEDNN_TYPES = {"float16": 1, "bfloat16": 2, "float32": 3}
 
 
-def lower(ctx: mlir.LoweringRuleContext, lhs: Any, rhs: Any, **parameters: Any) -> Sequence[Any]:
-    """Lower to a native kernel; where that cannot be, to XLA in the layout it is fast at."""
+def lower(ctx: mlir.LoweringRuleContext, lhs: Value, rhs: Value, **parameters: Any) -> Results:
+    """Lower to a native kernel if there is one, else to XLA in the layout it is fast in."""
     own = lowering.jax_rule(lax.conv_general_dilated_p)
-    if placement.must_be_portable(ctx):
+    if lowering.must_be_portable(ctx):
         return own(ctx, lhs, rhs, **parameters)
     convolution = ConvolutionParameters.of(parameters)
     if convolution.crops:
-        return _rewrite(ctx, lhs, rhs, partial(canonical.crop_first, parameters=convolution))
-    if placement.is_on_one_device(ctx):
-        native = _native(ctx, convolution)
+        return _rewrite(ctx, lhs, rhs, partial(xla_convolution.crop_first, parameters=convolution))
+    if lowering.is_on_one_device(ctx):
+        native = _find_native(ctx, convolution)
         if native is not None:
-            return _call(ctx, lhs, rhs, *native)
-    if canonical.is_canonical(convolution) or not _has_fast_path(ctx):
-        tally.count("convolution by XLA")
+            return _call(ctx, lhs, rhs, native)
+    (lhs_array,) = lowering.arrays(ctx.avals_in[0])
+    has_fast_layout = KERNELS[kernel_table.XLA].takes(CpuFeature.NONE, lhs_array)
+    if not has_fast_layout or xla_convolution.is_in_fast_layout(convolution):
+        lowering.count("convolution by XLA")
         return own(ctx, lhs, rhs, **parameters)
-    tally.count("convolution by XLA, in its fast layout")
-    return _rewrite(ctx, lhs, rhs, partial(canonical.convolve, parameters=convolution))
+    lowering.count(kernel_table.XLA)
+    return _rewrite(ctx, lhs, rhs, partial(xla_convolution.convolve, parameters=convolution))
 
 
 def _rewrite(
-    ctx: mlir.LoweringRuleContext, lhs: Any, rhs: Any, function: Callable[[Array, Array], Array]
-) -> Sequence[Any]:
-    """Lower what `function` does instead, convolutions in it by `lower` again."""
+    ctx: mlir.LoweringRuleContext, lhs: Value, rhs: Value, function: Callable[[Array, Array], Array]
+) -> Results:
+    """Lower a function of the operands instead; its convolutions go through `lower` again."""
     return mlir.lower_fun(function, multiple_results=False)(ctx, lhs, rhs)
 
 
-def _native(
+class _Native(NamedTuple):
+    """A convolution that the native library runs."""
+
+    convolution: OneDnnConvolution
+    description: np.ndarray
+    threads: int
+    implementation: str
+
+
+def _find_native(
     ctx: mlir.LoweringRuleContext, parameters: ConvolutionParameters
-) -> tuple[OneDnnConvolution, np.ndarray, int, str] | None:
-    """Find a form of the convolution that there is a kernel for on this machine."""
-    kernels = library.find()
-    lhs, rhs, out = placement.arrays(*ctx.avals_in, *ctx.avals_out)
-    dtype = lhs.dtype.name
-    if kernels is None or not (lhs.dtype == rhs.dtype == out.dtype and kernels.computes(dtype)):
+) -> _Native | None:
+    """Find a native kernel for a convolution on this machine."""
+    lhs, rhs, out = lowering.arrays(*ctx.avals_in, *ctx.avals_out)
+    kernels = library.find_for(parameters.form, lhs, rhs, out)
+    found = recognise(lhs.shape, rhs.shape, out.shape, parameters) if kernels else None
+    if kernels is None or found is None:
         return None
-    found = recognise(lhs.shape, rhs.shape, out.shape, parameters)
-    if found is None:
-        return None
-    description, count = describe(found, dtype), threads.for_each_device()
+    description, count = describe(found, lhs.dtype), threads.per_device()
     implementation = kernels.implementation(description, count)
-    return (found, description, count, implementation) if implementation else None
+    return _Native(found, description, count, implementation) if implementation else None
 
 
-def describe(convolution: OneDnnConvolution, dtype: str) -> np.ndarray:
-    """Write a convolution as `Convolution::Parse` in `native/convolution.cc` reads it."""
+def describe(convolution: OneDnnConvolution, dtype: np.dtype) -> np.ndarray:
+    """Encode a convolution as `Convolution::Parse` in `native/convolution.cc` reads it."""
     c = convolution
     rank = len(c.strides)
     grouped = len(c.weights.sizes) > rank + 2
-    numbers = [c.kind, _TYPES[dtype], rank, grouped]
+    numbers = [c.kind, _ONEDNN_TYPES[dtype.name], rank, grouped]
     for tensor in (c.source, c.weights, c.destination):
         numbers += [*tensor.sizes, *tensor.strides]
+    # oneDNN counts the elements between two of a dilated kernel, JAX the step from one to the next.
     numbers += [*c.strides, *(d - 1 for d in c.dilations), *c.padding, *c.padding_after()]
     return np.array(numbers, np.int64)
 
 
-def _call(
-    ctx: mlir.LoweringRuleContext,
-    lhs: Any,
-    rhs: Any,
-    convolution: OneDnnConvolution,
-    description: np.ndarray,
-    count: int,
-    implementation: str,
-) -> Sequence[Any]:
+def _call(ctx: mlir.LoweringRuleContext, lhs: Value, rhs: Value, native: _Native) -> Results:
+    convolution = native.convolution
     kind = convolution.kind.name.lower().replace("_", " ")
-    tally.count(f"convolution by {library.maker(implementation)}, {kind}")
+    family = library.kernel_family(native.implementation)
+    lowering.count(f"convolution by {family}, {kind}")
     if convolution.reverse_rhs:
         rhs = _reverse(rhs, convolution.reverse_rhs)
-    operands, avals = [lhs, rhs], placement.arrays(*ctx.avals_in)
+    operands, avals = [lhs, rhs], lowering.arrays(*ctx.avals_in)
     if convolution.swap_operands:
         operands.reverse()
         avals.reverse()
     if convolution.source_slice:
         operands[0], avals[0] = _slice(operands[0], avals[0], convolution.source_slice)
-    call = jax.ffi.ffi_lowering("convoy_convolution")
-    results = call(
+    results = jax.ffi.ffi_lowering("convoy_convolution")(
         ctx.replace(avals_in=avals),
         *operands,
-        description=description,
-        threads=np.int64(count),
-        own_core=threads.keep_to_a_core(),
+        description=native.description,
+        threads=np.int64(native.threads),
+        own_core=threads.pinned(),
     )
     if convolution.reverse_result:
-        return [_reverse(results[0], convolution.reverse_result)]
+        (result,) = results
+        return [_reverse(result, convolution.reverse_result)]
     return results
 
 
-def _reverse(operand: Any, axes: Sequence[int]) -> Any:
+def _reverse(operand: Any, axes: Sequence[int]) -> Value:
     return stablehlo.reverse(operand, mlir.dense_int_array(axes))
 
 
-def _slice(operand: Any, aval: ShapedArray, window: Sequence[slice]) -> tuple[Any, ShapedArray]:
+def _slice(operand: Value, aval: ShapedArray, window: Sequence[slice]) -> tuple[Value, ShapedArray]:
     starts, limits, strides = zip(
         *(part.indices(size) for part, size in zip(window, aval.shape, strict=True)), strict=True
     )
@@ -116,9 +130,3 @@ def _slice(operand: Any, aval: ShapedArray, window: Sequence[slice]) -> tuple[An
         operand, *(mlir.dense_int_array(ends) for ends in (starts, limits, strides))
     )
     return part, aval.update(shape=tuple(part.type.shape))
-
-
-def _has_fast_path(ctx: mlir.LoweringRuleContext) -> bool:
-    """Say whether XLA has a fast convolution for the rank and the type."""
-    (lhs,) = placement.arrays(ctx.avals_in[0])
-    return 3 <= lhs.ndim <= 5 and lhs.dtype.name in ("float32", "float16")

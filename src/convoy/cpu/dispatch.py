@@ -1,13 +1,11 @@
-"""A program that a device runs while Python goes on.
+"""Asynchronous dispatch of programs that consist of native kernels.
 
-XLA runs a program in the thread that calls it if it counts fewer than a thousand operations of
-floating point in it. It counts none for a native kernel. So a program of nothing but kernels would
-keep Python from giving the other devices something to do.
+XLA runs a program in the thread that calls it if it counts fewer than a thousand floating-point
+operations in it. It counts none for a native kernel. So a program of nothing but kernels would
+block Python, which could not dispatch work to the other devices in the meantime.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +13,12 @@ import jax.numpy as jnp
 SIDE = 16
 
 
-def some_work(arguments: Any) -> jax.Array:
-    """Return a number that takes some thousand operations, in a microsecond.
+def dummy_work(arguments: object) -> jax.Array:
+    """Return a number that takes some thousand operations to compute, in a microsecond.
 
     Args:
-        arguments: of the program. The number depends on one of them, so that XLA does not compute
-            it when it compiles; and it has to be one of the program's results.
+        arguments: pytree of the program's arguments. The number depends on one of them, so that XLA
+            does not compute it at compile time; and it must be one of the program's results.
     """
     value = next(leaf for leaf in jax.tree.leaves(arguments) if leaf.size)
     square = jnp.full((SIDE, SIDE), value.ravel()[0].astype(jnp.float32))

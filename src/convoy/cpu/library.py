@@ -1,8 +1,10 @@
-"""The native library: where it is, what it can do.
+"""The native library: finding and loading it, and calls into it.
 
-It is a plain shared object, so it is found through the list of files its distribution installed,
-in an editable install as well as in a wheel; likewise oneDNN's, which must be loaded first.
+It is a plain shared object, found through the list of files that its distribution installed. This
+holds for an editable install as well as for a wheel, and for oneDNN, which is loaded first.
 """
+
+from __future__ import annotations
 
 import ctypes
 import logging
@@ -14,6 +16,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from convoy.cpu.kernel_table import KERNELS, Array, CpuFeature
 
 _INSTRUCTION_SETS = {
     0x0: "any x86-64",
@@ -29,9 +32,8 @@ _INSTRUCTION_SETS = {
     0xFEF: "AVX-512 with AMX",
     0x1FEF: "AVX-512 with AMX float16",
 }
-_BFLOAT16_BIT = 0x80
-_FLOAT16_BIT = 0x100
-
+# Bits of oneDNN's instruction sets.
+_FEATURES = {0x80: CpuFeature.BFLOAT16, 0x100: CpuFeature.FLOAT16}
 
 _TARGETS = (
     "convoy_convolution",
@@ -52,11 +54,11 @@ class Library:
 
     def __init__(self, handle: ctypes.CDLL) -> None:
         self._handle = handle
-        asks_about_one: Any = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+        description_size_and_threads: Any = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
         handle.convoy_convolution_implementation.restype = ctypes.c_char_p
-        handle.convoy_convolution_implementation.argtypes = asks_about_one
+        handle.convoy_convolution_implementation.argtypes = description_size_and_threads
         handle.convoy_packed_bytes.restype = ctypes.c_int64
-        handle.convoy_packed_bytes.argtypes = asks_about_one
+        handle.convoy_packed_bytes.argtypes = description_size_and_threads
         handle.convoy_cached.restype = ctypes.c_int64
         handle.convoy_initialise()
         for target in _TARGETS:
@@ -74,44 +76,39 @@ class Library:
         return _INSTRUCTION_SETS.get(bits, hex(bits))
 
     @property
-    def has_own_convolutions(self) -> bool:
-        """Whether Convoy's own convolutions are worth using on this CPU."""
-        return bool(self._handle.convoy_computes_avx2_at_once())
+    def features(self) -> CpuFeature:
+        """Features of this CPU that kernels may need."""
+        bits = self._handle.convoy_instruction_set()
+        found = CpuFeature.AVX2 if self._handle.convoy_computes_avx2_at_once() else CpuFeature.NONE
+        for bit, feature in _FEATURES.items():
+            found |= feature if bits & bit else CpuFeature.NONE
+        return found
 
     @property
     def cached(self) -> int:
-        """Number of primitives in the cache."""
+        """Number of convolutions in the cache."""
         return self._handle.convoy_cached()
 
-    def computes(self, dtype: str) -> bool:
-        """Whether this CPU has instructions of its own for a type."""
-        bits = self._handle.convoy_instruction_set()
-        return (
-            dtype == "float32"
-            or (dtype == "bfloat16" and bool(bits & _BFLOAT16_BIT))
-            or (dtype == "float16" and bool(bits & _FLOAT16_BIT))
-        )
-
     def implementation(self, description: np.ndarray, threads: int) -> str | None:
-        """Name what a convolution would be run with, if there is anything worth running."""
+        """Return the name of the implementation that runs a convolution, or `None`."""
         name = self._handle.convoy_convolution_implementation(
             description.ctypes.data, description.size, threads
         )
         return name.decode() if name else None
 
     def packed_bytes(self, description: np.ndarray, threads: int) -> int:
-        """Return the size of a convolution's weights in the layout that it is run with."""
+        """Return the size of a convolution's weights in the layout of its implementation."""
         return self._handle.convoy_packed_bytes(description.ctypes.data, description.size, threads)
 
 
-def maker(implementation: str) -> str:
-    """Name whose kernel an implementation is."""
+def kernel_family(implementation: str) -> str:
+    """Return the family that an implementation belongs to, as `convoy.cpu.status()` names it."""
     family = implementation.partition(":")[0]
     return {"winograd": "Winograd's method", "direct": "direct products"}.get(family, "oneDNN")
 
 
 class Unavailable(Exception):  # noqa: N818 - a state that is reported, not an error
-    """Why there is no native library in this process."""
+    """The reason why there is no native library in this process."""
 
 
 @cache
@@ -119,7 +116,7 @@ def load() -> Library:
     """Load the library, once.
 
     Raises:
-        Unavailable: if it was not built, or does not load here.
+        Unavailable: if it was not built or does not load.
     """
     if not sys.platform.startswith("linux"):
         raise Unavailable(f"there is no native library for {sys.platform}")
@@ -130,27 +127,35 @@ def load() -> Library:
     if onednn is None:
         raise Unavailable("oneDNN is not installed: pip install onednn-cpu-gomp")
     try:
-        # Loaded by its path, oneDNN answers when the kernels ask for it by its name.
+        # The kernels link to oneDNN by name, which resolves to the one that is loaded already.
         ctypes.CDLL(str(onednn))
         return Library(ctypes.CDLL(str(kernels)))
     except OSError as error:
         raise Unavailable(f"the native library does not load: {error}") from error
     except AttributeError as error:
-        # Sources were updated under an editable install, whose library stayed as it was.
+        # An editable install whose sources were updated after the library was built.
         raise Unavailable("the native library is older than the package: install again") from error
 
 
 def find() -> Library | None:
-    """Return the library; where there is none, say why, the first time, and return None."""
+    """Return the library; if there is none, return `None` and log the reason once."""
     try:
         return load()
     except Unavailable as reason:
-        say_once(str(reason))
+        warn_once(str(reason))
         return None
 
 
+def find_for(kernel: str, *arrays: Array) -> Library | None:
+    """Return the library if it runs a kernel of `kernel_table` on these arrays on this CPU."""
+    library = find()
+    if library is None or not KERNELS[kernel].takes(library.features, *arrays):
+        return None
+    return library
+
+
 @cache
-def say_once(reason: str) -> None:
+def warn_once(reason: str) -> None:
     logging.getLogger("convoy.cpu").warning(
         "convolutions and poolings run on XLA's own kernels: %s", reason
     )

@@ -1,16 +1,25 @@
-"""Which lowering rule JAX uses on a CPU, and how to give it back.
+"""JAX's lowering rules on CPUs: replacing them, and what a rule needs to know about a program.
 
-The only file here that reaches past JAX's documented API: JAX can register a lowering rule but
-neither return the one in force nor take one back, so `jax.interpreters.mlir`'s tables are read.
+The only module of this package that reaches past JAX's documented API. JAX can register a lowering
+rule, but can neither return the rule in force nor remove one, so the tables of
+`jax.interpreters.mlir` are read.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import Any, TypeAlias
+
+from jax.core import AbstractValue, ShapedArray
 from jax.extend.core import Primitive
+from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
-Rule = Callable[..., Sequence[Any]]
+Value: TypeAlias = ir.Value
+Results: TypeAlias = Sequence[Value | Sequence[Value]]
+Rule = Callable[..., Results]
 
 _replaced: dict[Primitive, Rule] = {}
 
@@ -18,24 +27,70 @@ _replaced: dict[Primitive, Rule] = {}
 def install(primitive: Primitive, rule: Rule) -> None:
     """Lower `primitive` by `rule` on CPUs, until `remove_all`."""
     entry = _entry_in_force(primitive)
-    if primitive not in _replaced:
-        _replaced[primitive] = entry.rule
+    _replaced.setdefault(primitive, entry.rule)
     mlir.register_lowering(primitive, rule, platform="cpu", inline=entry.inline)
 
 
 def remove_all() -> None:
-    """Restore what `install` replaced."""
+    """Restore the rules that `install` replaced."""
     for primitive, rule in _replaced.items():
-        mlir.register_lowering(
-            primitive, rule, platform="cpu", inline=_entry_in_force(primitive).inline
-        )
+        inline = _entry_in_force(primitive).inline
+        mlir.register_lowering(primitive, rule, platform="cpu", inline=inline)
     _replaced.clear()
 
 
 def jax_rule(primitive: Primitive) -> Rule:
-    """JAX's own CPU rule for `primitive`, whether or not it is the one in force."""
+    """Return JAX's own CPU rule for `primitive`, whether or not it is in force."""
     return _replaced.get(primitive) or _entry_in_force(primitive).rule
 
 
 def _entry_in_force(primitive: Primitive) -> Any:
     return mlir._platform_specific_lowerings["cpu"].get(primitive) or mlir._lowerings[primitive]
+
+
+def arrays(*avals: AbstractValue) -> list[ShapedArray]:
+    """Return abstract values that are all arrays, with their type."""
+    assert all(isinstance(aval, ShapedArray) for aval in avals)
+    return list(avals)  # type: ignore[arg-type]
+
+
+def must_be_portable(ctx: mlir.LoweringRuleContext) -> bool:
+    """Whether the program is exported, or has sizes that are not known yet."""
+    sizes = (size for aval in arrays(*ctx.avals_in, *ctx.avals_out) for size in aval.shape)
+    exported = ctx.module_context.lowering_parameters.for_export
+    return exported or not all(isinstance(size, int) for size in sizes)
+
+
+def is_on_one_device(ctx: mlir.LoweringRuleContext) -> bool:
+    """Whether every array of the operation lies whole on one device.
+
+    XLA partitions its own operations over devices, but not a foreign call: it would gather the
+    operands of that on every device. Inside `shard_map` arrays are partitioned already.
+    """
+    axis_context: object = ctx.module_context.axis_context
+    if isinstance(axis_context, mlir.SPMDAxisContext):
+        return axis_context.manual_axes == frozenset(axis_context.mesh.axis_names)
+    if isinstance(axis_context, mlir.ShardingContext):
+        return axis_context.num_devices == 1
+    return False
+
+
+_lock = Lock()
+_lowered: Counter[str] = Counter()
+
+
+def count(kernel: str) -> None:
+    """Count an operation that a kernel was chosen for, for `convoy.cpu.status()`."""
+    with _lock:
+        _lowered[kernel] += 1
+
+
+def counts() -> dict[str, int]:
+    """Return the number of operations that each kernel was chosen for, by name."""
+    with _lock:
+        return dict(sorted(_lowered.items()))
+
+
+def reset_counts() -> None:
+    with _lock:
+        _lowered.clear()

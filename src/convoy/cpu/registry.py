@@ -1,10 +1,12 @@
-"""Turning the CPU kernels on and off."""
+"""Enabling and disabling the CPU kernels, and their status in this process."""
+
+from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field
 
 import jax
-from convoy.cpu import convolution_rule, library, lowering, pooling_rule
-from convoy.cpu.status import Status, read
+from convoy.cpu import convolution_rule, library, lowering, pooling, threads
 from jax import lax
 from jax.extend.core import Primitive
 
@@ -12,24 +14,57 @@ VARIABLE = "CONVOY_CPU_KERNELS"
 
 RULES: dict[Primitive, lowering.Rule] = {
     lax.conv_general_dilated_p: convolution_rule.lower,
-    lax.reduce_window_max_p: pooling_rule.lower_max,
-    lax.reduce_window_sum_p: pooling_rule.lower_sum,
-    lax.select_and_scatter_add_p: pooling_rule.lower_max_gradient,
+    lax.reduce_window_max_p: pooling.lower_max,
+    lax.reduce_window_sum_p: pooling.lower_sum,
+    lax.select_and_scatter_add_p: pooling.lower_max_gradient,
 }
 
 _active = False
 _was_active = False
 
 
+@dataclass(frozen=True)
+class Status:
+    """State of the CPU kernels in this process.
+
+    Attributes:
+        active: whether operations are lowered by Convoy's rules.
+        native: whether the native kernels run them, and not XLA in its fast layout.
+        why_not: reason for not being active or native; empty if both hold.
+        onednn: version of oneDNN; empty without the native library.
+        instruction_set: instructions that oneDNN may use; empty without the native library.
+        cores: number of cores that the CPU devices of the process share.
+        lowered: number of operations that each kernel was chosen for.
+    """
+
+    active: bool
+    native: bool
+    why_not: str = ""
+    onednn: str = ""
+    instruction_set: str = ""
+    cores: int = 0
+    lowered: dict[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        if not self.active:
+            return f"CPU kernels: off ({self.why_not})"
+        if self.native:
+            head = f"CPU kernels: oneDNN {self.onednn} with {self.instruction_set}"
+            head += f", {self.cores} core(s) shared by the devices"
+        else:
+            head = f"CPU kernels: XLA's own, in its fast layout ({self.why_not})"
+        return "\n".join([head, *(f"  {kernel}: {n}" for kernel, n in self.lowered.items())])
+
+
 def enable() -> None:
     """Lower convolutions and poolings to the CPU kernels from now on.
 
-    Importing Convoy does this. It does nothing where the variable `CONVOY_CPU_KERNELS` is `0`.
-    Programs compiled before the first call keep the form they have; every later change of state
-    drops the programs compiled so far, so that it reaches all of them.
+    Importing Convoy does this. It does nothing if the variable `CONVOY_CPU_KERNELS` is `0`.
+    Programs that were compiled before the first call stay as they are; every later change drops all
+    compiled programs, so that it takes effect everywhere.
     """
     global _active, _was_active
-    if _active or _forbidden():
+    if _active or is_off(VARIABLE):
         return
     for primitive, rule in RULES.items():
         lowering.install(primitive, rule)
@@ -39,7 +74,7 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """Give every operation back to JAX's own lowering, and drop the programs compiled so far."""
+    """Restore JAX's own lowering of every operation, and drop the compiled programs."""
     global _active
     if not _active:
         return
@@ -49,16 +84,24 @@ def disable() -> None:
 
 
 def fuses(platform: str) -> bool:
-    """Say whether models that run on a platform are to be traced with a `Fusion`."""
+    """Whether models that run on a platform are traced with a `Fusion`."""
     return _active and platform == "cpu" and library.find() is not None
 
 
 def status() -> Status:
-    """Say what the CPU kernels do in this process, or why they do not."""
-    if _forbidden():
-        return read(active=False, why_not=f"{VARIABLE}=0 is set")
-    return read(active=_active, why_not="convoy.cpu.enable() was not called")
+    """Return what the CPU kernels do in this process, or why they do not run."""
+    lowered, cores = lowering.counts(), threads.cores()
+    if not _active or is_off(VARIABLE):
+        off, never = f"{VARIABLE}=0 is set", "convoy.cpu.enable() was not called"
+        why_not = off if is_off(VARIABLE) else never
+        return Status(False, False, why_not, cores=cores, lowered=lowered)
+    try:
+        kernels = library.load()
+    except library.Unavailable as reason:
+        return Status(True, False, str(reason), cores=cores, lowered=lowered)
+    return Status(True, True, "", kernels.onednn_version, kernels.instruction_set, cores, lowered)
 
 
-def _forbidden() -> bool:
-    return os.environ.get(VARIABLE, "").strip().lower() in ("0", "false", "off", "no")
+def is_off(variable: str) -> bool:
+    """Whether an environment variable disables a feature."""
+    return os.environ.get(variable, "").strip().lower() in ("0", "false", "off", "no")

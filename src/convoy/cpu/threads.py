@@ -1,4 +1,4 @@
-"""How many threads one device's operation may use, and where they run."""
+"""Number of threads of a device's operation, and the cores that they run on."""
 
 import os
 from collections.abc import Iterator
@@ -7,47 +7,51 @@ from contextvars import ContextVar
 
 import jax
 
-_sharing = 1
-_most: ContextVar[int | None] = ContextVar("most", default=None)
+_device_count = 1
+_limit: ContextVar[int | None] = ContextVar("limit", default=None)
 
 
 def cores() -> int:
-    """Count the cores this process may run on."""
+    """Return the number of cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def for_each_device() -> int:
-    """Divide the cores among this process's CPU devices, which compute side by side.
+def per_device() -> int:
+    """Return the number of threads for each CPU device of this process; devices run concurrently.
 
-    Makes JAX choose its devices, if it has not yet: for use while a program is lowered.
+    This initialises JAX's devices, so it is to be called while a program is lowered, not before.
     """
     share = max(1, cores() // _devices())
-    return min(share, _most.get() or share)
+    return min(share, _limit.get() or share)
 
 
 @contextmanager
-def at_most(count: int) -> Iterator[None]:
-    """Have what is lowered in the block, by this thread, use no more threads."""
-    token = _most.set(count)
+def limit(count: int) -> Iterator[None]:
+    """Limit the threads of operations that this thread lowers in the block."""
+    token = _limit.set(count)
     try:
         yield
     finally:
-        _most.reset(token)
+        _limit.reset(token)
 
 
-def keep_to_a_core() -> bool:
-    """Say whether each thread that computes, alone for its device or not, has a core to itself."""
-    side_by_side = 1 < _devices() <= cores() or _most.get() is not None
-    return side_by_side and for_each_device() == 1 < cores()
+def pinned() -> bool:
+    """Whether each computing thread is pinned to a core of its own.
+
+    That is so if there is a core for each of several devices, or for each program that runs
+    concurrently on one device with a limit of one thread.
+    """
+    concurrent = 1 < _devices() <= cores() or _limit.get() is not None
+    return concurrent and per_device() == 1 < cores()
 
 
-def share_among(devices: int) -> None:
-    """Count on so many devices from now on, where JAX itself knows of fewer."""
-    global _sharing
-    _sharing = max(_sharing, devices)
+def expect_devices(count: int) -> None:
+    """Divide the cores among at least so many devices, if JAX knows of fewer yet."""
+    global _device_count
+    _device_count = max(_device_count, count)
 
 
 def _devices() -> int:
-    return max(_sharing, jax.local_device_count("cpu"))
+    return max(_device_count, jax.local_device_count("cpu"))

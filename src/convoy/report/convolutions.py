@@ -49,7 +49,7 @@ def _describe(instruction: Instruction, shapes: dict[str, Instruction]) -> dict[
     numbers = description(instruction)
     if numbers:
         implementation = _implementation(instruction, numbers)
-        kind, kernel = _KINDS[numbers[0]], library.maker(implementation)
+        kind, kernel = _KINDS[numbers[0]], library.kernel_family(implementation)
         flops = convolution_flops(numbers)
     else:
         implementation = ""

@@ -87,14 +87,14 @@ class Servable:
         file = found.keras_file
         if file is None or not cpu.fuses(jax.default_backend()):
             return False
-        lanes = threads.for_each_device()
+        lanes = threads.per_device()
         # Lanes share what waits, so that each has the smaller sizes.
         sizes = [size for size in found.batch_sizes if size * lanes <= max(found.batch_sizes)]
         try:
             # Keras's safe mode holds: a file with code in it is refused.
             model = keras.models.load_model(file, compile=False)
             whole = {size: Forward(model, size, cpu.fuse) for size in found.batch_sizes}
-            with threads.at_most(1):
+            with threads.limit(1):
                 narrow = {size: Forward(model, size, cpu.fuse) for size in sizes if lanes > 1}
         except Exception as error:  # whatever a layer makes of it
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -102,7 +102,7 @@ class Servable:
             return False
         kept: dict[str, jax.Array] = {}
         self._programs = self._compile(whole, kept)
-        with threads.at_most(1):
+        with threads.limit(1):
             self._lane_programs = self._compile(narrow, kept)
         self.lanes = lanes if narrow else 1
         return True

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 from convoy import cpu
-from convoy.cpu import library, tally
+from convoy.cpu import library, lowering
 from convoy.engine.step import constant_folding
 
 layers = keras.layers
@@ -140,11 +140,11 @@ def test_predict_and_evaluate_are_those_of_stock_keras(devices, batch):
     fit(model)
     twin = stock(model)
     expected = twin.predict(X, verbose=0), twin.evaluate(X, Y, verbose=0)
-    tally.reset()
+    lowering.reset_counts()
     close(model.predict(X, batch_size=batch, verbose=0), expected[0])
     close(model.evaluate(X, Y, batch_size=batch, verbose=0), expected[1])
     counts = Counter()
-    for name, count in tally.counts().items():
+    for name, count in lowering.counts().items():
         counts[name.partition(", ")[2]] += count
     assert counts["inference, rectifier"] >= 2
     assert counts["inference, addition, rectifier"] >= 2
@@ -177,9 +177,9 @@ def test_disabled_kernels_are_not_used():
     expected = model.predict_on_batch(X)
     cpu.disable()
     try:
-        tally.reset()
+        lowering.reset_counts()
         close(model.predict_on_batch(X), expected)
-        assert not tally.counts()
+        assert not lowering.counts()
     finally:
         cpu.enable()
     close(model.predict_on_batch(X), expected)
@@ -224,11 +224,11 @@ def test_a_layer_with_effects_is_left_whole(capfd):
     inputs = keras.Input((8, 8, 3))
     model = keras.Model(inputs, Says()(layers.Conv2D(4, 3)(inputs)))
     convoy.prepare(model, convoy.Strategy(devices=1))
-    tally.reset()
+    lowering.reset_counts()
     model.predict_on_batch(X)
     jax.effects_barrier()
     assert capfd.readouterr().out.count("seen") == 1
-    assert not any("inference" in name for name in tally.counts())
+    assert not any("inference" in name for name in lowering.counts())
 
 
 def test_layers_that_draw_random_numbers_draw_new_ones():

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 from convoy import cpu, keras_bridge
-from convoy.cpu.fusion import rectify
+from convoy.cpu.training_fusion import relu
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -141,7 +141,7 @@ def test_statistics_of_several_replicas_are_those_of_one_batch_with_and_without_
 def test_a_rectifier_has_the_gradient_of_jax():
     x = np.array([-np.inf, -1, -0.0, 0.0, 1.2e-38, 2, np.inf, np.nan], np.float32)
     expected, pull = jax.vjp(jax.nn.relu, x)
-    found, pull_found = jax.vjp(rectify, x)
+    found, pull_found = jax.vjp(relu, x)
     np.testing.assert_array_equal(found, expected)
     np.testing.assert_array_equal(pull_found(x), pull(x))
 
@@ -149,7 +149,7 @@ def test_a_rectifier_has_the_gradient_of_jax():
 def test_what_a_rectifier_was_given_is_not_kept():
     x = np.random.default_rng(0).normal(size=(8, 16)).astype("float32")
     weights = np.ones((16, 4), np.float32)
-    _, pull = jax.vjp(lambda x, weights: rectify(x + 1) @ weights, x, weights)
+    _, pull = jax.vjp(lambda x, weights: relu(x + 1) @ weights, x, weights)
     kept = [leaf for leaf in jax.tree.leaves(pull) if leaf.shape == x.shape]
     assert any(np.array_equal(value, np.maximum(x + 1, 0)) for value in kept)
     assert all((value >= 0).all() for value in kept)

@@ -7,7 +7,7 @@ import jax
 import keras
 import numpy as np
 import pytest
-from convoy.cpu import tally
+from convoy.cpu import lowering
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -49,8 +49,8 @@ def stock_predict(model, x):
 def fused_predict(model, x):
     """Predict on the engine; return the outputs and how often each kernel was chosen."""
     prepared = convoy.prepare(model, convoy.Strategy(devices=1))
-    tally.reset()
-    return prepared.predict_on_batch(x), tally.counts()
+    lowering.reset_counts()
+    return prepared.predict_on_batch(x), lowering.counts()
 
 
 def check(model, x, seed=0):

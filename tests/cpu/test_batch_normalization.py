@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from convoy.cpu.normalisation import moments, normalise
+from convoy.cpu.batch_normalization import moments, normalize
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -24,16 +24,16 @@ SHAPES = [
 ]
 
 
-def reference(x, scale, offset, addend, rectify):
+def reference(x, scale, offset, addend, relu):
     axes = tuple(range(x.ndim - 1))
     y = (x - x.mean(axes)) * jax.lax.rsqrt(x.var(axes) + EPSILON) * scale + offset
     y = y if addend is None else y + addend
-    return jnp.where(y > 0, y, 0) if rectify else y
+    return jnp.where(y > 0, y, 0) if relu else y
 
 
-def kernel(x, scale, offset, addend, rectify):
+def kernel(x, scale, offset, addend, relu):
     mean, variance = jax.lax.stop_gradient(moments(x))
-    return normalise(x, mean, variance, scale, offset, addend, EPSILON, rectify)
+    return normalize(x, mean, variance, scale, offset, addend, EPSILON, relu)
 
 
 @pytest.fixture
@@ -66,10 +66,10 @@ def test_gradient_of_moments(draw):
     np.testing.assert_allclose(loss(moments), expected, **TOLERANCE)
 
 
-@pytest.mark.parametrize("rectify", [False, True])
+@pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("adds", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_value_and_gradients(draw, shape, adds, rectify):
+def test_value_and_gradients(draw, shape, adds, relu):
     channels = shape[-1]
     operands = (draw(*shape), 1 + 0.5 * draw(channels), draw(channels))
     addend = (draw(*shape),) if adds else ()
@@ -78,7 +78,7 @@ def test_value_and_gradients(draw, shape, adds, rectify):
     def run(function):
         def loss(*args):
             x, scale, offset, *rest = args
-            y = function(x, scale, offset, rest[0] if rest else None, rectify)
+            y = function(x, scale, offset, rest[0] if rest else None, relu)
             return (y * weight).sum() / weight.size, y
 
         arguments = tuple(range(3 + len(addend)))

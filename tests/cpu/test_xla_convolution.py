@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from convoy.cpu import canonical
+from convoy.cpu import xla_convolution
 from convoy.cpu.convolution import ConvolutionParameters
 from jax import lax
 
@@ -42,7 +42,7 @@ def test_transposed_operands_give_the_same_convolution(layout, feature_groups, b
         )
 
     parameters = parameters_of(convolve, lhs, rhs)
-    got = canonical.convolve(lhs, rhs, parameters)
+    got = xla_convolution.convolve(lhs, rhs, parameters)
     np.testing.assert_allclose(got, convolve(lhs, rhs), rtol=1e-5, atol=1e-5)
     is_plain = layout == ("NHWC", "HWIO", "NHWC") and batch_groups == 1
-    assert canonical.is_canonical(parameters) == is_plain
+    assert xla_convolution.is_in_fast_layout(parameters) == is_plain

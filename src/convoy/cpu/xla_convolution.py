@@ -1,10 +1,16 @@
-"""Convolutions in the one layout that XLA's CPU backend is fast at.
+"""Convolutions rewritten for XLA:CPU's fast path, where there is no native kernel.
 
 XLA calls its fast convolution only for channels-last operands with the weights as (spatial, in,
-out). At the top level of a program it transposes other layouts by itself; inside a loop body it
-does not, and falls back to a scalar loop. Autodiff's gradients are never in that layout, so here
-they are put into it.
+out). At the top level of a program it transposes other layouts by itself. Inside a loop it does
+not, and falls back to a scalar loop that is tens of times slower. The gradients that autodiff
+writes are never in that layout, so they are transposed here:
+
+    operand   dimension numbers of the fast path (2-D)      in memory
+    lhs, out  (0, 3, 1, 2)  batch, features, spatial        N H W C
+    rhs       (3, 2, 0, 1)  out, in, spatial                H W I O
 """
+
+from __future__ import annotations
 
 from dataclasses import fields, replace
 
@@ -13,8 +19,8 @@ from convoy.cpu.convolution import ConvolutionParameters
 from jax import Array, lax
 
 
-def is_canonical(parameters: ConvolutionParameters) -> bool:
-    """Whether XLA takes its fast path for this convolution wherever it stands."""
+def is_in_fast_layout(parameters: ConvolutionParameters) -> bool:
+    """Whether XLA takes its fast path for this convolution, inside of loops too."""
     lhs, rhs, out = parameters.dimension_numbers
     rank = len(lhs)
     last, kernel = _channels_last(rank), _spatial_in_out(rank)
@@ -22,7 +28,7 @@ def is_canonical(parameters: ConvolutionParameters) -> bool:
 
 
 def convolve(lhs: Array, rhs: Array, parameters: ConvolutionParameters) -> Array:
-    """Convolve transposed operands in XLA's favoured layout: the same sums."""
+    """Convolve by transposing the operands into the fast layout: the same sums."""
     lhs_spec, rhs_spec, out_spec = parameters.dimension_numbers
     rank = len(lhs_spec)
     lhs = lax.transpose(lhs, (lhs_spec[0], *lhs_spec[2:], lhs_spec[1]))
@@ -32,7 +38,7 @@ def convolve(lhs: Array, rhs: Array, parameters: ConvolutionParameters) -> Array
         groups = parameters.batch_group_count
         lhs = _groups_from_batch_to_features(lhs, groups)
     last, kernel = _channels_last(rank), _spatial_in_out(rank)
-    out = _bind(
+    out = bind(
         lhs,
         rhs,
         replace(
@@ -42,7 +48,7 @@ def convolve(lhs: Array, rhs: Array, parameters: ConvolutionParameters) -> Array
             batch_group_count=1,
         ),
     )
-    # `out` is (batch, spatial, feature); `out_spec` says where each of these is to end.
+    # `out` is (batch, spatial, features); `out_spec` has the final place of each of these axes.
     ends_at = (out_spec[0], *out_spec[2:], out_spec[1])
     return lax.transpose(out, sorted(range(rank), key=ends_at.__getitem__))
 
@@ -50,8 +56,8 @@ def convolve(lhs: Array, rhs: Array, parameters: ConvolutionParameters) -> Array
 def crop_first(lhs: Array, rhs: Array, parameters: ConvolutionParameters) -> Array:
     """Pad, dilate and crop the left operand before the convolution instead of in it.
 
-    XLA's fast path reads past its operand where the padding is negative. Autodiff writes such
-    padding for the input of a convolution that pads by more than its kernel covers.
+    XLA's fast path reads past its operand if the padding is negative. Autodiff writes such padding
+    for the input gradient of a convolution that pads by more than its kernel covers.
     """
     config = [(0, 0, 0)] * lhs.ndim
     for axis, (low, high), dilation in zip(
@@ -64,10 +70,11 @@ def crop_first(lhs: Array, rhs: Array, parameters: ConvolutionParameters) -> Arr
     ones = (1,) * len(parameters.padding)
     cropped = lax.pad(lhs, jnp.zeros((), lhs.dtype), config)
     bare = replace(parameters, padding=((0, 0),) * len(ones), lhs_dilation=ones)
-    return _bind(cropped, rhs, bare)
+    return bind(cropped, rhs, bare)
 
 
-def _bind(lhs: Array, rhs: Array, parameters: ConvolutionParameters) -> Array:
+def bind(lhs: Array, rhs: Array, parameters: ConvolutionParameters) -> Array:
+    """Convolve as the parameters say."""
     arguments = {field.name: getattr(parameters, field.name) for field in fields(parameters)}
     return lax.conv_general_dilated(lhs, rhs, **arguments)
 
@@ -75,8 +82,8 @@ def _bind(lhs: Array, rhs: Array, parameters: ConvolutionParameters) -> Array:
 def _groups_from_batch_to_features(lhs: Array, groups: int) -> Array:
     """Turn (groups * batch, spatial, features) into (batch, spatial, groups * features).
 
-    XLA's fast path knows groups of features only; a convolution grouped over its batch is the
-    same sum.
+    XLA's fast path has groups of features only. A convolution with groups of its batch is the same
+    sum.
     """
     batch, *spatial, features = lhs.shape
     split = lax.reshape(lhs, (groups, batch // groups, *spatial, features))

@@ -1,11 +1,14 @@
-"""Finds convolutions with what follows them in a traced forward pass, and makes one call of each.
+"""Fusion of convolutions with the operations that follow them, in a traced forward pass.
 
-Batch normalisation with constant statistics is a product and a sum by channel, which go into the
-weights and the bias:
+At inference batch normalisation has constant statistics: it is a product and a sum by channel. The
+products are multiplied into the weights, and the sums make a bias. A chain of equations
 
-    convolution -> times and plus a value for each channel -> plus an array -> at least zero
+    pad -> convolution -> [mul | div | add | sub by channel]* -> add array -> max with 0
+    ^^^                                                          ^^^^^^^^^    ^^^^^^^^^^
+    padding                                                      addend       relu
 
-Any part may be missing. Each result but the last has only one reader, so nothing is computed twice.
+becomes one call of a kernel. Each part but the convolution may be missing. Each result but the last
+has one reader only, so nothing is computed twice.
 """
 
 from __future__ import annotations
@@ -13,21 +16,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from convoy.cpu.convolution import ConvolutionParameters
-from convoy.cpu.inference import FusedConvolution
+from convoy.cpu.fused_convolution import FusedConvolution
 from convoy.jaxpr import Atom, Trace, Values, evaluate, named, read
 from jax import lax
 from jax.extend.core import JaxprEqn, Literal, Var
 
 
 class Kernel(Protocol):
-    """What computes a chain."""
+    """A kernel that computes a chain."""
 
     def pack(self, weights: jax.Array) -> jax.Array:
         """Bring weights into the layout that the kernel reads."""
@@ -39,14 +41,22 @@ class Kernel(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """A convolution and the equations after it that one call does as well."""
+    """A convolution and the equations that are computed in the same call.
+
+    Attributes:
+        convolution: the convolution's equation.
+        equations: the convolution and those after it, in order.
+        by_channel: operations with a value for each channel, in order.
+        addend: array that is added to the result.
+        relu: whether the chain ends with a ReLU.
+        padding: equation that pads the convolution's operand, if the kernel does it instead.
+    """
 
     convolution: JaxprEqn
     equations: tuple[JaxprEqn, ...]
     by_channel: tuple[tuple[str, Atom], ...] = ()
     addend: Var | None = None
-    rectifies: bool = False
-    # The padding before the convolution, if it is done by the convolution.
+    relu: bool = False
     padding: JaxprEqn | None = None
 
     @property
@@ -55,7 +65,7 @@ class Chain:
         return parameters if self.padding is None else _padded(parameters, self.padding)
 
     @property
-    def source(self) -> Any:
+    def source(self) -> Atom:
         return (self.padding or self.convolution).invars[0]
 
     @property
@@ -65,6 +75,7 @@ class Chain:
     def compute(self, kernel: Kernel, values: Values) -> jax.Array:
         weights = read(self.convolution.invars[1], values)
         features = self.parameters.dimension_numbers.rhs_spec[0]
+        # The result so far is always `convolution * scale + shift`.
         scale: Any = None
         shift: Any = np.zeros(weights.shape[features], weights.dtype)
         for operation, atom in self.by_channel:
@@ -89,37 +100,41 @@ FindKernel = Callable[[Chain], Kernel | None]
 
 
 def fuse(trace: Trace, constants: Collection[Var]) -> Trace:
-    """Rewrite a trace so that each chain in it is one call.
+    """Replace each chain of a trace that has a native kernel by one call.
 
     Args:
         trace: a forward pass.
-        constants: those of its inputs that stay the same over many calls. Only convolutions with
-            weights that follow from these are rewritten.
+        constants: inputs that stay the same over many calls. Only convolutions whose weights depend
+            on these alone are replaced.
     """
-    return rewrite_chains(trace, constants, _one_call)
+    return rewrite_chains(trace, constants, _find_fused)
 
 
-def _one_call(chain: Chain) -> FusedConvolution | None:
-    weights, (out,) = chain.convolution.invars[1], chain.convolution.outvars
+def _find_fused(chain: Chain) -> FusedConvolution | None:
+    weights: Atom
+    out: Atom
+    (_, weights), (out,) = chain.convolution.invars, chain.convolution.outvars
     return FusedConvolution.find(
         chain.source.aval,
         weights.aval,
         out.aval,
         chain.parameters,
         adds=chain.addend is not None,
-        rectifies=chain.rectifies,
+        relu=chain.relu,
     )
 
 
 def rewrite_chains(trace: Trace, constants: Collection[Var], find: FindKernel) -> Trace:
-    """Rewrite a trace so that each chain for which `find` has a kernel is computed by that."""
+    """Replace each chain of a trace for which `find` returns a kernel by a call of it."""
     search = _Search(trace, trace.made_from(constants), find)
     kernels: dict[Chain, Kernel] = {}
     for equation in trace.equations:
         kernels |= search.longest_from(equation)
+    # A chain is computed where its last equation was: all its operands are known there. The other
+    # equations are left out. Equations have no value equality, so they are identified by `id`.
     ends = {id(chain.equations[-1]): chain for chain in kernels}
 
-    def rewritten(*arguments: Any) -> list[Any]:
+    def rewritten(*arguments: jax.Array) -> list[jax.Array]:
         values = trace.constants | dict(zip(trace.inputs, arguments, strict=True))
         for equation in trace.equations:
             if id(equation) in ends:
@@ -130,11 +145,12 @@ def rewrite_chains(trace: Trace, constants: Collection[Var], find: FindKernel) -
                 evaluate([equation], values)
         return [read(atom, values) for atom in trace.outputs]
 
+    # A padding that a kernel does instead has no reader left: tracing again drops it.
     return Trace.of(rewritten, [var.aval for var in trace.inputs]) if kernels else trace
 
 
 class _Search:
-    """Who reads and who writes each value of a trace, and which equations are in a chain."""
+    """Readers and writers of the values of a trace, and the equations that are in a chain."""
 
     def __init__(self, trace: Trace, constant: set[Var], find: FindKernel) -> None:
         self.constant = constant
@@ -151,12 +167,13 @@ class _Search:
             self._writer |= dict.fromkeys(equation.outvars, equation)
 
     def longest_from(self, equation: JaxprEqn) -> dict[Chain, Kernel]:
-        """Find the longest chain from a convolution that there is a kernel for."""
+        """Find the longest chain from a convolution that has a kernel."""
         if equation.primitive is not lax.conv_general_dilated_p:
             return {}
         if equation.invars[1] not in self.constant:
             return {}
         bare = Chain(equation, (equation,))
+        # With its padding first, then without; each as long as it goes, then shorter and shorter.
         for start in (replace(bare, padding=self._padding(equation)), bare):
             for chain in reversed(self._grown(start)):
                 kernel = self.find(chain)
@@ -166,50 +183,52 @@ class _Search:
         return {}
 
     def _grown(self, chain: Chain) -> list[Chain]:
+        """Return a chain and all longer ones, each one equation longer than the one before."""
         chains = [chain]
         while (longer := self._longer(chains[-1])) is not None:
             chains.append(longer)
         return chains
 
     def _longer(self, chain: Chain) -> Chain | None:
+        """Return the chain with the equation that reads its result, if that belongs to it."""
         tail = chain.result
         equation = self._reader.get(tail)
         if equation is None or self._reads[tail] > 1 or id(equation) in self.taken:
             return None
-        if chain.rectifies or not _alike(equation.outvars[0], tail):
+        if chain.relu or not _alike(equation.outvars[0], tail):
             return None
         longer = replace(chain, equations=(*chain.equations, equation))
         operation = equation.primitive.name
         tail_first = equation.invars[0] is tail
-        other: Any = equation.invars[1 if tail_first else 0] if len(equation.invars) == 2 else tail
+        other: Atom = equation.invars[1 if tail_first else 0] if len(equation.invars) == 2 else tail
         if operation == "max" and self._is_zero(other):
-            return replace(longer, rectifies=True)
+            return replace(longer, relu=True)
         value = self._value_by_channel(other, chain)
-        commutes = operation in ("add", "mul") or (operation in ("sub", "div") and tail_first)
-        # What has been added already must not be scaled.
-        distributes = operation in ("add", "sub") or chain.addend is None
-        if value is not None and commutes and distributes:
+        # `value - tail` and `value / tail` are not of the form `tail * scale + shift`.
+        linear = operation in ("add", "mul") or (operation in ("sub", "div") and tail_first)
+        # The kernel adds the addend last, so nothing may be scaled after it.
+        keeps_order = operation in ("add", "sub") or chain.addend is None
+        if value is not None and linear and keeps_order:
             return replace(longer, by_channel=(*chain.by_channel, (operation, value)))
         if operation == "add" and chain.addend is None and _alike(other, tail):
             return replace(longer, addend=other)
         return None
 
     def _value_by_channel(self, atom: Atom, chain: Chain) -> Atom | None:
-        """Return what an operand repeats along all axes but the channels', if it is constant."""
+        """Return the constant that an operand repeats along all axes but the channels'."""
         channels = chain.parameters.dimension_numbers.out_spec[1]
-        if prod(atom.aval.shape) == 1 and isinstance(atom, Literal):
-            return atom
         if isinstance(atom, Literal):
-            return None
+            return atom if np.size(atom.val) == 1 else None
         if atom in self.constant and _lies_along(atom.aval.shape, range(atom.aval.ndim), channels):
             return atom
+        # Keras reshapes vectors to (1, 1, 1, channels), which JAX then broadcasts.
         writer = self._writer.get(atom)
         if writer is None or writer.primitive is not lax.broadcast_in_dim_p:
             return None
-        small: Any = writer.invars[0]
-        axes = writer.params["broadcast_dimensions"]
-        if isinstance(small, Var) and small not in self.constant:
+        small: Atom = writer.invars[0]
+        if not isinstance(small, Literal) and small not in self.constant:
             return None
+        axes = writer.params["broadcast_dimensions"]
         return small if _lies_along(small.aval.shape, axes, channels) else None
 
     def _is_zero(self, atom: Atom) -> bool:
@@ -219,8 +238,8 @@ class _Search:
         return isinstance(atom, Literal) and np.shape(atom.val) == () and atom.val == 0
 
     def _padding(self, convolution: JaxprEqn) -> JaxprEqn | None:
-        """Return the equation that puts zeros around a convolution's operand, if there is one."""
-        source: Any = convolution.invars[0]
+        """Return the equation that pads a convolution's operand with zeros, if there is one."""
+        source: Atom = convolution.invars[0]
         pad = self._writer.get(source)
         if pad is None or pad.primitive is not lax.pad_p or self._reads[source] > 1:
             return None
@@ -247,7 +266,8 @@ def _lies_along(shape: Sequence[int], axes: Sequence[int], channels: int) -> boo
     return all(size == 1 or axis == channels for size, axis in zip(shape, axes, strict=True))
 
 
-def _alike(atom: Atom, other: Any) -> bool:
+def _alike(atom: Atom, other: Atom) -> bool:
+    """Whether two values are different arrays of the same shape and type."""
     is_array = isinstance(atom, Var)
     same = atom.aval.shape == other.aval.shape and atom.aval.dtype == other.aval.dtype
     return is_array and atom is not other and same

@@ -1,0 +1,92 @@
+"""A convolution of inference: packed weights, bias, addition and ReLU in one native call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from convoy.cpu import kernel_table, library, lowering, threads
+from convoy.cpu.convolution import ConvolutionParameters, Kind, recognise
+from convoy.cpu.convolution_rule import describe
+from jax.core import ShapedArray
+
+
+@dataclass(frozen=True)
+class FusedConvolution:
+    """A convolution and what follows it.
+
+    Attributes:
+        description: numbers that the native library reads.
+        threads: number of threads.
+        packed_bytes: size of the weights in the kernel's layout.
+        result: shape and type of the result.
+        adds: whether an array like the result is added to it.
+        relu: whether a ReLU comes last.
+        implementation: name of the implementation.
+    """
+
+    description: np.ndarray
+    threads: int
+    packed_bytes: int
+    result: jax.ShapeDtypeStruct
+    adds: bool
+    relu: bool
+    implementation: str
+
+    @classmethod
+    def find(
+        cls,
+        lhs: ShapedArray | jax.ShapeDtypeStruct,
+        rhs: ShapedArray | jax.ShapeDtypeStruct,
+        out: ShapedArray | jax.ShapeDtypeStruct,
+        parameters: ConvolutionParameters,
+        *,
+        adds: bool,
+        relu: bool,
+    ) -> FusedConvolution | None:
+        """Return the native form of a convolution between such arrays, or `None`."""
+        kernels = library.find_for(kernel_table.FUSED, lhs, rhs, out)
+        options = kernel_table.KERNELS[kernel_table.FUSED].options
+        if kernels is None or parameters.crops or not parameters.options <= options:
+            return None
+        found = recognise(lhs.shape, rhs.shape, out.shape, parameters)
+        if found is None or found.kind != Kind.FORWARD:
+            return None
+        # The same numbers as in training, but for the kind, and two more at the end.
+        numbers = describe(found, lhs.dtype)
+        numbers[0] = Kind.INFERENCE
+        description = np.append(numbers, np.array([adds, relu], np.int64))
+        count = threads.per_device()
+        implementation = kernels.implementation(description, count)
+        if not implementation:
+            return None
+        size = kernels.packed_bytes(description, count)
+        result = jax.ShapeDtypeStruct(out.shape, out.dtype)
+        return cls(description, count, size, result, adds, relu, implementation)
+
+    def pack(self, weights: jax.Array) -> jax.Array:
+        """Bring weights into the layout that the kernel reads."""
+        packed = jax.ShapeDtypeStruct((self.packed_bytes,), jnp.uint8)
+        return self._call("convoy_pack_weights", packed, weights)
+
+    def __call__(
+        self, source: jax.Array, packed: jax.Array, bias: jax.Array, addend: jax.Array | None
+    ) -> jax.Array:
+        follows = [", addition"] * self.adds + [", rectifier"] * self.relu
+        family = library.kernel_family(self.implementation)
+        lowering.count(f"convolution by {family}, inference" + "".join(follows))
+        if addend is None:
+            # The call always has four operands; this one is not read.
+            addend = jnp.asarray(np.zeros(0, source.dtype))
+        arrays = source, packed, bias, addend
+        own_core = threads.pinned()
+        return self._call("convoy_fused_convolution", self.result, *arrays, own_core=own_core)
+
+    def _call(
+        self, target: str, result: jax.ShapeDtypeStruct, *arrays: jax.Array, **attributes: bool
+    ) -> jax.Array:
+        call = jax.ffi.ffi_call(target, result)
+        count = np.int64(self.threads)
+        return call(*arrays, description=self.description, threads=count, **attributes)

@@ -1,0 +1,144 @@
+"""The table of CPU kernels: the types and forms that each one takes, and the CPU features it needs.
+
+Lowering rules and fusions look here before they use a kernel, and nothing else decides by type. A
+kernel for a further type is a further entry in its row. `native/execution.cc` chooses between the
+implementations of a convolution by size; the rows of those are checked by a test.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Flag, auto
+from types import MappingProxyType
+from typing import Protocol
+
+import numpy as np
+
+
+class CpuFeature(Flag):
+    """Instructions that not every CPU has."""
+
+    NONE = 0
+    AVX2 = auto()
+    """AVX2 with FMA, on a CPU that runs a 256-bit instruction in one step."""
+    BFLOAT16 = auto()
+    """AVX-512 with bfloat16."""
+    FLOAT16 = auto()
+    """AVX-512 with float16."""
+
+
+class Array(Protocol):
+    """The type and rank of an array, with or without values."""
+
+    @property
+    def dtype(self) -> np.dtype: ...
+
+    @property
+    def ndim(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A row of the table.
+
+    Attributes:
+        dtypes: element types, and the CPU features that each needs. All arrays of a call have the
+            same type.
+        ranks: numbers of axes of the operands, with those of batch and channels.
+        options: parameters of `lax.conv_general_dilated` that may differ from a plain convolution.
+        min_channels: minimum number of channels that lie next to each other in memory.
+    """
+
+    dtypes: Mapping[str, CpuFeature]
+    ranks: range
+    options: frozenset[str] = frozenset()
+    min_channels: int = 1
+
+    def takes(self, features: CpuFeature, *arrays: Array) -> bool:
+        """Whether a CPU with these features can run the kernel on these arrays."""
+        dtype = arrays[0].dtype
+        needed = self.dtypes.get(dtype.name)
+        return (
+            needed is not None
+            and needed in features
+            and all(array.dtype == dtype for array in arrays)
+            and arrays[0].ndim in self.ranks
+        )
+
+
+FLOAT32 = MappingProxyType({"float32": CpuFeature.NONE})
+FLOAT32_AVX2 = MappingProxyType({"float32": CpuFeature.AVX2})
+ALL_FLOATS = MappingProxyType(
+    {
+        "float32": CpuFeature.NONE,
+        "bfloat16": CpuFeature.BFLOAT16,
+        "float16": CpuFeature.FLOAT16,
+    }
+)
+# XLA's fast convolution is Eigen's, which has no bfloat16.
+XLA_FLOATS = MappingProxyType({"float32": CpuFeature.NONE, "float16": CpuFeature.NONE})
+
+# One to three spatial axes, with those of batch and channels.
+CONVOLUTION_RANKS = range(3, 6)
+
+STRIDES, INPUT_DILATION, KERNEL_DILATION = "window_strides", "lhs_dilation", "rhs_dilation"
+FEATURE_GROUPS, BATCH_GROUPS = "feature_group_count", "batch_group_count"
+
+FORWARD = "convolution, forward"
+INPUT_GRADIENT = "convolution, input gradient"
+WEIGHT_GRADIENT = "convolution, weight gradient"
+TRANSPOSED_WEIGHT_GRADIENT = "convolution, weight gradient of a transposed convolution"
+FUSED = "fused convolution"
+FOLDED = "folded convolution"
+XLA = "convolution by XLA, in its fast layout"
+WINOGRAD = "winograd"
+DIRECT = "direct"
+MAX_POOL, SUM_POOL, MAX_POOL_GRADIENT = "max pool", "sum pool", "max pool gradient"
+BATCH_NORMALIZATION = "batch normalisation"
+
+_POOLING = Kernel(FLOAT32, range(1, sys.maxsize), min_channels=4)
+
+KERNELS: Mapping[str, Kernel] = MappingProxyType(
+    {
+        # The forms in which JAX writes a convolution and its gradients; see `convolution.py`.
+        FORWARD: Kernel(
+            ALL_FLOATS, CONVOLUTION_RANKS, frozenset({STRIDES, KERNEL_DILATION, FEATURE_GROUPS})
+        ),
+        INPUT_GRADIENT: Kernel(
+            ALL_FLOATS,
+            CONVOLUTION_RANKS,
+            frozenset({INPUT_DILATION, KERNEL_DILATION, FEATURE_GROUPS}),
+        ),
+        WEIGHT_GRADIENT: Kernel(
+            ALL_FLOATS, CONVOLUTION_RANKS, frozenset({STRIDES, KERNEL_DILATION, BATCH_GROUPS})
+        ),
+        TRANSPOSED_WEIGHT_GRADIENT: Kernel(
+            ALL_FLOATS, CONVOLUTION_RANKS, frozenset({STRIDES, INPUT_DILATION})
+        ),
+        # A convolution of inference, with packed weights and what follows it in one call.
+        FUSED: Kernel(
+            FLOAT32, CONVOLUTION_RANKS, frozenset({STRIDES, KERNEL_DILATION, FEATURE_GROUPS})
+        ),
+        # Batch normalisation multiplied into weights: in 16 bits the product would be rounded.
+        FOLDED: Kernel(
+            FLOAT32,
+            range(2, sys.maxsize),
+            frozenset({STRIDES, INPUT_DILATION, KERNEL_DILATION, FEATURE_GROUPS, BATCH_GROUPS}),
+        ),
+        # XLA's own, where there is no native library.
+        XLA: Kernel(
+            XLA_FLOATS,
+            CONVOLUTION_RANKS,
+            frozenset({STRIDES, INPUT_DILATION, KERNEL_DILATION, FEATURE_GROUPS, BATCH_GROUPS}),
+        ),
+        # Implementations beside oneDNN's: 3x3 kernels, and products of inference.
+        WINOGRAD: Kernel(FLOAT32_AVX2, range(4, 5)),
+        DIRECT: Kernel(FLOAT32_AVX2, CONVOLUTION_RANKS, frozenset({STRIDES, KERNEL_DILATION})),
+        MAX_POOL: _POOLING,
+        SUM_POOL: _POOLING,
+        MAX_POOL_GRADIENT: _POOLING,
+        BATCH_NORMALIZATION: Kernel(FLOAT32, range(2, sys.maxsize)),
+    }
+)
