@@ -5,14 +5,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from convoy.launch.topology import free_port
 
-from .test_command import SCRIPT, SOURCE, assert_same_run, in_one_process, outcomes
-from .test_group import is_alive
+from .running import SCRIPT, SOURCE, assert_same_run, in_one_process, is_alive, outcomes, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -127,7 +125,9 @@ def test_a_link_that_is_cut_ends_all_and_is_said(tmp_path, namespaces):
     words = ["--host", ",".join(ADDRESSES), "--heartbeat-timeout", 10, script, tmp_path]
     launcher = start(words, namespaces, tmp_path)
     try:
-        until(lambda: len(list(tmp_path.glob("trains-*"))) == 2 or launcher.poll() is not None)
+        wait_until(
+            lambda: len(list(tmp_path.glob("trains-*"))) == 2 or launcher.poll() is not None, UNTIL
+        )
         assert launcher.poll() is None, (tmp_path / "printed").read_text()
         assert ip("-n", SPACES[1], "link", "set", "cable", "down").returncode == 0
     finally:
@@ -139,14 +139,6 @@ def test_a_link_that_is_cut_ends_all_and_is_said(tmp_path, namespaces):
     pids = [int(file.read_text()) for file in tmp_path.glob("pid-*")]
     assert len(pids) == 2
     assert not any(map(is_alive, pids))
-
-
-def until(condition):
-    """Look again and again, for a bounded time, until something holds."""
-    end = time.monotonic() + UNTIL
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -180,11 +172,12 @@ def ssh(tmp_path):
         real = shutil.which("ssh")
         program(tmp_path / "tools", "ssh", f'#!/bin/sh\nexec {real} {words} {quiet} "$@"\n')
         probe = [str(tmp_path / "tools" / "ssh"), "127.0.0.1", "true"]
-        until(
+        wait_until(
             lambda: (
                 running.poll() is not None
                 or not subprocess.run(probe, capture_output=True).returncode
-            )
+            ),
+            UNTIL,
         )
         if running.poll() is not None:
             why = (folder / "said").read_text().strip()
@@ -239,10 +232,12 @@ def test_processes_on_another_host_end_with_the_launcher(tmp_path, ssh):
     script.write_text(ENDLESS)
     launcher = start(["--host", ",".join(LOOPBACKS), script, tmp_path], ssh, tmp_path)
     try:
-        until(lambda: len(list(tmp_path.glob("trains-*"))) == 2 or launcher.poll() is not None)
+        wait_until(
+            lambda: len(list(tmp_path.glob("trains-*"))) == 2 or launcher.poll() is not None, UNTIL
+        )
         assert launcher.poll() is None, (tmp_path / "printed").read_text()
     finally:
         launcher.kill()
         launcher.wait()
     pids = [int(file.read_text()) for file in tmp_path.glob("pid-*")]
-    until(lambda: not any(map(is_alive, pids)))
+    wait_until(lambda: not any(map(is_alive, pids)), UNTIL)

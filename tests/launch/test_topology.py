@@ -1,5 +1,5 @@
 import pytest
-from convoy.launch.topology import LaunchError, Topology, read_hosts
+from convoy.launch.topology import LaunchError, Topology, parse_hosts
 
 
 def environments(topology):
@@ -24,7 +24,7 @@ def test_processes_can_have_parts_of_one_replica():
         "  process 2: localhost, devices 0 to 1 of replica 1",
         "  process 3: localhost, devices 2 to 3 of replica 1",
     ]
-    with pytest.raises(LaunchError, match="instances that divide the devices of each replica"):
+    with pytest.raises(LaunchError, match="instances that divides the devices of each replica"):
         Topology(instances=4, replicas=2, devices_per_replica=3)
 
 
@@ -38,7 +38,7 @@ def test_hosts_take_processes_in_blocks_and_are_reached_by_their_names():
     topology = Topology(instances=4, replicas=4, hosts=("h1", "h2"), port=4000)
     tasks = topology.tasks(["true"])
     assert [task.host for task in tasks] == ["h1", "h1", "h2", "h2"]
-    assert [task.share["number"] for task in tasks] == [0, 1, 0, 1]
+    assert [task.cores["local_rank"] for task in tasks] == [0, 1, 0, 1]
     assert {task.environment["CONVOY_COORDINATOR"] for task in tasks} == {"h1:4000"}
     assert [task.environment["CONVOY_ADDRESS"] for task in tasks] == ["h1", "h1", "h2", "h2"]
 
@@ -46,7 +46,7 @@ def test_hosts_take_processes_in_blocks_and_are_reached_by_their_names():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"instances": 0, "replicas": 1}, "--num-instances 0 is too few"),
+        ({"instances": 0, "replicas": 1}, "--num-instances 0 is too small"),
         ({"instances": 2, "replicas": 3}, "Pass --num-replicas 4"),
         ({"instances": 3, "replicas": 3, "hosts": ("a", "b")}, "Pass a multiple of 2"),
         ({"instances": 1, "replicas": 1, "devices_per_replica": 0}, "--devices-per-replica 0"),
@@ -60,9 +60,9 @@ def test_numbers_that_do_not_fit_say_what_to_pass(settings, message):
 def test_a_host_file_names_a_host_in_each_line(tmp_path):
     file = tmp_path / "hosts"
     file.write_text("h1 slots=2\n\n# none\nh2  # the other\n")
-    assert read_hosts(str(file)) == ("h1", "h2")
+    assert parse_hosts(None, str(file)) == ("h1", "h2")
     file.write_text("# none\n")
     with pytest.raises(LaunchError, match="names no host"):
-        read_hosts(str(file))
+        parse_hosts(None, str(file))
     with pytest.raises(LaunchError, match="cannot be read: No such file"):
-        read_hosts(str(tmp_path / "missing"))
+        parse_hosts(None, str(tmp_path / "missing"))

@@ -1,1 +1,1 @@
-"""`convoy launch`: one run in several processes, on one host or many."""
+"""Launching one run in several processes, on one host or many (`convoy launch`)."""

@@ -1,9 +1,13 @@
-"""Runs one process of a group on its host, and never leaves it behind.
+"""The agent: runs one process of a group on its host and ends it when the launcher is gone.
 
-It is sent to the host as text and knows the standard library only. Its first line of input says
-what to run. After that, numbers are signals to pass on, and the end of input means that whoever
-started it is gone: the process is then ended. What the process prints, that it is alive, and how it
-ended go out as lines of a kind and its content.
+The launcher sends this file to the host as text, so it imports the standard library only.
+
+    launcher                     agent                          process
+       | -- task (JSON, one line) -> |  -- starts, binds to cores -> |
+       | -- signal numbers --------> |  -- sends ------------------> |
+       | <-- kind + JSON string ---- |  <-- output, heartbeats ----- |
+       |                             |
+       end of input: the launcher is gone, and the agent kills the process
 """
 
 import contextlib
@@ -16,78 +20,82 @@ import subprocess
 import sys
 import threading
 
-KINDS = OUTPUT, ALIVE, STARTED, ENDED = "o", "h", "s", "x"
+KINDS = OUTPUT, HEARTBEAT, STARTED, EXITED = "o", "h", "s", "x"
 CANNOT_RUN = 127
-DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Run what the first line of input says, to its end or to ours."""
+    """Run the task of the first input line until the process or the launcher ends."""
     task = json.loads(sys.stdin.readline())
-    # The terminal's; we are told what to pass on. Our process hears it, unless we were started so.
-    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    heard = interrupt is not signal.SIG_IGN
-    say = Sayer()
-    beats, beat = os.pipe()
-    cores = share_of_cores(**task["share"])
+    # The launcher decides which signals the process gets. The process itself handles SIGINT as
+    # usual, unless the launcher was started with SIGINT ignored.
+    restore_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN) is not signal.SIG_IGN
+    send = Sender()
+    heartbeats, heartbeat = os.pipe()
+    cores = assigned_cores(**task["cores"])
     try:
         process = subprocess.Popen(
             task["command"],
             cwd=task["folder"],
-            env=os.environ | task["environment"] | {task["heartbeat"]: str(beat)},
+            env=os.environ | task["environment"] | {task["heartbeat"]: str(heartbeat)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            pass_fds=[beat],
+            pass_fds=[heartbeat],
             start_new_session=True,
-            preexec_fn=lambda: prepare(cores, heard),
+            preexec_fn=lambda: prepare(cores, restore_interrupt),
         )
     except OSError as error:
-        say(OUTPUT, f"{error.filename or task['command'][0]} cannot be run: {error.strerror}")
-        say(ENDED, str(CANNOT_RUN))
+        send(OUTPUT, f"{error.filename or task['command'][0]} cannot be run: {error.strerror}")
+        send(EXITED, str(CANNOT_RUN))
         return
-    os.close(beat)
-    say(STARTED, str(process.pid))
+    os.close(heartbeat)
+    send(STARTED, str(process.pid))
     assert process.stdout is not None
-    printed = threading.Thread(target=pass_output, args=(process.stdout.fileno(), say), daemon=True)
-    printed.start()
-    threading.Thread(target=pass_beats, args=(beats, say), daemon=True).start()
-    threading.Thread(target=obey, args=(process.pid,), daemon=True).start()
-    status = process.wait()
-    end_group(process.pid)
-    printed.join(timeout=5)
-    say(ENDED, str(status))
+    output = threading.Thread(
+        target=forward_output, args=(process.stdout.fileno(), send), daemon=True
+    )
+    output.start()
+    threading.Thread(target=forward_heartbeats, args=(heartbeats, send), daemon=True).start()
+    threading.Thread(target=forward_signals, args=(process.pid,), daemon=True).start()
+    exit_status = process.wait()
+    kill_group(process.pid)
+    output.join(timeout=5)
+    send(EXITED, str(exit_status))
 
 
-def prepare(cores: list[int], heard: bool) -> None:
-    """Bind the process to its cores, and have it hear SIGINT and die with us."""
-    ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
-    if heard:
+def prepare(cores: list[int], restore_interrupt: bool) -> None:
+    """Set up the new process: killed with the agent, default SIGINT handler, bound to cores."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if restore_interrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     if cores:
         os.sched_setaffinity(0, cores)
 
 
-def share_of_cores(number: int, of: int, numa: bool) -> list[int]:
+def assigned_cores(local_rank: int, local_size: int, numa_aware: bool) -> list[int]:
     """Return the cores of one of several processes on this host; none if there are too few.
 
     Args:
-        number: which process.
-        of: how many there are.
-        numa: whether a process stays on one node of memory, in turn.
+        local_rank: index of the process among those of this host.
+        local_size: number of processes on this host.
+        numa_aware: whether each process stays on one NUMA node; processes alternate over nodes.
     """
     cores = sorted(os.sched_getaffinity(0))
-    nodes = [sorted(set(node) & set(cores)) for node in memory_nodes()] if numa else []
+    nodes = [sorted(set(node) & set(cores)) for node in numa_nodes()] if numa_aware else []
     nodes = [node for node in nodes if node]
     if len(nodes) > 1:
-        cores = nodes[number % len(nodes)]
-        of, number = -(-(of - number % len(nodes)) // len(nodes)), number // len(nodes)
-    each = len(cores) // of
-    return cores[number * each : (number + 1) * each] if of > 1 or len(nodes) > 1 else []
+        local_rank, node = divmod(local_rank, len(nodes))
+        cores, local_size = nodes[node], -(-(local_size - node) // len(nodes))
+    elif local_size == 1:
+        return []
+    count = len(cores) // local_size
+    return cores[local_rank * count : (local_rank + 1) * count]
 
 
-def memory_nodes() -> list[list[int]]:
-    """Return the cores of each node of memory."""
+def numa_nodes() -> list[list[int]]:
+    """Return the cores of each NUMA node."""
     nodes = []
     for path in sorted(glob.glob("/sys/devices/system/node/node[0-9]*/cpulist")):
         with open(path) as file:
@@ -96,8 +104,8 @@ def memory_nodes() -> list[list[int]]:
     return nodes
 
 
-class Sayer:
-    """Writes one line at a time, from any thread."""
+class Sender:
+    """Sends one line at a time to the launcher, from any thread."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -108,38 +116,38 @@ class Sayer:
             sys.stdout.flush()
 
 
-def pass_output(source: int, say: Sayer) -> None:
-    """Pass lines on when they end; of one that was written over, what is left of it."""
-    rest = b""
+def forward_output(source: int, send: Sender) -> None:
+    """Forward complete lines; of a line with carriage returns, only the part after the last."""
+    incomplete = b""
     while data := os.read(source, 1 << 16):
-        *lines, rest = (rest + data).replace(b"\r\n", b"\n").split(b"\n")
+        *lines, incomplete = (incomplete + data).replace(b"\r\n", b"\n").split(b"\n")
         for line in lines:
-            say(OUTPUT, visible(line))
-    if rest:
-        say(OUTPUT, visible(rest))
+            send(OUTPUT, visible(line))
+    if incomplete:
+        send(OUTPUT, visible(incomplete))
 
 
 def visible(line: bytes) -> str:
     return line.rsplit(b"\r", 1)[-1].decode(errors="replace")
 
 
-def pass_beats(source: int, say: Sayer) -> None:
+def forward_heartbeats(source: int, send: Sender) -> None:
     while os.read(source, 64):
-        say(ALIVE)
+        send(HEARTBEAT)
 
 
-def obey(leader: int) -> None:
-    """Pass signals on to the process; when there is no one left to listen to, end it."""
+def forward_signals(pid: int) -> None:
+    """Send the signals that the launcher names to the process; kill it when input ends."""
     for line in sys.stdin:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(leader, int(line))
-    end_group(leader)
+            os.kill(pid, int(line))
+    kill_group(pid)
 
 
-def end_group(leader: int) -> None:
-    """End a process and all that it has started."""
+def kill_group(pid: int) -> None:
+    """Kill a process and everything that it started."""
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(leader, signal.SIGKILL)
+        os.killpg(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Runs a script that knows nothing of Convoy inside of a strategy's scope.
+"""Runs a script that does not use Convoy inside a strategy's scope.
 
     python -m convoy.launch.plain_script script.py its arguments
 
-`batch_size` in the script stays the global one, and batches are normalised over all replicas, so
-that its results stay the same.
+`batch_size` in the script remains the global batch size, and batch normalisation is synchronised
+over all replicas, so the results stay the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from convoy.strategy import Strategy
 
 
 def main() -> None:
-    """Run the script that the first argument names, as Python itself would."""
+    """Run the script that the first argument names, as Python would."""
     sys.argv = sys.argv[1:]
     sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
     replicas = Strategy().replicas

@@ -1,4 +1,4 @@
-"""Which process runs where, with how many replicas on how many devices."""
+"""The topology of a launched run: hosts, processes, replicas and devices."""
 
 from __future__ import annotations
 
@@ -11,40 +11,43 @@ from pathlib import Path
 from convoy import distributed
 from convoy.devices import PER_REPLICA
 from convoy.devices import VARIABLE as DEVICES
-from convoy.launch.group import LOCAL, Task
+from convoy.launch.process_group import LOCAL, Task
 
 LOOPBACK = "127.0.0.1"
-# For several hosts, where a free one cannot be looked for beforehand.
+# The coordinator's port on several hosts, where a free one cannot be found in advance.
 PORT = 29411
-# Variables of these libraries go along to other hosts.
-_SENT_ALONG = ("CONVOY_", "JAX_", "KERAS_", "OMP_", "PYTHONPATH", "XLA_")
+# Prefixes of environment variables that are copied to other hosts.
+_COPIED = ("CONVOY_", "JAX_", "KERAS_", "OMP_", "PYTHONPATH", "XLA_")
 
 
 class LaunchError(ValueError):
-    """A group that cannot be started as asked."""
+    """A run that cannot be launched as requested."""
 
 
 @dataclass(frozen=True)
 class Topology:
-    """How a run is divided.
+    """The processes of a run and their devices.
 
     Attributes:
-        instances: distributed.
-        replicas: copies of the model, over all distributed.
-        devices_per_replica: more than one for models in stages.
-        hosts: where processes run, in blocks of equal size.
-        numa: whether a process stays on one node of memory.
-        port: of the first process, for the others to find it; 0 for a free one.
-        silence: seconds after which a process that says nothing is taken for hung.
+        instances: number of processes (Graphcore's instances).
+        replicas: number of replicas over all processes.
+        devices_per_replica: devices of one replica; more than one for pipeline parallelism.
+        hosts: host names; each gets an equal block of processes.
+        numa_aware: whether each process stays on one NUMA node.
+        port: port of the coordinator, which is process 0; 0 selects a free one.
+        heartbeat_timeout: seconds without a heartbeat after which a process counts as hung.
+
+    Raises:
+        LaunchError: if processes, replicas, devices and hosts do not divide evenly.
     """
 
     instances: int
     replicas: int
     devices_per_replica: int = 1
     hosts: tuple[str, ...] = (LOCAL,)
-    numa: bool = False
+    numa_aware: bool = False
     port: int = 0
-    silence: float = distributed.SILENCE_SECONDS
+    heartbeat_timeout: float = distributed.SILENCE_SECONDS
 
     def __post_init__(self) -> None:
         for name, value in (
@@ -53,17 +56,20 @@ class Topology:
             ("--devices-per-replica", self.devices_per_replica),
         ):
             if value < 1:
-                raise LaunchError(f"{name} {value} is too few. Pass 1 or more.")
-        if self.replicas % self.instances and not self._divides_replicas():
+                raise LaunchError(f"{name} {value} is too small. Pass 1 or more.")
+        if self.heartbeat_timeout <= 0:
+            raise LaunchError(f"--heartbeat-timeout {self.heartbeat_timeout:g} is too short.")
+        if self.replicas % self.instances and not self._splits_replicas():
             near = max(1, round(self.replicas / self.instances)) * self.instances
             raise LaunchError(
-                f"--num-replicas {self.replicas} does not divide over --num-instances "
+                f"--num-replicas {self.replicas} is not a multiple of --num-instances "
                 f"{self.instances}. Pass --num-replicas {near}, or fewer instances; or, for stages "
-                "in several processes, instances that divide the devices of each replica."
+                "in several processes, a number of instances that divides the devices of each "
+                "replica."
             )
         if self.instances % len(self.hosts):
             raise LaunchError(
-                f"--num-instances {self.instances} does not divide over {len(self.hosts)} hosts "
+                f"--num-instances {self.instances} is not a multiple of {len(self.hosts)} hosts "
                 f"({', '.join(self.hosts)}). Pass a multiple of {len(self.hosts)}."
             )
 
@@ -72,41 +78,49 @@ class Topology:
         """Devices of one process."""
         return self.replicas * self.devices_per_replica // self.instances
 
-    def _divides_replicas(self) -> bool:
-        """Say whether several processes can have parts of one replica: some stages each."""
-        each, rest = divmod(self.instances, self.replicas)
-        return not rest and self.devices_per_replica % each == 0
+    @property
+    def instances_per_host(self) -> int:
+        return self.instances // len(self.hosts)
+
+    def _splits_replicas(self) -> bool:
+        """Return whether each replica has several processes, with some of its stages each."""
+        processes, remainder = divmod(self.instances, self.replicas)
+        return not remainder and self.devices_per_replica % processes == 0
 
     def tasks(self, command: Sequence[str]) -> list[Task]:
-        """Return what each process runs; a group of one needs no other."""
-        each = self.instances // len(self.hosts)
+        """Return the task of each process.
+
+        Args:
+            command: program and its arguments.
+        """
+        local_size = self.instances_per_host
         coordinator = self._coordinator()
-        return [
-            Task(
-                index,
-                host,
-                command,
-                self._environment(index, host, coordinator),
-                {"number": index % each, "of": each, "numa": self.numa},
-            )
-            for index, host in enumerate(h for h in self.hosts for _ in range(each))
-        ]
+        tasks = []
+        for index in range(self.instances):
+            host = self.hosts[index // local_size]
+            cores = {
+                "local_rank": index % local_size,
+                "local_size": local_size,
+                "numa_aware": self.numa_aware,
+            }
+            environment = self._environment(index, host, coordinator)
+            tasks.append(Task(index, host, command, environment, cores))
+        return tasks
 
     def describe(self) -> str:
-        """Say it in words, a line for each process."""
+        """Return a summary with one line for each process."""
         lines = [
-            f"{self.instances} processes, {self.replicas} replicas on {self.devices_per_replica} "
+            f"{self.instances} processes, {self.replicas} replicas with {self.devices_per_replica} "
             f"devices each"
         ]
-        each = self.instances // len(self.hosts)
         lines += [
-            f"  process {index}: {self.hosts[index // each]}, {self._part(index)}"
+            f"  process {index}: {self.hosts[index // self.instances_per_host]}, "
+            f"{self._devices_of(index)}"
             for index in range(self.instances)
         ]
         return "\n".join(lines)
 
-    def _part(self, index: int) -> str:
-        """Say what of the replicas a process has."""
+    def _devices_of(self, index: int) -> str:
         first, width = index * self.devices, self.devices_per_replica
         if self.devices >= width:
             return f"replicas {first // width} to {(first + self.devices) // width - 1}"
@@ -119,40 +133,48 @@ class Topology:
         return f"{self.hosts[0]}:{self.port or PORT}"
 
     def _environment(self, index: int, host: str, coordinator: str) -> dict[str, str]:
-        sent: dict[str, str] = {}
+        environment: dict[str, str] = {}
         if host != LOCAL:
-            sent = {k: v for k, v in os.environ.items() if k.startswith(_SENT_ALONG)}
-        sent[DEVICES] = str(self.devices)
-        sent[PER_REPLICA] = str(self.devices_per_replica)
+            environment = {k: v for k, v in os.environ.items() if k.startswith(_COPIED)}
+        environment[DEVICES] = str(self.devices)
+        environment[PER_REPLICA] = str(self.devices_per_replica)
         if self.instances > 1:
-            sent |= {
+            environment |= {
                 distributed.COORDINATOR: coordinator,
                 distributed.COUNT: str(self.instances),
                 distributed.INDEX: str(index),
-                distributed.SILENCE: str(self.silence),
+                distributed.SILENCE: str(self.heartbeat_timeout),
                 distributed.ADDRESS: LOOPBACK if self.hosts == (LOCAL,) else host,
             }
-        return sent
+        return environment
 
 
 def free_port() -> int:
-    """Return a port of this host that nobody listens on."""
+    """Return a free port of this host."""
     with socket.socket() as listener:
         listener.bind((LOOPBACK, 0))
         return listener.getsockname()[1]
 
 
-def read_hosts(path: str) -> tuple[str, ...]:
-    """Return the hosts that a file names, one in a line; what follows a name is left out.
+def parse_hosts(names: str | None, file: str | None) -> tuple[str, ...]:
+    """Return the hosts of `--host` or `--hostfile`.
+
+    Args:
+        names: host names, separated by commas.
+        file: path of a file with one host name in each line; further words are ignored.
 
     Raises:
-        LaunchError: if it cannot be read, or names none.
+        LaunchError: if both are given, or the file cannot be read or names no host.
     """
-    try:
-        lines = Path(path).read_text().splitlines()
-    except OSError as error:
-        raise LaunchError(f"--hostfile {path} cannot be read: {error.strerror}.") from error
-    hosts = tuple(words[0] for line in lines if (words := line.split("#")[0].split()))
-    if not hosts:
-        raise LaunchError(f"--hostfile {path} names no host. Write one in each line.")
-    return hosts
+    if names and file:
+        raise LaunchError("--host and --hostfile were both passed. Pass one of them.")
+    hosts = (LOCAL,) if not names else tuple(filter(None, map(str.strip, names.split(","))))
+    if file:
+        try:
+            lines = Path(file).read_text().splitlines()
+        except OSError as error:
+            raise LaunchError(f"--hostfile {file} cannot be read: {error.strerror}.") from error
+        hosts = tuple(words[0] for line in lines if (words := line.split("#")[0].split()))
+        if not hosts:
+            raise LaunchError(f"--hostfile {file} names no host. Write one in each line.")
+    return (LOCAL,) if set(hosts) <= {LOCAL, LOOPBACK} else hosts

@@ -1,4 +1,4 @@
-"""How launched processes end when somebody asks for it, or when one of them fails."""
+"""Signals, failures and exit statuses of launched programs."""
 
 import contextlib
 import os
@@ -8,11 +8,10 @@ import sys
 import threading
 
 import pytest
-from convoy.launch import group as groups
-from convoy.launch.group import LOCAL, Group, Task
+from convoy.launch import process_group
+from convoy.launch.process_group import ProcessGroup
 
-from .test_command import SCRIPT, SOURCE, launch
-from .test_group import _until, is_alive
+from .running import SCRIPT, SOURCE, is_alive, launch, shell_tasks, wait_until
 
 NOT_IN_FIT = """
 import os, signal
@@ -81,7 +80,7 @@ def launched(*words, **settings):
             launcher.kill()
 
 
-def read_until(launcher, word, times):
+def readwait_until(launcher, word, times):
     """Return what is printed up to the last of some lines that have a word in them."""
     lines = []
     for line in launcher.stdout:
@@ -107,7 +106,7 @@ def pids(lines):
 )
 def test_processes_that_do_not_train_end_by_a_signal_as_python_does(tmp_path, number, text):
     with launched("--num-instances", 2, script(tmp_path, text)) as launcher:
-        ready = read_until(launcher, "ready", 2)
+        ready = readwait_until(launcher, "ready", 2)
         launcher.send_signal(number)
         said = launcher.stdout.read()
     assert launcher.returncode == 128 + number, said
@@ -119,9 +118,9 @@ def test_processes_that_do_not_train_end_by_a_signal_as_python_does(tmp_path, nu
 
 def test_a_second_signal_kills_processes_that_go_on(tmp_path):
     with launched("--num-instances", 2, script(tmp_path, IGNORES)) as launcher:
-        ready = read_until(launcher, "ready", 2)
+        ready = readwait_until(launcher, "ready", 2)
         launcher.send_signal(signal.SIGINT)
-        read_until(launcher, "heard", 2)
+        readwait_until(launcher, "heard", 2)
         launcher.send_signal(signal.SIGTERM)
         said = launcher.stdout.read()
     assert launcher.returncode == 128 + signal.SIGTERM
@@ -140,7 +139,7 @@ def test_sigint_is_ignored_where_the_launcher_was_started_to_ignore_it(ignored):
 
 def test_processes_that_were_sent_a_signal_take_the_time_that_they_need(tmp_path, monkeypatch):
     """One ends at once; the other is not killed for that, but writes what it has to."""
-    monkeypatch.setattr(groups, "GRACE_SECONDS", 0)
+    monkeypatch.setattr(process_group, "GRACE_SECONDS", 0)
     writes = (
         f"trap 'until [ -e {tmp_path}/go ]; do :; done; echo written; exit 75' TERM\n"
         "echo ready; while :; do :; done"
@@ -150,15 +149,13 @@ def test_processes_that_were_sent_a_signal_take_the_time_that_they_need(tmp_path
     def show(index, line):
         printed.append(line)
         if printed.count("ready") == 2 and line == "ready":
-            group.tell(signal.SIGTERM)
+            group.send_signal(signal.SIGTERM)
 
-    share = {"number": 0, "of": 1, "numa": False}
-    scripts = [writes, "echo ready; exec sleep 600"]
-    tasks = [Task(n, LOCAL, ["sh", "-c", text], {}, share) for n, text in enumerate(scripts)]
-    group = Group(tasks, show, silence=60)
+    tasks = shell_tasks(writes, "echo ready; exec sleep 600")
+    group = ProcessGroup(tasks, show, heartbeat_timeout=60)
 
     def let_it_write():
-        _until(lambda: group.failed is not None)
+        wait_until(lambda: group.failed is not None)
         (tmp_path / "go").touch()
 
     thread = threading.Thread(target=let_it_write)
@@ -173,7 +170,7 @@ def test_processes_that_were_sent_a_signal_take_the_time_that_they_need(tmp_path
 def test_processes_that_train_write_a_checkpoint_and_leave(tmp_path, number):
     folder = tmp_path / "checkpoints"
     with launched("--num-instances", 2, script(tmp_path, TRAINS), folder) as launcher:
-        read_until(launcher, "ready", 2)
+        readwait_until(launcher, "ready", 2)
         launcher.send_signal(number)
         said = launcher.stdout.read()
     assert launcher.returncode == 75, said
@@ -186,13 +183,13 @@ import sys
 sys.path.insert(0, {str(SCRIPT.parent)!r})
 import pathlib
 import convoy, keras, worker
-from convoy import processes
+from convoy import distributed
 
 mark = pathlib.Path(sys.argv[1]) / "failed"
 
 class Fails(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
-        if epoch == 1 and processes.index() == 1 and not mark.exists():
+        if epoch == 1 and distributed.index() == 1 and not mark.exists():
             mark.touch()
             raise OSError("the disk is full")
 
@@ -208,7 +205,7 @@ def test_an_exception_in_one_process_while_all_train_ends_them_and_is_said(tmp_p
     assert ended.returncode == 1
     assert "[1] OSError: the disk is full" in ended.stdout
     assert "process 1 on localhost" in ended.stderr
-    assert "ended with exit status 1" in ended.stderr
+    assert "exited with status 1" in ended.stderr
     assert "trained" not in ended.stdout
 
 
@@ -235,9 +232,9 @@ def test_a_process_that_fails_does_not_wait_for_others(tmp_path, how, status, fi
     text = (
         "import signal, sys\n"
         "import convoy\n"
-        "from convoy import processes\n"
+        "from convoy import distributed\n"
         "print('half a line', end='')\n"
-        f"if processes.index() == {0 if first else 1}:\n"
+        f"if distributed.index() == {0 if first else 1}:\n"
         f"    {how}\n"
         "signal.pause()\n"
     )
@@ -253,9 +250,9 @@ def test_a_process_that_has_done_its_work_waits_for_others(tmp_path, first):
     text = (
         "import atexit, pathlib, sys, time\n"
         "import convoy\n"
-        "from convoy import processes\n"
+        "from convoy import distributed\n"
         f"folder = pathlib.Path({str(tmp_path)!r})\n"
-        f"if processes.index() == {0 if first else 1}:\n"
+        f"if distributed.index() == {0 if first else 1}:\n"
         "    atexit.register((folder / 'ends').touch)\n"
         "    sys.exit(0)\n"
         "while not (folder / 'ends').exists():\n"

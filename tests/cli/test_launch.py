@@ -1,15 +1,11 @@
 """`convoy launch` as a user calls it: real processes that train together."""
 
-import contextlib
-import io
 import json
 import os
 import runpy
 import signal
 import subprocess
 import sys
-from pathlib import Path
-from typing import NamedTuple
 
 import convoy
 import keras
@@ -17,57 +13,8 @@ import numpy as np
 import pytest
 from convoy.cli import launch as launch_command
 from tests.equivalence.side_by_side import ATOL, RTOL
-
-from . import worker
-
-SCRIPT = Path(worker.__file__)
-SOURCE = Path(convoy.__file__).parents[1]
-
-
-class Ended(NamedTuple):
-    """How a launch ended, and what it printed."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def launch(*words):
-    """Run the command, in this process: the ones that it starts take long enough to begin."""
-    out, error = io.StringIO(), io.StringIO()
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(error),
-    ):
-        for name in [name for name in os.environ if name.startswith("XLA_")]:
-            patch.delenv(name)
-        patch.setenv("PYTHONPATH", str(SOURCE))
-        status = launch_command.main([str(word) for word in words])
-    return Ended(status, out.getvalue(), error.getvalue())
-
-
-def outcomes(folder, count):
-    return [json.loads((folder / f"{n}.json").read_text()) for n in range(count)]
-
-
-def in_one_process(devices, staged=None):
-    keras.utils.set_random_seed(worker.SEED)
-    strategy = worker.strategy_for(staged, devices)
-    return worker.train(strategy, staged=staged, devices=devices)
-
-
-def assert_same_run(one, other):
-    for name in ("weights", "predicted", "called"):
-        for a, b in zip(one[name], other[name], strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6, err_msg=name)
-    np.testing.assert_allclose(one["evaluated"], other["evaluated"], rtol=1e-5)
-    assert one["history"].keys() == other["history"].keys()
-    for name, values in one["history"].items():
-        np.testing.assert_allclose(values, other["history"][name], rtol=1e-5, err_msg=name)
-    # Graphcore's own case: the same number in every arrangement.
-    for weight in [*one["one_weight"], *other["one_weight"]]:
-        assert weight == pytest.approx(0.3111111, abs=1e-6)
+from tests.launch import worker
+from tests.launch.running import SCRIPT, SOURCE, assert_same_run, in_one_process, launch, outcomes
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +123,7 @@ def test_a_pipeline_across_processes_that_is_killed_ends_with_the_same_bits(tmp_
     words = ["--staged", "plain", "--checkpoints", tmp_path / "checkpoints"]
     ended = launch(*ACROSS, "--max-restarts", 1, SCRIPT, tmp_path, *words, "--die", "1:8:SIGKILL")
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "was ended by SIGKILL" in ended.stderr
+    assert "was terminated by SIGKILL" in ended.stderr
     first, second = outcomes(tmp_path, 2)
     assert first == second == in_one_process(2, staged="plain") | {"processes": 2}
 
@@ -188,8 +135,8 @@ def test_a_process_that_is_killed_ends_all_and_a_restart_ends_with_the_same_bits
     ended = launch("--num-instances", 2, "--max-restarts", 1, *words)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "process 1 on localhost" in ended.stderr
-    assert "was ended by SIGKILL" in ended.stderr
-    assert "all start again; 0 restarts are left" in ended.stderr
+    assert "was terminated by SIGKILL" in ended.stderr
+    assert "restarting all processes; 0 restarts are left" in ended.stderr
     assert outcomes(tmp_path, 2) == outcomes(two_processes[0], 2)
 
 
@@ -217,7 +164,7 @@ def test_a_process_that_leaves_or_hangs_takes_the_others_along(tmp_path, number)
         assert "a signal to another process, exit status 75" in ended.stdout
     else:
         assert ended.returncode == 1
-        assert "was not heard of any more" in ended.stderr
+        assert "stopped sending heartbeats" in ended.stderr
     ended = launch("--num-instances", 2, *words)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
