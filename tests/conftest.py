@@ -11,6 +11,7 @@ import jax
 import keras
 import numpy as np
 import pytest
+from tests import parts
 from tests.frozen import Frozen
 
 jax.config.update("jax_num_cpu_devices", 4)
@@ -40,6 +41,13 @@ def pytest_configure(config):
     jax.config.update(PROGRAMS.lower(), os.environ[PROGRAMS])
     for name, value in KEEP_ALL.items():
         jax.config.update(name.lower(), value)
+
+
+def pytest_terminal_summary(terminalreporter):
+    lines = parts.missing(terminalreporter.stats.get("skipped", []))
+    if lines:
+        terminalreporter.section("missing parts, and how to install them")
+        terminalreporter.write("\n".join([*lines, ""]))
 
 
 def pytest_unconfigure(config):

@@ -10,7 +10,7 @@ class Centred(layers.Layer):
     """Takes away the mean over the whole batch, wherever its samples are."""
 
     def call(self, inputs):
-        return inputs - convoy.cross_replica.mean(keras.ops.mean(inputs, axis=0))
+        return inputs - convoy.cross_replica.mean(keras.ops.mean(inputs, axis=0, keepdims=True))
 
 
 def contrast(y, y_pred):

@@ -1,7 +1,6 @@
 """Runs that are stopped, and go on with another model in another process: or as good as that."""
 
 import contextlib
-import shutil
 import subprocess
 
 import convoy
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from convoy.engine.prepared_model import PreparedModel
 from keras import layers
+from tests import parts
 
 SAMPLES = 48
 
@@ -121,10 +121,8 @@ def small_disk(tmp_path):
     """A file system of its own, of one megabyte."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mount = shutil.which("mount")
-    if mount is None:
-        pytest.skip("mounting a file system: there is no such command here")
-    command = [mount, "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    parts.require("mount")
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"mounting a file system is not permitted here: {done.stderr.strip()}")

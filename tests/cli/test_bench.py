@@ -13,6 +13,7 @@ import pytest
 from convoy.bench import metrics
 from convoy.bench.results import git_commit
 from convoy.cli.bench import main
+from tests import parts
 
 from examples_utils.__main__ import main as examples_utils
 
@@ -197,10 +198,10 @@ def test_quietly_shows_the_error_of_what_failed(place, capsys):
     assert "[INFO]" not in shown.out
 
 
-@pytest.mark.interop
+@parts.needs("ipykernel")
 def test_a_notebook_is_run_and_read_as_a_command_is(place):
-    nbformat = pytest.importorskip("nbformat")
-    pytest.importorskip("ipykernel")
+    import nbformat
+
     for name, divisor in ("good", 1), ("bad", 0):
         code = ["rate = 2 * 21", "print('throughput:', rate)", f"1 / {divisor}"]
         notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, code)])

@@ -1,6 +1,5 @@
 import argparse
 import os
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -9,6 +8,7 @@ from pathlib import Path
 import convoy
 import pytest
 from convoy_command import cli
+from tests import parts
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
@@ -114,7 +114,7 @@ convoy_completes convoy data verify --dataset cifar1
 """
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+@parts.needs("bash")
 def test_bash_completes_verbs_flags_words_and_files(tmp_path, capsys):
     assert cli.main(["completion", "bash"]) == 0
     script = tmp_path / "convoy.bash"

@@ -2,6 +2,7 @@ import jax
 import pytest
 from convoy import cpu
 from convoy.cpu import library, threads
+from tests import parts
 
 if jax.config.jax_num_cpu_devices < 2:
     jax.config.update("jax_num_cpu_devices", 2)
@@ -26,6 +27,5 @@ def native():
 
     Built but unusable is a failure: it would hide that nothing native was tested.
     """
-    if library._installed("keras-convoy", "libconvoy_cpu.so") is None:
-        pytest.skip("the native library was not built")
+    parts.require("the native CPU kernels")
     return library.load()

@@ -26,7 +26,9 @@ SHAPES = [
 
 def reference(x, scale, offset, addend, relu):
     axes = tuple(range(x.ndim - 1))
-    y = (x - x.mean(axes)) * jax.lax.rsqrt(x.var(axes) + EPSILON) * scale + offset
+    mean, variance = x.mean(axes, keepdims=True), x.var(axes, keepdims=True)
+    scale, offset = (jnp.expand_dims(value, axes) for value in (scale, offset))
+    y = (x - mean) * jax.lax.rsqrt(variance + EPSILON) * scale + offset
     y = y if addend is None else y + addend
     return jnp.where(y > 0, y, 0) if relu else y
 

@@ -60,7 +60,8 @@ def check(case):
         return lax.conv_general_dilated(x, w, dimension_numbers=LAYOUTS[rank], **arguments)
 
     def alone(x, w, bias, addend):
-        result = convolve(x, w) + bias + (addend if case["adds"] else 0)
+        result = convolve(x, w) + bias.reshape([1] * (x.ndim - 1) + [-1])
+        result = result + (addend if case["adds"] else 0)
         return lax.max(result, 0.0) if case["rectifies"] else result
 
     (equation,) = jax.make_jaxpr(convolve)(x, w).eqns

@@ -3,12 +3,12 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-import pytest
 from convoy import cpu
 from convoy.cpu.dispatch import dummy_work
 from convoy.serving.forward import Forward
+from tests import parts
 
-pytestmark = pytest.mark.skipif(not cpu.fuses("cpu"), reason="without kernels")
+pytestmark = parts.needs("the native CPU kernels")
 
 
 def test_a_program_of_kernels_alone_counts_as_work():

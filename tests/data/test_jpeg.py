@@ -7,6 +7,7 @@ from convoy.data import jpeg, turbo
 from convoy.data.crops import centre_crop, inception_crop
 from convoy.data.jpeg import Box
 from convoy.data.records import DamagedDataError
+from tests import parts
 
 from .pictures import encode, make_image
 
@@ -16,8 +17,8 @@ def decoder(request, monkeypatch):
     """Both ways to decode a JPEG."""
     if request.param == "opencv":
         monkeypatch.setattr(turbo, "_library", lambda: None)
-    elif not turbo.is_available():
-        pytest.skip("libjpeg-turbo: the native library was not built")
+    else:
+        parts.require("libjpeg-turbo")
     return request.param
 
 

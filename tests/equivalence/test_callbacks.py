@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from tests import parts
 
 from . import models
 from .side_by_side import assert_equivalent, assert_same, make_convoy, make_stock, state
@@ -382,8 +383,9 @@ def test_logs_that_a_callback_adds_reach_the_history(xy):
 
 
 @pytest.mark.interop
+@parts.needs("TensorFlow")
 def test_tensorboard_writes_the_same_scalars(xy, tmp_path):
-    tensorflow = pytest.importorskip("tensorflow")
+    import tensorflow
 
     def scalars(folder):
         found = {}

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
+from tests import parts
 
 from . import models
 from .side_by_side import assert_equivalent, assert_same, make_convoy, make_stock, state
@@ -113,9 +114,10 @@ def test_dict_inputs_with_more_keys_than_the_model_needs(xy):
     assert_equivalent(make, use({"left": x, "unused": x[:, :1]}, y, batch_size=30))
 
 
-@pytest.mark.interop
+@parts.needs("pandas")
 def test_pandas(xy):
-    pandas = pytest.importorskip("pandas")
+    import pandas
+
     x, y = xy
     frame = pandas.DataFrame(x, columns=list("abcdef"))
     assert_equivalent(models.classifier, use(frame, pandas.Series(y), batch_size=40))
@@ -222,8 +224,10 @@ def test_a_generator_is_not_read_further_than_training_needs(xy):
 
 
 @pytest.mark.interop
+@parts.needs("TensorFlow")
 def test_tf_data(xy):
-    tensorflow = pytest.importorskip("tensorflow")
+    import tensorflow
+
     assert_equivalent(
         models.classifier,
         use(lambda: tensorflow.data.Dataset.from_tensor_slices(xy).batch(40), shuffle=False),
@@ -231,8 +235,9 @@ def test_tf_data(xy):
 
 
 @pytest.mark.interop
+@parts.needs("torch")
 def test_torch_data_loader(xy):
-    torch = pytest.importorskip("torch")
+    import torch
 
     def loader():
         torch.manual_seed(0)
@@ -246,9 +251,11 @@ def test_torch_data_loader(xy):
 
 # Its length is not known to Keras, so stock Keras warns when it ends.
 @pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
+@parts.needs("grain")
 @pytest.mark.parametrize("kind", ["map", "iter", "loader"])
 def test_grain(xy, kind):
-    grain = pytest.importorskip("grain")
+    import grain
+
     x, y = xy
 
     def dataset():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from convoy.launch.topology import free_port
+from tests import parts
 
 from .running import SCRIPT, SOURCE, assert_same_run, in_one_process, is_alive, outcomes, wait_until
 
@@ -79,8 +80,7 @@ def ip(*words):
 @pytest.fixture
 def namespaces(tmp_path):
     """Two networks with a cable between them, and an `ssh` that goes into them."""
-    if shutil.which("ip") is None:
-        pytest.skip("network namespaces: there is no `ip` (Debian's iproute2)")
+    parts.require("ip")
     made = ip("netns", "add", SPACES[0])
     if made.returncode:
         pytest.skip(f"network namespaces: this machine does not allow them: {made.stderr.strip()}")
@@ -146,7 +146,7 @@ def ssh(tmp_path):
     """A server on the loopback address, and an `ssh` that knows its port and key."""
     server = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin") or unpacked(tmp_path)
     if server is None or shutil.which("ssh") is None:
-        pytest.skip("ssh: there is no sshd, and Debian's openssh-server cannot be had")
+        parts.skip("ssh and sshd")
     folder = tmp_path / "server"
     folder.mkdir()
     for name in ("host", "user"):

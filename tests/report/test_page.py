@@ -12,16 +12,14 @@ from pathlib import Path
 
 import pytest
 from convoy.report.page import make_page
-from tests.browser import BROWSER, in_browser
+from tests import parts
+from tests.browser import in_browser
 
 SCREENSHOTS = os.environ.get("CONVOY_SCREENSHOTS")
 READY = "document.documentElement?.dataset.ready"
 DRAWN = "[...document.querySelectorAll('{} canvas')].every((c) => c.dataset.drawn)"
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(BROWSER is None, reason="there is no Chromium"),
-]
+pytestmark = [pytest.mark.slow, parts.needs("Chromium")]
 
 
 def open_page(page, tmp_path, steps, **size):

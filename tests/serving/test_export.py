@@ -10,6 +10,7 @@ from convoy.serving import artifact
 from convoy.serving.errors import ArtifactError
 from convoy.serving.servable import Servable
 from convoy.serving.signature import Tensor
+from tests import parts
 from tests.serving.models import CLASSES, classifier, half_plus
 
 
@@ -53,7 +54,7 @@ def test_outputs_are_the_models(pictures, rng, kernels, request):
         np.testing.assert_allclose(found, expected[:size], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.skipif(not cpu.fuses("cpu"), reason="the kernels are not built")
+@parts.needs("the native CPU kernels")
 def test_lanes_compute_the_same_by_a_thread_each(pictures, rng, monkeypatch):
     monkeypatch.setattr("convoy.cpu.threads.cores", lambda: 2 * jax.local_device_count("cpu"))
     served = Servable(pictures[0] / "1")

@@ -4,13 +4,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests import parts
 
 FOLDER = Path(__file__).parents[2] / ".venv-clients" / "bin"
 PYTHON, TOOL = FOLDER / "python", FOLDER / "schemathesis"
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not PYTHON.exists(), reason="make test-clients makes .venv-clients")
+@parts.needs("the clients of TensorFlow Serving and Triton")
 def test_they_work_unchanged(server):
     script = Path(__file__).with_name("official_clients.py")
     ports = [str(server.server.port), str(server.server.grpc_port)]
@@ -27,7 +28,7 @@ def test_they_work_unchanged(server):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not TOOL.exists(), reason="make test-clients makes .venv-clients")
+@parts.needs("Schemathesis")
 def test_schemathesis_finds_nothing(server, tmp_path):
     checks = [
         "not_a_server_error",

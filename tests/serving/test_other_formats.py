@@ -1,17 +1,14 @@
 """Exports that ONNX Runtime and TensorFlow load; their outputs are the model's."""
 
-import importlib.util
+import sys
 
 import convoy
 import keras
 import numpy as np
 import pytest
 from keras import layers
+from tests import parts
 from tests.serving.models import classifier
-
-needs_onnx = pytest.mark.skipif(
-    importlib.util.find_spec("onnxruntime") is None, reason="onnxruntime is not installed"
-)
 
 
 def wide_variety():
@@ -39,8 +36,7 @@ def run_onnx(path, images):
     return session.run(None, {"image": images})[0]
 
 
-@pytest.mark.interop
-@needs_onnx
+@parts.needs("ONNX Runtime")
 @pytest.mark.parametrize("make", [classifier, wide_variety])
 def test_onnx_runtime_computes_the_same(tmp_path, rng, make):
     model = make()
@@ -51,8 +47,7 @@ def test_onnx_runtime_computes_the_same(tmp_path, rng, make):
         np.testing.assert_allclose(run_onnx(path, images), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.interop
-@needs_onnx
+@parts.needs("ONNX Runtime")
 def test_batch_norm_is_folded_in_onnx(tmp_path):
     import onnx
 
@@ -63,9 +58,7 @@ def test_batch_norm_is_folded_in_onnx(tmp_path):
 
 
 @pytest.mark.interop
-@pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow") is None, reason="tensorflow is not installed"
-)
+@parts.needs("TensorFlow")
 def test_tensorflow_computes_the_same(tmp_path, rng):
     import tensorflow as tf
 
@@ -81,8 +74,8 @@ def test_tensorflow_computes_the_same(tmp_path, rng):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("onnx") is not None, reason="onnx is installed")
-def test_a_package_that_is_missing_is_named(tmp_path):
+def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(ValueError, match="The format onnx needs the package onnx"):
         convoy.export(classifier(), tmp_path / "models", format="onnx")
     assert not (tmp_path / "models").exists()

@@ -11,15 +11,13 @@ import keras
 import pytest
 from convoy.serving.versions import ModelConfig
 from PIL import Image
-from tests.browser import BROWSER, in_browser
+from tests import parts
+from tests.browser import in_browser
 from tests.serving.running import running
 
 SCREENSHOT = os.environ.get("CONVOY_SCREENSHOT")
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(BROWSER is None, reason="there is no Chromium"),
-]
+pytestmark = [pytest.mark.slow, parts.needs("Chromium")]
 
 
 TOLD = "[...document.querySelectorAll('#arrays p')].map((line) => line.innerText)"

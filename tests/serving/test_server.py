@@ -1,7 +1,6 @@
 import asyncio
 import http.client
 import json
-import shutil
 import socket
 import ssl
 import subprocess
@@ -13,6 +12,7 @@ import grpc
 import pytest
 from convoy.serving.protocol import message
 from convoy.serving.versions import ModelConfig
+from tests import parts
 from tests.serving.running import running
 
 
@@ -104,7 +104,7 @@ def test_a_request_has_a_largest_size_and_a_longest_time(half):
         assert server.json(PREDICT, ONE)[0] == 200
 
 
-@pytest.mark.skipif(not shutil.which("openssl"), reason="openssl makes the certificate")
+@parts.needs("openssl")
 def test_tls(half, tmp_path):
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"

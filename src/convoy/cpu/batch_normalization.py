@@ -49,7 +49,9 @@ def _moments_backward(
     x, mean = residuals
     d_mean, d_variance = gradients
     count = x.size // x.shape[-1]
-    return ((d_mean + 2 * d_variance * (x - mean)) / count,)
+    per_channel = partial(jnp.expand_dims, axis=tuple(range(x.ndim - 1)))
+    d_x = per_channel(d_mean) + 2 * per_channel(d_variance) * (x - per_channel(mean))
+    return (d_x / count,)
 
 
 moments.defvjp(_moments_forward, _moments_backward)

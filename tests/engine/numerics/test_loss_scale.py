@@ -55,7 +55,7 @@ def test_too_large_a_share_above_the_edge_halves_it(large, after):
     rule = AutomaticLossScale(8, period=2, edge=2**13)
     factors, scaling = decisions(rule, [gradient, gradient])
     assert factors == [8, after]
-    assert scaling.large == scaling.counted == scaling.updates == 0
+    assert (scaling.large, scaling.counted, scaling.updates) == (0, 0, 0)
 
 
 def test_no_number_counts_as_large():

@@ -9,15 +9,13 @@ import keras
 import numpy as np
 import pytest
 from convoy import cpu
-from convoy.cpu import library, lowering
+from convoy.cpu import lowering
 from convoy.engine.step import constant_folding
+from tests import parts
 
 layers = keras.layers
 
-pytestmark = pytest.mark.skipif(
-    library._installed("keras-convoy", "libconvoy_cpu.so") is None,
-    reason="the native library was not built",
-)
+pytestmark = parts.needs("the native CPU kernels")
 
 RTOL = 1e-5
 ATOL = 1e-6

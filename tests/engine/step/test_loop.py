@@ -26,7 +26,7 @@ def add(state, position):
 @pytest.mark.parametrize("count", [0, 1, 4, 10])
 def test_runs_as_many_steps_as_it_is_told(count):
     new, _ = jax.jit(loop(add))(state(), SOURCE, count)
-    assert new.trainable[0] == np.arange(count).sum()
+    assert new.trainable[0] == float(np.arange(count).sum())
     assert new.non_trainable[0] == count
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 Arrays = list[jax.Array]
 Compute = Callable[..., tuple[jax.Array, Any]]
@@ -64,7 +65,7 @@ class StaticLossScale:
         return scaling
 
     def decide(self, scaling: Scaling, finite: jax.Array) -> Scaling:
-        return scaling._replace(skipped=scaling.skipped + ~finite)
+        return scaling._replace(skipped=_count_skipped(scaling, finite))
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ class AutomaticLossScale:
             updates=jnp.where(due, 0, updates),
             large=jnp.where(due, 0.0, scaling.large),
             counted=jnp.where(due, 0.0, scaling.counted),
-            skipped=scaling.skipped + ~finite,
+            skipped=_count_skipped(scaling, finite),
         )
 
 
@@ -180,7 +181,7 @@ def scale_loss(compute: Compute, factor: jax.Array | None) -> Compute:
 
     def scaled(*args: Any, **kwargs: Any) -> tuple[jax.Array, Any]:
         loss, beside = compute(*args, **kwargs)
-        return loss.astype(jnp.promote_types(loss.dtype, jnp.float32)) * factor, beside
+        return loss.astype(np.promote_types(loss.dtype, jnp.float32)) * factor, beside
 
     return scaled
 
@@ -188,7 +189,7 @@ def scale_loss(compute: Compute, factor: jax.Array | None) -> Compute:
 def unscale(gradients: Arrays, factor: jax.Array) -> Arrays:
     """Divide gradients by the factor of their loss, at least in float32, where small ones fit."""
     wide = [
-        gradient.astype(jnp.promote_types(gradient.dtype, jnp.float32)) for gradient in gradients
+        gradient.astype(np.promote_types(gradient.dtype, jnp.float32)) for gradient in gradients
     ]
     return [gradient / factor.astype(gradient.dtype) for gradient in wide]
 
@@ -198,6 +199,10 @@ def all_finite(gradients: Arrays) -> jax.Array:
     for gradient in gradients:
         finite &= jnp.all(jnp.isfinite(gradient))
     return finite
+
+
+def _count_skipped(scaling: Scaling, finite: jax.Array) -> jax.Array:
+    return scaling.skipped + (~finite).astype(jnp.int32)
 
 
 def _begin(factor: float) -> Scaling:

@@ -53,4 +53,4 @@ def _round_small(value: jax.Array, random: jax.Array) -> jax.Array:
     below = jnp.floor(scaled)
     # 24 random bits are a number that float32 holds exactly.
     up = (random >> 8).astype(jnp.float32) * 2.0**-24 < scaled - below
-    return (below + up) * _SMALLEST
+    return jnp.where(up, below + 1, below) * _SMALLEST
