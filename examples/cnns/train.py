@@ -5,7 +5,7 @@ python examples/cnns/train.py --model cifar_resnet8 --dataset-path DIR --num-epo
 
 import sys
 
-from convoy.train.application import main
+from convoy.cli.train import main
 
 if __name__ == "__main__":
     sys.exit(main(program="train.py"))

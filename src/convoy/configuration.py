@@ -55,10 +55,10 @@ _PROBLEMS = {
 }
 # What to pass instead, for a number outside of its range.
 _RANGES = {
-    "greater_than_equal": "{ge} or more",
-    "greater_than": "more than {gt}",
-    "less_than_equal": "{le} or less",
-    "less_than": "less than {lt}",
+    "greater_than_equal": "{ge:g} or more",
+    "greater_than": "more than {gt:g}",
+    "less_than_equal": "{le:g} or less",
+    "less_than": "less than {lt:g}",
 }
 
 
@@ -73,17 +73,11 @@ class Configuration:
         """Replace the keys of a mapping by the names of the fields that they mean."""
         if not isinstance(values, Mapping):
             return values
-        names = field_names(cls)
+        keys = accepted_keys(cast(Any, cls))
         for key in map(str, values):
-            if _as_name(key) not in names:
-                known = sorted(set(names.values()))
-                if "-" in key:
-                    known = [name.replace("_", "-") for name in known]
-                advice = suggestion(key, known)
-                if advice == ".":
-                    advice = f". Known: {', '.join(known)}."
-                raise PydanticCustomError("unknown_key", "{key}", {"key": key, "advice": advice})
-        return {names[_as_name(key)]: value for key, value in values.items()}
+            if key.replace("-", "_") not in keys:
+                raise PydanticCustomError("unknown_key", "{key}", {"key": key, "schema": cls})
+        return {keys[str(key).replace("-", "_")]: value for key, value in values.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,7 +195,13 @@ def _describe(problem: ErrorDetails, flags: bool) -> str:
     places = [str(place) for place in problem["loc"]]
     name = flag_name(places[-1]) if flags and places else ".".join(places)
     if kind == "unknown_key":
-        return f"{'.'.join([*places, context['key']])} is unknown{context['advice']}"
+        key = context["key"]
+        known = sorted(set(accepted_keys(context["schema"]).values()))
+        if "-" in key:
+            known = [name.replace("_", "-") for name in known]
+        near = suggestion(key, known)
+        listed = f". Known: {', '.join(known)}." if near == "." else near
+        return f"{'.'.join([*places, key])} is unknown{listed}"
     if kind == "missing":
         return f"{name} is missing."
     if kind in _RANGES:
@@ -293,20 +293,17 @@ def options(schema: type[Configuration]) -> dict[str, Option]:
     return {path: option for path, option, _ in _options(schema) if "." not in path}
 
 
-def field_names(schema: type[Configuration]) -> dict[str, str]:
-    """Return the names of a schema's fields, by every key that is accepted for them."""
-    names = {field.name: field.name for field in dataclasses.fields(schema)}  # type: ignore[arg-type]
+@functools.cache
+def accepted_keys(schema: Any) -> dict[str, str]:
+    """Return the field that each key stands for: its name or an alias, written with `_`."""
+    keys = {field.name: field.name for field in dataclasses.fields(schema)}
     for name, option in options(schema).items():
-        names |= {_as_name(alias): name for alias in option.aliases}
-    return names
+        keys |= {alias.replace("-", "_"): name for alias in option.aliases}
+    return keys
 
 
 def flag_name(field: str) -> str:
     return f"--{field.replace('_', '-')}"
-
-
-def _as_name(key: object) -> str:
-    return str(key).replace("-", "_")
 
 
 def _options(schema: type[Configuration], path: str = "") -> Iterator[tuple[str, Option, Any]]:

@@ -47,10 +47,8 @@ def _verb(summary: str, module: str) -> Verb:
 
 
 VERBS = {
-    "train": Verb(
-        "Train and validate an image classifier, from flags or a recipe.",
-        "convoy.train.application:main",
-        "convoy.train.command_line:make_parser",
+    "train": _verb(
+        "Train and validate an image classifier, from flags or a recipe.", "convoy.cli.train"
     ),
     "launch": _verb("Run a script in several processes, on one host or many.", "convoy.cli.launch"),
     "checkpoint": _verb(
@@ -210,8 +208,5 @@ def _complete_values(parser: argparse.ArgumentParser) -> None:
                 _complete_values(below)
         elif words := getattr(action, "words", None):
             action.choices = words
-        elif isinstance(action.metavar, str) and action.metavar.startswith("{"):
-            # Flags that say themselves which words they take show them so.
-            action.choices = action.metavar[1:-1].split(",")
         elif action.type is Path or action.dest.endswith(("_path", "_dir", "file", "program")):
             action.complete = shtab.FILE  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""How a command says that it was not understood."""
+"""The argument parser of all verbs: exact flags, and errors in one line."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 INTERRUPTED = 130
-"""The exit status of a command that was stopped by Ctrl-C, as shells have it."""
+"""The exit status of a command that was stopped by Ctrl-C, as in shells."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, with exit status 2."""
+    """A parser without abbreviations, whose errors are one line with exit status 2."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **settings})
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\n")
@@ -24,24 +27,25 @@ class Parser(argparse.ArgumentParser):
         words = sys.argv[1:] if args is None else list(args)
         known, unknown = self.parse_known_args(words, namespace)
         if unknown:
-            reader = self._reader(words)
-            reader.error(reader._unknown(unknown[0]))
+            parser = self._last_parser(words)
+            parser.error(parser._unknown(unknown[0]))
         return known
 
-    def _reader(self, words: Sequence[str]) -> Parser:
-        """Return the parser of the last verb: words that are not known were left over by it."""
+    def _last_parser(self, words: Sequence[str]) -> Parser:
+        """Return the parser of the last subcommand, which did not recognise some words."""
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
                 for place, word in enumerate(words):
                     if word in action.choices:
-                        return action.choices[word]._reader(words[place + 1 :])
+                        return action.choices[word]._last_parser(words[place + 1 :])
         return self
 
     def _unknown(self, word: str) -> str:
         if not word.startswith("--"):
             return f"{word!r} was not expected; flags begin with --"
         name = word[2:].split("=")[0]
-        flags = [flag[2:] for flag in self._option_string_actions if flag.startswith("--")]
+        # The first name of a flag, without its aliases.
+        flags = [action.option_strings[0][2:] for action in self._actions if action.option_strings]
         return f"--{name} is not a flag{suggestion(name, flags, '--')}"
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -56,22 +60,22 @@ class Parser(argparse.ArgumentParser):
 
 
 def suggestion(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return how a sentence about a word that is not known ends: with those that it is near to."""
+    """Return the end of a sentence about an unknown word: the known words that are most similar."""
 
-    def likeness(name: str) -> float:
-        # Names may be shortened, so a slip may be in the beginning of one.
+    def similarity(name: str) -> float:
+        # The word may be the beginning of a longer name, with a typing error.
         return max(
             difflib.SequenceMatcher(None, word, part).ratio() for part in (name, name[: len(word)])
         )
 
     names = list(known)
-    near = sorted((name for name in names if likeness(name) >= 0.7), key=likeness, reverse=True)
-    # Else the first word of a name was left out.
+    near = sorted((name for name in names if similarity(name) >= 0.7), key=similarity, reverse=True)
+    # Otherwise the first part of a name may be missing.
     near = near or sorted((name for name in names if f"-{word}" in name), key=len)
     return f". Did you mean {' or '.join(prefix + name for name in near[:2])}?" if near else "."
 
 
 def stop(message: str, program: str) -> NoReturn:
-    """End the program with one line and exit status 2."""
+    """Exit with one line on stderr and status 2."""
     print(f"{program}: error: {' '.join(message.split())}", file=sys.stderr)
     raise SystemExit(2)

@@ -6,7 +6,7 @@ import pytest
 from convoy.bench.invocation import Changes, words_of
 from convoy.bench.spec import read_benchmarks
 from convoy.cli.bench import main
-from convoy.train.command_line import parse
+from convoy.cli.train import parse
 from convoy.train.run_settings import make_plan
 from tests.examples.cifar import write_cifar
 

@@ -19,8 +19,9 @@ import keras
 import numpy as np
 from convoy.checkpoint import store
 from convoy.checkpoint.folder import Folder
+from convoy.cli.train import main as convoy_train
 from convoy.engine.prepared_model import PreparedModel
-from convoy.train import application, progress_callback
+from convoy.train import progress_callback
 from keras import layers
 
 SAMPLES, EPOCHS = 96, 3
@@ -151,7 +152,7 @@ def run_application(folder):
     words += ["--micro-batch-size", "8", "--weight-updates-per-epoch", "6", "--num-epochs", "3"]
     words += ["--logs-per-epoch", "3", "--state-every", "2", "--precision", "32.32"]
     words += ["--mixup", "0.2", "--rand-augment", "0.5", "--optimizer-params", "{momentum: 0.9}"]
-    status = application.main([*words, "--output-dir", str(folder)])
+    status = convoy_train([*words, "--output-dir", str(folder)])
     if status:
         sys.exit(status)
     with (Path(folder) / "metrics.csv").open() as file:

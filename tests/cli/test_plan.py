@@ -5,11 +5,11 @@ import convoy
 import keras
 import pytest
 import yaml
+from convoy.cli.train import parse
 from convoy.plan import timing
 from convoy.plan.configuration import Configuration
 from convoy.plan.predict import Predictor
 from convoy.plan.recipe import command, flags
-from convoy.train.command_line import parse
 from convoy.train.run_settings import make_plan
 from convoy_command.cli import main
 from tests.plan.networks import chain, machine
@@ -93,12 +93,12 @@ def test_what_cannot_be_planned_is_one_line(capsys, words, message):
 def test_several_hosts_are_launched():
     one = Configuration(8, 4, 2, 8, "zero-bubble", True)
     predictor = Predictor(chain(), machine(32, per_host=8), 1)
-    found = flags(predictor.predict(one), predictor.profile, {"model-name": "toy_model"})
+    found = flags(predictor.predict(one), predictor.profile, {"model": "toy_model"})
     assert command(predictor.predict(one), found, predictor.machine) == (
         "convoy launch --num-instances 4 --num-replicas 8 --devices-per-replica 4 "
-        "examples/cnns/train.py --model-name toy_model --num-replicas 8 --micro-batch-size 2 "
-        "--gradient-accumulation-count 8 --pipeline-splits layer1 layer2 layer3 "
-        "--pipeline-schedule zero-bubble --recomputation"
+        "examples/cnns/train.py --model toy_model --num-replicas 8 --micro-batch-size 2 "
+        "--gradient-accumulation 8 --pipeline-splits layer1 layer2 layer3 "
+        "--pipeline-schedule zero-bubble --activation-checkpointing"
     )
 
 

@@ -146,7 +146,7 @@ def test_train_reads_its_flags_itself(capsys):
         cli.main(["train", "--modle", "x"])
     assert stopped.value.code == 2
     assert capsys.readouterr().err == (
-        "convoy train: error: --modle is not a flag. Did you mean --model-name?\n"
+        "convoy train: error: --modle is not a flag. Did you mean --model?\n"
     )
 
 

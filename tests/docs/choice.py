@@ -26,7 +26,7 @@ _EXAMPLE = "imports and compiles for half a minute; tests/examples has fast test
 _BENCHMARK = "measures, which takes long at any size"
 SLOW = {
     "convoy plan": "measures machine and network; tests/plan has fast tests of such commands",
-    "convoy train --model-name resnet50": "ResNet-50 in two stages compiles for two minutes",
+    "convoy train --model resnet50": "ResNet-50 in two stages compiles for two minutes",
     "python3 -m examples_utils": "imports for seconds; tests/bench/test_command.py runs it, too",
     "docs/launch.md: ": _PROCESSES,
     "examples/cifar10/README.md: ": _EXAMPLE,

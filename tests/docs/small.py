@@ -9,6 +9,7 @@ from typing import NamedTuple
 LIMITS = {
     "--batches-per-step": 2,
     "--epochs": 1,
+    "--gradient-accumulation": 4,
     "--gradient-accumulation-count": 4,
     "--n-epochs": 1,
     "--n-train": 32,

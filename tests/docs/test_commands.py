@@ -5,7 +5,7 @@ import re
 from importlib.util import find_spec
 
 import pytest
-from convoy.train.command_line import parse
+from convoy.cli.train import parse
 from convoy.train.run_settings import make_plan
 from convoy_command import cli
 

@@ -11,13 +11,14 @@ import keras
 import numpy as np
 import pytest
 from convoy.cli.serve import read_config
+from convoy.cli.train import parse
 from convoy.data.augment import normalise
 from convoy.data.catalog import DATASETS
 from convoy.layers import Preprocess
 from convoy.serving.servable import Servable
 from convoy.serving.versions import Policy
-from convoy.train.command_line import as_recipe, parse
 from convoy.train.network import make_network
+from convoy.train.recipe import as_recipe
 from convoy.train.run_folder import RunFolder
 from convoy_command import cli
 from tests.serving.models import classifier, half_plus

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from convoy.train.application import main
+from convoy.cli.train import main
 
 TRAIN, TEST = 50, 23
 

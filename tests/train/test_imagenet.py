@@ -104,11 +104,11 @@ def test_a_run_on_worker_processes_goes_on_to_the_same_end(
 
 @pytest.mark.slow
 def test_bench_measures(images, tmp_path, monkeypatch, capsys):
-    from convoy.train import data_bench
+    from convoy.train import input_benchmark
     from convoy_command import cli
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(data_bench, "SECONDS", 0.2)
+    monkeypatch.setattr(input_benchmark, "SECONDS", 0.2)
     assert (
         cli.main(
             ["data", "bench", *map(str, (*IMAGENET, *ON_DEVICE, "--pipeline-num-parallel", 1))]

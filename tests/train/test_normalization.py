@@ -11,14 +11,14 @@ def network(**options):
 
 
 def test_by_default_the_networks_norms_are_per_update():
-    norm = network(model_name="toy_model_bn").get_layer("bn_0")
+    norm = network(model="toy_model_bn").get_layer("bn_0")
     assert type(norm) is UpdateBatchNormalization
     assert norm.momentum == 0.97
     assert norm.epsilon == pytest.approx(1.001e-5)
 
 
 def test_batch_norm_is_left_alone():
-    model = network(model_name="toy_model_bn", norm_layer={"name": "batch_norm"})
+    model = network(model="toy_model_bn", norm_layer={"name": "batch_norm"})
     assert type(model.get_layer("bn_0")) is keras.layers.BatchNormalization
     assert model.get_layer("bn_0").momentum == 0.99
 
@@ -27,7 +27,7 @@ def test_batch_norm_is_left_alone():
     ("key", "value", "groups"), [("num_groups", 2, 2), ("channels_per_group", 4, 1)]
 )
 def test_group_norm_takes_the_place_and_another_name(key, value, groups):
-    model = network(model_name="toy_model_bn", norm_layer={"name": "group_norm", key: value})
+    model = network(model="toy_model_bn", norm_layer={"name": "group_norm", key: value})
     norm = model.get_layer("gn_0")
     assert (type(norm), norm.groups) == (keras.layers.GroupNormalization, groups)
     assert model.output_shape == (None, 10)
@@ -41,7 +41,7 @@ def test_group_norm_takes_the_place_and_another_name(key, value, groups):
     ],
 )
 def test_what_takes_the_place_of_a_norm_without_scale_and_offset_has_none_either(layer, kind):
-    model = network(model_name="cifar_fast", norm_layer=layer)
+    model = network(model="cifar_fast", norm_layer=layer)
     norm = model.get_layer("block1_norm1")
     assert type(norm) is kind
     assert (norm.center, norm.scale) == (False, False)
@@ -61,7 +61,7 @@ def test_layers_that_run_first_stand_first_and_keep_the_names_of_the_rest():
 
 
 def test_recommended_splits_divide_the_parameters():
-    model = network(model_name="toy_model_bn")
+    model = network(model="toy_model_bn")
     assert recommended_splits(model, 1) == []
     (split,) = recommended_splits(model, 2)
     before = [layer.name for layer in model.layers].index(split)

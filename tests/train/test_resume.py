@@ -11,9 +11,10 @@ import keras
 import pytest
 from convoy.checkpoint import store
 from convoy.checkpoint.folder import Folder
-from convoy.train.command_line import as_recipe, parse
+from convoy.cli.train import parse
+from convoy.train.graphcore_options import GraphcoreOptions
 from convoy.train.metrics_row import Record
-from convoy.train.options import Options
+from convoy.train.recipe import as_recipe
 from convoy.train.run_folder import RunFolder
 
 # Crops and flips at random, 20 calls with a state each, and a checkpoint every five epochs.
@@ -132,11 +133,11 @@ def test_flags_that_are_not_given_are_those_of_the_run(tmp_path):
     folder.open(as_recipe(parse([*words, "--output-dir", str(folder.path)])))
     with contextlib.closing(folder):
         resumed = parse(["--resume", "--output-dir", str(folder.path), "--num-epochs", "4"])
-    assert (resumed.model_name, resumed.seed, resumed.num_epochs) == ("toy_model", 7, 4)
+    assert (resumed.model, resumed.seed, resumed.num_epochs) == ("toy_model", 7, 4)
     assert resumed.pipeline_splits == ["a"]
     assert resumed.resume
     anew = parse(["--output-dir", str(folder.path)])
-    assert anew == Options(output_dir=str(folder.path))
+    assert anew == GraphcoreOptions(output_dir=str(folder.path))
 
 
 def test_a_recipe_of_the_run_that_cannot_be_read_is_refused(application, tmp_path):

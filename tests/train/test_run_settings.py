@@ -1,9 +1,10 @@
 from fractions import Fraction
 
 import pytest
-from convoy.train.command_line import SHIPPED, _recipes, parse
+from convoy.cli.train import parse
+from convoy.train.graphcore_options import GraphcoreOptions as Options
 from convoy.train.learning_rate import make_schedule
-from convoy.train.options import Options
+from convoy.train.recipe import RECIPES, recipes_in
 from convoy.train.run_settings import make_plan
 
 
@@ -57,7 +58,7 @@ def test_recipes_give_the_numbers_of_graphcores(name, batch, accumulation, updat
     assert peak(plan) == pytest.approx(rate, rel=2e-4)
 
 
-@pytest.mark.parametrize("name", _recipes(SHIPPED))
+@pytest.mark.parametrize("name", recipes_in(RECIPES))
 def test_every_recipe_can_be_parsed(name):
     assert isinstance(parse(["--config", name]), Options)
 
@@ -113,7 +114,7 @@ def test_deterministic_turns_shuffling_off_and_draws_a_seed():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"recomputation": True}, "--recomputation is for stages"),
+        ({"activation_checkpointing": True}, "--activation-checkpointing is for stages"),
         ({"logs_per_epoch": Fraction(-1)}, "--logs-per-epoch -1 is negative"),
         ({"logs_per_epoch": Fraction(1, 4), "num_epochs": 6}, "4.0 epochs a time for 6"),
         ({"ckpts_per_epoch": Fraction(-1)}, "--ckpts-per-epoch -1 is negative"),
@@ -130,16 +131,16 @@ def test_deterministic_turns_shuffling_off_and_draws_a_seed():
             {"available_memory_proportion": [1.0] * 3, "pipeline_splits": ["a"]},
             "has 3 values, but 2 stages take 1 or 4",
         ),
-        ({"dbn_replica_group_size": 2}, "2 does not divide 1 replicas"),
+        ({"batch_norm_group": 2}, "2 does not divide 1 replicas"),
         (
-            {"dbn_replica_group_size": 2, "num_replicas": 2, "pipeline_splits": ["a"]},
+            {"batch_norm_group": 2, "num_replicas": 2, "pipeline_splits": ["a"]},
             "needs replicas of one device",
         ),
         ({"norm_layer": {"name": "layer_norm"}}, "'layer_norm' is not one of"),
         ({"norm_layer": {"name": "custom_batch_norm"}}, "needs a momentum"),
         ({"norm_layer": {"name": "group_norm"}}, "num_groups or channels_per_group"),
         (
-            {"gradient_accumulation_count": 2, "global_batch_size": 4},
+            {"gradient_accumulation": 2, "global_batch_size": 4},
             "were both given",
         ),
         ({"micro_batch_size": 0}, "--micro-batch-size 0: pass 1 or more"),

@@ -11,9 +11,9 @@ from typing import Any, get_args
 import keras
 from convoy.checkpoint import CheckpointError, convert, store
 from convoy.checkpoint.folder import Folder
+from convoy.cli.train import parse
 from convoy.data.catalog import Normalisation
 from convoy.serving.export import BATCH_SIZES, Format, export
-from convoy.train.command_line import parse
 from convoy.train.run_folder import find_checkpoints
 from convoy.train.serving_model import from_bytes, served_network
 from convoy_command.parser import Parser

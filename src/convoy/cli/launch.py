@@ -41,7 +41,13 @@ def make_parser() -> Parser:
         description="Run a program in several processes, on one host or many.",
     )
     add = parser.add_argument
-    add("--num-instances", type=int, metavar="N", help="number of processes (default: 1)")
+    add(
+        "--num-instances",
+        "--num-instance",
+        type=int,
+        metavar="N",
+        help="number of processes (default: 1)",
+    )
     add("--num-replicas", type=int, metavar="N", help="number of replicas over all processes")
     add(
         "--devices-per-replica",

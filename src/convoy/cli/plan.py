@@ -91,7 +91,7 @@ def main(words: Sequence[str]) -> int:
         return 2
     weights = profile.weight_bytes / 1e6
     print(f"{options.model}: {weights:,.1f} MB of weights, {DATASETS[dataset].shape} images")
-    common = {"model-name": options.model, "dataset": dataset, "precision": options.precision}
+    common = {"model": options.model, "dataset": dataset, "precision": options.precision}
     common["optimizer"] = options.optimizer
     results: list[tuple[Machine, Found]] = []
     for count in options.devices:

@@ -24,7 +24,7 @@ def flags(prediction: Prediction, profile: Profile, common: dict[str, Any]) -> d
     found = common | {
         "num-replicas": one.replicas,
         "micro-batch-size": one.micro_batch,
-        "gradient-accumulation-count": one.accumulation,
+        "gradient-accumulation": one.accumulation,
     }
     if one.stages > 1:
         found["pipeline-splits"] = [profile.names[cut] for cut in prediction.cuts]
@@ -34,7 +34,7 @@ def flags(prediction: Prediction, profile: Profile, common: dict[str, Any]) -> d
         found["pipeline-splits"] = ["auto", "2"]
         found["device-mapping"] = [0, 0]
     if one.recompute:
-        found["recomputation"] = True
+        found["activation-checkpointing"] = True
     return found
 
 

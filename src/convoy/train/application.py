@@ -1,4 +1,4 @@
-"""`convoy train`: from a command line to a trained and validated model."""
+"""One run of `convoy train`: training, validation and the summary at the end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import shlex
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -16,37 +15,22 @@ import convoy
 import keras
 import numpy as np
 from convoy import distributed
-from convoy.checkpoint import CheckpointError
 from convoy.checkpoint.preemption import Left
 from convoy.progress_bar import Output
 from convoy.report.recording import Recording
 from convoy.train import resume
-from convoy.train.command_line import as_recipe, parse
 from convoy.train.experiment_trackers import Listener, check_installed, trackers
 from convoy.train.input import Images, open_images
-from convoy.train.launched import as_one_run
 from convoy.train.metrics_row import Record
 from convoy.train.options import Options
 from convoy.train.progress_callback import Watch
+from convoy.train.recipe import as_recipe
 from convoy.train.run_folder import RunFolder, default_folder, find_checkpoints
 from convoy.train.run_settings import make_plan
 from convoy.train.training import Training, describe, prepare_training, train, training_strategy
 from convoy.train.validation import Validation, load_checkpoint, sweep_metrics, validation_strategy
 from convoy.units import format_clock
-from convoy_command.parser import INTERRUPTED, stop
-
-
-def main(words: Sequence[str] | None = None, program: str = "convoy train") -> int:
-    """Train and validate an image classifier."""
-    options = parse(sys.argv[1:] if words is None else words, program)
-    try:
-        with as_one_run(options) as (options, output):
-            return Application(options, output).run()
-    except ValueError as error:
-        stop(str(error), program)
-    except (FloatingPointError, CheckpointError) as error:
-        print(f"{program}: error: {error}", file=sys.stderr)
-        return 1
+from convoy_command.parser import INTERRUPTED
 
 
 class Application:
@@ -63,7 +47,7 @@ class Application:
     def __init__(self, options: Options, output: Output) -> None:
         self.output = output
         self.folder = RunFolder(
-            Path(options.output_dir or default_folder(options.model_name, options.dataset)),
+            Path(options.output_dir or default_folder(options.model, options.dataset)),
             Path(options.checkpoint_output_dir) if options.checkpoint_output_dir else None,
         )
         resume.check_resumable(options)

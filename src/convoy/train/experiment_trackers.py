@@ -10,9 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from convoy.train.command_line import as_recipe
 from convoy.train.metrics_row import Record
 from convoy.train.options import Options
+from convoy.train.recipe import as_recipe
 
 Listener = Callable[[Record], None]
 PROJECT = "convoy"

@@ -27,7 +27,7 @@ def make_network(options: Options, info: DatasetInfo, micro_batches: int) -> ker
     Raises:
         ValueError: if there is no such network.
     """
-    network = make_model(options.model_name, info.shape, info.classes)
+    network = make_model(options.model, info.shape, info.classes)
     replace = norm_replacement(options.norm_layer, micro_batches)
     inputs, first = _input(options, info), _first_layers(options, info)
     if replace is None and not first:

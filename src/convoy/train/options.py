@@ -1,283 +1,303 @@
-"""Every flag of `convoy train`: its name, type, default, meaning and group, in one place.
+"""The options of `convoy train`: type, default, help text and group of each.
 
-A field's name is the flag's, with `_` for `-`.
+A field's name is that of its flag, with `_` for `-`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
-from typing import Any, get_args
+from typing import Annotated, TypeVar, get_args
 
+from convoy.configuration import (
+    Configuration,
+    Count,
+    ExactFraction,
+    NotNegative,
+    Option,
+    Parameters,
+    Whole,
+)
 from convoy.data.augment import Border
 from convoy.data.catalog import DATASETS, Normalisation
-from convoy.flags import Flag, boolean, flag, flag_of, fraction, mapping, number, text, whole
 from convoy.layers.views import WEIGHTS as VIEWS
 from convoy.pipeline import ALIASES, NAMES, canonical_name
 from convoy.precision import KNOWN as PRECISIONS
+from pydantic import AfterValidator, BeforeValidator, Field
 
-_recipe = partial(flag, group="recipe")
-_phase = partial(flag, group="phases")
-_model = partial(flag, group="model")
-_data = partial(flag, group="data")
-_batch = partial(flag, group="batch, replicas and pipeline")
-_learning = partial(flag, group="learning")
-_event = partial(flag, group="logs and checkpoints")
-_number = partial(flag, group="numbers")
-_ipu = partial(flag, group="accepted, without effect here")
+_recipe = partial(Option, group="recipe")
+_phase = partial(Option, group="phases")
+_model = partial(Option, group="model")
+_data = partial(Option, group="data")
+_augmentation = partial(Option, group="augmentation")
+_batch = partial(Option, group="batch size and data parallelism")
+_pipeline = partial(Option, group="pipeline parallelism")
+_optimization = partial(Option, group="optimization")
+_output = partial(Option, group="logs and checkpoints")
+_numerics = partial(Option, group="numerics")
 
-_XLA = "XLA decides"
-_IPU = "there is no IPU to steer"
-_EXACT = "norms are always computed in two passes"
+T = TypeVar("T")
+Probability = Annotated[float, Field(ge=0, le=1)]
+# In a recipe, a list of one item may be written without brackets.
+ListOf = Annotated[
+    list[T], BeforeValidator(lambda value: value if isinstance(value, list) else [value])
+]
 
 
 @dataclass(frozen=True)
-class Options:
-    """What a run was asked for."""
+class Options(Configuration):
+    """The options of a run."""
 
-    config: str | None = _recipe(None, "name of a recipe in the recipe file", text)
-    config_path: str | None = _recipe(None, "recipe file (default: the one that ships)", text)
-
-    training: bool = _phase(True, "train", boolean)
-    validation: bool = _phase(True, "validate", boolean)
-    checkpoint_input_dir: str | None = _phase(
-        None, "validate the checkpoints of this folder instead of those of the run", text
-    )
-    resume: bool = _phase(False, "resume the run in --output-dir if it was stopped", boolean)
-    compile_only: bool = _phase(
-        False, "stop after the first device call; its program stays in the program cache", boolean
-    )
-    mlperf_logging: bool = _phase(
-        False, "train an epoch, put the weights back, then start the clock", boolean
-    )
-    sweep: bool = _phase(False, "report when the target accuracy was reached", boolean)
-    target_accuracy: float = _phase(0.759, "the accuracy that a sweep aims at", number)
-
-    model_name: str = _model(
-        "toy_model",
-        "toy_model, toy_model_bn, mnist_cnn, cifar_fast, cifar_resnet8/20/32/44/56, "
-        "resnet18/34/50/101/152, a name in keras.applications, or module:function of your own",
-        text,
-    )
-    norm_layer: dict[str, Any] = _model(
-        {"name": "custom_batch_norm", "momentum": 0.97},
-        "batch_norm, custom_batch_norm (statistics advance once per weight update) or group_norm, "
-        "with parameters",
-        mapping,
-    )
-    dbn_replica_group_size: int = _model(1, "replicas that share batch-norm statistics", whole)
-
-    dataset: str = _data("cifar10", "the data set", text, choices=tuple(DATASETS))
-    dataset_path: str = _data(".", "folder of the data set", text)
-    pipeline_num_parallel: int | None = _data(
-        None,
-        "processes that decode image files, at most (and by default) one for each core; 0 is none "
-        "but this one",
-        whole,
-    )
-    damaged_images: str = _data(
-        "skip",
-        "leave out files and records that cannot be read, and name them; or stop",
-        text,
-        choices=("skip", "stop"),
-    )
-    synthetic_data: str | None = _data(
-        None,
-        "random images, made on the host (cpu, host) or on the device (ipu, device)",
-        text,
-        choices=("cpu", "host", "ipu", "device"),
-    )
-    shuffle: bool = _data(True, "shuffle the training data in every epoch", boolean)
-    seed: int | None = _data(None, "seed of all random numbers (default: drawn)", whole)
-    deterministic: bool = _data(False, "the same data in the same order; no shuffling", boolean)
-    eight_bit_transfer: bool = _data(False, "move images to the device as bytes", boolean)
-    accelerator_side_preprocess: bool = _data(
-        False, "normalise (and flip) on the device, as the model's first layer", boolean
-    )
-    normalisation: str | None = _data(
-        None,
-        "divide by 255, take each image's mean and deviation, or those of the channels of a data "
-        "set (default: the data set's own way)",
-        text,
-        choices=get_args(Normalisation),
-    )
-    augment: bool = _data(True, "random crops and flips, where the data set has them", boolean)
-    flip: str = _data(
-        "random",
-        "mirror images at random, or alternating: each in every second epoch",
-        text,
-        choices=("random", "alternating"),
-    )
-    crop_padding: int | None = _data(
-        None, "pixels around an image that is cropped (default: the data set's own)", whole
-    )
-    crop_border: str = _data("zeros", "what these pixels are", text, choices=get_args(Border))
-    mixup: float = _data(0.0, "mix pairs of images; alpha of the Beta distribution", number)
-    cutmix: float = _data(0.0, "paste a part of another image; alpha", number)
-    rand_augment: float = _data(0.0, "RandAugment; strength from 0 to 1", number)
-    random_erasing: float = _data(0.0, "blank a rectangle, with this probability", number)
-    label_smoothing: float | None = _data(None, "share of the label given to all classes", number)
-
-    micro_batch_size: int = _batch(1, "samples of one replica at a time", whole)
-    num_replicas: int = _batch(1, "copies of the model, each with its share of the data", whole)
-    gradient_accumulation_count: int | None = _batch(
-        None,
-        "micro-batches of a replica per weight update (default: 1)",
-        whole,
-    )
-    global_batch_size: int | None = _batch(
-        None, "samples per weight update, instead of the accumulation count", whole
-    )
-    weight_updates_per_epoch: int = _batch(-1, "-1 is as many as the data gives", whole)
-    num_epochs: int = _batch(1, "epochs", whole)
-    pipeline_splits: list[str] = _batch(
-        [],
-        "layers at which the second and later stages begin; or auto and how many stages",
-        text,
-        many=True,
-    )
-    device_mapping: list[int] | None = _batch(None, "the device of each stage", whole, many=True)
-    pipeline_schedule: str = _batch(
-        "gpipe",
-        "pipeline schedule: the order in which stages run micro-batches",
-        canonical_name,
-        choices=(*NAMES, *ALIASES),
-    )
-    recomputation: bool = _batch(
-        False, "compute a stage's activations again instead of keeping them", boolean
-    )
-    validation_micro_batch_size: int | None = _batch(None, "default: micro-batch-size", whole)
-    validation_num_replicas: int | None = _batch(
-        None, "default: all devices of the training, each with the whole model", whole
-    )
-    validation_views: int = _batch(
-        1,
-        "of each held-out image, over which logits are averaged: 2 with its mirror image, 6 with "
-        "both shifted by a pixel in two directions too",
-        whole,
-        choices=tuple(map(str, VIEWS)),
+    config: Annotated[str | None, _recipe("name of a recipe in the recipe file")] = None
+    config_path: Annotated[str | None, _recipe("recipe file (default: the one in the package)")] = (
+        None
     )
 
-    optimizer: str = _learning(
-        "sgd", "the optimizer", text, choices=("sgd", "lars", "rmsprop", "adam", "adamw")
-    )
-    optimizer_params: dict[str, Any] = _learning({"momentum": 0}, "its parameters", mapping)
-    lr_schedule: str = _learning(
-        "const",
-        "how the learning rate changes",
-        text,
-        choices=("const", "cosine", "stepped", "polynomial"),
-    )
-    lr_schedule_params: dict[str, Any] = _learning(
-        {"initial_learning_rate": 0.0001}, "its parameters; per sample of the batch", mapping
-    )
-    lr_warmup_params: dict[str, Any] | None = _learning(
-        None, '{"warmup_mode": shift or mask, "warmup_epochs": x}', mapping
-    )
-    lr_staircase: bool = _learning(False, "change the learning rate only between epochs", boolean)
-    weight_decay: float = _learning(
-        0.0, "weight decay applied outside the optimizer (decoupled)", number
-    )
-    l2_regularization: float = _learning(0.0, "weight decay added to the gradient", number)
-    clip_norm: float | None = _learning(None, "limit on the norm of the whole gradient", number)
-    adaptive_clip: float = _learning(
-        0.0, "limit on each output's gradient norm, relative to its weights; 0 is none", number
-    )
-    ema: float = _learning(
-        0.0, "average the weights, with this momentum, and validate the average", number
-    )
-    lookahead: int = _learning(
-        0, "pull weights towards their average after every N updates; 0 is never", whole
-    )
+    training: Annotated[bool, _phase("train")] = True
+    validation: Annotated[bool, _phase("validate")] = True
+    checkpoint_input_dir: Annotated[
+        str | None, _phase("validate the checkpoints in this folder instead of the run's own")
+    ] = None
+    resume: Annotated[bool, _phase("resume an interrupted run in --output-dir")] = False
+    compile_only: Annotated[
+        bool, _phase("stop after the first device call; its program stays in the program cache")
+    ] = False
+    mlperf_logging: Annotated[
+        bool, _phase("train one epoch, restore the weights, then start the clock")
+    ] = False
+    sweep: Annotated[bool, _phase("report when the target accuracy was reached")] = False
+    target_accuracy: Annotated[float, _phase("target accuracy of a sweep")] = 0.759
 
-    logs_per_epoch: Fraction = _event(Fraction(1), "how often; 1/2 is every 2nd epoch", fraction)
-    ckpts_per_epoch: Fraction | None = _event(
-        None, "how often; 0 is never (default: once an epoch, if there is a log event)", fraction
-    )
-    first_ckpt_epoch: float = _event(0.0, "epochs until the first checkpoint", number)
-    checkpoint_output_dir: str | None = _event(
-        None, "where checkpoints go (default: in the run's folder)", text
-    )
-    state_every: str = _event(
-        "epoch",
-        "how often all that --resume needs is written: epoch, a number of weight updates, a time "
-        "such as 10m, or never",
-        text,
-    )
-    clean_dir: bool = _event(False, "delete the run's checkpoints after validation", boolean)
-    output_dir: str | None = _event(
-        None, "the run's folder (default: runs/<model>-<dataset>-<time>)", text
-    )
-    report: bool = _event(
-        False, "record programs, times and memory in the run's folder, for convoy report", boolean
-    )
-    mlflow: bool = _event(False, "log to MLflow, where its own settings say", boolean)
-    wandb: bool = _event(False, "log to Weights & Biases", boolean)
-    wandb_run_name: str | None = _event(None, "name of the run there", text)
-    wandb_tags: list[str] | None = _event(None, "tags of the run there", text, many=True)
+    model: Annotated[
+        str,
+        _model(
+            "toy_model, toy_model_bn, mnist_cnn, cifar_fast, cifar_resnet8/20/32/44/56, "
+            "resnet18/34/50/101/152, a name in keras.applications, or module:function of your own",
+            aliases=("model-name",),
+        ),
+    ] = "toy_model"
+    norm_layer: Annotated[
+        Parameters,
+        _model(
+            "batch_norm, custom_batch_norm (statistics advance once per weight update) or "
+            "group_norm, with parameters"
+        ),
+    ] = field(default_factory=lambda: {"name": "custom_batch_norm", "momentum": 0.97})
+    batch_norm_group: Annotated[
+        Count,
+        _model(
+            "number of replicas that share batch-norm statistics (SyncBatchNorm)",
+            aliases=("dbn-replica-group-size",),
+        ),
+    ] = 1
 
-    precision: str = _number(
-        "16.16", "computing.updating, in bits", text, choices=tuple(PRECISIONS)
-    )
-    loss_scaling: float = _number(0.0, "factor on the loss; 0 is off", number)
-    auto_loss_scaling: bool = _number(False, "adjust the loss scale while training", boolean)
-    stochastic_rounding: str = _number(
-        "ON",
-        "rounding of 16-bit weights",
-        text,
-        choices=("OFF", "ON", "REPLICA_IDENTICAL_ONLY"),
-    )
-    fp_exceptions: bool = _number(False, "stop when the loss is not finite", boolean)
+    dataset: Annotated[str, _data("name of the dataset", choices=DATASETS)] = "cifar10"
+    dataset_path: Annotated[str, _data("folder of the dataset")] = "."
+    pipeline_num_parallel: Annotated[
+        Annotated[Whole, Field(ge=0)] | None,
+        _data(
+            "maximum number of processes that decode image files; 0 decodes in this one "
+            "(default: one per core, which is also the limit)"
+        ),
+    ] = None
+    damaged_images: Annotated[
+        str,
+        _data(
+            "skip files and records that cannot be read, with a message, or stop",
+            choices=("skip", "stop"),
+        ),
+    ] = "skip"
+    synthetic_data: Annotated[
+        str | None,
+        _data(
+            "random images, generated on the host (cpu, host) or on the device (ipu, device)",
+            choices=("cpu", "host", "ipu", "device"),
+        ),
+    ] = None
+    shuffle: Annotated[bool, _data("shuffle the training data in every epoch")] = True
+    seed: Annotated[Whole | None, _data("random seed (default: drawn at the start)")] = None
+    deterministic: Annotated[bool, _data("the same data in the same order; no shuffling")] = False
+    eight_bit_transfer: Annotated[bool, _data("copy images to the device as bytes")] = False
+    accelerator_side_preprocess: Annotated[
+        bool, _data("normalise (and flip) on the device, in the model's first layer")
+    ] = False
+    normalisation: Annotated[
+        str | None,
+        _data(
+            "divide by 255, standardise each image, or use the channel statistics of a dataset "
+            "(default: depends on the dataset)",
+            choices=get_args(Normalisation),
+        ),
+    ] = None
 
-    on_demand: bool = _ipu(True, "attach late", boolean, no_effect=_IPU)
-    ckpt_all_instances: bool = _ipu(
-        False, "checkpoints of every process", boolean, no_effect="there is one process"
-    )
-    accelerator_side_reduction: bool = _ipu(
-        False,
-        "reduce metrics on the device",
-        boolean,
-        no_effect="metrics are always reduced on the device",
-    )
-    optimizer_state_offloading: bool = _ipu(
-        True, "optimizer state off the chip", boolean, no_effect=_IPU
-    )
-    nanoo: bool = _ipu(
-        False, "NaN on overflow", boolean, no_effect="overflow is always infinite, as in IEEE 754"
-    )
-    fused_preprocessing: bool = _ipu(False, "fused normalising", boolean, no_effect=_XLA)
-    half_partials: bool = _ipu(False, "sums in 16 bits", boolean, no_effect=_XLA)
-    internal_exchange_optimization_target: str | None = _ipu(
-        None, "compiler target", text, choices=("cycles", "memory", "balanced"), no_effect=_IPU
-    )
-    max_cross_replica_buffer_size: int = _ipu(
-        0, "bytes of gradients per exchange", whole, no_effect=_IPU
-    )
-    max_reduce_many_buffer_size: int = _ipu(0, "bytes per reduction", whole, no_effect=_IPU)
-    conv_dithering: bool = _ipu(False, "dither convolutions", boolean, no_effect=_IPU)
-    gather_conv_output: bool = _ipu(False, "gather outputs", boolean, no_effect=_IPU)
-    min_remote_tensor_size: int = _ipu(128, "bytes kept on the chip", whole, no_effect=_IPU)
-    stable_norm: bool = _ipu(False, "stable norm statistics", boolean, no_effect=_EXACT)
-    available_memory_proportion: list[float] = _ipu(
-        [], "memory for convolutions", number, many=True, no_effect=_IPU
-    )
-    scheduling_algorithm: str = _ipu(
-        "CHOOSE_BEST",
-        "compiler schedule",
-        text,
-        choices=("CHOOSE_BEST", "CLUSTERING", "POST_ORDER", "LOOK_AHEAD", "SHORTEST_PATH"),
-        no_effect=_IPU,
-    )
-    prefetch_depth: int = _ipu(1, "batches ahead", whole, no_effect="the engine decides")
-    pipeline_validation_model: bool = _ipu(
-        False,
-        "validate in stages",
-        boolean,
-        no_effect="validation runs the whole model on every device, with the same result",
-    )
+    augment: Annotated[
+        bool, _augmentation("random crops and flips, where the dataset has them")
+    ] = True
+    flip: Annotated[
+        str,
+        _augmentation(
+            "mirror images at random, or alternating: each in every second epoch",
+            choices=("random", "alternating"),
+        ),
+    ] = "random"
+    crop_padding: Annotated[
+        Whole | None,
+        _augmentation("pixels of padding before a random crop (default: depends on the dataset)"),
+    ] = None
+    crop_border: Annotated[
+        str, _augmentation("values of the padding", choices=get_args(Border))
+    ] = "zeros"
+    mixup: Annotated[
+        NotNegative, _augmentation("mixup: alpha of the Beta distribution; 0 is off")
+    ] = 0.0
+    cutmix: Annotated[
+        NotNegative, _augmentation("CutMix: alpha of the Beta distribution; 0 is off")
+    ] = 0.0
+    rand_augment: Annotated[Probability, _augmentation("RandAugment: strength from 0 to 1")] = 0.0
+    random_erasing: Annotated[
+        Probability, _augmentation("probability of erasing a random rectangle")
+    ] = 0.0
+    label_smoothing: Annotated[
+        float | None, _augmentation("label probability that is spread over all classes")
+    ] = None
 
+    micro_batch_size: Annotated[Count, _batch("samples per replica and step")] = 1
+    num_replicas: Annotated[Count, _batch("copies of the model, for data parallelism")] = 1
+    gradient_accumulation: Annotated[
+        Count | None,
+        _batch(
+            "micro-batches per replica and weight update (default: 1)",
+            aliases=("gradient-accumulation-count",),
+        ),
+    ] = None
+    global_batch_size: Annotated[
+        Count | None, _batch("samples per weight update, instead of --gradient-accumulation")
+    ] = None
+    weight_updates_per_epoch: Annotated[
+        Whole, _batch("weight updates per epoch; -1 uses all training data")
+    ] = -1
+    num_epochs: Annotated[Count, _batch("epochs")] = 1
+    validation_micro_batch_size: Annotated[
+        Count | None, _batch("micro-batch size in validation (default: --micro-batch-size)")
+    ] = None
+    validation_num_replicas: Annotated[
+        Count | None,
+        _batch("replicas in validation, each with the complete model (default: all devices)"),
+    ] = None
+    validation_views: Annotated[
+        Whole,
+        _batch(
+            "views of each validation image, whose logits are averaged: 2 adds the mirror image, "
+            "6 also shifts both by a pixel in two directions",
+            choices=tuple(VIEWS),
+        ),
+    ] = 1
 
-FLAGS: dict[str, Flag] = {
-    field.name.replace("_", "-"): flag_of(field.metadata) for field in fields(Options)
-}
+    pipeline_splits: Annotated[
+        ListOf[str],
+        _pipeline("first layers of the second and later stages; or auto and the number of stages"),
+    ] = field(default_factory=list)
+    device_mapping: Annotated[ListOf[Whole] | None, _pipeline("device of each stage")] = None
+    pipeline_schedule: Annotated[
+        str,
+        _pipeline(
+            "pipeline schedule: the order in which stages run micro-batches",
+            choices=(*NAMES, *ALIASES),
+        ),
+        AfterValidator(canonical_name),
+    ] = "gpipe"
+    activation_checkpointing: Annotated[
+        bool,
+        _pipeline(
+            "recompute the activations of a stage in the backward pass",
+            aliases=("recomputation",),
+        ),
+    ] = False
+
+    optimizer: Annotated[
+        str,
+        _optimization("optimizer", choices=("sgd", "lars", "rmsprop", "adam", "adamw")),
+    ] = "sgd"
+    optimizer_params: Annotated[Parameters, _optimization("parameters of the optimizer")] = field(
+        default_factory=lambda: {"momentum": 0}
+    )
+    lr_schedule: Annotated[
+        str,
+        _optimization(
+            "learning-rate schedule", choices=("const", "cosine", "stepped", "polynomial")
+        ),
+    ] = "const"
+    lr_schedule_params: Annotated[
+        Parameters,
+        _optimization("parameters of the schedule; learning rates are per sample of the batch"),
+    ] = field(default_factory=lambda: {"initial_learning_rate": 0.0001})
+    lr_warmup_params: Annotated[
+        Parameters | None,
+        _optimization('{"warmup_mode": shift or mask, "warmup_epochs": x}'),
+    ] = None
+    lr_staircase: Annotated[bool, _optimization("change the learning rate only between epochs")] = (
+        False
+    )
+    weight_decay: Annotated[NotNegative, _optimization("decoupled weight decay")] = 0.0
+    l2_regularization: Annotated[
+        NotNegative, _optimization("L2 regularisation, added to the gradient")
+    ] = 0.0
+    clip_norm: Annotated[float | None, _optimization("maximum global norm of the gradient")] = None
+    adaptive_clip: Annotated[
+        NotNegative,
+        _optimization(
+            "adaptive gradient clipping: maximum norm relative to the weights, per output; 0 is off"
+        ),
+    ] = 0.0
+    ema: Annotated[
+        float,
+        _optimization("momentum of a moving average of the weights, which is validated; 0 is off"),
+    ] = 0.0
+    lookahead: Annotated[
+        Annotated[Whole, Field(ge=0)],
+        _optimization("Lookahead: number of updates between synchronisations; 0 is off"),
+    ] = 0
+
+    logs_per_epoch: Annotated[
+        ExactFraction, _output("log lines per epoch; 1/2 is one every 2 epochs")
+    ] = Fraction(1)
+    ckpts_per_epoch: Annotated[
+        ExactFraction | None,
+        _output("checkpoints per epoch; 0 is none (default: 1, at a log line if there is one)"),
+    ] = None
+    first_ckpt_epoch: Annotated[float, _output("epochs until the first checkpoint")] = 0.0
+    checkpoint_output_dir: Annotated[
+        str | None, _output("folder of checkpoints (default: inside the run's folder)")
+    ] = None
+    state_every: Annotated[
+        str,
+        _output(
+            "interval at which the state for --resume is saved: epoch, a number of weight "
+            "updates, a time such as 10m, or never"
+        ),
+    ] = "epoch"
+    clean_dir: Annotated[bool, _output("delete the run's checkpoints after validation")] = False
+    output_dir: Annotated[
+        str | None, _output("folder of the run (default: runs/<model>-<dataset>-<time>)")
+    ] = None
+    report: Annotated[bool, _output("record programs, times and memory, for convoy report")] = False
+    mlflow: Annotated[bool, _output("log to MLflow, as its own settings say")] = False
+    wandb: Annotated[bool, _output("log to Weights & Biases")] = False
+    wandb_run_name: Annotated[str | None, _output("run name in Weights & Biases")] = None
+    wandb_tags: Annotated[ListOf[str] | None, _output("run tags in Weights & Biases")] = None
+
+    precision: Annotated[
+        str,
+        _numerics("compute and weight precision; 16.32 is mixed precision", choices=PRECISIONS),
+    ] = "16.16"
+    loss_scaling: Annotated[NotNegative, _numerics("static loss scale; 0 is off")] = 0.0
+    auto_loss_scaling: Annotated[bool, _numerics("dynamic loss scale")] = False
+    stochastic_rounding: Annotated[
+        str,
+        _numerics(
+            "stochastic rounding of 16-bit weights",
+            choices=("OFF", "ON", "REPLICA_IDENTICAL_ONLY"),
+        ),
+    ] = "ON"
+    fp_exceptions: Annotated[bool, _numerics("stop when the loss is not finite")] = False

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import convoy
-import yaml
 from convoy.checkpoint.folder import Folder
 from convoy.checkpoint.policy import Every
-from convoy.train.command_line import as_recipe
+from convoy.configuration import ConfigurationError, read
+from convoy.train.graphcore_options import GraphcoreOptions
 from convoy.train.options import Options
+from convoy.train.recipe import as_recipe, read_recipe
 from convoy.train.run_folder import RUN, RunFolder
 from convoy.train.run_settings import RunPlan
 
@@ -95,9 +96,8 @@ def _every(asked: str, steps_per_update: int) -> int | str:
 
 
 def _earlier(recipe: Path) -> Mapping[str, Any]:
+    """Return the recipe of the earlier run, with today's names of flags; empty if there is none."""
     try:
-        content = yaml.safe_load(recipe.read_text())
-    except (OSError, yaml.YAMLError):
+        return as_recipe(read(GraphcoreOptions, read_recipe(RUN, recipe)))
+    except ConfigurationError:
         return {}
-    run = content.get(RUN) if isinstance(content, dict) else None
-    return run if isinstance(run, dict) else {}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.util
 import random
 import warnings
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from convoy import configuration
 from convoy.batch_config import BatchConfig
+from convoy.configuration import check, flag_name
 from convoy.data.catalog import CHANNELS, DATASETS, DatasetInfo, Normalisation
-from convoy.flags import flag_of
 from convoy.train.host_events import HostEvents, check_frequencies, plan_events
 from convoy.train.normalization import check_norm
 from convoy.train.options import Options
@@ -116,48 +117,14 @@ def check_options(options: Options) -> None:
     Raises:
         ValueError: in one line.
     """
-    counts = (
-        "micro_batch_size",
-        "num_replicas",
-        "gradient_accumulation_count",
-        "global_batch_size",
-        "num_epochs",
-        "validation_micro_batch_size",
-        "validation_num_replicas",
-        "dbn_replica_group_size",
-    )
-    for name in counts:
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {value}: pass 1 or more.")
-    not_negative = (
-        "loss_scaling",
-        "weight_decay",
-        "l2_regularization",
-        "adaptive_clip",
-        "lookahead",
-        "mixup",
-        "cutmix",
-    )
-    for name in not_negative:
-        if getattr(options, name) < 0:
-            value = getattr(options, name)
-            raise ValueError(f"--{name.replace('_', '-')} {value}: pass 0 or more.")
-    for name in ("rand_augment", "random_erasing"):
-        if not 0 <= getattr(options, name) <= 1:
-            value = getattr(options, name)
-            raise ValueError(f"--{name.replace('_', '-')} {value}: pass a number from 0 to 1.")
+    check(options)
     if not 0 <= options.ema < 1:
         raise ValueError(f"--ema {options.ema}: pass a momentum from 0 to less than 1, as 0.999.")
-    if (options.pipeline_num_parallel or 0) < 0:
-        raise ValueError(
-            f"--pipeline-num-parallel {options.pipeline_num_parallel}: pass 0 or more."
-        )
     if options.weight_updates_per_epoch == 0:
         raise ValueError("--weight-updates-per-epoch 0: pass 1 or more, or -1 for all of the data.")
-    if options.gradient_accumulation_count is not None and options.global_batch_size is not None:
+    if options.gradient_accumulation is not None and options.global_batch_size is not None:
         raise ValueError(
-            "--gradient-accumulation-count and --global-batch-size were both given; one follows "
+            "--gradient-accumulation and --global-batch-size were both given; one follows "
             "from the other. Pass one of them."
         )
     if not options.training and not options.validation:
@@ -173,7 +140,7 @@ def check_options(options: Options) -> None:
 
 
 def _check_preprocessing(options: Options) -> None:
-    needing = ("eight_bit_transfer", "fused_preprocessing", "random_erasing")
+    needing = ("eight_bit_transfer", "random_erasing")
     for name in needing:
         if getattr(options, name) and not options.accelerator_side_preprocess:
             raise ValueError(
@@ -241,16 +208,8 @@ def devices_of_a_replica(options: Options) -> int:
 def _stages(options: Options) -> tuple[int, int]:
     """Return the number of stages, and of devices that one replica takes."""
     stages, mapping = count_stages(options.pipeline_splits), options.device_mapping
-    memory = options.available_memory_proportion
-    if len(memory) > 1 and stages == 1:
-        raise ValueError("--available-memory-proportion: a model in one piece takes one value.")
-    if len(memory) > 1 and len(memory) != 2 * stages:
-        raise ValueError(
-            f"--available-memory-proportion has {len(memory)} values, but {stages} stages take 1 "
-            f"or {2 * stages}."
-        )
-    if options.recomputation and stages == 1:
-        raise ValueError("--recomputation is for stages. Pass --pipeline-splits too.")
+    if options.activation_checkpointing and stages == 1:
+        raise ValueError("--activation-checkpointing is for stages. Pass --pipeline-splits too.")
     if mapping is None:
         return stages, stages
     if len(mapping) != stages:
@@ -267,22 +226,22 @@ def _stages(options: Options) -> tuple[int, int]:
 
 
 def _check_devices(options: Options, stages: int, width: int) -> None:
-    group = options.dbn_replica_group_size
+    group = options.batch_norm_group
     if group > 1 and width > 1:
         raise ValueError(
-            f"--dbn-replica-group-size {group} needs replicas of one device, but {stages} stages "
+            f"--batch-norm-group {group} needs replicas of one device, but {stages} stages "
             f"take {width}."
         )
     if options.num_replicas % group:
         raise ValueError(
-            f"--dbn-replica-group-size {group} does not divide {options.num_replicas} replicas."
+            f"--batch-norm-group {group} does not divide {options.num_replicas} replicas."
         )
 
 
 def _batch(options: Options, notes: list[str]) -> BatchConfig:
     micro, replicas = options.micro_batch_size, options.num_replicas
     if options.global_batch_size is None:
-        return BatchConfig(micro, replicas, options.gradient_accumulation_count or 1)
+        return BatchConfig(micro, replicas, options.gradient_accumulation or 1)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         batch = BatchConfig.of_global(options.global_batch_size, micro, replicas)
@@ -307,11 +266,10 @@ def _settle(options: Options, notes: list[str]) -> Options:
 
 def _without_effect(options: Options) -> list[str]:
     """Return the flags that were set and do nothing, each with the reason, those alike together."""
-    defaults, reasons = Options(), dict[str, list[str]]()
-    for field in fields(options):
-        reason = flag_of(field.metadata).no_effect
-        if reason and getattr(options, field.name) != getattr(defaults, field.name):
-            reasons.setdefault(reason, []).append(f"--{field.name.replace('_', '-')}")
+    defaults, reasons = type(options)(), dict[str, list[str]]()
+    for name, option in configuration.options(type(options)).items():
+        if option.no_effect and getattr(options, name) != getattr(defaults, name):
+            reasons.setdefault(option.no_effect, []).append(flag_name(name))
     if not options.pipeline_splits and options.pipeline_schedule != defaults.pipeline_schedule:
         reasons["there are no stages without --pipeline-splits"] = ["--pipeline-schedule"]
     return [f"{', '.join(names)} ({reason})" for reason, names in reasons.items()]

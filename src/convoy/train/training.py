@@ -47,12 +47,14 @@ def training_strategy(plan: RunPlan) -> convoy.Strategy:
     return convoy.Strategy(
         devices=plan.devices,
         gradient_accumulation=plan.batch.accumulation,
-        batch_norm_group=options.dbn_replica_group_size,
+        batch_norm_group=options.batch_norm_group,
         precision=options.precision,
         loss_scale="auto" if options.auto_loss_scaling else scale,
         stochastic_rounding=_ROUNDING[options.stochastic_rounding] if rounds else "off",
         # Stages on one device were a way to forget activations.
-        activation_checkpointing="auto" if options.recomputation and not plan.in_pipeline else None,
+        activation_checkpointing="auto"
+        if options.activation_checkpointing and not plan.in_pipeline
+        else None,
     )
 
 
@@ -89,7 +91,7 @@ def prepare_training(plan: RunPlan, strategy: convoy.Strategy) -> Training:
         model.set_pipelining_options(
             schedule=options.pipeline_schedule,
             device_mapping=options.device_mapping,
-            recompute=options.recomputation,
+            recompute=options.activation_checkpointing,
         )
     else:
         model.reset_pipeline_stage_assignment()

@@ -59,7 +59,7 @@ def make_model(name: str, shape: tuple[int, int, int], classes: int) -> keras.Mo
     except ValueError as error:
         raise ValueError(
             f"{name} cannot be made for images of shape {shape}: {_cause(error)} "
-            "Choose another --model-name or --dataset."
+            "Choose another --model or --dataset."
         ) from error
     if not isinstance(model, keras.Model):
         raise ValueError(f"{name} returned {type(model).__name__}, not a keras.Model.")
@@ -93,16 +93,16 @@ def _of_module(name: str) -> MakeModel:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise ValueError(
-            f"--model-name {name}: {error}. Modules are looked for in this folder, and among what "
+            f"--model {name}: {error}. Modules are looked for in this folder, and among what "
             "is installed."
         ) from None
     found = getattr(module, function, None)
     if found is None:
         near = difflib.get_close_matches(function, vars(module), 1)
         advice = f" Did you mean {near[0]}?" if near else ""
-        raise ValueError(f"--model-name {name}: {module_name} has no {function!r}.{advice}")
+        raise ValueError(f"--model {name}: {module_name} has no {function!r}.{advice}")
     if not callable(found):
-        raise ValueError(f"--model-name {name}: {function!r} is not a function.")
+        raise ValueError(f"--model {name}: {function!r} is not a function.")
     return found
 
 

@@ -1,0 +1,59 @@
+"""`convoy train`: trains and validates an image classifier."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from convoy.checkpoint import CheckpointError
+from convoy.configuration import ConfigurationError, add_flags
+from convoy.train.application import Application
+from convoy.train.graphcore_options import GraphcoreOptions
+from convoy.train.launched import as_one_run
+from convoy.train.options import Options
+from convoy.train.recipe import RECIPES, read_options, recipes_in
+from convoy_command.parser import Parser, stop
+
+PROGRAM = "convoy train"
+
+
+def make_parser(program: str = PROGRAM) -> Parser:
+    parser = Parser(
+        prog=program,
+        description="Train and validate an image classifier.",
+        epilog="A first run, on digits that come with the package:\n"
+        "  convoy train --model cifar_resnet8 --dataset digits --precision 32.32 \\\n"
+        "      --micro-batch-size 32 --num-epochs 10\n\n"
+        "Flags have priority over the recipe, and the recipe over the defaults; with --resume,\n"
+        "the options of the earlier run replace the defaults.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_flags(parser, GraphcoreOptions, GraphcoreOptions())
+    config = next(action for action in parser._actions if action.dest == "config")
+    # For shell completion; another recipe file has other names.
+    config.words = list(recipes_in(RECIPES))  # type: ignore[attr-defined]
+    return parser
+
+
+def parse(words: Sequence[str], program: str = PROGRAM) -> Options:
+    """Return the options of a command line; exits with status 2 if they are not valid."""
+    parser = make_parser(program)
+    flags = vars(parser.parse_args(words))
+    try:
+        return read_options(flags)
+    except ConfigurationError as error:
+        parser.error(str(error))
+
+
+def main(words: Sequence[str] | None = None, program: str = PROGRAM) -> int:
+    """Train and validate an image classifier."""
+    options = parse(sys.argv[1:] if words is None else words, program)
+    try:
+        with as_one_run(options) as (options, output):
+            return Application(options, output).run()
+    except ValueError as error:
+        stop(str(error), program)
+    except (FloatingPointError, CheckpointError) as error:
+        print(f"{program}: error: {error}", file=sys.stderr)
+        return 1

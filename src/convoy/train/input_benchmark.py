@@ -1,0 +1,53 @@
+"""Throughput of the input pipeline of `convoy train`, without training."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from convoy.data.batches import Positions
+from convoy.train.input import open_images, training_input
+from convoy.train.options import Options
+from convoy.train.run_settings import make_plan
+
+SECONDS = 10.0
+# The first batches wait for the worker processes to start.
+WARM_UP = 4
+
+
+def measure_input(options: Options) -> tuple[int, float] | None:
+    """Prepare training batches for some seconds.
+
+    Returns:
+        The number of images and the seconds that they took; `None` if all images are moved to the
+        device once, so that the host has nothing to prepare.
+
+    Raises:
+        ValueError: if options contradict each other, or the dataset cannot be read.
+    """
+    plan = make_plan(options)
+    images = open_images(plan.options, plan.info, plan.seed)
+    plan = make_plan(plan.options, images.train_samples)
+    with training_input(plan, images) as data:
+        if not isinstance(data["x"], Positions):
+            return None
+        return _measure(_batches(data["x"]), plan.batch.micro_batch)
+
+
+def _batches(dataset: Any) -> Iterator[Any]:
+    while True:
+        for number in range(dataset.num_batches):
+            yield dataset[number]
+        dataset.on_epoch_end()
+
+
+def _measure(batches: Iterator[Any], batch_size: int) -> tuple[int, float]:
+    for _ in itertools.islice(batches, WARM_UP):
+        pass
+    began, done = time.perf_counter(), 0
+    while (elapsed := time.perf_counter() - began) < SECONDS:
+        next(batches)
+        done += batch_size
+    return done, elapsed
