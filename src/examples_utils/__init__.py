@@ -1,1 +1,1 @@
-"""Graphcore's name for `convoy bench`: `python3 -m examples_utils benchmark ...`."""
+"""`python3 -m examples_utils benchmark ...`, Graphcore's name for `convoy bench`."""

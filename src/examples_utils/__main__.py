@@ -1,4 +1,4 @@
-"""`python3 -m examples_utils benchmark` is `convoy bench`."""
+"""`python3 -m examples_utils benchmark`, Graphcore's name for `convoy bench`."""
 
 import sys
 from collections.abc import Sequence

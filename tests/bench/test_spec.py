@@ -1,5 +1,5 @@
 import pytest
-from convoy.bench.spec import SpecError, read_benchmarks, read_entry, variant_name
+from convoy.bench.spec import SpecError, read_benchmark, read_benchmarks, variant_name
 
 
 def write(folder, text, name="benchmarks.yml"):
@@ -28,22 +28,24 @@ name_gen:
   timeout: 60
 """
     (benchmark,) = read_benchmarks([write(tmp_path, spec)])
-    assert benchmark.variants == ({"batch": "1", "seed": "7"}, {"batch": "32", "seed": "7"})
-    assert [(m.name, m.skip, m.reduction) for m in benchmark.metrics] == [
+    assert benchmark.parameters == ({"batch": "1", "seed": "7"}, {"batch": "32", "seed": "7"})
+    assert [(name, m.skip, m.reduction_type) for name, m in benchmark.data.items()] == [
         ("throughput", 2, "mean"),
         ("loss", 0, "final"),
     ]
-    assert [d.expression for d in benchmark.derived] == ["{throughput} / {batch}"]
-    assert benchmark.environment == {"ROUNDS": "3"}
-    assert benchmark.location == tmp_path / "inner"
-    assert benchmark.timeout == 60
-    assert variant_name("name_gen", benchmark.variants[1]) == "name_gen_batch_32_seed_7"
+    assert {name: d.expr for name, d in benchmark.derived.items()} == {
+        "per_sample": "{throughput} / {batch}"
+    }
+    assert benchmark.env == {"ROUNDS": "3"}
+    assert benchmark.folder == tmp_path / "inner"
+    assert benchmark.time_limit == 60
+    assert variant_name("name_gen", benchmark.parameters[1]) == "name_gen_batch_32_seed_7"
 
 
 def test_a_table_of_parameters_is_a_variant_for_each_row(tmp_path):
     entry = {"cmd": "x", "parameters": [["a", "b"], [1, 2], "3, 4"]}
-    benchmark = read_entry("name", entry, tmp_path / "spec.yml")
-    assert benchmark.variants == ({"a": "1", "b": "2"}, {"a": "3", "b": "4"})
+    benchmark = read_benchmark("name", entry, tmp_path / "spec.yml")
+    assert benchmark.parameters == ({"a": "1", "b": "2"}, {"a": "3", "b": "4"})
 
 
 def test_names_choose_and_order_and_convergence_is_asked_for(tmp_path):
@@ -64,26 +66,29 @@ def test_names_choose_and_order_and_convergence_is_asked_for(tmp_path):
     [
         ("{cmd: a, notebook: b}", "it has both of cmd and notebook. Write one of them."),
         ("{timeout: 3}", "it has neither of cmd and notebook."),
-        ("{cmd: a, timout: 3}", "'timout' is not a field of a benchmark. Did you mean timeout?"),
-        ("{cmd: a, timeout: soon}", "timeout is 'soon'. Write a number of seconds."),
+        ("{cmd: a, timout: 3}", "timout is unknown. Did you mean timeout?"),
+        ("{cmd: a, timeout: soon}", "timeout: 'soon' is not a number"),
+        ("{cmd: a, timeout: 0}", "timeout 0: pass more than 0"),
         ("{cmd: a, location: nowhere}", "there is no folder .*nowhere"),
-        ("{cmd: 3}", "cmd or the notebook's file is not a text"),
+        ("{cmd: 3}", "cmd: 3 is not a string"),
+        ("{notebook: 3}", "notebook: 3 is not a section"),
         ("{notebook: lost.ipynb}", "there is no file .*lost.ipynb"),
-        ("[cmd]", "was found where names with values were expected"),
+        ("[cmd]", r"\['cmd'\] is not a mapping of fields to values"),
+        ("{cmd: a, data: 3}", "data: 3 is not a section with keys and values"),
         ("{cmd: a, parameters: [[a, b], [1]]}", "has 1 values for 2 names, a, b"),
-        ("{cmd: a, parameters: 3}", "parameters is 3. Write names with values"),
-        ("{cmd: a, data: {x: {regexp: '('}}}", "'\\(' is no regular expression"),
+        ("{cmd: a, parameters: 3}", "parameters: 3 is neither a mapping of names to values"),
+        ("{cmd: a, data: {x: {regexp: '('}}}", "data.x.regexp: '\\(' is not a regular expression"),
         ("{cmd: a, data: {x: {regexp: 'x'}}}", "'x' has 0 groups. Put the number"),
-        ("{cmd: a, data: {x: {}}}", "data: x: there is no regexp"),
-        ("{cmd: a, data: {x: {regexp: '(x)', skip: -1}}}", "skip is -1. Write 0 or more"),
+        ("{cmd: a, data: {x: {}}}", "data.x.regexp is missing"),
+        ("{cmd: a, data: {x: {regexp: '(x)', skip: -1}}}", "data.x.skip -1: pass 0 or more"),
         (
             "{cmd: a, data: {x: {regexp: '(x)', reduction_type: means}}}",
-            "reduction_type is 'means'. Did you mean mean",
+            "reduction_type: 'means' is not one of mean, final, min, value. Did you mean mean",
         ),
-        ("{cmd: a, derived: {x: {}}}", "derived: x: there is no expr"),
+        ("{cmd: a, derived: {x: {}}}", "derived.x.expr is missing"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_place(tmp_path, entry, message):
+def test_a_mistake_is_reported_with_its_place(tmp_path, entry, message):
     file = write(tmp_path, f"broken: {entry}\n")
     with pytest.raises(SpecError, match=message) as found:
         read_benchmarks([file])
@@ -96,14 +101,12 @@ def test_every_problem_is_listed_at_once(tmp_path):
     with pytest.raises(SpecError) as found:
         read_benchmarks([file, torn, tmp_path / "lost.yml"], ["train_resnet8", "other"])
     torn_line, lost, unknown, other = str(found.value).splitlines()
-    assert "torn.yml: the spec cannot be read" in torn_line
-    assert "lost.yml: the spec cannot be read" in lost
-    assert unknown == (
-        "--benchmark train_resnet8: there is none of this name. Did you mean train_resnet?"
-    )
-    assert "other: data: 3 was found" in other
+    assert "torn.yml is not YAML" in torn_line
+    assert "lost.yml cannot be read" in lost
+    assert unknown == "--benchmark train_resnet8 is unknown. Did you mean train_resnet?"
+    assert "other: data: 3 is not a section" in other
 
 
-def test_a_broken_entry_that_is_not_asked_for_does_no_harm(tmp_path):
+def test_an_invalid_entry_that_is_not_selected_is_ignored(tmp_path):
     file = write(tmp_path, "good: {cmd: a}\nbad: {}\n")
     assert [benchmark.name for benchmark in read_benchmarks([file], ["good"])] == ["good"]

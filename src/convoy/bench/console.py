@@ -1,4 +1,4 @@
-"""What is said while benchmarks run: on the terminal, and in the files of the run."""
+"""Messages of a benchmark run, on the terminal and in log files."""
 
 from __future__ import annotations
 
@@ -6,27 +6,29 @@ import logging
 import sys
 import threading
 from pathlib import Path
+from typing import Self
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-SEPARATOR = "=" * 20
+_FORMAT = logging.Formatter("[%(levelname)s] %(asctime)s: %(message)s")
 
 
 class Console:
-    """Writes `[LEVEL] time: message` to the terminal and to `console.log`.
+    """Writes messages as `[LEVEL] time: message`, and the output of commands.
 
     Args:
-        folder: of the run; it gets `console.log`, and `output.log` with what commands print.
-        level: messages below it are not shown on the terminal; nor, above INFO, are the commands'.
+        folder: folder of the files `console.log`, for messages, and `output.log`, for the output
+            of commands.
+        level: lowest level that is shown on the terminal. Above INFO, output is not shown.
     """
 
     def __init__(self, folder: Path, level: str = "INFO") -> None:
         self.level = logging.getLevelNamesMapping()[level]
         self._log = (folder / "console.log").open("w")
         self._output = (folder / "output.log").open("w")
-        # Both streams of a command are shown, each from a thread of its own.
+        # Each of the two streams of a command is read by a thread of its own.
         self._lock = threading.Lock()
 
-    def __enter__(self) -> Console:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -38,29 +40,29 @@ class Console:
         return self.level <= logging.INFO
 
     def info(self, message: str) -> None:
-        self._say("INFO", message)
+        self._write(logging.INFO, message)
 
     def error(self, message: str) -> None:
-        self._say("ERROR", message)
+        self._write(logging.ERROR, message)
 
     def plain(self, text: str) -> None:
-        """Write a part of the result, whatever the level."""
+        """Write text without a prefix, at any level."""
         with self._lock:
             print(text, flush=True)
             print(text, file=self._log, flush=True)
 
     def output(self, line: str) -> None:
-        """Write a line that a command has printed."""
+        """Write a line of a command's output."""
         with self._lock:
             print(line, file=self._output, flush=True)
             if self.shows_output:
                 print(f"  | {line}", flush=True)
 
-    def _say(self, level: str, message: str) -> None:
-        record = logging.makeLogRecord({"msg": message, "levelname": level})
-        text = logging.Formatter("[%(levelname)s] %(asctime)s: %(message)s").format(record)
+    def _write(self, level: int, message: str) -> None:
+        name = logging.getLevelName(level)
+        text = _FORMAT.format(logging.makeLogRecord({"msg": message, "levelname": name}))
         with self._lock:
             print(text, file=self._log, flush=True)
-            if logging.getLevelNamesMapping()[level] >= self.level:
-                stream = sys.stderr if level == "ERROR" else sys.stdout
+            if level >= self.level:
+                stream = sys.stderr if level == logging.ERROR else sys.stdout
                 print(text, file=stream, flush=True)

@@ -1,147 +1,169 @@
-"""Figures from what a command printed."""
+"""Metrics of a command: from its output, from other metrics, and from functions of the user."""
 
 from __future__ import annotations
 
 import math
 import re
+import runpy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from convoy.bench.invocation import fill
-from convoy.bench.spec import Benchmark, Metric, SpecError
+from convoy.bench.command import fill
+from convoy.bench.execution import Execution
+from convoy.bench.spec import Benchmark, Metric, SpecError, Variant
 
 CustomMetric = Callable[[str, str, int], float]
-"""Takes the standard output, the standard error and the exit status."""
+"""Function of the standard output, the standard error and the exit status."""
 
-# Lower is better: the worst values are the highest.
-LATENCY, THROUGHPUT = "latency", "throughput"
-NAMES = {name: getattr(math, name) for name in ("sqrt", "log", "log2", "log10", "exp", "ceil")}
-FUNCTIONS = {"min": min, "max": max, "abs": abs, "round": round, "sum": sum, **NAMES}
+THROUGHPUT = "throughput"
+# The only metric whose worst values are the largest.
+LATENCY = "latency"
+# The names that expressions of derived metrics may use.
+FUNCTIONS = {
+    "min": min,
+    "max": max,
+    "abs": abs,
+    "round": round,
+    "sum": sum,
+    **{name: getattr(math, name) for name in ("sqrt", "log", "log2", "log10", "exp", "ceil")},
+}
 
 _custom: dict[str, CustomMetric] = {}
 
 
+Samples = list[float] | str
+"""Numbers of a metric, or the reason why there are none."""
+
+
 @dataclass
-class Figures:
-    """What was found.
+class Metrics:
+    """Metrics of one run.
 
     Attributes:
-        values: of each metric, by the word for its reduction; `None` if it is missing.
-        samples: of each metric, the numbers that its value was made of.
-        missing: why a metric is missing, a line each.
+        values: values by metric and reduction; `None` if a metric is missing.
+        samples: numbers from which each value was computed.
+        missing: reasons for missing metrics, one line each.
     """
 
     values: dict[str, dict[str, float | None]] = field(default_factory=dict)
     samples: dict[str, list[float]] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
 
+    def add(self, name: str, reduction: str, samples: Samples) -> None:
+        value = None
+        if isinstance(samples, str):
+            self.missing.append(f"{name}: {samples}")
+        else:
+            self.samples[name] = samples
+            value = _reduce(reduction, samples)
+        self.values[name] = {reduction: value}
+
 
 def register_custom_metric(name: str, function: CustomMetric) -> None:
-    """Have a function compute a metric for every benchmark.
+    """Add a metric to every benchmark.
 
     Args:
-        name: of the metric.
-        function: is called with the standard output, the standard error and the exit status of a
-            command, and returns a number.
+        name: name of the metric.
+        function: function that computes a number from the standard output, the standard error
+            and the exit status of a command.
     """
     _custom[name] = function
 
 
-def custom_metrics() -> Mapping[str, CustomMetric]:
-    return _custom
+def load_custom_metrics(file: Path) -> None:
+    """Run a Python file that calls `register_custom_metric`.
+
+    Raises:
+        SpecError: if the file fails or registers nothing.
+    """
+    before = dict(_custom)
+    try:
+        runpy.run_path(str(file))
+    except Exception as error:  # any error of the user's file
+        reason = " ".join(str(error).split())
+        raise SpecError(
+            f"--custom-metrics-files {file}: {type(error).__name__}: {reason}"
+        ) from None
+    if _custom == before:
+        raise SpecError(
+            f"--custom-metrics-files {file}: it registers no metric. Call register_custom_metric "
+            "in it."
+        )
 
 
-def read_figures(
-    benchmark: Benchmark,
-    parameters: Mapping[str, str],
-    words: Sequence[str],
-    output: tuple[str, str],
-    exit_status: int,
-) -> Figures:
-    """Find every metric of a benchmark.
+def read_metrics(
+    benchmark: Benchmark, parameters: Variant, command: Sequence[str], execution: Execution
+) -> Metrics:
+    """Return all metrics of a run.
 
     Args:
-        benchmark: says what to look for.
-        parameters: of the variant.
-        words: of the command.
-        output: what it wrote to the standard output and to the standard error.
-        exit_status: how it ended; after a failure no figure counts.
+        benchmark: definition of the metrics.
+        parameters: parameters of the variant.
+        command: words of the command.
+        execution: output and exit status of the command.
     """
-    figures = Figures()
-    text = "\n".join(output)
-    for metric in benchmark.metrics:
-        samples, problem = _samples(metric, text, exit_status)
-        value = None
-        if problem:
-            figures.missing.append(f"{metric.name}: {problem}")
-        else:
-            times = _processes(words) if metric.name == THROUGHPUT else 1
-            samples = [times * sample for sample in samples]
-            value = _reduce(metric, samples)
-            figures.samples[metric.name] = samples
-        figures.values[metric.name] = {metric.reduction: value}
-    for derived in benchmark.derived:
+    metrics = Metrics()
+    for name, metric in benchmark.data.items():
+        samples = _from_output(name, metric, execution)
+        if name == THROUGHPUT and not isinstance(samples, str):
+            samples = [_mpi_processes(command) * sample for sample in samples]
+        metrics.add(name, metric.reduction_type, samples)
+    for name, derived in benchmark.derived.items():
         known: dict[str, object] = dict(parameters)
-        known |= {name: v for name, by in figures.values.items() for v in by.values()}
-        found = None
-        try:
-            found = _evaluate(derived.expression, known)
-            figures.samples[derived.name] = [found]
-        except (SpecError, ArithmeticError, TypeError, ValueError, NameError, SyntaxError) as error:
-            figures.missing.append(f"{derived.name}: {derived.expression!r}: {error}")
-        figures.values[derived.name] = {derived.reduction: found}
+        known |= {name: v for name, by in metrics.values.items() for v in by.values()}
+        metrics.add(name, derived.reduction_type, _from_expression(derived.expr, known))
     for name, function in _custom.items():
-        found = None
         try:
-            found = float(function(*output, exit_status))
-            figures.samples[name] = [found]
-        except Exception as error:  # of a function that the user wrote
-            figures.missing.append(f"{name}: {type(error).__name__}: {error}")
-        figures.values[name] = {"value": found}
-    return figures
+            value = float(function(execution.stdout, execution.stderr, execution.exit_status))
+            metrics.add(name, "value", [value])
+        except Exception as error:  # any error of the user's function
+            metrics.add(name, "value", f"{type(error).__name__}: {error}")
+    return metrics
 
 
-def _samples(metric: Metric, text: str, exit_status: int) -> tuple[list[float], str]:
-    """Return the numbers that count, or what is wrong with them."""
-    if exit_status:
-        return [], f"the command ended with exit status {exit_status}"
-    found = [match for line in text.splitlines() for match in metric.pattern.findall(line)]
+def _from_output(name: str, metric: Metric, execution: Execution) -> Samples:
+    if execution.exit_status:
+        return f"the command exited with status {execution.exit_status}"
+    lines = f"{execution.stdout}\n{execution.stderr}".splitlines()
+    found = [match for line in lines for match in metric.regexp.findall(line)]
     try:
         samples = [float(number.replace(",", "")) for number in found]
     except ValueError as error:
-        return [], f"{error}"
+        return str(error)
     if any(map(math.isnan, samples)):
-        return [], "is not a number (NaN)"
+        return "is not a number (NaN)"
     if not samples:
-        return [], f"nothing in the output fits {metric.pattern.pattern!r}"
+        return f"nothing in the output matches {metric.regexp.pattern!r}"
     if len(samples) <= metric.skip:
-        return [], f"{len(samples)} values were found, all of which are skipped ({metric.skip})"
-    if metric.reduction == "mean":
-        return sorted(samples, reverse=metric.name == LATENCY)[metric.skip :], ""
-    return samples, ""
+        return f"all {len(samples)} values are skipped (skip: {metric.skip})"
+    if metric.reduction_type == "mean":
+        return sorted(samples, reverse=name == LATENCY)[metric.skip :]
+    return samples
 
 
-def _reduce(metric: Metric, samples: Sequence[float]) -> float:
-    if metric.reduction == "mean":
+def _from_expression(expression: str, known: Mapping[str, object]) -> Samples:
+    for name, value in known.items():
+        if value is None and f"{{{name}}}" in expression:
+            return f"{expression!r}: {name} is missing"
+    try:
+        # A spec can run any command, so this is no sandbox: few names make mistakes visible.
+        return [float(eval(fill(expression, known), {"__builtins__": FUNCTIONS}))]
+    except (SpecError, ArithmeticError, TypeError, ValueError, NameError, SyntaxError) as error:
+        return f"{expression!r}: {error}"
+
+
+def _reduce(reduction: str, samples: Sequence[float]) -> float:
+    if reduction == "mean":
         return sum(samples) / len(samples)
-    if metric.reduction == "min":
+    if reduction == "min":
         return min(samples)
-    return samples[-1] if metric.reduction == "final" else samples[0]
+    return samples[-1] if reduction == "final" else samples[0]
 
 
-def _processes(words: Sequence[str]) -> int:
-    """Return the processes of an `mpirun`, each of which tells its own throughput."""
-    if not any(word.endswith("mpirun") for word in words):
+def _mpi_processes(command: Sequence[str]) -> int:
+    """Return the number of processes of an `mpirun`, each of which prints its own throughput."""
+    if not any(word.endswith("mpirun") for word in command):
         return 1
-    found = re.search(r"\s--?np?[ =](\d+)", " ".join(words))
+    found = re.search(r"\s--?np?[ =](\d+)", " ".join(command))
     return int(found[1]) if found else 1
-
-
-def _evaluate(expression: str, known: Mapping[str, object]) -> float:
-    absent = [
-        name for name, value in known.items() if value is None and f"{{{name}}}" in expression
-    ]
-    if absent:
-        raise SpecError(f"{absent[0]} is missing")
-    # A spec runs any command anyway; names are kept few so that a slip is an error.
-    return float(eval(fill(expression, known), {"__builtins__": FUNCTIONS}))

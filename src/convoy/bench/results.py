@@ -1,4 +1,4 @@
-"""What benchmarks gave: as a record, and as JSON, CSV and JUnit files."""
+"""Results of benchmark variants, and their JSON, CSV, JUnit and PNG files."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import json
 import platform
 import statistics
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 COLUMNS = ("throughput", "latency", "total_compiling_time")
@@ -20,108 +18,100 @@ NAME = "benchmark_results"
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How one run of one variant went.
+class Result:
+    """Result of one variant. Fields are named as in the JSON file.
 
     Attributes:
-        benchmark: the entry's name.
-        variant: with the parameters in it.
-        spec: the file.
-        parameters: of the variant.
-        environment: the variables of the entry.
-        command: as it was run.
-        values: of each metric, by the word for its reduction.
-        samples: of each metric, the numbers behind its value.
-        exit_status: of the command; 1 if it was 0 but a metric is missing.
-        reason: why it failed; empty if it did not.
-        start: seconds since the epoch.
-        seconds: how long it took.
-        logs: the files with the standard output and the standard error.
+        benchmark_path: path of the spec.
+        benchmark_name: name of the benchmark.
+        variant_name: name of the variant.
+        params: parameters of the variant.
+        env: environment variables of the benchmark.
+        command: executed command.
+        results: values by metric and reduction.
+        samples: numbers from which the values were computed.
+        reason: cause of a failure; empty if there was none.
+        passed: whether the command succeeded and all metrics were found.
+        exitcode: exit status of the command; 1 if it was 0 but a metric is missing.
+        start_time: time of the start, in ISO format.
+        end_time: time of the end, in ISO format.
+        test_duration: duration in seconds.
+        log_paths: files of the standard output (`out`) and the standard error (`err`).
     """
 
-    benchmark: str
-    variant: str
-    spec: Path
-    parameters: Mapping[str, str]
-    environment: Mapping[str, str]
+    benchmark_path: str
+    benchmark_name: str
+    variant_name: str
+    params: Mapping[str, str]
+    env: Mapping[str, str]
     command: str
-    values: Mapping[str, Mapping[str, float | None]]
+    results: Mapping[str, Mapping[str, float | None]]
     samples: Mapping[str, Sequence[float]]
-    exit_status: int
     reason: str
-    start: float
-    seconds: float
-    logs: tuple[Path, Path]
-
-    @property
-    def passed(self) -> bool:
-        return not self.reason
+    passed: bool
+    exitcode: int
+    start_time: str
+    end_time: str
+    test_duration: float
+    log_paths: Mapping[str, str]
 
     def value(self, metric: str) -> float | None:
-        return next(iter(self.values.get(metric, {}).values()), None)
-
-    def as_dict(self) -> dict[str, Any]:
-        end = self.start + self.seconds
-        return {
-            "benchmark_path": str(self.spec),
-            "benchmark_name": self.benchmark,
-            "variant_name": self.variant,
-            "params": dict(self.parameters),
-            "env": dict(self.environment),
-            "command": self.command,
-            "results": {name: dict(by) for name, by in self.values.items()},
-            "samples": {name: list(numbers) for name, numbers in self.samples.items()},
-            "passed": self.passed,
-            "reason": self.reason,
-            "start_time": datetime.fromtimestamp(self.start, UTC).isoformat(),
-            "end_time": datetime.fromtimestamp(end, UTC).isoformat(),
-            "test_duration": self.seconds,
-            "exitcode": self.exit_status,
-            "log_paths": {"out": str(self.logs[0]), "err": str(self.logs[1])},
-        }
+        return next(iter(self.results.get(metric, {}).values()), None)
 
 
-def join(runs: Sequence[Outcome]) -> Outcome:
-    """Make one outcome of several runs of a variant: the median of each value, and all values."""
+def join(runs: Sequence[Result]) -> Result:
+    """Return one result for repeated runs of a variant: the median of each value, and all values.
+
+    If a run has failed, the other fields are those of the first failure.
+    """
     if len(runs) == 1:
         return runs[0]
     first = next((run for run in runs if not run.passed), runs[0])
-    values: dict[str, dict[str, float | None]] = {}
+    results: dict[str, dict[str, float | None]] = {}
     samples: dict[str, list[float]] = {}
-    for name, by in first.values.items():
+    for name, by in first.results.items():
         found = [value for run in runs if (value := run.value(name)) is not None]
         samples[name] = found
-        middle = statistics.median(found) if len(found) == len(runs) else None
-        values[name] = dict.fromkeys(by, middle)
-    seconds = sum(run.seconds for run in runs)
-    changed = {"values": values, "samples": samples, "seconds": seconds, "start": runs[0].start}
-    return Outcome(**(vars(first) | changed))
+        median = statistics.median(found) if len(found) == len(runs) else None
+        results[name] = dict.fromkeys(by, median)
+    return replace(
+        first,
+        results=results,
+        samples=samples,
+        start_time=runs[0].start_time,
+        end_time=runs[-1].end_time,
+        test_duration=sum(run.test_duration for run in runs),
+    )
 
 
 def write_results(
-    outcomes: Sequence[Outcome], folder: Path, *, more_columns: Sequence[str] = (), details: bool
+    results: Sequence[Result], folder: Path, *, more_columns: Sequence[str] = (), details: bool
 ) -> None:
     """Write `benchmark_results.json`, `.csv` and `.xml`.
 
     Args:
-        outcomes: one for each variant.
-        folder: where to.
-        more_columns: metrics that get a column in the CSV, beside `COLUMNS`.
-        details: whether it has columns with duration, loss, result, command and so on.
+        results: results of all variants.
+        folder: folder of the files.
+        more_columns: metrics with a column in the CSV file, in addition to `COLUMNS`.
+        details: whether the CSV file has columns for duration, loss, result, command and so on.
     """
-    (folder / f"{NAME}.json").write_text(json.dumps(as_json(outcomes), indent=2) + "\n")
-    _write_csv(outcomes, folder / f"{NAME}.csv", more_columns, details)
-    tree = ElementTree.ElementTree(_junit(outcomes))
+    commit = git_commit()
+    common = {"git_commit_hash": commit, "versions": versions()}
+    by_benchmark: dict[str, list[dict[str, object]]] = {}
+    for result in results:
+        by_benchmark.setdefault(result.benchmark_name, []).append(asdict(result) | common)
+    (folder / f"{NAME}.json").write_text(json.dumps(by_benchmark, indent=2) + "\n")
+    metrics = list(dict.fromkeys([*COLUMNS, *more_columns]))
+    with (folder / f"{NAME}.csv").open("w", newline="") as opened:
+        writer = csv.writer(opened, quoting=csv.QUOTE_ALL)
+        columns = dict.fromkeys(_details(results[0], commit)) if details and results else ()
+        writer.writerow(["benchmark name", "Variant name", *metrics, *columns])
+        for result in results:
+            row = [result.benchmark_name, result.variant_name, *map(result.value, metrics)]
+            writer.writerow([*row, *(_details(result, commit).values() if details else ())])
+    tree = ElementTree.ElementTree(_junit(results))
     ElementTree.indent(tree)
     tree.write(folder / f"{NAME}.xml", encoding="utf-8", xml_declaration=True)
-
-
-def as_json(outcomes: Iterable[Outcome]) -> dict[str, list[dict[str, Any]]]:
-    about = {"git_commit_hash": git_commit(), "versions": versions()}
-    grouped: dict[str, list[dict[str, Any]]] = {}
-    for outcome in outcomes:
-        grouped.setdefault(outcome.benchmark, []).append(outcome.as_dict() | about)
-    return grouped
 
 
 def versions() -> dict[str, str]:
@@ -131,7 +121,7 @@ def versions() -> dict[str, str]:
 
 
 def git_commit(folder: Path | None = None) -> str:
-    """Return the commit that a folder is at; `Not a git repo` where there is none."""
+    """Return the commit of a folder; `Not a git repo` if it is none."""
     try:
         done = subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True
@@ -141,51 +131,43 @@ def git_commit(folder: Path | None = None) -> str:
     return done.stdout.strip()
 
 
-def _write_csv(
-    outcomes: Sequence[Outcome], file: Path, more_columns: Sequence[str], details: bool
-) -> None:
-    metrics = list(dict.fromkeys([*COLUMNS, *more_columns]))
-    extra = ["test_duration", "loss", "result", "cmd", "env", "git_commit_hash"] if details else []
-    commit = git_commit() if details else ""
-    with file.open("w", newline="") as opened:
-        writer = csv.writer(opened, quoting=csv.QUOTE_ALL)
-        writer.writerow(["benchmark name", "Variant name", *metrics, *extra])
-        for outcome in outcomes:
-            row = [outcome.benchmark, outcome.variant, *map(outcome.value, metrics)]
-            if details:
-                result = "PASSED" if outcome.passed else "FAILED"
-                environment = " ".join(f"{k}={v}" for k, v in outcome.environment.items())
-                row += [outcome.seconds, outcome.value("loss"), result]
-                row += [outcome.command, environment, commit]
-            writer.writerow(["" if cell is None else cell for cell in row])
+def _details(result: Result, commit: str) -> dict[str, object]:
+    return {
+        "test_duration": result.test_duration,
+        "loss": result.value("loss"),
+        "result": "PASSED" if result.passed else "FAILED",
+        "cmd": result.command,
+        "env": " ".join(f"{key}={value}" for key, value in result.env.items()),
+        "git_commit_hash": commit,
+    }
 
 
-def _junit(outcomes: Sequence[Outcome]) -> ElementTree.Element:
+def _junit(results: Sequence[Result]) -> ElementTree.Element:
     root = ElementTree.Element("testsuites")
-    for name in dict.fromkeys(outcome.benchmark for outcome in outcomes):
-        own = [outcome for outcome in outcomes if outcome.benchmark == name]
+    for name in dict.fromkeys(result.benchmark_name for result in results):
+        own = [result for result in results if result.benchmark_name == name]
         suite = ElementTree.SubElement(
             root,
             "testsuite",
             name=name,
             tests=str(len(own)),
-            failures=str(sum(not outcome.passed for outcome in own)),
-            time=f"{sum(outcome.seconds for outcome in own):.3f}",
+            failures=str(sum(not result.passed for result in own)),
+            time=f"{sum(result.test_duration for result in own):.3f}",
         )
-        for outcome in own:
+        for result in own:
             case = ElementTree.SubElement(
                 suite,
                 "testcase",
                 classname=name,
-                name=outcome.variant,
-                time=f"{outcome.seconds:.3f}",
+                name=result.variant_name,
+                time=f"{result.test_duration:.3f}",
             )
             properties = ElementTree.SubElement(case, "properties")
-            for metric in outcome.values:
-                value = outcome.value(metric)
+            for metric in result.results:
+                value = result.value(metric)
                 if value is not None:
                     ElementTree.SubElement(properties, "property", name=metric, value=repr(value))
-            if not outcome.passed:
-                failure = ElementTree.SubElement(case, "failure", message=outcome.reason)
-                failure.text = f"exit status {outcome.exit_status}: {outcome.command}"
+            if not result.passed:
+                failure = ElementTree.SubElement(case, "failure", message=result.reason)
+                failure.text = f"exit status {result.exitcode}: {result.command}"
     return root

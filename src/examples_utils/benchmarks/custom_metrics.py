@@ -1,5 +1,5 @@
-"""Where files of custom metrics look for `register_custom_metric`."""
+"""`register_custom_metric`, under the name that Graphcore's files import."""
 
-from convoy.bench.custom import register_custom_metric
+from convoy.bench import register_custom_metric
 
 __all__ = ["register_custom_metric"]

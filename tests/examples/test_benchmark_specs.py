@@ -1,9 +1,9 @@
-"""The specs that ship with the examples: every command can be run as it stands."""
+"""The benchmark specs of the examples: every command names a script and flags that exist."""
 
 from pathlib import Path
 
 import pytest
-from convoy.bench.invocation import Changes, words_of
+from convoy.bench.command import make_command
 from convoy.bench.spec import read_benchmarks
 from convoy.cli.bench import main
 from convoy.cli.train import parse
@@ -26,8 +26,8 @@ def test_every_example_has_one_for_a_laptop_and_one_for_a_cluster():
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.parent.name)
 def test_every_command_names_a_script_and_flags_that_are_there(spec):
     for benchmark in read_benchmarks([spec], include_convergence=True):
-        for parameters in benchmark.variants:
-            words = words_of(benchmark, parameters, VARIABLES, Changes())
+        for parameters in benchmark.parameters:
+            words = make_command(benchmark, parameters, VARIABLES)
             (script, *_) = [word for word in words if word.endswith(".py")]
             assert (spec.parent / script).is_file()
             if script == "train.py" and spec.parent.name == "cnns":

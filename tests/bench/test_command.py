@@ -3,14 +3,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from convoy.bench import invocation
-from convoy.bench.invocation import Changes, environment_of, fill, words_of
-from convoy.bench.spec import SpecError, read_entry
+from convoy.bench import command as commands
+from convoy.bench.command import fill, make_command, make_environment
+from convoy.bench.spec import SpecError, read_benchmark
 
 
 def words(tmp_path, command, parameters=None, environment=None, **changes):
-    benchmark = read_entry("name", {"cmd": command}, tmp_path / "spec.yml")
-    return words_of(benchmark, parameters or {}, environment or {}, Changes(**changes))
+    benchmark = read_benchmark("name", {"cmd": command}, tmp_path / "spec.yml")
+    return make_command(benchmark, parameters or {}, environment or {}, **changes)
 
 
 def test_parameters_and_variables_are_filled_in(tmp_path):
@@ -27,12 +27,12 @@ def test_parameters_and_variables_are_filled_in(tmp_path):
     ("command", "message"),
     [
         ("python3 {size}", r"\{size\} is not a parameter. There are batch."),
-        ("python3 $DATASETS_DIR", r"reads \$DATASETS_DIR, which is not set"),
-        ("python3 'x", "cannot be divided into words: No closing quotation"),
+        ("python3 $DATASETS_DIR", r"uses \$DATASETS_DIR, which is not set"),
+        ("python3 'x", "cannot be split into words: No closing quotation"),
         (" ", "is empty"),
     ],
 )
-def test_what_cannot_be_run_is_said(tmp_path, command, message):
+def test_a_command_that_cannot_be_run_is_an_error(tmp_path, command, message):
     with pytest.raises(SpecError, match=message):
         words(tmp_path, command, {"batch": "8"})
 
@@ -55,8 +55,8 @@ def test_braces_that_are_no_name_stay():
 
 def test_programs_of_this_environment_come_first(tmp_path):
     entry = {"cmd": "x", "env": {"MINE": 1}}
-    benchmark = read_entry("name", entry, tmp_path / "spec.yml")
-    values = environment_of(benchmark, tmp_path, profile=True)
+    benchmark = read_benchmark("name", entry, tmp_path / "spec.yml")
+    values = make_environment(benchmark, tmp_path, profile=True)
     assert values["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
     assert values["MINE"] == "1"
     assert str(tmp_path / "profile") in values["POPLAR_ENGINE_OPTIONS"]
@@ -65,10 +65,10 @@ def test_programs_of_this_environment_come_first(tmp_path):
 
 def test_a_notebook_needs_its_packages(tmp_path, monkeypatch):
     (tmp_path / "walk.ipynb").write_text("{}")
-    benchmark = read_entry("name", {"notebook": "walk.ipynb"}, tmp_path / "spec.yml")
-    monkeypatch.setattr(invocation.importlib.util, "find_spec", lambda name: None)
+    benchmark = read_benchmark("name", {"notebook": "walk.ipynb"}, tmp_path / "spec.yml")
+    monkeypatch.setattr(commands.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SpecError, match=r"needs the package nbconvert. Install it with: pip"):
-        words_of(benchmark, {}, {}, Changes())
-    monkeypatch.setattr(invocation.importlib.util, "find_spec", lambda name: name)
-    found = words_of(benchmark, {}, {}, Changes())
+        make_command(benchmark, {}, {})
+    monkeypatch.setattr(commands.importlib.util, "find_spec", lambda name: name)
+    found = make_command(benchmark, {}, {})
     assert found[-2:] == ["--ExecutePreprocessor.timeout=600", str(tmp_path / "walk.ipynb")]
