@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +20,7 @@ from convoy.bench.results import Result, join
 from convoy.bench.spec import Benchmark, Seconds, SpecError, Variant, variant_name
 from convoy.configuration import Configuration, Count, Option
 
+SPECS = (Path("benchmarks.yml"),)
 # The number of lines of standard error that are shown for a failure.
 ERROR_LINES = 100
 _NOTHING_COPIED = "nothing is copied to other hosts"
@@ -29,33 +30,19 @@ _NOTHING_COPIED = "nothing is copied to other hosts"
 class SessionOptions(Configuration):
     """Flags of `convoy bench`."""
 
-    spec: Annotated[list[Path], Option("spec files (default: benchmarks.yml)")] = field(
-        default_factory=lambda: [Path("benchmarks.yml")]
-    )
-    benchmark: Annotated[list[str], Option("names of benchmarks, in the order to run")] = field(
-        default_factory=list
-    )
+    spec: Annotated[tuple[Path, ...], Option("spec files (default: benchmarks.yml)")] = SPECS
+    benchmark: Annotated[tuple[str, ...], Option("names of benchmarks, in the order to run")] = ()
     compare: Annotated[Path | None, Option("folder or JSON file of an earlier run")] = None
     repeat: Annotated[Count, Option("number of runs of each variant, in turns")] = 1
-    timeout: Annotated[
-        Seconds | None, Option("time limit of a variant in seconds; a smaller one of a spec counts")
-    ] = None
-    log_dir: Annotated[
-        Path | None, Option("folder of the results (default: log_<time>)", aliases=("logdir",))
-    ] = None
+    timeout: Annotated[Seconds | None, Option("upper limit for all time limits, in seconds")] = None
+    log_dir: Annotated[Path | None, Option("folder of the results", aliases=("logdir",))] = None
     stop_on_error: Annotated[bool, Option("stop at the first failure")] = False
     include_convergence: Annotated[bool, Option("include names with _conv in them")] = False
     compile_only: Annotated[bool, Option("add --compile-only; read no metrics")] = False
     profile: Annotated[bool, Option("make commands write reports of their programs")] = False
-    custom_metrics_files: Annotated[list[Path], Option("Python files of custom metrics")] = field(
-        default_factory=list
-    )
-    csv_metrics: Annotated[list[str], Option("metrics with a column in the CSV file")] = field(
-        default_factory=list
-    )
-    additional_metrics: Annotated[
-        bool, Option("add duration, command, commit and more to the CSV file")
-    ] = False
+    custom_metrics_files: Annotated[tuple[Path, ...], Option("Python files of metrics")] = ()
+    csv_metrics: Annotated[tuple[str, ...], Option("metrics with a column in the CSV file")] = ()
+    additional_metrics: Annotated[bool, Option("more columns of the CSV file")] = False
     allow_wandb: Annotated[bool, Option("keep flags of commands that begin with --wandb")] = False
     requirements_file: Annotated[Path | None, Option("packages that pip installs first")] = None
     logging: Annotated[str, Option("lowest level that is shown", choices=LEVELS)] = "INFO"

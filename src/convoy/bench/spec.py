@@ -25,6 +25,17 @@ SHARED = "options"
 # Entries with this in their name train to convergence and run only on request.
 CONVERGENCE = "_conv"
 
+# Fields for readers, or for tools that build a whole environment.
+UNUSED = (
+    "description",
+    "output",
+    "generated",
+    "synthetic",
+    "repository",
+    "required_apt_packages",
+    "requirements_path",
+)
+
 Variant = Mapping[str, str]
 """Parameters by name."""
 
@@ -139,7 +150,6 @@ class Benchmark(Configuration):
         timeout: time limit in seconds.
         allow_wandb: whether flags that begin with `--wandb` are kept.
         requirements_file: file of packages that pip installs first.
-        description: not used, as are all fields below.
     """
 
     name: str
@@ -154,13 +164,6 @@ class Benchmark(Configuration):
     timeout: Seconds | None = None
     allow_wandb: bool = False
     requirements_file: Path | None = None
-    description: object = None
-    output: object = None
-    generated: object = None
-    synthetic: object = None
-    repository: object = None
-    required_apt_packages: object = None
-    requirements_path: object = None
 
     def __post_init__(self) -> None:
         if bool(self.cmd) == bool(self.notebook):
@@ -242,7 +245,7 @@ def read_benchmark(name: str, entry: Any, spec: Path) -> Benchmark:
 
     Args:
         name: key of the entry.
-        entry: fields of the entry; fields without a value are ignored.
+        entry: fields of the entry; those without a value and those in `UNUSED` are ignored.
         spec: path of the spec.
 
     Raises:
@@ -251,7 +254,7 @@ def read_benchmark(name: str, entry: Any, spec: Path) -> Benchmark:
     where = f"{spec}: {name}: "
     if not isinstance(entry, Mapping):
         raise SpecError(f"{where}{entry!r} is not a mapping of fields to values.")
-    fields = {key: value for key, value in entry.items() if value is not None}
+    fields = {k: value for k, value in entry.items() if value is not None and k not in UNUSED}
     try:
         return read(Benchmark, fields | {"name": name, "spec": spec}, where)
     except ConfigurationError as error:
