@@ -1,4 +1,4 @@
-"""Precision words. Covers upstream's `test_precision`: policies, types, underflow, bad words."""
+"""Mixed precision. Covers upstream's `test_precision`: policies, types, underflow, bad names."""
 
 import threading
 
@@ -38,14 +38,21 @@ def test_an_unsupported_pair_is_refused_with_a_list_of_the_known_ones(word):
         convoy.Strategy(precision=word)
 
 
+@pytest.mark.parametrize("word", TYPES)
+def test_a_policy_of_keras_names_the_same_precision(word):
+    found = precision.find(word)
+    assert precision.find(found.policy) is found
+    assert convoy.Strategy(precision=found.policy).precision is found
+
+
 def test_says_what_is_not_supported():
     with pytest.raises(ValueError, match="computing in float32 and updating in float16 is not"):
         precision.find("32.16")
 
 
-@pytest.mark.parametrize("word", ["half", "16", "", 16.32, "mixed_float16"])
+@pytest.mark.parametrize("word", ["half", "16", "", 16.32, "mixed_float32"])
 def test_what_is_not_a_pair_is_refused(word):
-    with pytest.raises(ValueError, match="is not two precisions with a dot between them"):
+    with pytest.raises(ValueError, match=r"is neither two precisions with a dot .* nor a policy"):
         precision.find(word)
 
 

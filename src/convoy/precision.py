@@ -1,4 +1,4 @@
-"""The words for precision: in what a model computes, and in what its weights are kept."""
+"""Mixed precision: the type that a model computes in, and the type of its weights."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from dataclasses import dataclass
 import keras
 from convoy import keras_bridge
 
-# The number of bits in the words, and the type that Keras knows by it.
-_TYPES = {"16": "float16", "bf16": "bfloat16", "32": "float32"}
-_WELL_FORMED = re.compile(r"(bf)?\d+\.(bf)?\d+")
+# The types that the parts of a pair such as "16.32" stand for.
+_DTYPES = {"16": "float16", "bf16": "bfloat16", "32": "float32"}
+_PAIR = re.compile(r"(bf)?\d+\.(bf)?\d+")
 
 
 @dataclass(frozen=True)
 class Precision:
-    """In what a model computes, and in what its weights are kept and updated.
+    """Compute type and weight type of a model.
 
     Attributes:
-        word: such as `"16.32"`: compute precision, a dot, weight-update precision.
-        policy: the name of the Keras dtype policy that does it.
+        pair: compute precision and weight-update precision in bits, such as `"16.32"`
+            (Graphcore's notation).
+        policy: name of the Keras dtype policy.
     """
 
-    word: str
+    pair: str
     policy: str
 
     @property
@@ -39,7 +40,7 @@ class Precision:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """Make it the policy of layers that this thread makes in the block."""
+        """Set Keras's dtype policy for the layers that this thread creates in the block."""
         before = keras.config.dtype_policy()
         keras.config.set_dtype_policy(self.policy)
         try:
@@ -48,71 +49,67 @@ class Precision:
             keras.config.set_dtype_policy(before)
 
     def check(self, model: keras.Model) -> None:
-        """Refuse a model none of whose layers computes in this precision.
+        """Check that at least one layer of a model has this precision.
 
-        Single layers may well have a policy of their own, such as a last one in float32.
+        Other layers may have other policies, such as a last layer in float32.
+
+        Raises:
+            ValueError: if no layer has it.
         """
         found = keras_bridge.policies(model)
         if found and self.policy not in found:
             raise ValueError(
-                f"The strategy has precision={self.word!r}, which is Keras's policy "
-                f"{self.policy!r}, but {model.name!r} was made with {_listed(found)}, and a "
-                "model keeps the policy that it was made with. Make the model inside of the "
-                "strategy's scope (a model that is loaded or cloned keeps its own), or leave "
-                "`precision` out."
+                f"The strategy has precision={self.pair!r}, which is Keras's policy "
+                f"{self.policy!r}, but {model.name!r} was made with "
+                f"{' and '.join(map(repr, sorted(found)))}, and a model keeps the policy that it "
+                "was made with. Make the model inside of the strategy's scope (a model that is "
+                "loaded or cloned keeps its own), or leave `precision` out."
             )
 
 
-KNOWN = {
-    precision.word: precision
-    for precision in (
-        Precision("32.32", "float32"),
-        Precision("16.32", "mixed_float16"),
-        Precision("16.16", "float16"),
-        Precision("bf16.32", "mixed_bfloat16"),
-        Precision("bf16.16", "bfloat16"),
-    )
+_PRECISIONS = (
+    Precision("32.32", "float32"),
+    Precision("16.32", "mixed_float16"),
+    Precision("16.16", "float16"),
+    Precision("bf16.32", "mixed_bfloat16"),
+    Precision("bf16.16", "bfloat16"),
+)
+PRECISIONS = {precision.pair: precision for precision in _PRECISIONS} | {
+    precision.policy: precision for precision in _PRECISIONS
 }
+"""All precisions by both of their names."""
 
 
-def find(word: str) -> Precision:
-    """Return what a precision word stands for.
+def find(name: str) -> Precision:
+    """Return the precision of a name.
 
     Args:
-        word: compute precision and weight-update precision with a dot between them: `"32.32"`,
-            `"16.32"`, `"16.16"`, `"bf16.32"` or `"bf16.16"`.
+        name: name of a Keras dtype policy, such as `"mixed_float16"`, or compute and weight-update
+            precision with a dot between them, such as `"16.32"`; one of `PRECISIONS`.
 
     Raises:
-        ValueError: if there is no such word; the known ones are listed.
+        ValueError: if there is no such precision; the error lists all names.
     """
-    if word in KNOWN:
-        return KNOWN[word]
-    known = ", ".join(map(repr, KNOWN))
-    if isinstance(word, str) and _WELL_FORMED.fullmatch(word):
-        compute, update = word.split(".")
-        reason = f"computing in {_type(compute)} and updating in {_type(update)} is not supported"
+    if name in PRECISIONS:
+        return PRECISIONS[name]
+    if isinstance(name, str) and _PAIR.fullmatch(name):
+        compute, update = (_DTYPES.get(bits, repr(bits)) for bits in name.split("."))
+        reason = f"computing in {compute} and updating in {update} is not supported"
     else:
-        reason = "it is not two precisions with a dot between them"
-    raise ValueError(f"precision={word!r} cannot be used: {reason}. Pass one of {known}.")
+        reason = "it is neither two precisions with a dot between them nor a policy of Keras"
+    names = ", ".join(map(repr, PRECISIONS))
+    raise ValueError(f"precision={name!r} cannot be used: {reason}. Pass one of {names}.")
 
 
 @functools.cache
 def warn_of_half_partials() -> None:
-    """Say once that the type of sums is XLA's choice.
+    """Warn once that `half_partials=True` has no effect.
 
-    On a CPU it sums products and convolutions of 16-bit numbers in float32, also where JAX is asked
-    for sums in 16 bits; for convolutions JAX has no way to ask.
+    On a CPU, XLA accumulates matrix products and convolutions of 16-bit numbers in float32, also
+    where JAX requests 16-bit accumulation; for convolutions JAX has no such request.
     """
     warnings.warn(
-        "half_partials=True has no effect: XLA chooses in what it sums products of 16-bit numbers, "
-        "on a CPU float32, which is more accurate. Leave it out.",
+        "half_partials=True has no effect: XLA chooses the type in which it accumulates products "
+        "of 16-bit numbers, on a CPU float32, which is more accurate. Leave it out.",
         stacklevel=3,
     )
-
-
-def _type(bits: str) -> str:
-    return _TYPES.get(bits, f"{bits!r}")
-
-
-def _listed(policies: set[str]) -> str:
-    return " and ".join(map(repr, sorted(policies)))

@@ -1,4 +1,4 @@
-"""What must be settled before Keras and JAX start."""
+"""Settings that must be made before Keras and JAX start."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import sys
 
 
 def start() -> None:
-    """Choose Keras's backend, the devices, their kernels and memory; join other distributed."""
+    """Prepare this process: backend, memory, devices, other processes, cache and CPU kernels."""
     _choose_backend()
+    from convoy import versions
+
+    versions.warn_of_untested()
     from convoy.cpu import memory
 
-    # Before there are threads: each would bring memory of its own, which is not kept.
+    # Before there are threads: each gets a memory arena of its own, which `keep` does not cover.
     memory.keep()
     from convoy import compilation_cache, cpu, devices, distributed
 
@@ -24,6 +27,11 @@ def start() -> None:
 
 
 def _choose_backend() -> None:
+    """Select Keras's JAX backend.
+
+    Raises:
+        ImportError: if Keras was imported with another backend, or the environment selects one.
+    """
     keras = sys.modules.get("keras")
     if keras is not None:
         loaded = keras.config.backend()

@@ -66,9 +66,10 @@ class Strategy:
             layers are then chosen as it takes. For functional and sequential models.
         data_budget: bytes of each device's memory that data may take. Data sets that fit are
             moved there once; others are streamed in blocks. By default a quarter of the memory.
-        precision: in what models made in the scope compute, a dot, and in what their weights are
-            kept and updated: `"32.32"`, `"16.32"`, `"16.16"`, `"bf16.32"` or `"bf16.16"`. By
-            default what Keras's dtype policy says.
+        precision: precision of models that are made in the scope, as the name of a Keras dtype
+            policy: `"float32"`, `"mixed_float16"`, `"float16"`, `"mixed_bfloat16"` or
+            `"bfloat16"`; or as compute and weight-update precision in bits: `"32.32"`, `"16.32"`,
+            `"16.16"`, `"bf16.32"` or `"bf16.16"`. By default Keras's current policy.
         loss_scale: what the loss is multiplied by and the gradients are divided by, so that small
             ones survive 16 bits: a number, `"auto"`, or an `AutomaticLossScale`. Updates whose
             gradients overflow are left out. By default Keras's way: none, but for the

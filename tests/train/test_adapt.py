@@ -12,7 +12,7 @@ class Mean(layers.Layer):
         self.mean = self.add_weight(shape=(shape[-1],), trainable=False)
 
     def call(self, x):
-        return x - self.mean
+        return keras.ops.subtract(x, self.mean)
 
     def adapt(self, x):
         self.mean.assign(np.asarray(x).mean(0))

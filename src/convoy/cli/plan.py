@@ -51,7 +51,7 @@ def make_parser() -> Parser:
     add("--devices", type=int, nargs="+", required=True, help="how many; several make a table")
     add("--global-batch", "--global-batch-size", type=int, required=True, help="per weight update")
     add("--memory", type=parse_bytes, help="of a device, as 8GB (default: what one has here)")
-    add("--precision", default="32.32", choices=precisions.KNOWN, help="default: 32.32")
+    add("--precision", default="32.32", choices=precisions.PRECISIONS, help="default: 32.32")
     add("--optimizer", default="sgd", choices=SLOTS, help="for its memory (default: sgd)")
     add("--measure", action="store_true", help="time the model here, instead of estimating it")
     group = parser.add_argument_group("devices that are not here")

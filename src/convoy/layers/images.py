@@ -61,7 +61,7 @@ def normalise(images: Any, normalisation: Normalisation) -> Any:
         return images / 255
     if normalisation in CHANNELS:
         mean, deviation = map(ops.array, CHANNELS[normalisation])
-        return (images / 255 - mean) / deviation
+        return ops.divide(ops.subtract(images / 255, mean), deviation)
     mean, variance = ops.moments(images, axes=(1, 2, 3), keepdims=True)
     return (images - mean) / ops.where(variance == 0, 1.0, ops.sqrt(variance))
 

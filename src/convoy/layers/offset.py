@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import keras
-from keras import layers
+from keras import layers, ops
 
 
 @keras.saving.register_keras_serializable(package="convoy")
@@ -30,7 +30,7 @@ class Offset(layers.Layer):
         self.beta = self.add_weight(shape=shape[-1:], initializer="zeros", name="beta")
 
     def call(self, inputs: Any) -> Any:
-        return inputs + math.sqrt(self.speed) * self.beta
+        return ops.add(inputs, math.sqrt(self.speed) * self.beta)
 
     def compute_output_shape(self, shape: tuple) -> tuple:
         return shape

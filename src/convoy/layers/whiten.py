@@ -41,7 +41,7 @@ class Whiten(layers.Layer):
         self.bias = self.add_weight(shape=(filters,), initializer="zeros", name="bias")
 
     def call(self, images: Any) -> Any:
-        return ops.conv(images, self.kernel) + self.bias
+        return ops.add(ops.conv(images, self.kernel), self.bias)
 
     def adapt(self, images: Any) -> None:
         """Find the weights.

@@ -23,7 +23,7 @@ from convoy.data.augment import Border
 from convoy.data.catalog import DATASETS, Normalisation
 from convoy.layers.views import WEIGHTS as VIEWS
 from convoy.pipeline import ALIASES, NAMES, canonical_name
-from convoy.precision import KNOWN as PRECISIONS
+from convoy.precision import PRECISIONS
 from pydantic import AfterValidator, BeforeValidator, Field
 
 _recipe = partial(Option, group="recipe")

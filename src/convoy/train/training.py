@@ -10,6 +10,7 @@ from typing import Literal
 import convoy
 import keras
 from convoy.pipeline.assignment import calls_of
+from convoy.precision import find as find_precision
 from convoy.progress_bar import Output
 from convoy.train.adapt import adapt_layers
 from convoy.train.input import Images, some_images, training_input
@@ -43,7 +44,7 @@ class Training:
 def training_strategy(plan: RunPlan) -> convoy.Strategy:
     options = plan.options
     scale: float | str | None = options.loss_scaling or None
-    rounds = options.precision.endswith(".16")
+    rounds = find_precision(options.precision).update_dtype != "float32"
     return convoy.Strategy(
         devices=plan.devices,
         gradient_accumulation=plan.batch.accumulation,
