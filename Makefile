@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 INTEROP := .venv-interop
 CLIENTS := .venv-clients
 SANITIZED := .venv-sanitized
+PROTO := .venv-proto
 # A process of tests for each core: most of the time goes into compiling, on one thread.
 PARALLEL := --numprocesses auto --dist worksteal
 BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard src/convoy/*/native/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train docs test test-all freeze test-clients test-sanitized soak soak-serving lint bench-peers clean
+.PHONY: help setup train docs test test-all freeze test-clients test-sanitized soak soak-serving proto lint bench-peers clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -81,6 +82,17 @@ $(VENV)/.docs-installed: $(VENV)/.installed
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,docs]'
 	@touch $@
 
+proto: $(PROTO)/.installed ## Generate the *_pb2 modules from the .proto files
+	@$(PROTO)/bin/python -m grpc_tools.protoc --proto_path=src --python_out=src --pyi_out=src \
+	  $(wildcard src/convoy/*/*.proto)
+
+# Generated code runs with the protobuf of its compiler and later ones: this compiler is older than
+# the one in the development environment, so that the code runs with TensorFlow's protobuf too.
+$(PROTO)/.installed: Makefile
+	@test -x $(PROTO)/bin/python || $(PYTHON) -m venv $(PROTO)
+	@$(PROTO)/bin/python -m pip install --quiet --disable-pip-version-check grpcio-tools==1.80.0
+	@touch $@
+
 lint: setup
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
@@ -90,4 +102,4 @@ bench-peers: setup ## Convoy beside its peers: 40 minutes, a page in benchmarks/
 	@$(BIN)/python -m benchmarks.peers.run $(ARGS)
 
 clean: ## Remove the environment and what was built
-	rm -rf $(VENV) $(VENV)-peers $(INTEROP) $(CLIENTS) $(SANITIZED) build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-peers $(INTEROP) $(CLIENTS) $(SANITIZED) $(PROTO) build dist .mypy_cache .pytest_cache .ruff_cache

@@ -4,7 +4,7 @@ import convoy
 import keras
 import pytest
 from convoy.serving.batching import BatchOptions
-from convoy.serving.versions import ModelConfig, Policy
+from convoy.serving.versions import ModelConfig, VersionPolicy
 from tests.serving.models import CLASSES, classifier, half_plus
 from tests.serving.running import running
 
@@ -37,7 +37,7 @@ def pictures(tmp_path_factory):
 @pytest.fixture(scope="session")
 def server(half_plus_two, pictures):
     models = [
-        ModelConfig("half_plus_two", half_plus_two, Policy(latest=0), {"stable": 1}),
+        ModelConfig("half_plus_two", half_plus_two, VersionPolicy(latest=0), {"stable": 1}),
         ModelConfig("half_plus_three", half_plus_two),
         ModelConfig("pictures", pictures[0]),
     ]

@@ -3,7 +3,7 @@ import threading
 
 import numpy as np
 import pytest
-from convoy.serving.batching import Batcher, BatchOptions, Lanes
+from convoy.serving.batching import Batcher, BatchOptions, Streams
 from convoy.serving.errors import Code, ServingError
 
 
@@ -120,7 +120,7 @@ def test_a_full_queue_refuses_at_once():
         waiting = [asyncio.create_task(made.submit(values(x), 1)) for x in (2, 3)]
         while made.waiting_samples < 2:
             await asyncio.sleep(0)
-        with pytest.raises(ServingError, match="2 samples wait") as refused:
+        with pytest.raises(ServingError, match="2 samples are waiting") as refused:
             await made.submit(values(4), 1)
         assert refused.value.code == Code.RESOURCE_EXHAUSTED
         model.go_on.set()
@@ -177,67 +177,67 @@ def test_batches_can_be_limited():
 WHOLE, LANE = {1: 1.1, 2: 1.9, 4: 3.5}, {1: 2.0, 2: 3.2}
 
 
-def in_lanes(whole, lane, count=2):
-    lanes = Lanes(count, lane, LANE)
-    return Batcher(whole, WHOLE, BatchOptions(), lambda samples, size: None, lanes)
+def in_streams(whole, stream, count=2):
+    streams = Streams(count, stream, LANE)
+    return Batcher(whole, WHOLE, BatchOptions(), lambda samples, size: None, streams)
 
 
 def test_one_request_has_the_whole_machine():
     async def test():
-        whole, lane = Doubler(), Doubler()
-        made = in_lanes(whole, lane)
+        whole, stream = Doubler(), Doubler()
+        made = in_streams(whole, stream)
         for number in (1, 2):
             assert (await made.submit(values(number), 1))["y"].tolist() == [2 * number]
         await made.close()
-        assert (len(whole.batches), len(lane.batches)) == (2, 0)
+        assert (len(whole.batches), len(stream.batches)) == (2, 0)
 
     asyncio.run(test())
 
 
-def test_several_requests_are_divided_over_lanes():
+def test_several_requests_are_divided_over_streams():
     async def test():
-        whole, lane = Doubler(), Doubler()
-        made = in_lanes(whole, lane)
+        whole, stream = Doubler(), Doubler()
+        made = in_streams(whole, stream)
         first = await held(made, whole)
         more = await waiting(made, [2], [3], [4])
         # Nothing begins beside what has the whole machine.
-        assert not lane.batches
-        lane.go_on.clear()
+        assert not stream.batches
+        stream.go_on.clear()
         whole.go_on.set()
-        while len(lane.batches) < 2:
+        while len(stream.batches) < 2:
             await asyncio.sleep(0.001)
-        # Both lanes are busy; this one waits for either.
+        # Both streams are busy; this one waits for either.
         last = asyncio.create_task(made.submit(values(5), 1))
         await asyncio.sleep(0.01)
-        assert len(lane.batches) == 2
-        lane.go_on.set()
+        assert len(stream.batches) == 2
+        stream.go_on.set()
         answers = [(await task)["y"].tolist() for task in (first, *more, last)]
         await made.close()
         assert answers == [[2], [4], [6], [8], [10]]
-        assert sorted(batch.tolist() for batch in lane.batches[:2]) == [[2, 3], [4]]
-        assert len(whole.batches) + len(lane.batches) == 4
+        assert sorted(batch.tolist() for batch in stream.batches[:2]) == [[2, 3], [4]]
+        assert len(whole.batches) + len(stream.batches) == 4
 
     asyncio.run(test())
 
 
-def test_fewer_requests_than_lanes_have_the_whole_machine():
+def test_fewer_requests_than_streams_have_the_whole_machine():
     async def test():
-        whole, lane = Doubler(), Doubler()
-        made = in_lanes(whole, lane, count=4)
+        whole, stream = Doubler(), Doubler()
+        made = in_streams(whole, stream, count=4)
         first = await held(made, whole)
         more = await waiting(made, [2], [3], [4])
         whole.go_on.set()
         await asyncio.gather(first, *more)
         await made.close()
-        assert not lane.batches
+        assert not stream.batches
 
     asyncio.run(test())
 
 
-def test_a_request_that_no_lane_holds_waits_for_the_whole_machine():
+def test_a_request_that_no_stream_holds_waits_for_the_whole_machine():
     async def test():
-        whole, lane = Doubler(), Doubler()
-        made = in_lanes(whole, lane)
+        whole, stream = Doubler(), Doubler()
+        made = in_streams(whole, stream)
         first = await held(made, whole)
         *small, large = await waiting(made, [2], [3], [4, 5, 6, 7])
         whole.go_on.set()
@@ -249,17 +249,17 @@ def test_a_request_that_no_lane_holds_waits_for_the_whole_machine():
     asyncio.run(test())
 
 
-def test_a_model_that_is_smaller_than_a_call_has_no_lanes():
+def test_a_model_that_is_smaller_than_a_call_has_no_streams():
     async def test():
-        whole, lane = Doubler(), Doubler()
-        lanes = Lanes(2, lane, {1: 2e-5, 2: 4e-5})
+        whole, stream = Doubler(), Doubler()
+        streams = Streams(2, stream, {1: 2e-5, 2: 4e-5})
         quick = {1: 1e-5, 2: 2e-5, 4: 4e-5}
-        made = Batcher(whole, quick, BatchOptions(), lambda samples, size: None, lanes)
+        made = Batcher(whole, quick, BatchOptions(), lambda samples, size: None, streams)
         first = await held(made, whole)
         more = await waiting(made, [2], [3])
         whole.go_on.set()
         await asyncio.gather(first, *more)
         await made.close()
-        assert not lane.batches
+        assert not stream.batches
 
     asyncio.run(test())

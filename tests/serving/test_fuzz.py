@@ -8,7 +8,7 @@ import random
 import grpc
 import hypothesis
 import pytest
-from convoy.serving.protocol import message
+from convoy.serving import tensorflow_serving_pb2 as messages
 from hypothesis import strategies as st
 
 from .soak import resident_megabytes
@@ -81,7 +81,7 @@ def test_bytes(server, path, body, length):
 )
 def test_protobufs(server, body, method, as_inputs):
     if as_inputs:
-        request = message("tensorflow.serving.PredictRequest")()
+        request = messages.PredictRequest()
         request.model_spec.name = "half_plus_two"
         # A request that names a model, and goes on with anything.
         body = request.SerializeToString() + body

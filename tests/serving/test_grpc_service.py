@@ -1,7 +1,7 @@
 import grpc
 import numpy as np
 import pytest
-from convoy.serving.protocol import message
+from convoy.serving import tensorflow_serving_pb2 as messages
 from tests.serving.models import CLASSES
 
 
@@ -14,7 +14,7 @@ def call(server):
             made = channel.unary_unary(
                 f"/tensorflow.serving.{service}/{method}",
                 request_serializer=lambda x: x if isinstance(x, bytes) else x.SerializeToString(),
-                response_deserializer=message(f"tensorflow.serving.{answer}").FromString,
+                response_deserializer=getattr(messages, answer).FromString,
             )
             return made(request, timeout=600)
 
@@ -22,7 +22,7 @@ def call(server):
 
 
 def ask(kind, name="half_plus_two", **spec):
-    request = message(f"tensorflow.serving.{kind}")()
+    request = getattr(messages, kind)()
     request.model_spec.name = name
     if "version" in spec:
         request.model_spec.version.value = spec.pop("version")
@@ -87,7 +87,7 @@ def test_regress_and_several_tasks(call):
     answer = call("Regress", request, "RegressionResponse")
     assert [entry.value for entry in answer.result.regressions] == [3.5, 4]
 
-    several = message("tensorflow.serving.MultiInferenceRequest")()
+    several = messages.MultiInferenceRequest()
     several.input.CopyFrom(request.input)
     for _ in range(2):
         task = several.tasks.add(method_name="tensorflow/serving/regress")
@@ -103,7 +103,7 @@ def test_metadata_and_status(call):
     answer = call("GetModelMetadata", request, "GetModelMetadataResponse")
     packed = answer.metadata["signature_def"]
     assert packed.type_url == "type.googleapis.com/tensorflow.serving.SignatureDefMap"
-    signatures = message("tensorflow.serving.SignatureDefMap").FromString(packed.value)
+    signatures = messages.SignatureDefMap.FromString(packed.value)
     info = signatures.signature_def["serving_default"].inputs["x"]
     assert (info.dtype, [dim.size for dim in info.tensor_shape.dim]) == (1, [-1])
 
@@ -141,7 +141,7 @@ def test_errors(call, name):
 
 
 def test_models_cannot_be_changed_unless_it_is_allowed(call):
-    request = message("tensorflow.serving.ReloadConfigRequest")()
+    request = messages.ReloadConfigRequest()
     with pytest.raises(grpc.RpcError) as error:
         call("HandleReloadConfigRequest", request, "ReloadConfigResponse", "ModelService")
     assert error.value.code() == grpc.StatusCode.PERMISSION_DENIED

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import grpc
 import pytest
-from convoy.serving.protocol import message
+from convoy.serving import tensorflow_serving_pb2 as messages
 from convoy.serving.versions import ModelConfig
 from tests import parts
 from tests.serving.running import running
@@ -79,7 +79,7 @@ def test_a_token_is_asked_for(half):
         assert server.ask("/")[0] == 200
         assert server.ask("/v2/health/live")[0] == 200
         assert server.ask("/status.json")[0] == 401
-        request = message("tensorflow.serving.GetModelStatusRequest")()
+        request = messages.GetModelStatusRequest()
         request.model_spec.name = "half"
         with grpc.insecure_channel(server.grpc_address) as channel:
             call = channel.unary_unary("/tensorflow.serving.ModelService/GetModelStatus")
@@ -120,7 +120,7 @@ def test_tls(half, tmp_path):
         trusted = grpc.ssl_channel_credentials(certificate.read_bytes())
         with grpc.secure_channel(f"localhost:{server.server.grpc_port}", trusted) as channel:
             call = channel.unary_unary("/tensorflow.serving.ModelService/GetModelStatus")
-            request = message("tensorflow.serving.GetModelStatusRequest")()
+            request = messages.GetModelStatusRequest()
             request.model_spec.name = "half"
             assert call(request.SerializeToString(), timeout=600)
 
@@ -137,14 +137,14 @@ def test_a_stop_answers_what_was_accepted(half):
     with running(half) as server:
         loaded = server.server.service.models["half"].find()
         entered, go_on = threading.Event(), threading.Event()
-        whole = loaded.batcher._whole
+        machine = loaded.batcher._machine
 
         def held(arrays):
             entered.set()
             assert go_on.wait(600)
-            return whole.run(arrays)
+            return machine.run(arrays)
 
-        loaded.batcher._whole = replace(whole, run=held)
+        loaded.batcher._machine = replace(machine, run=held)
         connection = http.client.HTTPConnection("127.0.0.1", server.server.port, timeout=600)
         connection.request("POST", PREDICT, json.dumps(ONE))
         assert entered.wait(600)
@@ -162,12 +162,12 @@ def test_a_stop_answers_what_was_accepted(half):
 
 def test_models_can_be_changed_if_it_is_allowed(half, half_plus_two):
     with running(half, may_reload=True) as server:
-        request = message("tensorflow.serving.ReloadConfigRequest")()
+        request = messages.ReloadConfigRequest()
         entry = request.config.model_config_list.config.add(
             name="other", base_path=str(half_plus_two)
         )
         entry.model_version_policy.specific.versions.append(1)
-        entry.version_labels.add(key="canary", value=1)
+        entry.version_labels["canary"] = 1
         with grpc.insecure_channel(server.grpc_address) as channel:
             call = channel.unary_unary("/tensorflow.serving.ModelService/HandleReloadConfigRequest")
             call(request.SerializeToString(), timeout=600)

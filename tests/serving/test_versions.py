@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from convoy.serving.batching import BatchOptions
 from convoy.serving.errors import Code, ServingError
-from convoy.serving.versions import ModelConfig, ModelVersions, Policy, State
+from convoy.serving.versions import ModelConfig, ModelVersions, State, VersionPolicy
 from tests.serving.models import half_plus
 
 
 def versions(folder, policy=None, **labels):
-    config = ModelConfig("half", folder, policy or Policy(), labels)
+    config = ModelConfig("half", folder, policy or VersionPolicy(), labels)
     return ModelVersions(config, BatchOptions(), lambda *batch: None)
 
 
@@ -27,11 +27,11 @@ ONE = {"x": np.array([2], np.float32)}
 
 def test_policies_choose():
     found = [1, 5, 7]
-    assert Policy().choose(found) == [7]
-    assert Policy(latest=2).choose(found) == [5, 7]
-    assert Policy(latest=0).choose(found) == found
-    assert Policy(specific=(1, 6)).choose(found) == [1]
-    assert Policy().choose([]) == []
+    assert VersionPolicy().choose(found) == [7]
+    assert VersionPolicy(latest=2).choose(found) == [5, 7]
+    assert VersionPolicy(latest=0).choose(found) == found
+    assert VersionPolicy(specific=(1, 6)).choose(found) == [1]
+    assert VersionPolicy().choose([]) == []
 
 
 def test_a_new_version_takes_over_and_no_request_is_lost(tmp_path):
@@ -76,7 +76,7 @@ def test_a_version_that_fails_leaves_the_old_one_in_place(tmp_path):
 
 def test_versions_are_found_by_number_and_label(half_plus_two):
     async def test():
-        made = versions(half_plus_two, Policy(latest=0), stable=1, gone=5)
+        made = versions(half_plus_two, VersionPolicy(latest=0), stable=1, gone=5)
         with pytest.raises(ServingError, match=r"not found for request: Latest\(half\)"):
             made.find()
         await made.poll()

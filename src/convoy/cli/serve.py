@@ -1,19 +1,19 @@
-"""`convoy serve`: models over HTTP and gRPC."""
+"""`convoy serve`: a server of exported models over HTTP and gRPC."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import logging
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import yaml
 from convoy.serving.batching import BatchOptions
+from convoy.serving.config import read_config
 from convoy.serving.server import Server, ServerOptions, serve_until_stopped
-from convoy.serving.versions import ModelConfig, Policy
+from convoy.serving.versions import ModelConfig
 from convoy_command.parser import Parser
 
 PROGRAM = "convoy serve"
@@ -25,14 +25,14 @@ def main(words: Sequence[str]) -> int:
     parser = make_parser()
     options = parser.parse_args(words)
     try:
-        models = [_model(word) for word in options.model]
+        models = [_parse_model(word) for word in options.model]
         if options.config is not None:
             models += read_config(options.config)
-        _check(models)
-        settings = _settings(options)
+        _check_models(models)
+        settings = _server_options(options)
     except (OSError, ValueError) as error:
         parser.error(" ".join(str(error).split()))
-    _show_what_happens()
+    _log_to_stderr()
     try:
         asyncio.run(_run(models, settings))
     except OSError as error:
@@ -41,8 +41,8 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def _show_what_happens() -> None:
-    """Tell on the standard error which versions come and go, and nothing of other packages."""
+def _log_to_stderr() -> None:
+    """Log the loading and unloading of versions, but nothing of other packages."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     logger = logging.getLogger("convoy.serving")
@@ -54,7 +54,7 @@ async def _run(models: list[ModelConfig], options: ServerOptions) -> None:
     server = Server(models, options)
 
     def started() -> None:
-        # Whoever reads these may send requests at once.
+        # Requests are accepted from now on.
         print("\n".join(server.addresses), flush=True)
 
     await serve_until_stopped(server, started)
@@ -77,7 +77,7 @@ def make_parser() -> Parser:
         "--poll-seconds",
         type=float,
         default=1.0,
-        help="how often to look for new versions; 0: only once (default: 1)",
+        help="time between searches for new versions; 0: search once (default: 1)",
     )
     models.add_argument(
         "--allow-reload", action="store_true", help="let gRPC clients change the list of models"
@@ -101,39 +101,42 @@ def make_parser() -> Parser:
     limits.add_argument(
         "--max-batch-size",
         type=int,
-        help="most samples in one call (default: the largest exported size)",
+        help="maximum samples per call (default: the largest exported batch size)",
     )
     limits.add_argument(
         "--batch-timeout-micros",
         type=int,
         default=0,
-        help="how long a request waits for others to share its call (default: 0)",
+        help="how long a request waits for others to join its batch (default: 0)",
     )
     limits.add_argument(
         "--max-enqueued-samples",
         type=int,
         default=1000,
-        help="most samples that may wait; requests beyond are refused (default: 1000)",
+        help="maximum waiting samples; requests beyond are refused (default: 1000)",
     )
     limits.add_argument(
-        "--max-request-bytes", type=int, default=64 << 20, help="largest request (default: 64 MiB)"
+        "--max-request-bytes",
+        type=int,
+        default=64 << 20,
+        help="maximum size of a request (default: 64 MiB)",
     )
     limits.add_argument(
         "--request-seconds",
         type=float,
         default=60.0,
-        help="how long a request may take (default: 60)",
+        help="maximum time of a request (default: 60)",
     )
     limits.add_argument(
         "--stop-seconds",
         type=float,
         default=30.0,
-        help="how long to finish accepted requests when stopping (default: 30)",
+        help="maximum time to finish accepted requests when stopping (default: 30)",
     )
     return parser
 
 
-def _settings(options: Any) -> ServerOptions:
+def _server_options(options: argparse.Namespace) -> ServerOptions:
     counts = ("max_batch_size", "max_enqueued_samples", "max_request_bytes", "request_seconds")
     for name in counts:
         value = getattr(options, name)
@@ -143,7 +146,7 @@ def _settings(options: Any) -> ServerOptions:
         raise ValueError("--tls-certificate and --tls-key go together. Pass both.")
     for file in (options.tls_certificate, options.tls_key):
         if file is not None and not file.is_file():
-            raise ValueError(f"{file}: there is no such file.")
+            raise ValueError(f"{file}: no such file.")
     if options.port < 0 and options.grpc_port < 0:
         raise ValueError("--port -1 and --grpc-port -1 leave nothing to listen on.")
     return ServerOptions(
@@ -166,62 +169,22 @@ def _settings(options: Any) -> ServerOptions:
     )
 
 
-def _model(word: str) -> ModelConfig:
+def _parse_model(word: str) -> ModelConfig:
     name, equals, folder = word.partition("=")
     if not (name and equals and folder):
         raise ValueError(f"--model {word}: pass NAME=FOLDER.")
     return ModelConfig(name, Path(folder))
 
 
-def read_config(file: Path) -> list[ModelConfig]:
-    """Read a file with models.
-
-    Raises:
-        ValueError: if something in it is not understood.
-    """
-    try:
-        content = yaml.safe_load(file.read_text())
-    except yaml.YAMLError as error:
-        raise ValueError(f"--config {file} cannot be read: {error}") from None
-    if not isinstance(content, dict) or not isinstance(content.get("models"), dict):
-        raise ValueError(f"--config {file}: expected `models:` with a model under each name.")
-    return [_of_file(str(name), entry, file) for name, entry in content["models"].items()]
-
-
-def _of_file(name: str, entry: Any, file: Path) -> ModelConfig:
-    known = {"path", "versions", "labels"}
-    if not isinstance(entry, dict) or "path" not in entry or set(entry) - known:
-        raise ValueError(f"--config {file}: {name} takes {', '.join(sorted(known))}.")
-    labels = entry.get("labels") or {}
-    if not isinstance(labels, dict) or not all(type(v) is int for v in labels.values()):
-        raise ValueError(f"--config {file}: the labels of {name} must map names to versions.")
-    return ModelConfig(name, file.parent / entry["path"], _policy(entry, name, file), labels)
-
-
-def _policy(entry: dict[str, Any], name: str, file: Path) -> Policy:
-    """Read `all`, a number of the latest, or a list of versions."""
-    versions = entry.get("versions", 1)
-    if versions == "all":
-        return Policy(latest=0)
-    if type(versions) is int and versions > 0:
-        return Policy(latest=versions)
-    if isinstance(versions, list) and versions and all(type(v) is int for v in versions):
-        return Policy(specific=tuple(versions))
-    raise ValueError(
-        f"--config {file}: versions of {name}: {versions!r} is neither `all`, nor how many of the "
-        "latest, nor a list of versions."
-    )
-
-
-def _check(models: Sequence[ModelConfig]) -> None:
+def _check_models(models: Sequence[ModelConfig]) -> None:
     names = [model.name for model in models]
     if not names:
         raise ValueError("There is no model to serve. Pass --model NAME=FOLDER or --config FILE.")
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"Two models are called {name}. Give each a name of its own.")
+            raise ValueError(f"Two models are called {name}. Give each its own name.")
         if "/" in name or ":" in name:
-            raise ValueError(f"A model cannot be called {name}: paths have / and : in them.")
+            raise ValueError(f"A model cannot be called {name}: its name must not contain / or :.")
     for model in models:
         if not model.path.is_dir():
             raise ValueError(f"{model.name}: {model.path} is not a folder. Export a model there.")

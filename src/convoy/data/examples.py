@@ -1,77 +1,44 @@
-"""`tf.train.Example`: named lists of bytes, of floats or of integers, as protocol buffers."""
+"""Encoding and decoding of `tf.train.Example`: named lists of bytes, floats or integers."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-from convoy.data.protobuf import field, fields, varint, varints
 from convoy.data.records import DamagedDataError
-
-_BYTES, _FLOATS, _INTEGERS = 1, 2, 3
+from convoy.data.tensorflow_pb2 import Example
+from google.protobuf.message import DecodeError
 
 
 def encode(features: Mapping[str, Sequence[Any]]) -> bytes:
-    """Return an example with lists of bytes, of floats or of integers, by name."""
-    entries = (
-        field(1, field(1, name.encode()) + field(2, _encode_list(values)))
-        for name, values in features.items()
-    )
-    return field(1, b"".join(entries))
-
-
-def _encode_list(values: Sequence[Any]) -> bytes:
-    if not values:
-        return b""  # of no kind: readers that want another one are not put off
-    first = values[0]
-    if isinstance(first, bytes):
-        return field(_BYTES, b"".join(field(1, value) for value in values))
-    if isinstance(first, float):
-        return field(_FLOATS, field(1, struct.pack(f"<{len(values)}f", *values)))
-    numbers = b"".join(varint(int(value) & (1 << 64) - 1) for value in values)
-    return field(_INTEGERS, field(1, numbers))
+    """Return the bytes of an example with a list of bytes, floats or integers for each name."""
+    example = Example()
+    for name, values in features.items():
+        feature = example.features.feature[name]
+        if not values:
+            continue  # An empty list has no kind, so that readers of every kind accept it.
+        if isinstance(values[0], bytes):
+            feature.bytes_list.value.extend(values)
+        elif isinstance(values[0], float):
+            feature.float_list.value.extend(values)
+        else:
+            feature.int64_list.value.extend(map(int, values))
+    return example.SerializeToString(deterministic=True)
 
 
 def decode(data: bytes, wanted: Container[str]) -> dict[str, list[Any]]:
-    """Return those lists of an example that are wanted, by name.
+    """Return the lists of an example whose names are wanted.
 
     Raises:
-        DamagedDataError: if it is no example.
+        DamagedDataError: if the bytes are not an example.
     """
-    found: dict[str, list[Any]] = {}
     try:
-        for _, features in fields(data):
-            for _, entry in fields(_message(features)):
-                parts = dict(fields(_message(entry)))
-                name = str(_message(parts[1]), "utf-8")
-                if name in wanted:
-                    found[name] = _decode_list(_message(parts[2])) if 2 in parts else []
-    except (KeyError, ValueError, struct.error) as error:
+        features = Example.FromString(data).features.feature
+    except DecodeError as error:
         raise DamagedDataError(f"it is not a tf.train.Example: {error}") from None
+    found: dict[str, list[Any]] = {}
+    for name, feature in features.items():
+        if name in wanted:
+            kind = feature.WhichOneof("kind")
+            found[name] = [] if kind is None else list(getattr(feature, kind).value)
     return found
-
-
-def _decode_list(data: memoryview) -> list[Any]:
-    found: list[Any] = []
-    for kind, values in fields(data):
-        for _, value in fields(_message(values)):
-            if kind == _BYTES:
-                found.append(bytes(_message(value)))
-            elif kind == _FLOATS:
-                found += struct.unpack(f"<{len(_message(value)) // 4}f", _message(value))
-            elif isinstance(value, int):
-                found.append(_signed(value))
-            else:
-                found += map(_signed, varints(value))
-    return found
-
-
-def _message(value: int | memoryview) -> memoryview:
-    if isinstance(value, int):
-        raise ValueError("a number stands where a message should")
-    return value
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >> 63 else value

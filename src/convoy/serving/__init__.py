@@ -1,4 +1,4 @@
-"""Trained models as versioned artifacts, and a server that speaks TensorFlow Serving's contract."""
+"""Export of trained models as versioned artifacts, and a server with TensorFlow Serving's APIs."""
 
 from convoy.serving.export import export
 

@@ -1,12 +1,12 @@
-"""A version of a model on disk: a folder with programs, weights, a signature, and an example.
+"""The artifact of one version of a model on disk: programs, weights, signature and an example.
 
-    D/1/manifest.json         signature, class names, sizes of batch, checksums
-    D/1/program-8.stablehlo   what `jax.export` makes of the forward pass of 8 samples
-    D/1/weights.safetensors   what the programs take before the inputs
-    D/1/example.safetensors   a sample, and what the model returned for it
-    D/1/model.keras           the same as a Keras model, if it can be saved as one
+    D/1/manifest.json         signature, class names, batch sizes, checksums
+    D/1/program-8.stablehlo   the forward pass of 8 samples, from `jax.export`
+    D/1/weights.safetensors   the arguments of the programs before the inputs
+    D/1/example.safetensors   one sample, and the model's outputs for it
+    D/1/model.keras           the Keras model, if it can be saved
 
-It is written under another name and renamed, so that a server sees all of it or none.
+The folder is written under a temporary name and then renamed, so a server never sees a part of it.
 """
 
 from __future__ import annotations
@@ -38,25 +38,29 @@ UNFINISHED = ".unfinished-"
 
 @dataclass(frozen=True)
 class Program:
-    """A forward pass of one size of batch, as `jax.export` serialised it."""
+    """A forward pass at one batch size.
+
+    Attributes:
+        code: the program, serialised by `jax.export`.
+        weights: names of the arguments before the inputs.
+    """
 
     code: bytes
     weights: tuple[str, ...]
-    """The names of what it takes before the inputs."""
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """What a version of a model consists of.
+    """The content of one version of a model.
 
     Attributes:
-        signature: what it takes and returns.
-        programs: by size of batch.
-        weights: by name.
-        example: inputs and outputs of one sample, the outputs' names with `=` in front.
-        class_names: what the positions of the only output mean, if it has classes.
-        about: what is good to know, such as versions.
-        path: where it is, once it is read or written.
+        signature: the inputs and outputs.
+        programs: the programs by batch size.
+        weights: the weights by name.
+        example: the inputs and outputs of one sample; the outputs' names begin with `=`.
+        class_names: the names of the classes, for a classifier.
+        about: further information, such as package versions.
+        path: the folder, for an artifact that was read.
     """
 
     signature: Signature
@@ -73,13 +77,13 @@ class Artifact:
 
     @property
     def keras_file(self) -> Path | None:
-        """The model as Keras saved it, if it could."""
+        """The saved Keras model, if there is one."""
         file = None if self.path is None else self.path / MODEL
         return file if file is not None and file.exists() else None
 
 
 def versions_in(base: Path) -> list[int]:
-    """Return the versions in a model's folder, the oldest first."""
+    """Return the versions in a model's folder, oldest first."""
     if not base.is_dir():
         return []
     names = [entry.name for entry in base.iterdir() if entry.name.isdecimal() and entry.is_dir()]
@@ -87,7 +91,7 @@ def versions_in(base: Path) -> list[int]:
 
 
 def folder_of(base: Path, version: int) -> Path:
-    """Return the folder of a version; its name may have zeros in front, as `00000123` has."""
+    """Return the folder of a version; its name may have leading zeros, such as `00000123`."""
     plain = base / str(version)
     if plain.is_dir() or not base.is_dir():
         return plain
@@ -99,16 +103,16 @@ def write(base: Path, artifact: Artifact, version: int | None, saved: Path | Non
     """Add a version to a model's folder.
 
     Args:
-        base: the model's folder; it is made if need be.
-        artifact: what to write.
-        version: its number; by default one more than the newest.
-        saved: the model as Keras saved it, on the same disk; it is moved.
+        base: the model's folder; it is created if needed.
+        artifact: the content.
+        version: the version number; by default the newest plus one.
+        saved: the saved Keras model, on the same disk; the file is moved.
 
     Returns:
         The version's folder.
 
     Raises:
-        ArtifactError: if that fails. Nothing is left behind then.
+        ArtifactError: if writing fails; no part of the version remains.
     """
 
     def fill(folder: Path) -> None:
@@ -119,10 +123,10 @@ def write(base: Path, artifact: Artifact, version: int | None, saved: Path | Non
 
 
 def add_version(base: Path, version: int | None, fill: Callable[[Path], None]) -> Path:
-    """Add a version that a function writes; it appears when that is done.
+    """Add a version whose files a function writes; the folder appears when they are complete.
 
     Raises:
-        ArtifactError: if that fails. Nothing is left behind then.
+        ArtifactError: if writing fails; no part of the version remains.
     """
     unfinished = base / f"{UNFINISHED}{os.getpid()}"
     try:
@@ -138,10 +142,10 @@ def add_version(base: Path, version: int | None, fill: Callable[[Path], None]) -
 
 
 def read(path: Path) -> Artifact:
-    """Read a version, after a look at every checksum in it.
+    """Read a version, and verify all its checksums.
 
     Raises:
-        ArtifactError: if it is not one, or not what was written.
+        ArtifactError: if the folder is not an artifact, or is damaged.
     """
     manifest = read_manifest(path)
     try:
@@ -150,13 +154,13 @@ def read(path: Path) -> Artifact:
         )
         for name, checksum in manifest["files"].items():
             if _checksum(path / name) != checksum:
-                raise ArtifactError(f"{path / name} is damaged: it is not what was written.")
+                raise ArtifactError(f"{path / name} is damaged: its checksum is wrong.")
         programs = {
             int(size): Program((path / entry["file"]).read_bytes(), tuple(entry["weights"]))
             for size, entry in manifest["programs"].items()
         }
         return Artifact(
-            Signature.of_json(manifest["signature"]),
+            Signature.from_json(manifest["signature"]),
             programs,
             weights,
             example,
@@ -173,10 +177,10 @@ def read(path: Path) -> Artifact:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Return what a version's manifest says.
+    """Return the content of a version's manifest.
 
     Raises:
-        ArtifactError: if there is none, or one of a newer format.
+        ArtifactError: if there is no manifest, or its format is newer.
     """
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
@@ -187,8 +191,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
         ) from error
     if found[0] != FORMAT or found[1] > VERSION:
         raise ArtifactError(
-            f"{path} is a {found[0]} of version {found[1]}; this Convoy reads {FORMAT} up to "
-            f"{VERSION}. Use a newer one."
+            f"{path} has the format {found[0]}, version {found[1]}; this Convoy reads {FORMAT} up "
+            f"to version {VERSION}. Use a newer Convoy."
         )
     return manifest
 
@@ -210,7 +214,7 @@ def _write_content(folder: Path, artifact: Artifact, saved: Path | None) -> dict
     return {
         "format": FORMAT,
         "version": VERSION,
-        "signature": artifact.signature.as_json(),
+        "signature": artifact.signature.to_json(),
         "class_names": list(artifact.class_names),
         "programs": programs,
         "files": files,
@@ -223,10 +227,10 @@ def _rename(unfinished: Path, base: Path, version: int | None) -> Path:
     if version is not None:
         path = base / str(version)
         if path.exists():
-            raise ArtifactError(f"{path} is there already. Pass another version, or remove it.")
+            raise ArtifactError(f"{path} already exists. Pass another version, or remove it.")
         return unfinished.rename(path)
     number = max(versions_in(base), default=0) + 1
-    while (base / str(number)).exists():  # another export has just written it
+    while (base / str(number)).exists():  # Another export has just written it.
         number += 1
     return unfinished.rename(base / str(number))
 
@@ -244,7 +248,7 @@ def _checksum(path: Path) -> str:
 
 
 def distinct(arrays: Sequence[np.ndarray], into: dict[str, np.ndarray]) -> tuple[str, ...]:
-    """Add arrays to others, each content once, and return their names there."""
+    """Add arrays to a dictionary, equal ones once, and return their names in it."""
     names = tuple(content_name(array) for array in arrays)
     for name, array in zip(names, arrays, strict=True):
         into.setdefault(name, array)
@@ -252,6 +256,6 @@ def distinct(arrays: Sequence[np.ndarray], into: dict[str, np.ndarray]) -> tuple
 
 
 def content_name(array: np.ndarray) -> str:
-    """Return a name that two arrays share only if they are equal."""
+    """Return a name that only equal arrays share."""
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     return f"{array.dtype}{list(array.shape)}-{hashlib.sha256(data).hexdigest()[:32]}"

@@ -1,14 +1,17 @@
-"""Requests that come at the same time, answered by one call of the model.
+"""Dynamic batching: concurrent requests are joined into one call of the model.
 
-While the model runs, requests wait in a queue; the next call takes as many of them as fit into the
-size of batch that is best for what waits. It is filled up with zeros where need be. Where a larger
-batch is hardly cheaper for each of its samples, as on most CPUs, requests are computed one by one:
-the first of them need not wait for the last.
+While the model runs, requests wait in a queue. The next call takes as many of them as fit into the
+best batch size for the queue, with zeros as padding. Where a larger batch is hardly cheaper per
+sample, as on most CPUs, requests are computed one by one, so the first need not wait for the last.
 
-One request has the whole machine. Where as many wait as there are cores, a CPU computes more of
-them in a second if each core has its own than if all work on each: nobody waits for the slower half
-of a layer. So they are divided over lanes, unless the model is so small that calls take longer than
-it does.
+A single request runs on all cores. If at least as many requests wait as there are cores, a CPU has
+a higher throughput when each core computes its own request: no core waits for the others at the end
+of a layer. The queue is then served by several streams of one core each, unless the model is so
+small that the overhead of a call dominates:
+
+    few requests     |  request 1, on all cores  |  request 2, on all cores  |
+    many requests    |  request 1, on core 0          |  request 3           |
+                     |  request 2, on core 1          |  request 4           |
 """
 
 from __future__ import annotations
@@ -22,23 +25,23 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
+from convoy.serving.batch_sizes import BatchSizes
 from convoy.serving.errors import Code, ServingError
 from convoy.serving.signature import Arrays
-from convoy.serving.sizes import Sizes
 
 Run = Callable[[Arrays], Arrays]
-Observe = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """How requests are put together.
+    """Options of batching.
 
     Attributes:
-        max_batch_size: most samples of one call; by default the largest size of the model.
-        timeout: seconds that the first of a batch waits for others. With 0, a call takes what came
-            while the one before it ran.
-        max_enqueued_samples: samples that may wait. A request beyond is refused at once.
+        max_batch_size: maximum number of samples per call; by default the model's largest batch
+            size.
+        timeout: seconds that the first request of a batch waits for others. With 0, a call takes
+            the requests that arrived while the previous one ran.
+        max_enqueued_samples: maximum number of waiting samples; requests beyond it are refused.
     """
 
     max_batch_size: int | None = None
@@ -47,13 +50,13 @@ class BatchOptions:
 
 
 @dataclass(frozen=True)
-class Lanes:
-    """Parts of the machine, each of which can compute a batch while the others do.
+class Streams:
+    """Parts of the machine that compute batches independently of each other.
 
     Attributes:
-        count: how many.
-        run: computes a batch in one of them.
-        seconds: how long it takes there for each size of batch.
+        count: number of streams.
+        run: function that computes a batch in one stream.
+        seconds: time of one batch in a stream, by batch size.
     """
 
     count: int
@@ -62,31 +65,33 @@ class Lanes:
 
 
 @dataclass(frozen=True, eq=False)
-class _Part:
-    """What computes a batch: the whole machine, or a lane."""
+class _Executor:
+    """The whole machine, or one of its streams."""
 
     run: Run
-    sizes: Sizes
+    sizes: BatchSizes
 
 
 @dataclass(eq=False)
-class _Waiting:
+class _Entry:
+    """A request in the queue, or a part of a request that is larger than a batch."""
+
     arrays: Arrays
     samples: int
-    size: int  # of the batch that it fits into
+    batch_size: int
     arrived: float
-    answer: asyncio.Future[Arrays]
+    outputs: asyncio.Future[Arrays]
 
 
 class Batcher:
-    """The queue in front of one version of a model. All methods are for its event loop.
+    """The queue of one version of a model. All methods must be called in its event loop.
 
     Args:
-        run: computes a batch of one of the sizes; called in a thread of its own.
-        seconds: how long it takes for each size of batch that it can compute.
-        options: how to put requests together.
-        observe: is told the samples and the size of every batch.
-        lanes: where several requests are computed side by side, if that is faster.
+        run: function that computes a batch; it is called in another thread.
+        seconds: time of one batch, by batch size.
+        options: the options.
+        observe: function that is called with the number of samples and the batch size of each call.
+        streams: streams to use where they have a higher throughput, if the machine has several.
     """
 
     def __init__(
@@ -94,25 +99,26 @@ class Batcher:
         run: Run,
         seconds: Mapping[int, float],
         options: BatchOptions,
-        observe: Observe,
-        lanes: Lanes | None = None,
+        observe: Callable[[int, int], None],
+        streams: Streams | None = None,
     ) -> None:
         self._options = options
         self._observe = observe
-        self._whole = _Part(run, Sizes(seconds, options.max_batch_size))
-        self._lane: _Part | None = None
-        self._lanes = 1
-        if lanes:
-            lane = _Part(lanes.run, Sizes(lanes.seconds, options.max_batch_size, lanes.count))
-            if lane.sizes.rate > self._whole.sizes.rate:
-                self._lane, self._lanes = lane, lanes.count
-        self._running: list[_Part] = []
+        self._machine = _Executor(run, BatchSizes(seconds, options.max_batch_size))
+        self._stream: _Executor | None = None
+        self._streams = 1
+        if streams:
+            sizes = BatchSizes(streams.seconds, options.max_batch_size, streams.count)
+            if sizes.throughput > self._machine.sizes.throughput:
+                self._stream = _Executor(streams.run, sizes)
+                self._streams = streams.count
+        self._running: list[_Executor] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[_Entry] = deque()
         self._samples = 0
         self._changed = asyncio.Event()
         self._closing = False
-        self._threads = ThreadPoolExecutor(self._lanes, "convoy-serving")
+        self._threads = ThreadPoolExecutor(self._streams, "convoy-serving")
         self._task = asyncio.get_running_loop().create_task(self._serve())
 
     @property
@@ -123,31 +129,31 @@ class Batcher:
         """Return the outputs for a request's samples.
 
         Raises:
-            ServingError: if too many samples wait already, or the model failed.
+            ServingError: if the queue is full, or the model failed.
         """
         if self._samples + samples > max(self._options.max_enqueued_samples, samples):
             raise ServingError(
                 Code.RESOURCE_EXHAUSTED,
-                f"The queue is full: {self._samples} samples wait, and "
-                f"{self._options.max_enqueued_samples} may. Try again later.",
+                f"The queue is full: {self._samples} samples are waiting, and the limit is "
+                f"{self._options.max_enqueued_samples}. Try again later.",
             )
         loop = asyncio.get_running_loop()
-        parts, start = [], 0
-        for size in self._whole.sizes.to_hold(samples):
+        entries, start = [], 0
+        for size in self._machine.sizes.cover(samples):
             part = {name: array[start : start + size] for name, array in arrays.items()}
             count = min(size, samples - start)
-            parts.append(_Waiting(part, count, size, time.monotonic(), loop.create_future()))
+            entries.append(_Entry(part, count, size, time.monotonic(), loop.create_future()))
             start += size
-        self._queue.extend(parts)
+        self._queue.extend(entries)
         self._samples += samples
         self._changed.set()
-        answers = await asyncio.gather(*(part.answer for part in parts))
-        if len(answers) == 1:
-            return answers[0]
-        return {name: np.concatenate([answer[name] for answer in answers]) for name in answers[0]}
+        outputs = await asyncio.gather(*(entry.outputs for entry in entries))
+        if len(outputs) == 1:
+            return outputs[0]
+        return {name: np.concatenate([part[name] for part in outputs]) for name in outputs[0]}
 
     async def close(self) -> None:
-        """Answer what waits, then stop."""
+        """Compute what waits, then stop."""
         self._closing = True
         self._changed.set()
         await self._task
@@ -155,57 +161,57 @@ class Batcher:
 
     async def _serve(self) -> None:
         while self._queue or self._running or not self._closing:
-            part = self._free_part()
-            if part is None:
+            executor = self._free_executor()
+            if executor is None:
                 await self._wait(None)
-            elif (seconds := self._time_for_more()) > 0:
+            elif (seconds := self._remaining_timeout()) > 0:
                 await self._wait(seconds)
             else:
-                self._begin(part)
+                self._begin(executor)
 
-    def _free_part(self) -> _Part | None:
-        """Return the part of the machine in which a batch of what waits can begin now."""
-        # Nobody computes for those that left.
-        self._queue = deque(waiting for waiting in self._queue if not waiting.answer.done())
-        self._samples = sum(waiting.samples for waiting in self._queue)
+    def _free_executor(self) -> _Executor | None:
+        """Return the executor on which the next batch of the queue can begin now."""
+        # Requests whose client disconnected or whose deadline passed are dropped.
+        self._queue = deque(entry for entry in self._queue if not entry.outputs.done())
+        self._samples = sum(entry.samples for entry in self._queue)
         if not self._queue:
             return None
-        lane = self._lane
-        # With fewer requests than lanes, cores would be idle, and each request take longer.
-        fills_lanes = len(self._queue) + len(self._running) >= self._lanes
-        if lane and fills_lanes and self._queue[0].size <= lane.sizes.largest:
-            return lane if self._free_lanes() else None
-        return None if self._running else self._whole
+        stream = self._stream
+        # With fewer requests than streams, cores would be idle and each request take longer.
+        fills_streams = len(self._queue) + len(self._running) >= self._streams
+        if stream and fills_streams and self._queue[0].batch_size <= stream.sizes.largest:
+            return stream if self._free_streams() else None
+        return None if self._running else self._machine
 
-    def _free_lanes(self) -> int:
-        return 0 if self._whole in self._running else self._lanes - len(self._running)
+    def _free_streams(self) -> int:
+        return 0 if self._machine in self._running else self._streams - len(self._running)
 
-    def _begin(self, part: _Part) -> None:
-        share = -(-self._samples // self._free_lanes()) if part is self._lane else self._samples
-        size, batch = self._take(part.sizes, share)
-        self._observe(sum(waiting.samples for waiting in batch), size)
-        self._running.append(part)
-        task = asyncio.get_running_loop().create_task(self._answer(part, size, batch))
+    def _begin(self, executor: _Executor) -> None:
+        samples = self._samples
+        if executor is self._stream:
+            samples = -(-samples // self._free_streams())
+        size, batch = self._take(executor.sizes, samples)
+        self._observe(sum(entry.samples for entry in batch), size)
+        self._running.append(executor)
+        task = asyncio.get_running_loop().create_task(self._run_batch(executor, size, batch))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _answer(self, part: _Part, size: int, batch: Sequence[_Waiting]) -> None:
+    async def _run_batch(self, executor: _Executor, size: int, batch: Sequence[_Entry]) -> None:
         loop = asyncio.get_running_loop()
         try:
-            answers = await loop.run_in_executor(
-                self._threads, self._compute, part.run, size, batch
-            )
-        except Exception as error:  # whatever the model's program raised
+            outputs = await loop.run_in_executor(self._threads, _compute, executor.run, size, batch)
+        except Exception as error:  # The model's program can raise anything.
             failure = ServingError(Code.INTERNAL, f"The model failed: {error}")
-            for waiting in batch:
-                if not waiting.answer.done():
-                    waiting.answer.set_exception(failure)
+            for entry in batch:
+                if not entry.outputs.done():
+                    entry.outputs.set_exception(failure)
         else:
-            for waiting, answer in zip(batch, answers, strict=True):
-                if not waiting.answer.done():
-                    waiting.answer.set_result(answer)
+            for entry, arrays in zip(batch, outputs, strict=True):
+                if not entry.outputs.done():
+                    entry.outputs.set_result(arrays)
         finally:
-            self._running.remove(part)
+            self._running.remove(executor)
             self._changed.set()
 
     async def _wait(self, seconds: float | None) -> None:
@@ -213,58 +219,61 @@ class Batcher:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), seconds)
 
-    def _time_for_more(self) -> float:
-        """Return the seconds that the first of a batch still waits for others."""
-        if self._closing or self._samples >= self._whole.sizes.enough:
+    def _remaining_timeout(self) -> float:
+        """Return the seconds that the first request still waits for others."""
+        if self._closing or self._samples >= self._machine.sizes.efficient:
             return 0.0
         return self._queue[0].arrived + self._options.timeout - time.monotonic()
 
-    def _take(self, sizes: Sizes, samples: int) -> tuple[int, list[_Waiting]]:
-        """Take requests off the queue, as many as fit into a size, and return both.
+    def _take(self, sizes: BatchSizes, samples: int) -> tuple[int, list[_Entry]]:
+        """Remove the requests of the next batch from the queue.
 
         Args:
-            sizes: that there are programs for.
-            samples: how many to take, about; the first request is always taken.
+            sizes: batch sizes of the executor.
+            samples: approximate number of samples to take; the first request is always taken.
+
+        Returns:
+            The batch size and the requests.
         """
-        size = sizes.enough
+        size = sizes.efficient
         while True:
-            best = sizes.to_hold(min(samples, size))[0]
-            size = max(best, self._queue[0].size)
+            best = sizes.cover(min(samples, size))[0]
+            size = max(best, self._queue[0].batch_size)
             batch = self._fitting(size)
-            samples = sum(waiting.samples for waiting in batch)
-            # Those that fit may be so few that a smaller size holds them as well.
-            if size == self._queue[0].size or sizes.to_hold(samples)[0] >= size:
+            samples = sum(entry.samples for entry in batch)
+            # The requests that fit may be so few that a smaller size holds them as well.
+            if size == self._queue[0].batch_size or sizes.cover(samples)[0] >= size:
                 break
         for _ in batch:
             self._queue.popleft()
         self._samples -= samples
         return size, batch
 
-    def _fitting(self, size: int) -> list[_Waiting]:
+    def _fitting(self, size: int) -> list[_Entry]:
         batch = []
-        for waiting in self._queue:
-            size -= waiting.samples
+        for entry in self._queue:
+            size -= entry.samples
             if size < 0:
                 break
-            batch.append(waiting)
+            batch.append(entry)
         return batch
 
-    def _compute(self, run: Run, size: int, batch: Sequence[_Waiting]) -> list[Arrays]:
-        inputs = {
-            name: _filled([waiting.arrays[name] for waiting in batch], size)
-            for name in batch[0].arrays
-        }
-        outputs = run(inputs)
-        answers, start = [], 0
-        for waiting in batch:
-            stop = start + waiting.samples
-            answers.append({name: value[start:stop] for name, value in outputs.items()})
-            start = stop
-        return answers
+
+def _compute(run: Run, size: int, batch: Sequence[_Entry]) -> list[Arrays]:
+    inputs = {
+        name: _padded([entry.arrays[name] for entry in batch], size) for name in batch[0].arrays
+    }
+    outputs = run(inputs)
+    parts, start = [], 0
+    for entry in batch:
+        stop = start + entry.samples
+        parts.append({name: value[start:stop] for name, value in outputs.items()})
+        start = stop
+    return parts
 
 
-def _filled(arrays: Sequence[np.ndarray], size: int) -> np.ndarray:
-    """Put arrays together along the batch, and fill up with zeros."""
+def _padded(arrays: Sequence[np.ndarray], size: int) -> np.ndarray:
+    """Concatenate arrays along the batch, and pad with zeros to a batch size."""
     missing = size - sum(map(len, arrays))
     if not missing:
         return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

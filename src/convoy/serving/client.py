@@ -1,4 +1,4 @@
-"""Clients for a server's gRPC and REST ports, as small as a measurement needs them."""
+"""Minimal gRPC and REST clients of a server, for load generation."""
 
 from __future__ import annotations
 
@@ -9,40 +9,48 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import grpc
 import numpy as np
-from convoy.serving.metadata import DATA_TYPES
-from convoy.serving.protocol import MODELS_KEY, SERVING, message
-from convoy.serving.signature import Tensor
+from convoy.serving import tensorflow_serving_pb2 as messages
+from convoy.serving.signature import TensorSpec
+from convoy.serving.tensorflow_api import (
+    DATA_TYPES,
+    DEFAULT_SIGNATURE,
+    DTYPE_NAMES,
+    MODELS_KEY,
+    SERVICE_PACKAGE,
+)
+from google.protobuf.message import Message
 
-_NAMES = {number: name for name, (_, number) in DATA_TYPES.items()}
-_NAMES_IN_JSON = {text: name for name, (text, _) in DATA_TYPES.items()}
-# The first request may find the server still loading.
+# Timeout of the first request, during which the server may still load the model.
 FIRST_SECONDS = 1000.0
-# Of models, in a message.
-MOST_NAMES = 10
+# Maximum number of model names in an error message.
+MAX_NAMES = 10
+
+Info = TypeVar("Info")
+Response = TypeVar("Response", bound=Message)
 
 
 class RequestError(Exception):
-    """The server did not answer as it should have."""
+    """A request failed, or the server cannot be reached."""
 
 
 class Client(Protocol):
-    """Asks one model of a server.
+    """A client of one model.
 
     Attributes:
-        input: what the model takes.
+        input: the model's input.
     """
 
-    input: Tensor
+    input: TensorSpec
 
     def predict(self, images: np.ndarray, seconds: float) -> np.ndarray:
         """Return the model's only output.
 
         Raises:
-            RequestError: if the server refuses, or does not answer in time.
+            RequestError: if the server refuses, or does not answer within some seconds.
         """
 
     def close(self) -> None: ...
@@ -50,13 +58,13 @@ class Client(Protocol):
 
 @dataclass(frozen=True)
 class Address:
-    """Where a model is.
+    """The address of a model.
 
     Attributes:
-        host: of the server.
-        port: of the protocol.
-        model: its name.
-        token: that the server asks for.
+        host: the server's host.
+        port: the port of the protocol.
+        model: the model's name.
+        token: the bearer token, if the server requires one.
     """
 
     host: str
@@ -65,13 +73,18 @@ class Address:
     token: str | None = None
 
 
-def await_listener(address: Address, seconds: float, tell: Callable[[str], None]) -> None:
-    """Return when something listens at an address; tell at once if nothing does yet.
+def await_listener(address: Address, seconds: float, notify: Callable[[str], None]) -> None:
+    """Wait until a server listens at an address.
+
+    Args:
+        address: the address.
+        seconds: maximum time to wait.
+        notify: function that is called with a message if there is no server yet.
 
     Raises:
-        RequestError: if nothing does after some seconds.
+        RequestError: if no server listens in time.
     """
-    place, told, end = f"{address.host}:{address.port}", False, time.monotonic() + seconds
+    place, notified, end = f"{address.host}:{address.port}", False, time.monotonic() + seconds
     while True:
         try:
             socket.create_connection((address.host, address.port), timeout=seconds or None).close()
@@ -83,33 +96,33 @@ def await_listener(address: Address, seconds: float, tell: Callable[[str], None]
                     f"{place} cannot be reached: {reason}. Start convoy serve, or pass --host and "
                     "--port."
                 ) from None
-        if not told:
-            tell(f"waiting for a server at {place} for at most {seconds:g} s (Ctrl-C stops this)")
-            told = True
+        if not notified:
+            notify(f"waiting for a server at {place} for at most {seconds:g} s (Ctrl-C stops this)")
+            notified = True
         time.sleep(0.2)
 
 
-def served_instead(model: str, names: Sequence[str]) -> str:
-    """Return a sentence for a model that a server does not have: what it has."""
+def available_models(model: str, names: Sequence[str]) -> str:
+    """Return the end of an error message about an unknown model: the names of the others."""
     if model in names or not names:
         return ""
-    shown = ", ".join(names[:MOST_NAMES]) + ", ..." * (len(names) > MOST_NAMES)
+    shown = ", ".join(names[:MAX_NAMES]) + ", ..." * (len(names) > MAX_NAMES)
     near = difflib.get_close_matches(model, names, 1)
     question = f"; did you mean {near[0]}?" if near else "."
     return f". The server has {shown}{question}"
 
 
-def _only_input(inputs: Mapping[str, Any]) -> tuple[str, Any]:
+def _only_input(inputs: Mapping[str, Info]) -> tuple[str, Info]:
     if len(inputs) > 1:
         raise RequestError(
-            f"The model takes {' and '.join(sorted(inputs))}, and images are sent to models with "
-            "one input. Send it a request by curl."
+            f"The model takes {' and '.join(sorted(inputs))}; images can only be sent to models "
+            "with one input. Send a request with curl instead."
         )
     return next(iter(inputs.items()))
 
 
 class GrpcClient:
-    """Speaks `PredictionService`."""
+    """A client of `PredictionService`."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -121,49 +134,46 @@ class GrpcClient:
             self.close()
             raise
 
-    def _call(self, method: str, request: Any, answer: str, seconds: float) -> Any:
+    def _call(
+        self, method: str, request: Message, response_type: type[Response], seconds: float
+    ) -> Response:
         call = self._channel.unary_unary(
-            f"/{SERVING}.PredictionService/{method}",
+            f"/{SERVICE_PACKAGE}.PredictionService/{method}",
             request_serializer=lambda value: value.SerializeToString(),
-            response_deserializer=message(f"{SERVING}.{answer}").FromString,
+            response_deserializer=response_type.FromString,
         )
         token = self._address.token
-        sent = () if token is None else (("authorization", f"Bearer {token}"),)
+        metadata = () if token is None else (("authorization", f"Bearer {token}"),)
         try:
-            return call(request, timeout=seconds, metadata=sent, wait_for_ready=True)
+            return call(request, timeout=seconds, metadata=metadata, wait_for_ready=True)
         except grpc.RpcError as error:
-            told = f"{error.code().name}: {error.details()}"
-            raise RequestError(told + self._instead(error)) from None
+            names = dict(error.trailing_metadata() or ()).get(MODELS_KEY, "[]")
+            others = available_models(self._address.model, json.loads(names))
+            raise RequestError(f"{error.code().name}: {error.details()}{others}") from None
 
-    def _instead(self, error: Any) -> str:
-        sent = dict(error.trailing_metadata() or ())
-        return served_instead(self._address.model, json.loads(sent.get(MODELS_KEY, "[]")))
-
-    def _find_input(self) -> Tensor:
-        request = message(f"{SERVING}.GetModelMetadataRequest")()
+    def _find_input(self) -> TensorSpec:
+        request = messages.GetModelMetadataRequest(metadata_field=["signature_def"])
         request.model_spec.name = self._address.model
-        request.metadata_field.append("signature_def")
-        answer = self._call("GetModelMetadata", request, "GetModelMetadataResponse", FIRST_SECONDS)
-        signatures = message(f"{SERVING}.SignatureDefMap").FromString(
-            answer.metadata["signature_def"].value
+        response = self._call(
+            "GetModelMetadata", request, messages.GetModelMetadataResponse, FIRST_SECONDS
         )
-        inputs = signatures.signature_def["serving_default"].inputs
-        name, info = _only_input(inputs)
+        signatures = messages.SignatureDefMap.FromString(response.metadata["signature_def"].value)
+        name, info = _only_input(signatures.signature_def[DEFAULT_SIGNATURE].inputs)
         shape = tuple(dim.size for dim in info.tensor_shape.dim)[1:]
-        return Tensor(name, _NAMES[info.dtype], shape)
+        return TensorSpec(name, DTYPE_NAMES[info.dtype], shape)
 
     def predict(self, images: np.ndarray, seconds: float) -> np.ndarray:
-        request = message(f"{SERVING}.PredictRequest")()
+        request = messages.PredictRequest()
         request.model_spec.name = self._address.model
         tensor = request.inputs[self.input.name]
-        tensor.dtype = DATA_TYPES[images.dtype.name][1]
+        tensor.dtype = DATA_TYPES[images.dtype.name]
         for size in images.shape:
             tensor.tensor_shape.dim.add(size=size)
         tensor.tensor_content = images.tobytes()
-        answer = self._call("Predict", request, "PredictResponse", seconds)
-        (output,) = answer.outputs.values()
+        response = self._call("Predict", request, messages.PredictResponse, seconds)
+        (output,) = response.outputs.values()
         shape = [dim.size for dim in output.tensor_shape.dim]
-        dtype = np.dtype(_NAMES[output.dtype])
+        dtype = np.dtype(DTYPE_NAMES[output.dtype])
         if output.tensor_content:
             return np.frombuffer(output.tensor_content, dtype).reshape(shape)
         return np.array(output.float_val, dtype).reshape(shape)
@@ -173,7 +183,7 @@ class GrpcClient:
 
 
 class RestClient:
-    """Speaks the REST API, in the row form."""
+    """A client of the REST API, in the row format."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -186,21 +196,23 @@ class RestClient:
 
     def _call(self, method: str, path: str, body: bytes | None, seconds: float) -> Any:
         url = f"/v1/models/{self._address.model}{path}"
-        status, answer = self._ask(method, url, body, seconds)
+        status, response = self._request(method, url, body, seconds)
         if status != 200:
-            told = f"{status}: {answer.get('error')}"
-            raise RequestError(told + (self._instead(seconds) if status == 404 else ""))
-        return answer
+            others = self._other_models(seconds) if status == 404 else ""
+            raise RequestError(f"{status}: {response.get('error')}{others}")
+        return response
 
-    def _instead(self, seconds: float) -> str:
+    def _other_models(self, seconds: float) -> str:
         try:
-            status, answer = self._ask("GET", "/status.json", None, seconds)
-        except RequestError:  # a server of another kind
+            status, response = self._request("GET", "/status.json", None, seconds)
+        except RequestError:  # The server is not Convoy's.
             return ""
-        names = [model["name"] for model in answer["models"]] if status == 200 else []
-        return served_instead(self._address.model, names)
+        names = [model["name"] for model in response["models"]] if status == 200 else []
+        return available_models(self._address.model, names)
 
-    def _ask(self, method: str, url: str, body: bytes | None, seconds: float) -> tuple[int, Any]:
+    def _request(
+        self, method: str, url: str, body: bytes | None, seconds: float
+    ) -> tuple[int, Any]:
         address = self._address
         try:
             connection = self._idle.pop()
@@ -210,19 +222,19 @@ class RestClient:
         try:
             connection.request(method, url, body, headers)
             response = connection.getresponse()
-            answer = json.loads(response.read())
+            content = json.loads(response.read())
         except (OSError, http.client.HTTPException, ValueError) as error:
             connection.close()
             raise RequestError(str(error)) from None
         self._idle.append(connection)
-        return response.status, answer
+        return response.status, content
 
-    def _find_input(self) -> Tensor:
-        answer = self._call("GET", "/metadata", None, FIRST_SECONDS)
-        definition = answer["metadata"]["signature_def"]["signature_def"]["serving_default"]
+    def _find_input(self) -> TensorSpec:
+        response = self._call("GET", "/metadata", None, FIRST_SECONDS)
+        definition = response["metadata"]["signature_def"]["signature_def"][DEFAULT_SIGNATURE]
         name, info = _only_input(definition["inputs"])
         shape = tuple(int(dim["size"]) for dim in info["tensor_shape"]["dim"])[1:]
-        return Tensor(name, _NAMES_IN_JSON[info["dtype"]], shape)
+        return TensorSpec(name, DTYPE_NAMES[messages.DataType.Value(info["dtype"])], shape)
 
     def predict(self, images: np.ndarray, seconds: float) -> np.ndarray:
         body = json.dumps({"instances": images.tolist()}).encode()

@@ -1,4 +1,4 @@
-"""What can go wrong with a request, by the codes that gRPC and TensorFlow Serving share."""
+"""Errors of requests and artifacts, with the codes that gRPC and TensorFlow Serving share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Code(IntEnum):
-    """The codes; the numbers are those on the wire."""
+    """Status codes; the numbers are those of the protocols."""
 
     OK = 0
     CANCELLED = 1
@@ -53,8 +53,8 @@ class ServingError(Exception):
     """A request that cannot be answered.
 
     Args:
-        code: what kind of trouble it is.
-        message: for whoever sent the request.
+        code: the status code.
+        message: the text for the client.
     """
 
     def __init__(self, code: Code, message: str) -> None:
@@ -72,4 +72,4 @@ def not_found(message: str) -> ServingError:
 
 
 class ArtifactError(ValueError):
-    """A folder does not hold a model that can be served, or one cannot be written there."""
+    """A folder does not hold a servable model, or one cannot be written there."""

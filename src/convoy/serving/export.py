@@ -1,7 +1,8 @@
-"""From a Keras model to a version in a model's folder."""
+"""Export of a Keras model as a new version in a model's folder."""
 
 from __future__ import annotations
 
+import importlib.util
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,23 +14,22 @@ import jax
 import keras
 import numpy as np
 from convoy import cpu
-from convoy.serving import artifact, other_formats
+from convoy.serving import artifact
 from convoy.serving.artifact import Artifact, Program
 from convoy.serving.errors import ArtifactError
-from convoy.serving.forward import (
-    Forward,
+from convoy.serving.forward_pass import (
+    ForwardPass,
     input_shapes,
+    input_specs,
     input_structure,
-    input_tensors,
     output_structure,
-    signature_of,
 )
 from convoy.serving.signature import Arrays, Signature
 
 Format = Literal["convoy", "onnx", "saved_model"]
 BATCH_SIZES = (1, 2, 4, 8, 16)
 PLATFORMS = ("cpu", "cuda", "tpu")
-_WRITERS = {"onnx": other_formats.write_onnx, "saved_model": other_formats.write_saved_model}
+_PACKAGES = {"convoy": "flatbuffers", "onnx": "onnx", "saved_model": "tensorflow"}
 
 
 def export(
@@ -45,28 +45,28 @@ def export(
 ) -> Path:
     """Write a model as a new version that `convoy serve` can serve.
 
-    Batch normalisation is folded into convolutions. The model itself stays as it is.
+    Batch normalisation is folded into convolutions. The model itself is not changed.
 
     Args:
         model: a functional or sequential model with weights.
-        folder: the model's folder; versions are folders `1`, `2`, ... in it. A version appears
-            there whole or not at all.
-        version: by default one more than the newest.
-        batch_sizes: the sizes of batch to make programs for. A server fills up to the next size.
-        class_names: what the positions of the only output mean.
-        preprocessing: a layer, or any function of a symbolic tensor, from images as bytes to what
-            the model takes. A `keras.Model` says by its own input what requests bring; otherwise
-            that is `uint8` of the model's shape.
-        output_names: by default the keys of a model that returns a dictionary, else `output_0` and
-            so on.
-        format: `"convoy"`; or, where their packages are installed, `"onnx"` (the version is a
-            folder with `model.onnx`) or `"saved_model"` (TensorFlow's).
+        folder: the model's folder; versions are folders `1`, `2`, ... in it. A version is written
+            atomically.
+        version: the version number; by default the newest plus one.
+        batch_sizes: the batch sizes to compile for. A server pads requests to one of them.
+        class_names: the names of the classes, for a model with one output of class scores.
+        preprocessing: a layer, or a function of a symbolic tensor, from the inputs of requests to
+            the model's input. The inputs are `uint8` images of the model's shape, unless this is a
+            `keras.Model` with an input of its own.
+        output_names: names of the outputs; by default the keys of a model that returns a
+            dictionary, else `output_0`, `output_1`, ...
+        format: `"convoy"`; or `"onnx"` (a folder with `model.onnx`) or `"saved_model"`
+            (TensorFlow's), which need the packages onnx and tensorflow.
 
     Returns:
         The version's folder.
 
     Raises:
-        ValueError: if the model cannot be exported, before anything is written.
+        ValueError: if the model cannot be exported; nothing is written.
         convoy.serving.errors.ArtifactError: if the folder cannot be written.
 
     Example:
@@ -76,12 +76,18 @@ def export(
     sizes = _checked_sizes(batch_sizes)
     names = _output_names(served, output_names)
     _check_classes(served, class_names)
-    other_formats.check_installed(format)
-    passes = {size: Forward(served, size, cpu.fold) for size in sizes}
+    _check_installed(format)
+    passes = {size: ForwardPass(served, size, cpu.fold) for size in sizes}
     signature = _signature(served, passes[sizes[0]], names, sizes[0])
     base = Path(folder)
-    if format != "convoy":
-        return artifact.add_version(base, version, partial(_WRITERS[format], served, signature))
+    if format == "onnx":
+        from convoy.serving.onnx_export import write_onnx
+
+        return artifact.add_version(base, version, partial(write_onnx, served, signature))
+    if format == "saved_model":
+        from convoy.serving.saved_model import write_saved_model
+
+        return artifact.add_version(base, version, partial(write_saved_model, served, signature))
     weights: dict[str, np.ndarray] = {}
     programs: dict[int, Program] = {}
     for size, forward in passes.items():
@@ -105,7 +111,7 @@ def _checked(model: keras.Model) -> keras.Model:
             f"{model.name!r} does not know the shape of its input. Only functional and sequential "
             "models with a keras.Input can be exported."
         )
-    # Without the optimizer, whose state has no place in what is served.
+    # A new model without the optimizer, whose state is not exported.
     return keras.Model(input_structure(model), output_structure(model), name=model.name)
 
 
@@ -114,10 +120,10 @@ def _with_preprocessing(
 ) -> keras.Model:
     if preprocessing is None:
         return model
-    tensors = input_tensors(model)
-    if len(tensors) != 1:
+    specs = input_specs(model)
+    if len(specs) != 1:
         raise ValueError(f"preprocessing is for models with one input; {model.name!r} has more.")
-    shape, dtype, name = tensors[0].shape, "uint8", tensors[0].name
+    shape, dtype, name = specs[0].shape, "uint8", specs[0].name
     if isinstance(preprocessing, keras.Model) and preprocessing.inputs:
         shape, dtype = preprocessing.inputs[0].shape[1:], preprocessing.inputs[0].dtype
     inputs = keras.Input(shape, dtype=dtype, name=name)
@@ -153,38 +159,39 @@ def _check_classes(model: keras.Model, names: Sequence[str]) -> None:
         )
 
 
-def _signature(model: keras.Model, forward: Forward, names: list[str], size: int) -> Signature:
+def _signature(model: keras.Model, forward: ForwardPass, names: list[str], size: int) -> Signature:
     for shape, name in zip(forward.output_shapes, names, strict=True):
         if not shape.shape or shape.shape[0] != size:
             raise ValueError(
                 f"Output {name!r} of {size} samples has the shape {shape.shape}. Only models whose "
                 "outputs begin with the batch can be served."
             )
-    return signature_of(model, forward, names)
+    return forward.signature(model, names)
 
 
-def _portable(forward: Forward) -> bytes:
+def _portable(forward: ForwardPass) -> bytes:
+    """Return the program for all platforms, serialised."""
     constants = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in forward.constants]
     exporting = jax.export.export(jax.jit(forward.run), platforms=PLATFORMS)
     return bytes(exporting(constants, *forward.input_shapes).serialize())
 
 
 def _example(model: keras.Model, signature: Signature) -> Arrays:
-    """Return a made-up sample, and what the model returns for it, before anything is folded."""
+    """Return a random sample, and the outputs of the model as it is, before folding."""
     rng = np.random.default_rng(0)
     arrays: Arrays = {}
     inputs = []
-    for tensor, shape in zip(signature.inputs, input_shapes(signature.inputs, 1), strict=True):
-        dtype = tensor.numpy_dtype
+    for spec, shape in zip(signature.inputs, input_shapes(signature.inputs, 1), strict=True):
+        dtype = spec.numpy_dtype
         values = rng.random(shape.shape) if dtype.kind not in "iub" else rng.integers(0, 2)
         if dtype == np.uint8:
             values = rng.integers(0, 256, shape.shape)
-        arrays[tensor.name] = np.broadcast_to(values, shape.shape).astype(dtype)
-        inputs.append(arrays[tensor.name])
+        arrays[spec.name] = np.broadcast_to(values, shape.shape).astype(dtype)
+        inputs.append(arrays[spec.name])
     structure = jax.tree.structure(input_structure(model))
     outputs = jax.tree.leaves(model(jax.tree.unflatten(structure, inputs), training=False))
-    for tensor, value in zip(signature.outputs, outputs, strict=True):
-        arrays[f"={tensor.name}"] = np.asarray(value)
+    for spec, value in zip(signature.outputs, outputs, strict=True):
+        arrays[f"={spec.name}"] = np.asarray(value)
     return arrays
 
 
@@ -192,10 +199,16 @@ def _save(model: keras.Model, path: Path) -> Path | None:
     try:
         model.save(path)
     except (TypeError, ValueError, NotImplementedError, AttributeError):
-        # A layer without get_config(). The programs do without.
+        # A layer has no get_config(); the programs do not need the Keras model.
         path.unlink(missing_ok=True)
         return None
     return path
+
+
+def _check_installed(format: Format) -> None:
+    package = _PACKAGES[format]
+    if importlib.util.find_spec(package) is None:
+        raise ValueError(f"The format {format} needs the package {package}. Install it with pip.")
 
 
 def _make_folder(base: Path) -> None:
@@ -203,7 +216,7 @@ def _make_folder(base: Path) -> None:
         base.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ArtifactError(
-            f"{base} could not be made: {error.strerror}. Pass another folder."
+            f"{base} could not be created: {error.strerror}. Pass another folder."
         ) from error
 
 

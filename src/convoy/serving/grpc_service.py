@@ -2,46 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
-from convoy.serving.classes import classes_of, value_of
+from convoy.serving import tensorflow_serving_pb2 as messages
 from convoy.serving.errors import Code, ServingError, invalid, not_found
-from convoy.serving.metadata import DATA_TYPES, PREDICT_METHOD
-from convoy.serving.protocol import MODELS_KEY, SERVING, message
 from convoy.serving.service import Service, Target
-from convoy.serving.signature import (
+from convoy.serving.signature import Arrays, Signature, TensorSpec
+from convoy.serving.tensor_protos import from_examples, to_array, to_proto
+from convoy.serving.tensorflow_api import (
+    CLASSIFY,
+    DATA_TYPES,
     DEFAULT_SIGNATURE,
-    Arrays,
-    Signature,
-    Tensor,
+    MODELS_KEY,
+    PREDICT,
+    REGRESS,
+    SERVICE_PACKAGE,
     check_signature_name,
+    class_scores,
+    regression_values,
 )
-from convoy.serving.tensor_protos import of_input, to_array, to_proto
-from convoy.serving.versions import LoadedVersion, ModelConfig, Policy
+from convoy.serving.versions import LoadedVersion, ModelConfig, VersionPolicy
+from google.protobuf.message import Message
 
-Method = Callable[[Any], Awaitable[Any]]
-SIGNATURES = "signature_def"
-# Clients take 8 KB of metadata.
-MOST_METADATA = 4096
-_UNSET = "Model spec has no name."
-
-
-def _type(name: str) -> Any:
-    return message(f"{SERVING}.{name}")
+Request = TypeVar("Request", bound=Message)
+SIGNATURE_FIELD = "signature_def"
+# Clients accept 8 KB of metadata by default.
+MAX_METADATA_BYTES = 4096
 
 
-class GrpcApi:
-    """Answers gRPC calls.
+class GrpcService:
+    """Handles gRPC calls.
 
     Args:
         service: the models.
-        token: what clients must send as a bearer token, if anything.
-        may_reload: whether clients may change which models are served.
+        token: bearer token that clients must send, if any.
+        may_reload: whether clients may change the list of models.
     """
 
     def __init__(self, service: Service, token: str | None, may_reload: bool) -> None:
@@ -49,54 +50,70 @@ class GrpcApi:
         self._token = token
         self._may_reload = may_reload
 
-    def handlers(self) -> list[Any]:
+    def handlers(self) -> list[grpc.GenericRpcHandler]:
         prediction = {
-            "Predict": (self.predict, "PredictRequest"),
-            "Classify": (self.classify, "ClassificationRequest"),
-            "Regress": (self.regress, "RegressionRequest"),
-            "MultiInference": (self.multi_inference, "MultiInferenceRequest"),
-            "GetModelMetadata": (self.metadata, "GetModelMetadataRequest"),
+            "Predict": self._handler(self.predict, messages.PredictRequest),
+            "Classify": self._handler(self.classify, messages.ClassificationRequest),
+            "Regress": self._handler(self.regress, messages.RegressionRequest),
+            "MultiInference": self._handler(self.multi_inference, messages.MultiInferenceRequest),
+            "GetModelMetadata": self._handler(self.metadata, messages.GetModelMetadataRequest),
         }
         model = {
-            "GetModelStatus": (self.status, "GetModelStatusRequest"),
-            "HandleReloadConfigRequest": (self.reload, "ReloadConfigRequest"),
+            "GetModelStatus": self._handler(self.status, messages.GetModelStatusRequest),
+            "HandleReloadConfigRequest": self._handler(
+                self.reload, messages.ReloadConfigRequest, has_deadline=False
+            ),
         }
         services = {"PredictionService": prediction, "ModelService": model}
         return [
-            grpc.method_handlers_generic_handler(
-                f"{SERVING}.{title}",
-                {name: self._handler(method, _type(kind)) for name, (method, kind) in made.items()},
-            )
-            for title, made in services.items()
+            grpc.method_handlers_generic_handler(f"{SERVICE_PACKAGE}.{name}", methods)
+            for name, methods in services.items()
         ]
 
-    def _handler(self, method: Method, request_type: Any) -> Any:
-        def read(data: bytes) -> Any:
+    def _handler(
+        self,
+        method: Callable[[Request], Awaitable[Message]],
+        request_type: type[Request],
+        has_deadline: bool = True,
+    ) -> grpc.RpcMethodHandler:
+        """Return the handler of a method, with the checks that every call passes.
+
+        Args:
+            method: the method.
+            request_type: the message that it takes.
+            has_deadline: whether its time is limited.
+        """
+        deadline = self.service.deadline if has_deadline else contextlib.nullcontext
+
+        def parse(data: bytes) -> Request | None:
             try:
                 return request_type.FromString(data)
-            except Exception:  # protobuf's, which differs between its implementations
+            except Exception:  # The implementations of protobuf raise different types.
                 return None
 
-        async def answer(request: Any, context: Any) -> Any:
+        async def answer(request: Request | None, context: Any) -> Message | None:
             try:
                 self._check_token(context)
                 if request is None:
                     raise invalid(f"The bytes are not a {request_type.DESCRIPTOR.name}.")
-                return await method(request)
+                async with deadline():
+                    return await method(request)
             except ServingError as error:
-                await context.abort(_status(error.code), error.message, self._names(error))
+                status = grpc.StatusCode[error.code.name]
+                await context.abort(status, error.message, self._error_metadata(error))
+                return None
 
         return grpc.unary_unary_rpc_method_handler(
-            answer, read, lambda answered: answered.SerializeToString()
+            answer, parse, lambda response: response.SerializeToString()
         )
 
-    def _names(self, error: ServingError) -> tuple[tuple[str, str], ...]:
-        """Return what is sent along with an error: the models there are, if another was asked for.
+    def _error_metadata(self, error: ServingError) -> tuple[tuple[str, str], ...]:
+        """Return the names of all models for an error that a model was not found.
 
-        The text of the error stays TensorFlow Serving's.
+        They are in the metadata because the text of the error is TensorFlow Serving's.
         """
         names = json.dumps(list(self.service.models))
-        if error.code != Code.NOT_FOUND or len(names) > MOST_METADATA:
+        if error.code != Code.NOT_FOUND or len(names) > MAX_METADATA_BYTES:
             return ()
         return ((MODELS_KEY, names),)
 
@@ -107,7 +124,7 @@ class GrpcApi:
         if not hmac.compare_digest(str(given).encode(), f"Bearer {self._token}".encode()):
             raise ServingError(Code.UNAUTHENTICATED, "Send the metadata authorization: Bearer ...")
 
-    async def predict(self, request: Any) -> Any:
+    async def predict(self, request: messages.PredictRequest) -> messages.PredictResponse:
         target = _target(request.model_spec)
         with self.service.using(target, "Predict") as loaded:
             signature = loaded.servable.signature
@@ -115,39 +132,35 @@ class GrpcApi:
                 name: to_array(proto, signature.input(name))
                 for name, proto in request.inputs.items()
             }
-            wanted = _filtered(request.output_filter, signature)
+            wanted = _wanted_outputs(request.output_filter, signature)
             outputs = await self.service.run(loaded, arrays)
-            response = _type("PredictResponse")()
+            response = messages.PredictResponse(model_spec=_model_spec(target, loaded))
             for name in wanted:
                 response.outputs[name].CopyFrom(to_proto(outputs[name]))
-            _fill_spec(response.model_spec, target, loaded)
             return response
 
-    async def classify(self, request: Any) -> Any:
-        response = _type("ClassificationResponse")()
-        await self._examples(request, "Classify", response, _fill_classes)
-        return response
-
-    async def regress(self, request: Any) -> Any:
-        response = _type("RegressionResponse")()
-        await self._examples(request, "Regress", response, _fill_values)
-        return response
-
-    async def _examples(
-        self,
-        request: Any,
-        method: str,
-        response: Any,
-        fill: Callable[[Any, Arrays, LoadedVersion], None],
-    ) -> None:
+    async def classify(
+        self, request: messages.ClassificationRequest
+    ) -> messages.ClassificationResponse:
         target = _target(request.model_spec)
-        with self.service.using(target, method) as loaded:
-            arrays = of_input(request.input, loaded.servable.signature)
-            fill(response.result, await self.service.run(loaded, arrays), loaded)
-            _fill_spec(response.model_spec, target, loaded)
+        with self.service.using(target, "Classify") as loaded:
+            outputs = await self._run_examples(request.input, loaded)
+            return messages.ClassificationResponse(
+                result=_classification(outputs, loaded), model_spec=_model_spec(target, loaded)
+            )
 
-    async def multi_inference(self, request: Any) -> Any:
-        response = _type("MultiInferenceResponse")()
+    async def regress(self, request: messages.RegressionRequest) -> messages.RegressionResponse:
+        target = _target(request.model_spec)
+        with self.service.using(target, "Regress") as loaded:
+            outputs = await self._run_examples(request.input, loaded)
+            return messages.RegressionResponse(
+                result=_regression(outputs), model_spec=_model_spec(target, loaded)
+            )
+
+    async def multi_inference(
+        self, request: messages.MultiInferenceRequest
+    ) -> messages.MultiInferenceResponse:
+        response = messages.MultiInferenceResponse()
         if not request.tasks:
             raise invalid("Inference request has no tasks.")
         if len({task.model_spec.name for task in request.tasks}) > 1:
@@ -155,124 +168,125 @@ class GrpcApi:
         for task in request.tasks:
             target = _target(task.model_spec)
             with self.service.using(target, "MultiInference") as loaded:
-                arrays = of_input(request.input, loaded.servable.signature)
-                result = response.results.add()
-                _fill_spec(result.model_spec, target, loaded)
-                if task.method_name == "tensorflow/serving/classify":
-                    outputs = await self.service.run(loaded, arrays)
-                    _fill_classes(result.classification_result, outputs, loaded)
-                elif task.method_name == "tensorflow/serving/regress":
-                    outputs = await self.service.run(loaded, arrays)
-                    _fill_values(result.regression_result, outputs, loaded)
-                else:
+                if task.method_name not in (CLASSIFY, REGRESS):
                     text = f"Unsupported signature method_name: {task.method_name}"
                     raise ServingError(Code.UNIMPLEMENTED, text)
+                outputs = await self._run_examples(request.input, loaded)
+                result = response.results.add(model_spec=_model_spec(target, loaded))
+                if task.method_name == CLASSIFY:
+                    result.classification_result.CopyFrom(_classification(outputs, loaded))
+                else:
+                    result.regression_result.CopyFrom(_regression(outputs))
         return response
 
-    async def metadata(self, request: Any) -> Any:
+    async def _run_examples(self, source: messages.Input, loaded: LoadedVersion) -> Arrays:
+        return await self.service.run(loaded, from_examples(source, loaded.servable.signature))
+
+    async def metadata(
+        self, request: messages.GetModelMetadataRequest
+    ) -> messages.GetModelMetadataResponse:
         target = _target(request.model_spec)
-        fields = list(request.metadata_field)
-        if not fields:
+        if not request.metadata_field:
             raise invalid("GetModelMetadataRequest must specify at least one metadata_field")
-        for field in fields:
-            if field != SIGNATURES:
+        for field in request.metadata_field:
+            if field != SIGNATURE_FIELD:
                 raise invalid(f"Metadata field {field} is not supported")
         loaded = self.service.find(target)
-        signatures = _type("SignatureDefMap")()
+        signatures = messages.SignatureDefMap()
         definition = signatures.signature_def[DEFAULT_SIGNATURE]
-        definition.method_name = PREDICT_METHOD
-        for tensor in loaded.servable.signature.inputs:
-            _fill_info(definition.inputs[tensor.name], tensor)
-        for tensor in loaded.servable.signature.outputs:
-            _fill_info(definition.outputs[tensor.name], tensor)
-        response = _type("GetModelMetadataResponse")()
-        _fill_spec(response.model_spec, target, loaded)
-        packed = response.metadata[SIGNATURES]
-        packed.type_url = f"type.googleapis.com/{SERVING}.SignatureDefMap"
+        definition.method_name = PREDICT
+        for spec in loaded.servable.signature.inputs:
+            definition.inputs[spec.name].CopyFrom(_tensor_info(spec))
+        for spec in loaded.servable.signature.outputs:
+            definition.outputs[spec.name].CopyFrom(_tensor_info(spec))
+        response = messages.GetModelMetadataResponse(model_spec=_model_spec(target, loaded))
+        packed = response.metadata[SIGNATURE_FIELD]
+        packed.type_url = f"type.googleapis.com/{SERVICE_PACKAGE}.SignatureDefMap"
         packed.value = signatures.SerializeToString()
         return response
 
-    async def status(self, request: Any) -> Any:
+    async def status(
+        self, request: messages.GetModelStatusRequest
+    ) -> messages.GetModelStatusResponse:
         target = _target(request.model_spec)
         if target.model not in self.service.models:
             raise not_found(f"Could not find any versions of model {target.model}")
-        response = _type("GetModelStatusResponse")()
+        response = messages.GetModelStatusResponse()
         for status in self.service.model(target.model).status(target.version, target.label):
             entry = response.model_version_status.add(version=status.version, state=status.state)
             entry.status.error_code = status.code
             entry.status.error_message = status.message
         return response
 
-    async def reload(self, request: Any) -> Any:
+    async def reload(self, request: messages.ReloadConfigRequest) -> messages.ReloadConfigResponse:
         if not self._may_reload:
             raise ServingError(
                 Code.PERMISSION_DENIED, "Start the server with --allow-reload to change its models."
             )
-        configs = [_config(entry) for entry in request.config.model_config_list.config]
+        configs = [_model_config(entry) for entry in request.config.model_config_list.config]
         if not configs:
             raise invalid("The request has no model_config_list.")
         await self.service.configure(configs)
-        return _type("ReloadConfigResponse")()
+        return messages.ReloadConfigResponse()
 
 
-def _target(spec: Any) -> Target:
+def _target(spec: messages.ModelSpec) -> Target:
     if not spec.name:
-        raise invalid(_UNSET)
+        raise invalid("Model spec has no name.")
     check_signature_name(spec.signature_name)
     version = spec.version.value if spec.HasField("version") else None
     return Target(spec.name, version, spec.version_label or None)
 
 
-def _fill_spec(spec: Any, target: Target, loaded: LoadedVersion) -> None:
-    spec.name = target.model
+def _model_spec(target: Target, loaded: LoadedVersion) -> messages.ModelSpec:
+    spec = messages.ModelSpec(name=target.model, signature_name=DEFAULT_SIGNATURE)
     spec.version.value = loaded.version
-    spec.signature_name = DEFAULT_SIGNATURE
+    return spec
 
 
-def _filtered(wanted: Any, signature: Signature) -> list[str]:
-    known = [tensor.name for tensor in signature.outputs]
-    for name in wanted:
+def _wanted_outputs(names: Sequence[str], signature: Signature) -> list[str]:
+    known = [spec.name for spec in signature.outputs]
+    for name in names:
         if name not in known:
             raise invalid(f"output tensor alias not found in signature: {name}")
-    if len(set(wanted)) != len(wanted):
+    if len(set(names)) != len(names):
         raise invalid("duplicate output tensor alias in output_filter")
-    return list(wanted) or known
+    return list(names) or known
 
 
-def _fill_classes(result: Any, outputs: Arrays, loaded: LoadedVersion) -> None:
-    labels, scores = classes_of(outputs, loaded.servable.class_names)
+def _classification(outputs: Arrays, loaded: LoadedVersion) -> messages.ClassificationResult:
+    labels, scores = class_scores(outputs, loaded.servable.class_names)
+    result = messages.ClassificationResult()
     for row in scores.tolist():
         entry = result.classifications.add()
         for label, score in zip(labels, row, strict=True):
             entry.classes.add(label=label, score=score)
+    return result
 
 
-def _fill_values(result: Any, outputs: Arrays, _: LoadedVersion) -> None:
-    for value in value_of(outputs).tolist():
+def _regression(outputs: Arrays) -> messages.RegressionResult:
+    result = messages.RegressionResult()
+    for value in regression_values(outputs).tolist():
         result.regressions.add(value=value)
+    return result
 
 
-def _fill_info(info: Any, tensor: Tensor) -> None:
-    info.name = f"{tensor.name}:0"
-    info.dtype = DATA_TYPES[tensor.dtype][1]
-    for size in (-1, *tensor.shape):
+def _tensor_info(spec: TensorSpec) -> messages.TensorInfo:
+    info = messages.TensorInfo(name=f"{spec.name}:0", dtype=DATA_TYPES[spec.dtype])
+    for size in (-1, *spec.shape):
         info.tensor_shape.dim.add(size=size)
+    return info
 
 
-def _config(entry: Any) -> ModelConfig:
+def _model_config(entry: messages.ModelConfig) -> ModelConfig:
     if not entry.name or not entry.base_path:
         raise invalid("Each model needs a name and a base_path.")
     chosen = entry.model_version_policy
-    policy = Policy()
+    policy = VersionPolicy()
     if chosen.HasField("all"):
-        policy = Policy(latest=0)
+        policy = VersionPolicy(latest=0)
     elif chosen.HasField("specific"):
-        policy = Policy(specific=tuple(chosen.specific.versions))
+        policy = VersionPolicy(specific=tuple(chosen.specific.versions))
     elif chosen.latest.num_versions:
-        policy = Policy(latest=chosen.latest.num_versions)
-    labels = {label.key: label.value for label in entry.version_labels}
-    return ModelConfig(entry.name, Path(entry.base_path), policy, labels)
-
-
-def _status(code: Code) -> Any:
-    return grpc.StatusCode[code.name]
+        policy = VersionPolicy(latest=chosen.latest.num_versions)
+    return ModelConfig(entry.name, Path(entry.base_path), policy, dict(entry.version_labels))

@@ -1,4 +1,4 @@
-"""A picture's file, such as a JPEG, as the pixels that a model takes."""
+"""Decoding of image files in requests to the pixels that a model takes."""
 
 from __future__ import annotations
 
@@ -7,42 +7,43 @@ import warnings
 
 import numpy as np
 from convoy.serving.errors import invalid
-from convoy.serving.signature import Tensor
+from convoy.serving.signature import TensorSpec
 
-# A file of some kilobytes can ask for gigabytes of pixels.
-MOST_PIXELS = 50_000_000
+# A file of a few kilobytes can decode to gigabytes of pixels.
+MAX_PIXELS = 50_000_000
 
 
-def decode_picture(data: bytes, tensor: Tensor) -> np.ndarray:
-    """Return a picture's pixels, of one sample's shape.
+def decode_image(data: bytes, spec: TensorSpec) -> np.ndarray:
+    """Return the pixels of an image file, in the shape of one sample.
 
-    It is scaled until it covers the shape, and its middle is taken.
+    The image is resized until it covers the shape, then cropped at the centre.
 
     Args:
-        data: the file: JPEG, PNG, or what else Pillow reads.
-        tensor: the input that it is for.
+        data: a JPEG, a PNG, or another format that Pillow reads.
+        spec: the input that the image is for.
 
     Raises:
-        ServingError: if it is not a picture, or the input takes none.
+        ServingError: if the bytes are not an image, or the input does not take images.
     """
-    if not tensor.is_image:
+    if not spec.is_image:
         raise invalid(
-            f"input {tensor.name!r} takes {tensor.dtype} of shape {list(tensor.shape)}, not bytes."
+            f"input {spec.name!r} takes {spec.dtype} of shape {list(spec.shape)}, not bytes."
         )
     from PIL import Image, ImageOps, UnidentifiedImageError
 
-    height, width, channels = tensor.shape
+    height, width, channels = spec.shape
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of pictures that are large, or oddly written
+            # Pillow warns about large images and unusual metadata.
+            warnings.simplefilter("ignore")
             opened = Image.open(io.BytesIO(data))
-            if opened.width * opened.height > MOST_PIXELS:
+            if opened.width * opened.height > MAX_PIXELS:
                 raise invalid(
                     f"The image has {opened.width} x {opened.height} pixels; at most "
-                    f"{MOST_PIXELS} are read."
+                    f"{MAX_PIXELS} are read."
                 )
-            picture = ImageOps.exif_transpose(opened).convert("L" if channels == 1 else "RGB")
+            image = ImageOps.exif_transpose(opened).convert("L" if channels == 1 else "RGB")
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         raise invalid("The bytes are not an image that can be read.") from None
-    fitted = ImageOps.fit(picture, (width, height), Image.Resampling.BILINEAR)
+    fitted = ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR)
     return np.asarray(fitted, np.uint8).reshape(height, width, channels)

@@ -1,4 +1,4 @@
-"""JSON values to arrays and back, as TensorFlow Serving's REST API has them."""
+"""Conversion between arrays and the JSON of TensorFlow Serving's REST API."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ from typing import Any
 
 import numpy as np
 from convoy.serving.errors import invalid
-from convoy.serving.images import decode_picture
-from convoy.serving.signature import MOST_DIMENSIONS, Arrays, Signature, Tensor
+from convoy.serving.images import decode_image
+from convoy.serving.signature import MAX_DIMENSIONS, Arrays, Signature, TensorSpec
+from convoy.serving.tensorflow_api import example_inputs
 
 BASE64 = "b64"
+_TYPE_NAMES = {str: "String", bool: "Bool", dict: "Object", type(None): "Null"}
+
+Json = Any
+"""A value that `json.loads` returns or `json.dumps` takes."""
 
 
-def parse(body: bytes) -> dict[str, Any]:
-    """Read a request's body; `NaN`, `Infinity` and `-Infinity` are numbers.
+def parse(body: bytes) -> dict[str, Json]:
+    """Parse the body of a request; `NaN`, `Infinity` and `-Infinity` are numbers.
 
     Raises:
         ServingError: if it is not a JSON object.
@@ -36,11 +41,11 @@ def parse(body: bytes) -> dict[str, Any]:
     return value
 
 
-def row_inputs(instances: Any, signature: Signature) -> Arrays:
-    """Read the row form: a list with an entry for each sample.
+def row_inputs(instances: Json, signature: Signature) -> Arrays:
+    """Return the inputs of the row format: a list with an entry for each sample.
 
     Raises:
-        ServingError: if that is not what it is.
+        ServingError: if the value does not have this format.
     """
     if not isinstance(instances, list):
         raise invalid(f"JSON Value: {_shown(instances)} Excepting 'instances' to be an list/array")
@@ -58,7 +63,7 @@ def row_inputs(instances: Any, signature: Signature) -> Arrays:
             raise invalid(f"Expecting {expected} but got {got} at item {position} of input list")
     if not named:
         return {signature.inputs[0].name: to_array(instances, signature.inputs[0])}
-    names = {tensor.name for tensor in signature.inputs}
+    names = {spec.name for spec in signature.inputs}
     for position, entry in enumerate(instances):
         if set(entry) != names:
             raise invalid(
@@ -66,16 +71,16 @@ def row_inputs(instances: Any, signature: Signature) -> Arrays:
                 f"{_shown(entry)} keys must be equal to: {','.join(sorted(names))}"
             )
     return {
-        tensor.name: to_array([entry[tensor.name] for entry in instances], tensor)
-        for tensor in signature.inputs
+        spec.name: to_array([entry[spec.name] for entry in instances], spec)
+        for spec in signature.inputs
     }
 
 
-def column_inputs(inputs: Any, signature: Signature) -> Arrays:
-    """Read the column form: a batch for each input.
+def column_inputs(inputs: Json, signature: Signature) -> Arrays:
+    """Return the inputs of the column format: a batch for each input.
 
     Raises:
-        ServingError: if that is not what it is.
+        ServingError: if the value does not have this format.
     """
     if not _is_named(inputs):
         if len(signature.inputs) > 1:
@@ -84,17 +89,22 @@ def column_inputs(inputs: Any, signature: Signature) -> Arrays:
                 "required as per tensorinfo_map"
             )
         return {signature.inputs[0].name: to_array(inputs, signature.inputs[0])}
-    for tensor in signature.inputs:
-        if tensor.name not in inputs:
-            raise invalid(f"Missing named input: {tensor.name} in 'inputs' object.")
+    for spec in signature.inputs:
+        if spec.name not in inputs:
+            raise invalid(f"Missing named input: {spec.name} in 'inputs' object.")
     return {name: to_array(value, signature.input(name)) for name, value in inputs.items()}
 
 
-def example_inputs(examples: Any, context: Any, signature: Signature) -> Arrays:
-    """Read examples: for each sample a flat list of values, or one, by input.
+def from_examples(examples: Json, context: Json, signature: Signature) -> Arrays:
+    """Return the inputs of examples: for each sample, the values of each input as a flat list.
+
+    Args:
+        examples: the list of examples.
+        context: features that belong to every example, if not `None`.
+        signature: the model's inputs.
 
     Raises:
-        ServingError: if that is not what they are.
+        ServingError: if they do not fit the model's inputs.
     """
     if not isinstance(examples, list):
         raise invalid("Expecting 'examples' value to be an list/array")
@@ -103,85 +113,73 @@ def example_inputs(examples: Any, context: Any, signature: Signature) -> Arrays:
     common = {} if context is None else context
     if not isinstance(common, dict) or not all(isinstance(entry, dict) for entry in examples):
         raise invalid("Example must be JSON object")
-    rows: dict[str, list[np.ndarray]] = {tensor.name: [] for tensor in signature.inputs}
-    for entry in examples:
-        features = common | entry
-        for tensor in signature.inputs:
-            if tensor.name not in features:
-                raise invalid(f"Missing feature: {tensor.name} in example.")
-            rows[tensor.name].append(_feature(features[tensor.name], tensor))
-    return {name: np.stack(values) for name, values in rows.items()}
+    return example_inputs((common | entry for entry in examples), signature, _from_feature)
 
 
-def to_array(value: Any, tensor: Tensor) -> np.ndarray:
-    """Return a JSON value as an array of a tensor's type.
+def to_array(value: Json, spec: TensorSpec) -> np.ndarray:
+    """Return a JSON value as an array of an input's type.
 
     Raises:
-        ServingError: if it cannot be one.
+        ServingError: if the value cannot be converted.
     """
-    leaves, shape = _flatten(value, tensor)
+    leaves, shape = _flatten(value, spec)
     kinds = set(map(type, leaves))
     if kinds == {dict}:
-        pixels = np.stack([_picture(leaf, tensor) for leaf in leaves])
-        return pixels.reshape(*shape, *tensor.shape)
+        pixels = np.stack([_decode_base64(leaf, spec) for leaf in leaves])
+        return pixels.reshape(*shape, *spec.shape)
     if not kinds <= {int, float} and kinds != {bool}:
         wrong = next(leaf for leaf in leaves if type(leaf) not in (int, float))
         raise invalid(
-            f"JSON Value: {_shown(wrong)} Type: {_TYPES.get(type(wrong), 'Number')} is not of "
-            f"expected type: {tensor.dtype}"
+            f"JSON Value: {_shown(wrong)} Type: {_TYPE_NAMES.get(type(wrong), 'Number')} is not of "
+            f"expected type: {spec.dtype}"
         )
-    dtype: Any = np.float64
+    dtype: type[np.generic] = np.float64
     if kinds == {bool}:
         dtype = np.bool_
-    elif kinds == {int} and tensor.numpy_dtype.kind in "iub":
-        dtype = np.uint64 if tensor.dtype == "uint64" else np.int64
+    elif kinds == {int} and spec.numpy_dtype.kind in "iub":
+        dtype = np.uint64 if spec.dtype == "uint64" else np.int64
     try:
         array = np.array(leaves, dtype)
     except OverflowError:
-        raise invalid(
-            f"input {tensor.name!r} has a number that {tensor.dtype} cannot hold."
-        ) from None
-    return as_type(array.reshape(shape), tensor)
+        raise invalid(f"input {spec.name!r} has a number that {spec.dtype} cannot hold.") from None
+    return _as_type(array.reshape(shape), spec)
 
 
-_TYPES = {str: "String", bool: "Bool", dict: "Object", type(None): "Null"}
-
-
-def _flatten(value: Any, tensor: Tensor) -> tuple[list[Any], list[int]]:
-    """Return the leaves of nested lists, and the size of every level."""
+def _flatten(value: Json, spec: TensorSpec) -> tuple[list[Json], list[int]]:
+    """Return the leaves of nested lists, and the length of the lists at each level."""
     leaves, shape = [value], list[int]()
     while list in (kinds := set(map(type, leaves))):
         sizes = set(map(len, leaves)) if kinds == {list} else set()
         if len(sizes) != 1:
             raise invalid(
-                f"input {tensor.name!r} is not a list with the same size at every level: level "
+                f"input {spec.name!r} is not a list with the same size at every level: level "
                 f"{len(shape) + 1} has the sizes {sorted(sizes) or 'of lists and of values'}."
             )
         shape.append(sizes.pop())
-        if len(shape) > MOST_DIMENSIONS or not shape[-1]:
-            raise invalid(f"input {tensor.name!r} has the shape {shape}.")
+        if len(shape) > MAX_DIMENSIONS or not shape[-1]:
+            raise invalid(f"input {spec.name!r} has the shape {shape}.")
         leaves = list(chain.from_iterable(leaves))
     return leaves, shape
 
 
-def as_type(array: np.ndarray, tensor: Tensor) -> np.ndarray:
-    """Return an array in a tensor's type, if all values have a place there.
+def _as_type(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
+    """Convert an array to an input's type.
 
     Raises:
-        ServingError: if not.
+        ServingError: if the type cannot hold all values.
     """
-    target = tensor.numpy_dtype
+    target = spec.numpy_dtype
     kinds = {"b": "b", "i": "iu", "u": "iu"}.get(target.kind, "iuf")
-    if array.ndim > MOST_DIMENSIONS or array.size == 0:
-        raise invalid(f"input {tensor.name!r} has the shape {list(array.shape)}.")
+    if array.ndim > MAX_DIMENSIONS or array.size == 0:
+        raise invalid(f"input {spec.name!r} has the shape {list(array.shape)}.")
     if array.dtype.kind not in kinds:
-        raise invalid(f"input {tensor.name!r} is of type {array.dtype}; expected {tensor.dtype}.")
+        raise invalid(f"input {spec.name!r} is of type {array.dtype}; expected {spec.dtype}.")
     if target.kind in "iu":
         limits = np.iinfo(target)
         if array.min() < limits.min or array.max() > limits.max:
             raise invalid(
-                f"input {tensor.name!r} has values from {array.min()} to {array.max()}; "
-                f"{tensor.dtype} has {limits.min} to {limits.max}."
+                f"input {spec.name!r} has values from {array.min()} to {array.max()}; "
+                f"{spec.dtype} has {limits.min} to {limits.max}."
             )
     with np.errstate(over="ignore"):
         converted = array.astype(target)
@@ -189,13 +187,13 @@ def as_type(array: np.ndarray, tensor: Tensor) -> np.ndarray:
         lost = np.isinf(converted) & np.isfinite(array)
         if lost.any():
             raise invalid(
-                f"Cannot convert JSON value: {array[lost][0]} to {tensor.dtype} without loss of "
+                f"Cannot convert JSON value: {array[lost][0]} to {spec.dtype} without loss of "
                 "precision."
             )
     return converted
 
 
-def to_json(array: np.ndarray) -> Any:
+def to_json(array: np.ndarray) -> Json:
     """Return an array as nested lists, with as few digits as its type needs."""
     if array.dtype.kind in "iub":
         return array.tolist()
@@ -203,11 +201,11 @@ def to_json(array: np.ndarray) -> Any:
         return array.tolist()
     if array.dtype not in (np.float32, np.float16):
         array = array.astype(np.float32)
-    # By way of text: a float32 that prints as 0.2 is 0.20000000298 as a float64.
+    # Through strings: the float32 that prints as 0.2 is 0.20000000298 as a float64.
     return array.astype(str).astype(np.float64).tolist()
 
 
-def row_outputs(outputs: Arrays) -> Any:
+def row_outputs(outputs: Arrays) -> Json:
     if len(outputs) == 1:
         return to_json(next(iter(outputs.values())))
     columns = {name: to_json(value) for name, value in outputs.items()}
@@ -216,41 +214,41 @@ def row_outputs(outputs: Arrays) -> Any:
     ]
 
 
-def column_outputs(outputs: Arrays) -> Any:
+def column_outputs(outputs: Arrays) -> Json:
     if len(outputs) == 1:
         return to_json(next(iter(outputs.values())))
     return {name: to_json(value) for name, value in outputs.items()}
 
 
-def _is_named(value: Any) -> bool:
-    """Say whether a value is an object by names of inputs, and not one of base64."""
+def _is_named(value: Json) -> bool:
+    """Return whether a value is an object of named inputs, not of base64 data."""
     return isinstance(value, dict) and not (len(value) == 1 and isinstance(value.get(BASE64), str))
 
 
-def _picture(value: Any, tensor: Tensor) -> np.ndarray:
+def _decode_base64(value: Json, spec: TensorSpec) -> np.ndarray:
     if not isinstance(value, dict) or _is_named(value):
         raise invalid(f"JSON Value: {_shown(value)} not formatted correctly for base64 data")
     try:
         data = base64.b64decode(value[BASE64], validate=True)
     except (binascii.Error, ValueError):
         raise invalid("Unable to base64 decode") from None
-    return decode_picture(data, tensor)
+    return decode_image(data, spec)
 
 
-def _feature(value: Any, tensor: Tensor) -> np.ndarray:
+def _from_feature(value: Json, spec: TensorSpec) -> np.ndarray:
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
         value = value[0]
     if isinstance(value, dict):
-        return _picture(value, tensor)
-    array = to_array(value if isinstance(value, list) else [value], tensor)
-    if array.ndim != 1 or array.size != int(np.prod(tensor.shape)):
+        return _decode_base64(value, spec)
+    array = to_array(value if isinstance(value, list) else [value], spec)
+    if array.ndim != 1 or array.size != int(np.prod(spec.shape)):
         raise invalid(
-            f"Feature: {tensor.name} has {array.size} values; expected {int(np.prod(tensor.shape))}"
+            f"Feature: {spec.name} has {array.size} values; expected {int(np.prod(spec.shape))}"
         )
-    return array.reshape(tensor.shape)
+    return array.reshape(spec.shape)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: Json) -> str:
     text = json.dumps(value, default=str) if isinstance(value, Mapping | list) else str(value)
     return text if len(text) <= 100 else f"{text[:97]}..."
 

@@ -1,4 +1,4 @@
-"""What a server counts: for Prometheus, and for the page."""
+"""Metrics of a server, for Prometheus and for the page."""
 
 from __future__ import annotations
 
@@ -8,51 +8,51 @@ import numpy as np
 from convoy.serving.errors import Code
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-# From a tenth of a millisecond to ten seconds.
+# Bucket boundaries of the histograms.
 SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 SAMPLES = (1, 2, 4, 8, 16, 32, 64, 128)
-# Requests over which the page takes its percentiles.
+# Number of requests over which the page shows percentiles.
 RECENT = 1000
-NAMES = ("p50", "p95", "p99")
+PERCENTILES = (50, 95, 99)
 
 
 class Metrics:
-    """The numbers of one server."""
+    """The metrics of one server."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._requests = Counter(
             "convoy_requests",
-            "Requests that were answered.",
+            "Requests, by status code.",
             ("model", "method", "code"),
             registry=self.registry,
         )
         self._seconds = Histogram(
             "convoy_request_seconds",
-            "From the arrival of a request's body to its answer.",
+            "Time from the arrival of a request's body to its response.",
             ("model", "method"),
             buckets=SECONDS,
             registry=self.registry,
         )
         self._batches = Histogram(
             "convoy_batch_samples",
-            "Samples of requests that one call of the model took.",
+            "Samples per call of the model, without padding.",
             ("model",),
             buckets=SAMPLES,
             registry=self.registry,
         )
         self._padding = Counter(
             "convoy_padding_samples",
-            "Zeros that batches were filled up with.",
+            "Samples of padding in batches.",
             ("model",),
             registry=self.registry,
         )
         self._waiting = Gauge(
-            "convoy_waiting_samples", "Samples that wait.", ("model",), registry=self.registry
+            "convoy_waiting_samples", "Samples in the queue.", ("model",), registry=self.registry
         )
         self._available = Gauge(
             "convoy_available_versions",
-            "Versions that answer requests.",
+            "Versions that are available.",
             ("model",),
             registry=self.registry,
         )
@@ -71,18 +71,18 @@ class Metrics:
         self._padding.labels(model).inc(size - samples)
 
     def state(self, model: str, available: int, waiting: int) -> None:
-        """Note what a model is doing right now."""
+        """Set the current state of a model."""
         self._available.labels(model).set(available)
         self._waiting.labels(model).set(waiting)
 
     def percentiles(self, model: str) -> dict[str, float]:
-        """Return milliseconds of a model's recent requests; nothing if there were none."""
+        """Return the latency percentiles of a model's recent requests, in milliseconds, if any."""
         recent = list(self._recent.get(model, ()))
         if not recent:
             return {}
-        values = np.percentile(recent, (50, 95, 99)) * 1000
-        return {name: round(float(v), 3) for name, v in zip(NAMES, values, strict=True)}
+        values = np.percentile(recent, PERCENTILES) * 1000
+        return {f"p{p}": round(float(v), 3) for p, v in zip(PERCENTILES, values, strict=True)}
 
     def text(self) -> bytes:
-        """Return all of it in Prometheus's format."""
+        """Return all metrics in Prometheus's text format."""
         return generate_latest(self.registry)

@@ -1,78 +1,79 @@
-"""A forward pass as an ONNX graph, operation by operation.
+"""Builder of an ONNX graph from the equations of a forward pass.
 
-The pass is traced at two sizes of batch. A size that differs between the traces is the batch; it
-stays open in the graph.
+The forward pass is traced at two batch sizes. A dimension that differs between the two traces is
+the batch, or a multiple of it, and stays symbolic in the graph:
+
+    trace at 11    (11, 8, 8, 3)    (11, 192)
+    trace at 13    (13, 8, 8, 3)    (13, 192)
+    graph          (batch, 8, 8, 3) (batch, 192)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
+import jax
 import numpy as np
 import onnx
 from convoy.jaxpr import bind, read
-from convoy.serving.forward import Forward
-from convoy.serving.signature import Signature
-from jax.extend.core import JaxprEqn, Var
+from convoy.serving.forward_pass import ForwardPass
+from convoy.serving.signature import Signature, TensorSpec
+from jax.extend.core import JaxprEqn, Literal, Var
 from onnx import helper, numpy_helper
 
 OPSET = 18
+IR_VERSION = 9
+Atom = Var | Literal
 Shapes = tuple[Sequence[int], Sequence[int]]
+"""A shape at both batch sizes."""
 
 
-class OnnxFormError(ValueError):
-    """An operation has no form in ONNX that is known here."""
+class UnsupportedOperationError(ValueError):
+    """An operation cannot be converted to ONNX."""
+
+
+def array_type(atom: Atom) -> jax.core.ShapedArray:
+    """Return the type and shape of a value."""
+    return cast(jax.core.ShapedArray, atom.aval)
 
 
 class Graph:
-    """An ONNX graph that grows.
+    """An ONNX graph under construction.
 
     Args:
-        passes: the same forward pass at two sizes of batch.
-        signature: names of inputs and outputs.
+        passes: the same forward pass at two batch sizes.
+        signature: the inputs and outputs.
     """
 
-    def __init__(self, passes: tuple[Forward, Forward], signature: Signature) -> None:
+    def __init__(self, passes: tuple[ForwardPass, ForwardPass], signature: Signature) -> None:
         self._passes = passes
         self._signature = signature
-        self.nodes: list[Any] = []
-        self._initializers: dict[str, Any] = {}
-        self._names: dict[Var, str] = {}
+        self._nodes: list[onnx.NodeProto] = []
+        self._initializers: dict[str, onnx.TensorProto] = {}
+        names = [spec.name for spec in signature.inputs]
+        self._names: dict[Var, str] = dict(zip(passes[0].input_vars, names, strict=True))
+        # Values that do not depend on the inputs, at both batch sizes.
         self._known: list[dict[Var, Any]] = [
-            forward.trace.constants | dict(zip(forward.needed, forward.constants, strict=True))
+            forward.trace.constants
+            | dict(zip(forward.constant_vars, forward.constants, strict=True))
             for forward in passes
         ]
         self._batch: str | None = None
 
-    def build(self) -> Any:
-        """Return the whole model.
+    def fold(self, step: Step) -> bool:
+        """Evaluate an equation whose result depends on neither the inputs nor the batch size.
 
-        Raises:
-            OnnxFormError: if there is an operation without one.
+        Returns:
+            Whether that was so; otherwise the equation needs a node in the graph.
         """
-        from convoy.serving.onnx_operations import OPERATIONS
+        shapes = [[var.aval for var in equation.outvars] for equation in step.equations]
+        if shapes[0] != shapes[1]:
+            return False
+        folded = [self._evaluate(equation, i) for i, equation in enumerate(step.equations)]
+        return all(folded)
 
-        first, second = self._passes
-        if len(first.equations) != len(second.equations):
-            raise OnnxFormError("the model does another thing for another size of batch")
-        names = [tensor.name for tensor in self._signature.inputs]
-        self._names.update(zip(first.inputs, names, strict=True))
-        for one, other in zip(first.equations, second.equations, strict=True):
-            # What has the size of the batch is left to the graph, although it is known.
-            same = [var.aval for var in one.outvars] == [var.aval for var in other.outvars]
-            if same and self._is_known(one, 0) and self._is_known(other, 1):
-                continue
-            name = one.primitive.name
-            if name not in OPERATIONS:
-                raise OnnxFormError(f"the operation {name!r} has no form in ONNX here")
-            OPERATIONS[name](self, Step(self, one, other))
-        for tensor, atom in zip(self._signature.outputs, first.trace.outputs, strict=True):
-            self.nodes.append(helper.make_node("Identity", [self.name(atom, 0)], [tensor.name]))
-        return self._model()
-
-    def _is_known(self, equation: JaxprEqn, which: int) -> bool:
-        """Compute an equation right now, if it depends on nothing that comes with a request."""
+    def _evaluate(self, equation: JaxprEqn, which: int) -> bool:
         known = self._known[which]
         variables = [atom for atom in equation.invars if isinstance(atom, Var)]
         if not all(var in known for var in variables):
@@ -81,44 +82,50 @@ class Graph:
         return True
 
     def constant(self, value: Any) -> str:
-        """Add an array that every call uses."""
+        """Add a constant array, and return its name."""
         array = np.asarray(value)
         name = f"constant_{len(self._initializers)}"
         self._initializers[name] = numpy_helper.from_array(np.ascontiguousarray(array), name)
         return name
 
-    def name(self, atom: Any, which: int = 0) -> str:
+    def name(self, atom: Atom) -> str:
         """Return the name of a value in the graph."""
         if not isinstance(atom, Var):
-            return self.constant(np.asarray(atom.val, atom.aval.dtype))
+            return self.constant(np.asarray(atom.val, array_type(atom).dtype))
         if atom not in self._names:
-            self._names[atom] = self.constant(np.asarray(self._known[which][atom]))
+            self._names[atom] = self.constant(np.asarray(self._known[0][atom]))
         return self._names[atom]
 
-    def value(self, atom: Any) -> np.ndarray | None:
-        """Return a value that is known before any request, or nothing."""
+    def value(self, atom: Atom) -> np.ndarray | None:
+        """Return a value that does not depend on the inputs; `None` for one that does."""
         if not isinstance(atom, Var):
-            return np.asarray(atom.val, atom.aval.dtype)
+            return np.asarray(atom.val, array_type(atom).dtype)
         found = self._known[0].get(atom)
         return None if found is None else np.asarray(found)
 
     def add(self, operation: str, *inputs: str, result: Var | None = None, **settings: Any) -> str:
-        """Add a node, and return the name of its result."""
-        name = f"value_{len(self.nodes)}"
-        self.nodes.append(helper.make_node(operation, list(inputs), [name], **settings))
+        """Add a node, and return the name of its result.
+
+        Args:
+            operation: the ONNX operator.
+            inputs: names of the inputs.
+            result: the variable of the trace that the node computes, if any.
+            settings: the operator's attributes.
+        """
+        name = f"value_{len(self._nodes)}"
+        self._nodes.append(helper.make_node(operation, list(inputs), [name], **settings))
         if result is not None:
             self._names[result] = name
         return name
 
     def shape(self, shapes: Shapes) -> str:
-        """Return a shape as a value in the graph, in which the batch is that of the request."""
+        """Return the name of a shape, computed from the batch size of the inputs where needed."""
         one, other = shapes
         if list(one) == list(other):
             return self.constant(np.array(one, np.int64))
         if self._batch is None:
-            first = self._signature.inputs[0].name
-            whole = self.add("Shape", first)
-            self._batch = self.add("Gather", whole, self.constant(np.array([0], np.int64)))
+            input_shape = self.add("Shape", self._signature.inputs[0].name)
+            self._batch = self.add("Gather", input_shape, self.constant(np.array([0], np.int64)))
         sizes = [forward.input_shapes[0].shape[0] for forward in self._passes]
         parts = []
         for a, b in zip(one, other, strict=True):
@@ -128,62 +135,73 @@ class Graph:
                 times = self.constant(np.array([a // sizes[0]], np.int64))
                 parts.append(self.add("Mul", self._batch, times))
             else:
-                raise OnnxFormError(f"a shape of {list(one)} does not follow the batch")
+                raise UnsupportedOperationError(
+                    f"a shape of {list(one)} is not a multiple of the batch size"
+                )
         return self.add("Concat", *parts, axis=0)
 
-    def _model(self) -> Any:
-        def described(tensors: Any) -> list[Any]:
+    def model(self) -> onnx.ModelProto:
+        """Return the finished model."""
+        for spec, atom in zip(self._signature.outputs, self._passes[0].trace.outputs, strict=True):
+            self._nodes.append(helper.make_node("Identity", [self.name(atom)], [spec.name]))
+
+        def described(specs: Sequence[TensorSpec]) -> list[onnx.ValueInfoProto]:
             return [
                 helper.make_tensor_value_info(
-                    tensor.name,
-                    helper.np_dtype_to_tensor_dtype(tensor.numpy_dtype),
-                    ["batch", *tensor.shape],
+                    spec.name,
+                    helper.np_dtype_to_tensor_dtype(spec.numpy_dtype),
+                    ["batch", *spec.shape],
                 )
-                for tensor in tensors
+                for spec in specs
             ]
 
         graph = helper.make_graph(
-            self.nodes,
+            self._nodes,
             "model",
             described(self._signature.inputs),
             described(self._signature.outputs),
             list(self._initializers.values()),
         )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
-        model.ir_version = 9
+        model.ir_version = IR_VERSION
         onnx.checker.check_model(model)
         return model
 
 
 class Step:
-    """One equation, at both sizes of batch."""
+    """One equation of the forward pass, at both batch sizes."""
 
     def __init__(self, graph: Graph, one: JaxprEqn, other: JaxprEqn) -> None:
         if one.primitive is not other.primitive:
-            raise OnnxFormError("the model does another thing for another size of batch")
+            raise UnsupportedOperationError("the operations depend on the batch size")
         self._graph = graph
-        self.equation, self.other = one, other
+        self.equations = (one, other)
 
     @property
     def parameters(self) -> dict[str, Any]:
-        return self.equation.params
+        return self.equations[0].params
 
     @property
-    def atoms(self) -> Sequence[Any]:
-        return self.equation.invars
+    def has_batch_parameters(self) -> bool:
+        """Whether the parameters differ between the batch sizes."""
+        return self.equations[0].params != self.equations[1].params
+
+    @property
+    def atoms(self) -> Sequence[Atom]:
+        return self.equations[0].invars
 
     @property
     def inputs(self) -> list[str]:
-        return [self._graph.name(atom) for atom in self.equation.invars]
+        return [self._graph.name(atom) for atom in self.atoms]
 
     @property
-    def result(self) -> Any:
-        return self.equation.outvars[0]
+    def result(self) -> Var:
+        return self.equations[0].outvars[0]
 
     @property
     def result_shapes(self) -> Shapes:
-        shapes: list[Any] = [self.equation.outvars[0].aval, self.other.outvars[0].aval]
-        return shapes[0].shape, shapes[1].shape
+        return self.shapes(lambda equation: array_type(equation.outvars[0]).shape)
 
     def shapes(self, read_shape: Callable[[JaxprEqn], Sequence[int]]) -> Shapes:
-        return read_shape(self.equation), read_shape(self.other)
+        one, other = self.equations
+        return read_shape(one), read_shape(other)

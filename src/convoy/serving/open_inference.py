@@ -1,4 +1,4 @@
-"""The Open Inference Protocol, version 2, over REST; with binary tensors, as its clients send."""
+"""The Open Inference Protocol, version 2, over REST, with its binary tensor extension."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ import asyncio
 import base64
 import binascii
 import json
-import re
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
 from aiohttp import web
 from convoy.serving import json_values
-from convoy.serving.errors import ServingError, invalid, not_found
-from convoy.serving.images import decode_picture
-from convoy.serving.rest import error_response, target_of
-from convoy.serving.service import Service
-from convoy.serving.signature import Arrays, Signature, Tensor
+from convoy.serving.errors import invalid, not_found
+from convoy.serving.images import decode_image
+from convoy.serving.service import Service, Target
+from convoy.serving.signature import MAX_DIMENSIONS, Arrays, Signature, TensorSpec
 from convoy.serving.versions import LoadedVersion
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
-_TYPES = {
+_DATA_TYPES = {
     "bool": "BOOL",
     "uint8": "UINT8",
     "uint16": "UINT16",
@@ -37,183 +36,188 @@ _TYPES = {
     "float32": "FP32",
     "float64": "FP64",
 }
-_PATH = re.compile(
-    r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>\d+))?(?P<label>(?!))?"
-    r"(?P<action>/ready|/infer)?"
-)
+_END = "{_:/*}"
 
 
 class OpenInferenceApi:
-    """Answers `/v2...`."""
+    """Handlers of `/v2...`."""
 
     def __init__(self, service: Service, version: str) -> None:
         self.service = service
         self.version = version
 
-    async def handle(self, request: web.Request) -> web.Response:
-        """Answer a request; errors are JSON with the key `error`."""
-        try:
-            return await self._answer(request)
-        except ServingError as error:
-            return error_response(error)
+    def add_routes(self, router: web.UrlDispatcher) -> None:
+        for path, handler in {
+            "/v2": self._server,
+            "/v2/health/live": self._live,
+            "/v2/health/ready": self._ready,
+        }.items():
+            router.add_get(f"{path}{_END}", handler, allow_head=False)
+        for version in ("", "/versions/{version:[0-9]+}"):
+            model = f"/v2/models/{{model}}{version}"
+            router.add_get(f"{model}{_END}", self._model, allow_head=False)
+            router.add_get(f"{model}/ready{_END}", self._model_ready, allow_head=False)
+            router.add_post(f"{model}/infer{_END}", self._infer)
+        router.add_route("*", "/v2{path:.*}", _malformed)
 
-    async def _answer(self, request: web.Request) -> web.Response:
-        path, method = request.path.rstrip("/"), request.method
-        if method == "GET" and path == "/v2":
-            extensions = ["binary_tensor_data"]
-            return web.json_response(
-                {"name": "convoy", "version": self.version, "extensions": extensions}
-            )
-        if method == "GET" and path == "/v2/health/live":
-            return web.json_response({"live": True})
-        if method == "GET" and path == "/v2/health/ready":
-            ready = self.service.is_ready
-            return web.json_response({"ready": ready}, status=200 if ready else 503)
-        match = _PATH.fullmatch(path)
-        wanted = "POST" if match and match["action"] == "/infer" else "GET"
-        if match is None or method != wanted:
-            raise not_found(f"Malformed request: {method} {request.path}")
-        if match["action"] == "/infer":
-            return await self._infer(request, match)
-        return self._model(match)
+    async def _server(self, _: web.Request) -> web.Response:
+        extensions = ["binary_tensor_data"]
+        return web.json_response(
+            {"name": "convoy", "version": self.version, "extensions": extensions}
+        )
 
-    def _model(self, match: re.Match[str]) -> web.Response:
-        target = target_of(match)
-        loaded = self.service.find(target)
-        if match["action"] == "/ready":
-            return web.json_response({"name": target.model, "ready": True})
-        signature = loaded.servable.signature
+    async def _live(self, _: web.Request) -> web.Response:
+        return web.json_response({"live": True})
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        ready = self.service.is_ready
+        return web.json_response({"ready": ready}, status=200 if ready else 503)
+
+    async def _model(self, request: web.Request) -> web.Response:
+        target = Target.from_path(request.match_info)
+        signature = self.service.find(target).servable.signature
         return web.json_response(
             {
                 "name": target.model,
                 "versions": [str(v) for v in self.service.model(target.model).available],
                 "platform": "jax_stablehlo",
-                "inputs": [_describe(tensor) for tensor in signature.inputs],
-                "outputs": [_describe(tensor) for tensor in signature.outputs],
+                "inputs": [_describe(spec) for spec in signature.inputs],
+                "outputs": [_describe(spec) for spec in signature.outputs],
             }
         )
 
-    async def _infer(self, request: web.Request, match: re.Match[str]) -> web.Response:
-        target = target_of(match)
+    async def _model_ready(self, request: web.Request) -> web.Response:
+        target = Target.from_path(request.match_info)
+        self.service.find(target)
+        return web.json_response({"name": target.model, "ready": True})
+
+    async def _infer(self, request: web.Request) -> web.Response:
+        target = Target.from_path(request.match_info)
         body = await request.read()
         length = request.headers.get(HEADER_LENGTH)
         with self.service.using(target, "infer") as loaded:
             signature = loaded.servable.signature
-            parsed = await asyncio.to_thread(_read, body, length, signature)
-            asked, arrays = parsed
-            wanted = _wanted(asked, signature)
+            parsed = await asyncio.to_thread(_parse, body, length, signature)
+            header, arrays = parsed
+            wanted = _wanted_outputs(header, signature)
             outputs = await self.service.run(loaded, arrays)
-            return _response(target.model, loaded, asked, wanted, outputs)
+            return _response(target.model, loaded, header, wanted, outputs)
 
 
-def _describe(tensor: Tensor) -> dict[str, Any]:
+async def _malformed(request: web.Request) -> web.Response:
+    raise not_found(f"Malformed request: {request.method} {request.path}")
+
+
+def _describe(spec: TensorSpec) -> dict[str, Any]:
     return {
-        "name": tensor.name,
-        "datatype": _TYPES[tensor.dtype],
-        "shape": [-1, *tensor.shape],
+        "name": spec.name,
+        "datatype": _DATA_TYPES[spec.dtype],
+        "shape": [-1, *spec.shape],
     }
 
 
-def _read(body: bytes, length: str | None, signature: Signature) -> tuple[dict[str, Any], Arrays]:
-    """Return what was asked for, and the inputs."""
+def _parse(body: bytes, length: str | None, signature: Signature) -> tuple[dict[str, Any], Arrays]:
+    """Return the JSON header of a request, and the inputs.
+
+    The data of binary tensors follow the header, in the order of the inputs.
+    """
     end = len(body)
     if length is not None:
         if not length.isdecimal() or len(length) > 12 or int(length) > len(body):
             raise invalid(f"{HEADER_LENGTH} {length!r} is not a length within the body.")
         end = int(length)
-    asked = json_values.parse(body[:end])
-    entries = asked.get("inputs")
+    header = json_values.parse(body[:end])
+    entries = header.get("inputs")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise invalid("'inputs' must be a list of objects.")
-    rest = memoryview(body)[end:]
+    binary = memoryview(body)[end:]
     arrays: Arrays = {}
     for entry in entries:
         name = entry.get("name")
         if not isinstance(name, str) or name in arrays:
             raise invalid(f"Each input needs a name of its own; received {name!r}.")
-        tensor = signature.input(name)
+        spec = signature.input(name)
         shape = _shape(entry)
         size = _parameters(entry).get("binary_data_size")
         if size is None:
-            arrays[name] = _from_json(entry, shape, tensor)
+            arrays[name] = _from_json(entry, shape, spec)
             continue
-        if type(size) is not int or not 0 <= size <= len(rest):
+        if type(size) is not int or not 0 <= size <= len(binary):
             raise invalid(f"input {name!r}: binary_data_size {size!r} is not within the body.")
-        arrays[name] = _from_bytes(bytes(rest[:size]), entry, shape, tensor)
-        rest = rest[size:]
-    if len(rest):
-        raise invalid(f"{len(rest)} bytes of the body belong to no input.")
-    return asked, arrays
+        arrays[name] = _from_bytes(bytes(binary[:size]), entry, shape, spec)
+        binary = binary[size:]
+    if len(binary):
+        raise invalid(f"{len(binary)} bytes of the body belong to no input.")
+    return header, arrays
 
 
 def _shape(entry: Mapping[str, Any]) -> tuple[int, ...]:
     shape = entry.get("shape")
     sizes = shape if isinstance(shape, list) else [None]
-    if len(sizes) > 16 or any(type(size) is not int or not 0 < size < 2**31 for size in sizes):
+    if len(sizes) > MAX_DIMENSIONS or any(
+        type(size) is not int or not 0 < size < 2**31 for size in sizes
+    ):
         raise invalid(f"input {entry['name']!r}: shape {shape!r} is not a list of sizes.")
     return tuple(sizes)
 
 
-def _from_json(entry: Mapping[str, Any], shape: tuple[int, ...], tensor: Tensor) -> np.ndarray:
+def _from_json(entry: Mapping[str, Any], shape: tuple[int, ...], spec: TensorSpec) -> np.ndarray:
     data = entry.get("data")
     if not isinstance(data, list):
-        raise invalid(f"input {tensor.name!r} needs 'data', a list.")
+        raise invalid(f"input {spec.name!r} needs 'data', a list.")
     if entry.get("datatype") == "BYTES":
         if not all(isinstance(text, str) for text in data):
-            raise invalid(f"input {tensor.name!r}: BYTES are texts in base64.")
+            raise invalid(f"input {spec.name!r}: BYTES are strings in base64.")
         try:
             files = [base64.b64decode(text, validate=True) for text in data]
         except (binascii.Error, ValueError):
             raise invalid("Unable to base64 decode") from None
-        return _pictures(files, shape, tensor)
-    _check_type(entry, tensor)
-    return _reshaped(json_values.to_array(data, tensor).reshape(-1), shape, tensor)
+        return _images(files, shape, spec)
+    _check_type(entry, spec)
+    return _reshaped(json_values.to_array(data, spec).reshape(-1), shape, spec)
 
 
 def _from_bytes(
-    data: bytes, entry: Mapping[str, Any], shape: tuple[int, ...], tensor: Tensor
+    data: bytes, entry: Mapping[str, Any], shape: tuple[int, ...], spec: TensorSpec
 ) -> np.ndarray:
     if entry.get("datatype") == "BYTES":
-        return _pictures(_pieces(data), shape, tensor)
-    _check_type(entry, tensor)
-    if len(data) % tensor.numpy_dtype.itemsize:
-        raise invalid(f"input {tensor.name!r}: {len(data)} bytes are not whole values.")
-    return _reshaped(np.frombuffer(data, tensor.numpy_dtype), shape, tensor)
+        return _images(_elements(data), shape, spec)
+    _check_type(entry, spec)
+    if len(data) % spec.numpy_dtype.itemsize:
+        raise invalid(f"input {spec.name!r}: {len(data)} bytes end within a value.")
+    return _reshaped(np.frombuffer(data, spec.numpy_dtype), shape, spec)
 
 
-def _pieces(data: bytes) -> list[bytes]:
-    """Divide bytes into pieces that each have their length in front."""
-    pieces, start = [], 0
+def _elements(data: bytes) -> list[bytes]:
+    """Split the data of a BYTES tensor, in which the length of each element precedes it."""
+    elements, start = [], 0
     while start < len(data):
         size = int.from_bytes(data[start : start + 4], "little")
-        piece = data[start + 4 : start + 4 + size]
-        if start + 4 > len(data) or len(piece) != size:
-            raise invalid("BYTES: a piece is longer than what is there.")
-        pieces.append(piece)
+        element = data[start + 4 : start + 4 + size]
+        if start + 4 > len(data) or len(element) != size:
+            raise invalid("BYTES: the data end within an element.")
+        elements.append(element)
         start += 4 + size
-    return pieces
+    return elements
 
 
-def _pictures(files: list[bytes], shape: tuple[int, ...], tensor: Tensor) -> np.ndarray:
-    if len(files) != int(np.prod(shape)) or not files:
-        raise invalid(f"input {tensor.name!r}: {len(files)} texts for the shape {list(shape)}.")
-    return np.stack([decode_picture(file, tensor) for file in files])
+def _images(files: list[bytes], shape: tuple[int, ...], spec: TensorSpec) -> np.ndarray:
+    if len(files) != prod(shape) or not files:
+        raise invalid(f"input {spec.name!r}: {len(files)} strings for the shape {list(shape)}.")
+    return np.stack([decode_image(file, spec) for file in files])
 
 
-def _check_type(entry: Mapping[str, Any], tensor: Tensor) -> None:
-    if entry.get("datatype") != _TYPES[tensor.dtype]:
+def _check_type(entry: Mapping[str, Any], spec: TensorSpec) -> None:
+    if entry.get("datatype") != _DATA_TYPES[spec.dtype]:
         raise invalid(
-            f"input {tensor.name!r} has datatype {entry.get('datatype')!r}; expected "
-            f"{_TYPES[tensor.dtype]}."
+            f"input {spec.name!r} has datatype {entry.get('datatype')!r}; expected "
+            f"{_DATA_TYPES[spec.dtype]}."
         )
 
 
-def _reshaped(values: np.ndarray, shape: tuple[int, ...], tensor: Tensor) -> np.ndarray:
-    expected = 1
-    for size in shape:
-        expected *= size
-    if values.size != expected:
-        raise invalid(f"input {tensor.name!r}: {values.size} values for the shape {list(shape)}.")
+def _reshaped(values: np.ndarray, shape: tuple[int, ...], spec: TensorSpec) -> np.ndarray:
+    if values.size != prod(shape):
+        raise invalid(f"input {spec.name!r}: {values.size} values for the shape {list(shape)}.")
     return values.reshape(shape)
 
 
@@ -224,11 +228,11 @@ def _parameters(entry: Mapping[str, Any]) -> Mapping[str, Any]:
     return parameters
 
 
-def _wanted(asked: Mapping[str, Any], signature: Signature) -> dict[str, bool]:
-    """Return the outputs to be returned, and whether each is to be binary."""
-    binary = bool(_parameters(asked).get("binary_data_output", False))
-    known = [tensor.name for tensor in signature.outputs]
-    entries = asked.get("outputs") or [{"name": name} for name in known]
+def _wanted_outputs(header: Mapping[str, Any], signature: Signature) -> dict[str, bool]:
+    """Return the requested outputs, and whether each is sent as binary data."""
+    binary = bool(_parameters(header).get("binary_data_output", False))
+    known = [spec.name for spec in signature.outputs]
+    entries = header.get("outputs") or [{"name": name} for name in known]
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise invalid("'outputs' must be a list of objects.")
     wanted = {}
@@ -242,36 +246,36 @@ def _wanted(asked: Mapping[str, Any], signature: Signature) -> dict[str, bool]:
 def _response(
     model: str,
     loaded: LoadedVersion,
-    asked: Mapping[str, Any],
+    header: Mapping[str, Any],
     wanted: Mapping[str, bool],
     outputs: Arrays,
 ) -> web.Response:
-    entries, pieces = [], []
-    for name, binary in wanted.items():
+    entries, binary = [], []
+    for name, is_binary in wanted.items():
         value = outputs[name]
         entry: dict[str, Any] = {
             "name": name,
             "shape": list(value.shape),
-            "datatype": _TYPES[value.dtype.name],
+            "datatype": _DATA_TYPES[value.dtype.name],
         }
-        if binary:
-            pieces.append(np.ascontiguousarray(value).tobytes())
-            entry["parameters"] = {"binary_data_size": len(pieces[-1])}
+        if is_binary:
+            binary.append(np.ascontiguousarray(value).tobytes())
+            entry["parameters"] = {"binary_data_size": len(binary[-1])}
         else:
             entry["data"] = json_values.to_json(value.reshape(-1))
         entries.append(entry)
-    answer: dict[str, Any] = {
+    response: dict[str, Any] = {
         "model_name": model,
         "model_version": str(loaded.version),
         "outputs": entries,
     }
-    if isinstance(asked.get("id"), str):
-        answer["id"] = asked["id"]
-    header = json.dumps(answer).encode()
-    if not pieces:
-        return web.Response(body=header, content_type="application/json")
+    if isinstance(header.get("id"), str):
+        response["id"] = header["id"]
+    encoded = json.dumps(response).encode()
+    if not binary:
+        return web.Response(body=encoded, content_type="application/json")
     return web.Response(
-        body=b"".join([header, *pieces]),
+        body=b"".join([encoded, *binary]),
         content_type="application/octet-stream",
-        headers={HEADER_LENGTH: str(len(header))},
+        headers={HEADER_LENGTH: str(len(encoded))},
     )

@@ -1,98 +1,90 @@
-"""TensorFlow Serving's REST API."""
+"""TensorFlow Serving's REST API: `/v1/models/...`."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import re
+from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
 from convoy.serving import json_values
-from convoy.serving.classes import classes_of, value_of
-from convoy.serving.errors import ServingError, invalid, not_found
-from convoy.serving.metadata import metadata_json, status_json
+from convoy.serving.errors import invalid, not_found
 from convoy.serving.service import Service, Target
-from convoy.serving.signature import Arrays, Signature, check_signature_name
-from convoy.serving.versions import LoadedVersion
-
-_WHICH = r"(?:/versions/(?P<version>\d+)|/labels/(?P<label>[^/:]+))?"
-_PREDICTION = re.compile(
-    rf"/v1/models/(?P<model>[^/:]+){_WHICH}:(?P<method>classify|regress|predict)", re.IGNORECASE
+from convoy.serving.signature import Arrays, Signature, TensorSpec
+from convoy.serving.tensorflow_api import (
+    DATA_TYPES,
+    DEFAULT_SIGNATURE,
+    PREDICT,
+    check_signature_name,
+    class_scores,
+    regression_values,
 )
-_STATUS = re.compile(
-    rf"/v1/models(?:/(?P<model>[^/:]+))?{_WHICH}(?P<metadata>/metadata)?", re.IGNORECASE
-)
-_LABEL = re.compile(r"[a-zA-Z0-9_]+")
-_LARGEST_VERSION = 2**63 - 1
+from convoy.serving.tensorflow_serving_pb2 import DataType
+from convoy.serving.versions import LoadedVersion, VersionStatus
 
-# Bodies from this size on are read by a thread, so that others do not wait for it.
-_LARGE = 1 << 16
+# TensorFlow Serving ignores the case of all words but `v1` and the names.
+_MODELS = "/v1/{_:(?i:models)}"
+_MODEL = f"{_MODELS}/{{model:[^/:]+}}"
+_VERSIONS = ("", "/{_v:(?i:versions)}/{version:[0-9]+}", "/{_v:(?i:labels)}/{label:[^/:]+}")
+_METHOD = "{method:(?i:predict|classify|regress)}"
+
+# Larger bodies are parsed in a thread, so that the event loop goes on.
+_LARGE_BODY = 1 << 16
 
 
 class RestApi:
-    """Answers `/v1/...`."""
+    """Handlers of `/v1/...`."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
 
-    async def handle(self, request: web.Request) -> web.Response:
-        """Answer a request; errors are JSON with the key `error`."""
-        try:
-            return await self._answer(request)
-        except ServingError as error:
-            return error_response(error)
+    def add_routes(self, router: web.UrlDispatcher) -> None:
+        for version in _VERSIONS:
+            router.add_post(f"{_MODEL}{version}:{_METHOD}", self._predict)
+            router.add_get(f"{_MODEL}{version}", self._status, allow_head=False)
+            path = f"{_MODEL}{version}/{{_m:(?i:metadata)}}"
+            router.add_get(path, self._metadata, allow_head=False)
+        router.add_get(_MODELS, _no_model, allow_head=False)
+        router.add_route("*", "/v1/{path:.*}", _malformed)
 
-    async def _answer(self, request: web.Request) -> web.Response:
-        path = request.path
-        if request.method == "POST" and (match := _PREDICTION.fullmatch(path)):
-            return await self._predict(request, match)
-        if request.method == "GET" and (match := _STATUS.fullmatch(path)):
-            return self._status(match)
-        raise invalid(f"Malformed request: {request.method} {path}")
-
-    async def _predict(self, request: web.Request, match: re.Match[str]) -> web.Response:
-        method = match["method"].lower()
-        target = target_of(match)
+    async def _predict(self, request: web.Request) -> web.Response:
+        method = request.match_info["method"].lower()
+        target = Target.from_path(request.match_info)
         body = await request.read()
         with self.service.using(target, method) as loaded:
-            if len(body) < _LARGE:
-                parsed = _read(body, method, loaded)
+            if len(body) < _LARGE_BODY:
+                parsed = _parse(body, method, loaded)
             else:
-                parsed = await asyncio.to_thread(_read, body, method, loaded)
+                parsed = await asyncio.to_thread(_parse, body, method, loaded)
             key, arrays = parsed
             outputs = await self.service.run(loaded, arrays)
-            return json_response({key: _result(key, method, outputs, loaded)})
+            result = _result(key, method, outputs, loaded)
+            text = f"{{\n    {json.dumps(key)}: {json.dumps(result)}\n}}"
+            return web.Response(body=text.encode(), content_type="application/json")
 
-    def _status(self, match: re.Match[str]) -> web.Response:
-        if match["model"] is None:
-            raise invalid("Missing model name in request.")
-        target = target_of(match)
-        if match["metadata"]:
-            loaded = self.service.find(target)
-            return _pretty(metadata_json(target.model, loaded))
+    async def _status(self, request: web.Request) -> web.Response:
+        target = Target.from_path(request.match_info)
         if target.model not in self.service.models:
             raise not_found(f"Could not find any versions of model {target.model}")
         statuses = self.service.model(target.model).status(target.version, target.label)
-        return _pretty(status_json(statuses))
+        return _indented(status_json(statuses))
+
+    async def _metadata(self, request: web.Request) -> web.Response:
+        target = Target.from_path(request.match_info)
+        return _indented(_metadata_json(target.model, self.service.find(target)))
 
 
-def target_of(match: re.Match[str]) -> Target:
-    """Return what a path names.
-
-    Raises:
-        ServingError: if a version is too large to be one, or a label cannot be one.
-    """
-    version, label = match["version"], match["label"]
-    if version is not None and (len(version) > 19 or int(version) > _LARGEST_VERSION):
-        raise invalid(f"Failed to convert version: {version} to numeric.")
-    if label is not None and not _LABEL.fullmatch(label):
-        raise invalid(f"Label {label!r} has other characters than letters, digits and _.")
-    return Target(match["model"], None if version is None else int(version), label)
+async def _no_model(_: web.Request) -> web.Response:
+    raise invalid("Missing model name in request.")
 
 
-def _read(body: bytes, method: str, loaded: LoadedVersion) -> tuple[str, Arrays]:
-    """Return the key of the answer, and the inputs."""
+async def _malformed(request: web.Request) -> web.Response:
+    raise invalid(f"Malformed request: {request.method} {request.path}")
+
+
+def _parse(body: bytes, method: str, loaded: LoadedVersion) -> tuple[str, Arrays]:
+    """Return the key of the response, and the inputs."""
     signature = loaded.servable.signature
     request = json_values.parse(body)
     name = request.get("signature_name", "")
@@ -105,7 +97,7 @@ def _read(body: bytes, method: str, loaded: LoadedVersion) -> tuple[str, Arrays]
         if "examples" not in request:
             raise invalid(f"When method is {method}, key 'examples' is expected and was not found")
         context = request.get("context")
-        return "results", json_values.example_inputs(request["examples"], context, signature)
+        return "results", json_values.from_examples(request["examples"], context, signature)
     return _predict_inputs(request, signature)
 
 
@@ -121,31 +113,58 @@ def _predict_inputs(request: dict[str, Any], signature: Signature) -> tuple[str,
     raise invalid("Missing 'inputs' or 'instances' key")
 
 
-def _result(key: str, method: str, outputs: Arrays, loaded: LoadedVersion) -> Any:
+def _result(key: str, method: str, outputs: Arrays, loaded: LoadedVersion) -> json_values.Json:
     if method == "classify":
-        labels, scores = classes_of(outputs, loaded.servable.class_names)
+        labels, scores = class_scores(outputs, loaded.servable.class_names)
         rows = json_values.to_json(scores)
         return [[list(pair) for pair in zip(labels, row, strict=True)] for row in rows]
     if method == "regress":
-        return json_values.to_json(value_of(outputs))
+        return json_values.to_json(regression_values(outputs))
     if key == "predictions":
         return json_values.row_outputs(outputs)
     return json_values.column_outputs(outputs)
 
 
-def json_response(value: dict[str, Any]) -> web.Response:
-    """Answer with an object whose keys are on lines of their own."""
-    lines = [f"    {json.dumps(key)}: {json.dumps(entry)}" for key, entry in value.items()]
-    text = "{\n" + ",\n".join(lines) + "\n}"
-    return web.Response(body=text.encode(), content_type="application/json")
+def status_json(statuses: Sequence[VersionStatus]) -> dict[str, Any]:
+    """Return the JSON form of a `GetModelStatusResponse`."""
+    return {
+        "model_version_status": [
+            {
+                "version": str(status.version),
+                "state": status.state.name,
+                "status": {"error_code": status.code.name, "error_message": status.message},
+            }
+            for status in statuses
+        ]
+    }
 
 
-def error_response(error: ServingError) -> web.Response:
-    text = f'{{ "error": {json.dumps(error.message)} }}'
-    body, status = text.encode(), error.code.http_status
-    return web.Response(body=body, status=status, content_type="application/json")
+def _metadata_json(model: str, loaded: LoadedVersion) -> dict[str, Any]:
+    """Return the JSON form of a `GetModelMetadataResponse`."""
+    signature = loaded.servable.signature
+    definition = {
+        "inputs": {spec.name: _tensor_info(spec) for spec in signature.inputs},
+        "outputs": {spec.name: _tensor_info(spec) for spec in signature.outputs},
+        "method_name": PREDICT,
+    }
+    return {
+        "model_spec": {"name": model, "signature_name": "", "version": str(loaded.version)},
+        "metadata": {"signature_def": {"signature_def": {DEFAULT_SIGNATURE: definition}}},
+    }
 
 
-def _pretty(value: dict[str, Any]) -> web.Response:
+def _tensor_info(spec: TensorSpec) -> dict[str, Any]:
+    sizes = (-1, *spec.shape)
+    return {
+        "dtype": DataType.Name(DATA_TYPES[spec.dtype]),
+        "tensor_shape": {
+            "dim": [{"size": str(size), "name": ""} for size in sizes],
+            "unknown_rank": False,
+        },
+        "name": f"{spec.name}:0",
+    }
+
+
+def _indented(value: dict[str, Any]) -> web.Response:
     body = json.dumps(value, indent=1).encode()
     return web.Response(body=body, content_type="application/json")

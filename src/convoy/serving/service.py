@@ -1,44 +1,66 @@
-"""What all protocols share: from a model's name and arrays to outputs."""
+"""The models of a server, for all protocols: lookup, inference, deadlines and request metrics."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Self
 
 from convoy.serving.batching import BatchOptions
-from convoy.serving.errors import Code, ServingError, not_found
+from convoy.serving.errors import Code, ServingError, invalid, not_found
 from convoy.serving.metrics import Metrics
 from convoy.serving.signature import Arrays
 from convoy.serving.versions import LoadedVersion, ModelConfig, ModelVersions
 
+_LABEL = re.compile(r"[a-zA-Z0-9_]+")
+_MAX_VERSION = 2**63 - 1
+_deadline: ContextVar[float] = ContextVar("deadline", default=math.inf)
+
 
 @dataclass(frozen=True)
 class Target:
-    """The model that a request is for, and perhaps which of its versions."""
+    """The model that a request addresses; by default its newest version."""
 
     model: str
     version: int | None = None
     label: str | None = None
+
+    @classmethod
+    def from_path(cls, parts: Mapping[str, str]) -> Self:
+        """Return the target that the parts of a URL's path name.
+
+        Raises:
+            ServingError: if the version is too large, or the label has invalid characters.
+        """
+        version, label = parts.get("version"), parts.get("label")
+        if version is not None and (len(version) > 19 or int(version) > _MAX_VERSION):
+            raise invalid(f"Failed to convert version: {version} to numeric.")
+        if label is not None and not _LABEL.fullmatch(label):
+            raise invalid(f"Label {label!r} has other characters than letters, digits and _.")
+        return cls(parts["model"], None if version is None else int(version), label)
 
 
 class Service:
     """The models of a server.
 
     Args:
-        configs: which models.
-        options: how requests are put together.
-        timeout: seconds after which a request is given up.
+        configs: the models.
+        options: the batching of requests.
+        request_seconds: maximum time for one request.
     """
 
     def __init__(
-        self, configs: Iterable[ModelConfig], options: BatchOptions, timeout: float = 60.0
+        self, configs: Iterable[ModelConfig], options: BatchOptions, request_seconds: float = 60.0
     ) -> None:
         self.metrics = Metrics()
-        self.timeout = timeout
         self.models: dict[str, ModelVersions] = {}
+        self._request_seconds = request_seconds
         self._options = options
         self._changing = asyncio.Lock()
         for config in configs:
@@ -48,7 +70,7 @@ class Service:
         return ModelVersions(config, self._options, self.metrics.batch)
 
     def model(self, name: str) -> ModelVersions:
-        """Return a model by its name.
+        """Return the model of a name.
 
         Raises:
             ServingError: if there is none.
@@ -73,26 +95,36 @@ class Service:
         """Compute the outputs of a request.
 
         Raises:
-            ServingError: if the arrays are not what the model takes, the queue is full, or it takes
-                too long.
+            ServingError: if the arrays do not fit the signature, or the queue is full.
         """
         samples = loaded.servable.signature.check(arrays)
+        return await loaded.batcher.submit(arrays, samples)
+
+    @contextlib.asynccontextmanager
+    async def deadline(self) -> AsyncIterator[None]:
+        """Limit the time of the request that is handled in the block.
+
+        Raises:
+            ServingError: if it takes longer than `request_seconds`.
+        """
+        token = _deadline.set(asyncio.get_running_loop().time() + self._request_seconds)
         try:
-            async with asyncio.timeout(self.timeout):
-                return await loaded.batcher.submit(arrays, samples)
+            async with asyncio.timeout(self._request_seconds):
+                yield
         except TimeoutError:
-            raise ServingError(
-                Code.DEADLINE_EXCEEDED, f"The request took longer than {self.timeout:g} seconds."
-            ) from None
+            message = f"The request took longer than {self._request_seconds:g} seconds."
+            raise ServingError(Code.DEADLINE_EXCEEDED, message) from None
+        finally:
+            _deadline.reset(token)
 
     @contextlib.contextmanager
     def using(self, target: Target, method: str) -> Iterator[LoadedVersion]:
-        """Find the version that answers a request; it stays, and is counted, until the block ends.
+        """Keep the version that answers a request loaded during the block, and count the request.
 
         Raises:
             ServingError: if there is none.
         """
-        # A name that is not a model's is not counted by its name: anybody can make up many.
+        # Unknown names share one label: clients could invent any number of them.
         model = target.model if target.model in self.models else ""
         began = time.perf_counter()
         code = Code.INTERNAL
@@ -104,17 +136,19 @@ class Service:
             code = error.code
             raise
         except asyncio.CancelledError:
-            code = Code.CANCELLED
+            expired = asyncio.get_running_loop().time() >= _deadline.get()
+            code = Code.DEADLINE_EXCEEDED if expired else Code.CANCELLED
             raise
         finally:
             self.metrics.answered(model, method, code, time.perf_counter() - began)
 
     @property
     def is_ready(self) -> bool:
-        """Whether every model has a version that answers requests."""
+        """Whether every model has an available version."""
         return all(versions.available for versions in self.models.values())
 
     def metrics_text(self) -> bytes:
+        """Return the metrics in Prometheus's text format."""
         for name, versions in self.models.items():
             loaded = [versions.find(version) for version in versions.available]
             waiting = sum(version.batcher.waiting_samples for version in loaded)
@@ -122,30 +156,30 @@ class Service:
         return self.metrics.text()
 
     async def poll(self) -> None:
-        """Look for new versions of every model."""
+        """Load new versions of every model."""
         async with self._changing:
             models = list(self.models.values())
         for versions in models:
             await versions.poll()
 
     async def configure(self, configs: Iterable[ModelConfig]) -> None:
-        """Serve these models from now on. Those that are no longer among them are let go."""
+        """Replace the list of models; models that are no longer listed are unloaded."""
         async with self._changing:
             wanted = {config.name: config for config in configs}
-            gone = [self.models.pop(name) for name in set(self.models) - set(wanted)]
+            removed = [self.models.pop(name) for name in set(self.models) - set(wanted)]
             for name, config in wanted.items():
                 if name in self.models and self.models[name].config.path == config.path:
                     self.models[name].config = config
                     continue
                 if name in self.models:
-                    gone.append(self.models.pop(name))
+                    removed.append(self.models.pop(name))
                 self.models[name] = self._make(config)
             for versions in self.models.values():
                 await versions.poll()
-            for versions in gone:
+            for versions in removed:
                 await versions.close()
 
     async def close(self) -> None:
-        """Let go of all models, when what was accepted is answered."""
+        """Unload all models after their accepted requests are answered."""
         for versions in self.models.values():
             await versions.close()

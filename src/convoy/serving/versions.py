@@ -1,4 +1,4 @@
-"""The versions of one model: which are there, which are loaded, and which answers a request."""
+"""The versions of one model: loading, selection by number or label, and unloading."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 
 from convoy.serving import artifact
-from convoy.serving.batching import Batcher, BatchOptions, Lanes
+from convoy.serving.batching import Batcher, BatchOptions, Streams
 from convoy.serving.errors import ArtifactError, Code, ServingError, not_found
 from convoy.serving.servable import Servable
 
@@ -21,7 +22,7 @@ Load = Callable[[Path], Servable]
 
 
 class State(IntEnum):
-    """Where a version is in its life; the numbers are those on the wire."""
+    """State of a version in its life cycle; the numbers are those of the protocol."""
 
     START = 10
     LOADING = 20
@@ -31,12 +32,12 @@ class State(IntEnum):
 
 
 @dataclass(frozen=True)
-class Policy:
-    """Which of the versions in a folder are served.
+class VersionPolicy:
+    """The versions in a folder that are served.
 
     Attributes:
-        latest: this many of the newest; 0 is all.
-        specific: these, whatever else is there.
+        latest: number of newest versions; 0 means all.
+        specific: version numbers; if given, only these are served.
     """
 
     latest: int = 1
@@ -50,24 +51,24 @@ class Policy:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A model that a server has.
+    """A model to serve.
 
     Attributes:
-        name: as requests call it.
+        name: the name in requests.
         path: the folder with its versions.
-        policy: which of them.
-        labels: names for versions, such as `canary`.
+        policy: the versions to serve.
+        labels: version numbers by label, such as `canary`.
     """
 
     name: str
     path: Path
-    policy: Policy = field(default_factory=Policy)
+    policy: VersionPolicy = field(default_factory=VersionPolicy)
     labels: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass
 class VersionStatus:
-    """What is to be said of a version."""
+    """State of a version, with the error if loading failed."""
 
     version: int
     state: State
@@ -76,12 +77,12 @@ class VersionStatus:
 
 
 class LoadedVersion:
-    """A version that answers requests.
+    """A version in memory that answers requests.
 
     Attributes:
-        version: its number.
-        servable: its programs.
-        batcher: the queue in front of them.
+        version: the version number.
+        servable: the compiled programs.
+        batcher: the queue of requests.
     """
 
     def __init__(self, version: int, servable: Servable, batcher: Batcher) -> None:
@@ -105,7 +106,7 @@ class LoadedVersion:
                 self._unused.set()
 
     async def unload(self) -> None:
-        """Wait until nobody uses it, and free it."""
+        """Wait until no request uses the version, then free it."""
         await self._unused.wait()
         await self.batcher.close()
 
@@ -114,10 +115,11 @@ class ModelVersions:
     """Loads, finds and unloads the versions of one model.
 
     Args:
-        config: which model, and which of its versions.
-        options: how requests are put together.
-        observe: is told of every batch: the model's name, samples and size.
-        load: makes a version ready; called in a thread.
+        config: the model and its versions to serve.
+        options: the options of batching.
+        observe: function that is called with the model's name, the number of samples and the batch
+            size of each call.
+        load: function that loads a version; it is called in a thread.
     """
 
     def __init__(
@@ -140,7 +142,7 @@ class ModelVersions:
         return sorted(self._loaded)
 
     def find(self, version: int | None = None, label: str | None = None) -> LoadedVersion:
-        """Return the version that answers a request: the one asked for, or the newest.
+        """Return the version of a number or label, or else the newest.
 
         Raises:
             ServingError: if it is not available.
@@ -162,10 +164,10 @@ class ModelVersions:
         return self._loaded[max(self._loaded)]
 
     def status(self, version: int | None = None, label: str | None = None) -> list[VersionStatus]:
-        """Return what is known of all versions, or of one, the newest first.
+        """Return the status of all versions, newest first, or of one.
 
         Raises:
-            ServingError: if nothing is.
+            ServingError: if there is none.
         """
         name = self.config.name
         if label is not None:
@@ -179,33 +181,33 @@ class ModelVersions:
         return [self.statuses[number] for number in sorted(self.statuses, reverse=True)]
 
     async def poll(self) -> None:
-        """Look at the folder; load what is new, then let go of what is no longer wanted."""
+        """Load new versions in the folder, then unload those that the policy no longer selects."""
         async with self._polling:
             found = await asyncio.to_thread(artifact.versions_in, self.config.path)
             wanted = self.config.policy.choose(found)
             for version in wanted:
                 if version not in self._loaded and not self._has_failed(version):
-                    await self._make_available(version)
-            # A version stays until one that is wanted takes its place.
+                    await self._load_version(version)
+            # An old version stays until a new one is available.
             if any(version in self._loaded for version in wanted):
                 for version in self.available:
                     if version not in wanted:
-                        await self._let_go(version)
+                        await self._unload(version)
             for version, status in list(self.statuses.items()):
                 if status.state == State.END and version not in found:
                     del self.statuses[version]
 
     async def close(self) -> None:
-        """Let go of all versions, when the requests that use them are answered."""
+        """Unload all versions after the requests that use them are answered."""
         async with self._polling:
             for version in self.available:
-                await self._let_go(version)
+                await self._unload(version)
 
     def _has_failed(self, version: int) -> bool:
         status = self.statuses.get(version)
         return status is not None and status.code != Code.OK
 
-    async def _make_available(self, version: int) -> None:
+    async def _load_version(self, version: int) -> None:
         status = self.statuses[version] = VersionStatus(version, State.LOADING)
         path = artifact.folder_of(self.config.path, version)
         logger.info("%s: loading version %d", self.config.name, version)
@@ -213,17 +215,14 @@ class ModelVersions:
             servable = await asyncio.to_thread(self._load, path)
         except ArtifactError as error:
             self._fail(status, Code.FAILED_PRECONDITION, str(error))
-        except Exception as error:  # whatever the compiler raised
+        except Exception as error:  # The compiler can raise anything.
             self._fail(status, Code.INTERNAL, f"{path} could not be compiled: {error}")
         else:
-            lanes = Lanes(servable.lanes, servable.run_in_lane, servable.lane_seconds)
-            batcher = Batcher(
-                servable.run,
-                servable.seconds,
-                self._options,
-                self._observed,
-                lanes if lanes.count > 1 else None,
-            )
+            streams = None
+            if servable.streams > 1:
+                streams = Streams(servable.streams, servable.run_in_stream, servable.stream_seconds)
+            observe = partial(self._observe, self.config.name)
+            batcher = Batcher(servable.run, servable.seconds, self._options, observe, streams)
             self._loaded[version] = LoadedVersion(version, servable, batcher)
             status.state = State.AVAILABLE
             logger.info("%s: version %d is available", self.config.name, version)
@@ -232,10 +231,7 @@ class ModelVersions:
         status.state, status.code, status.message = State.END, code, message
         logger.error("%s: version %d: %s", self.config.name, status.version, message)
 
-    def _observed(self, samples: int, size: int) -> None:
-        self._observe(self.config.name, samples, size)
-
-    async def _let_go(self, version: int) -> None:
+    async def _unload(self, version: int) -> None:
         self.statuses[version].state = State.UNLOADING
         loaded = self._loaded.pop(version)
         await loaded.unload()

@@ -1,27 +1,18 @@
-"""From a run of `convoy train` to answers over the network, by the commands alone."""
+"""Exports of runs of `convoy train`, checkpoints and Keras files."""
 
-import json
-import signal
-import subprocess
-import sys
-import urllib.request
-
-import convoy
 import keras
 import numpy as np
 import pytest
-from convoy.cli.serve import read_config
 from convoy.cli.train import parse
 from convoy.data.augment import normalise
 from convoy.data.catalog import DATASETS
 from convoy.layers import Preprocess
 from convoy.serving.servable import Servable
-from convoy.serving.versions import Policy
 from convoy.train.network import make_network
 from convoy.train.recipe import as_recipe
 from convoy.train.run_folder import RunFolder
 from convoy_command import cli
-from tests.serving.models import classifier, half_plus
+from tests.serving.models import classifier
 
 FLAGS = [
     "--dataset",
@@ -111,68 +102,6 @@ def test_wrong_words_are_one_line(tmp_path, monkeypatch, capsys, words, message)
     assert message in said
     assert said.count("\n") == 1
     assert not (tmp_path / "models").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "There is no model to serve."),
-        (["--model", "half"], "--model half: pass NAME=FOLDER."),
-        (["--model", "half=none"], "none is not a folder."),
-        (["--model", "a=.", "--model", "a=."], "Two models are called a."),
-        (["--model", "a=.", "--tls-key", "x"], "go together"),
-        (["--model", "a=.", "--port", "-1", "--grpc-port", "-1"], "nothing to listen on"),
-        (["--model", "a=.", "--max-request-bytes", "0"], "pass more than 0"),
-    ],
-)
-def test_a_server_that_cannot_start_says_so(tmp_path, monkeypatch, capsys, words, message):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(["serve", *words])
-    assert stopped.value.code == 2
-    assert message in capsys.readouterr().err
-
-
-def test_a_file_says_which_models(tmp_path):
-    file = tmp_path / "models.yml"
-    file.write_text(
-        "models:\n"
-        "  a: {path: a}\n"
-        "  b: {path: /b, versions: all, labels: {stable: 1}}\n"
-        "  c: {path: c, versions: [1, 2]}\n"
-        "  d: {path: d, versions: 2}\n"
-    )
-    found = read_config(file)
-    assert [str(config.path) for config in found] == [
-        str(tmp_path / "a"),
-        "/b",
-        *(str(tmp_path / n) for n in "cd"),
-    ]
-    assert [c.policy for c in found] == [Policy(), Policy(0), Policy(specific=(1, 2)), Policy(2)]
-    assert found[1].labels == {"stable": 1}
-    for wrong in ("models: []", "models: {a: 1}", "models: {a: {path: a, versions: x}}"):
-        file.write_text(wrong)
-        with pytest.raises(ValueError, match=r"models\.yml"):
-            read_config(file)
-
-
-@pytest.mark.slow
-def test_a_server_serves_until_it_is_told_to_stop(tmp_path):
-    convoy.export(half_plus(2), tmp_path / "half", batch_sizes=[1])
-    command = [sys.executable, "-m", "convoy", "serve", "--model", f"half={tmp_path / 'half'}"]
-    command += ["--port", "0", "--grpc-port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            address = process.stdout.readline().split()[-1]
-            grpc_address = process.stdout.readline().split()[-1]
-            body = json.dumps({"instances": [1.0, 2.0]}).encode()
-            with urllib.request.urlopen(f"{address}v1/models/half:predict", body) as response:
-                assert json.loads(response.read()) == {"predictions": [2.5, 3.0]}
-            words = ["--model", "half", "--port", grpc_address.split(":")[1], "--num-images", "20"]
-            assert cli.main(["request", *words]) == 0
-        finally:
-            process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
 
 
 def test_preprocessing_is_the_one_of_the_training():

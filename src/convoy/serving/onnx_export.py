@@ -1,21 +1,63 @@
-"""JAX's operations in ONNX's terms: those that forward passes of convolutional networks have."""
+"""Export of a model as ONNX: the JAX operations of convolutional networks as ONNX operators."""
 
 from __future__ import annotations
 
 import string
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import keras
 import numpy as np
-from convoy.serving.onnx_graph import Graph, OnnxFormError, Step
+import onnx
+from convoy import cpu
+from convoy.serving.errors import ArtifactError
+from convoy.serving.forward_pass import ForwardPass
+from convoy.serving.onnx_graph import Graph, Step, UnsupportedOperationError, array_type
+from convoy.serving.signature import Signature
+from jax.extend.core import JaxprEqn
 from onnx import helper
+
+FILE = "model.onnx"
+# Two batch sizes that differ from every other dimension of usual models.
+BATCH_SIZES = (11, 13)
 
 Operation = Callable[[Graph, Step], None]
 
 
+def write_onnx(model: keras.Model, signature: Signature, folder: Path) -> None:
+    """Write `model.onnx`, with folded batch normalisation, for any batch size.
+
+    Raises:
+        ArtifactError: if the model has an operation that cannot be converted.
+    """
+    one, other = (ForwardPass(model, size, cpu.fold) for size in BATCH_SIZES)
+    try:
+        onnx.save(_convert_model((one, other), signature), folder / FILE)
+    except UnsupportedOperationError as error:
+        raise ArtifactError(f"{model.name!r} cannot be exported as ONNX: {error}.") from None
+
+
+def _convert_model(
+    passes: tuple[ForwardPass, ForwardPass], signature: Signature
+) -> onnx.ModelProto:
+    graph = Graph(passes, signature)
+    if len(passes[0].equations) != len(passes[1].equations):
+        raise UnsupportedOperationError("the operations depend on the batch size")
+    for one, other in zip(passes[0].equations, passes[1].equations, strict=True):
+        step = Step(graph, one, other)
+        if graph.fold(step):
+            continue
+        name = one.primitive.name
+        if name not in OPERATIONS:
+            raise UnsupportedOperationError(f"there is no conversion of the operation {name!r}")
+        OPERATIONS[name](graph, step)
+    return graph.model()
+
+
 def _same(name: str) -> Operation:
-    """Return an operation that is the same in both, whatever its operands."""
+    """Return the conversion to an operator that takes the same operands."""
 
     def operation(graph: Graph, step: Step) -> None:
         graph.add(name, *step.inputs, result=step.result)
@@ -33,16 +75,17 @@ def _reduce(name: str) -> Operation:
 
 def _reshape(graph: Graph, step: Step) -> None:
     if step.parameters.get("dimensions") is not None:
-        raise OnnxFormError("a reshape that changes the order of elements")
+        raise UnsupportedOperationError("a reshape that reorders elements")
     graph.add("Reshape", step.inputs[0], graph.shape(step.result_shapes), result=step.result)
 
 
 def _broadcast(graph: Graph, step: Step) -> None:
-    def with_ones(equation: Any) -> list[int]:
+    def with_ones(equation: JaxprEqn) -> list[int]:
+        """Return the operand's shape with ones for the new axes."""
         shape = [1] * len(equation.params["shape"])
-        places = equation.params["broadcast_dimensions"]
-        for size, place in zip(equation.invars[0].aval.shape, places, strict=True):
-            shape[place] = size
+        axes = equation.params["broadcast_dimensions"]
+        for size, axis in zip(array_type(equation.invars[0]).shape, axes, strict=True):
+            shape[axis] = size
         return shape
 
     small = graph.add("Reshape", step.inputs[0], graph.shape(step.shapes(with_ones)))
@@ -67,14 +110,14 @@ def _concatenate(graph: Graph, step: Step) -> None:
 def _pad(graph: Graph, step: Step) -> None:
     ends = step.parameters["padding_config"]
     if any(low < 0 or high < 0 or inner for low, high, inner in ends):
-        raise OnnxFormError("padding that crops, or goes between elements")
+        raise UnsupportedOperationError("negative or interior padding")
     pads = np.array([low for low, _, _ in ends] + [high for _, high, _ in ends], np.int64)
     graph.add("Pad", step.inputs[0], graph.constant(pads), step.inputs[1], result=step.result)
 
 
 def _slice(graph: Graph, step: Step) -> None:
-    if step.parameters != step.other.params:
-        raise OnnxFormError("a slice of the batch")
+    if step.has_batch_parameters:
+        raise UnsupportedOperationError("a slice of the batch")
     starts, limits = step.parameters["start_indices"], step.parameters["limit_indices"]
     strides = step.parameters["strides"] or [1] * len(starts)
     values = [starts, limits, range(len(starts)), strides]
@@ -84,8 +127,8 @@ def _slice(graph: Graph, step: Step) -> None:
 
 def _select(graph: Graph, step: Step) -> None:
     which, when_false, when_true = step.inputs
-    if len(step.atoms) != 3 or step.atoms[0].aval.dtype != jnp.bool_:
-        raise OnnxFormError("a choice between more than two")
+    if len(step.atoms) != 3 or array_type(step.atoms[0]).dtype != jnp.bool_:
+        raise UnsupportedOperationError("a select with more than two cases")
     graph.add("Where", which, when_true, when_false, result=step.result)
 
 
@@ -94,8 +137,8 @@ def _rsqrt(graph: Graph, step: Step) -> None:
     graph.add("Reciprocal", root, result=step.result)
 
 
-def _complement_of_erf(graph: Graph, step: Step) -> None:
-    one = graph.constant(np.array(1, step.atoms[0].aval.dtype))
+def _erfc(graph: Graph, step: Step) -> None:
+    one = graph.constant(np.array(1, array_type(step.atoms[0]).dtype))
     graph.add("Sub", one, graph.add("Erf", step.inputs[0]), result=step.result)
 
 
@@ -104,7 +147,7 @@ def _square(graph: Graph, step: Step) -> None:
 
 
 def _integer_power(graph: Graph, step: Step) -> None:
-    exponent = np.array(step.parameters["y"], step.atoms[0].aval.dtype)
+    exponent = np.array(step.parameters["y"], array_type(step.atoms[0]).dtype)
     graph.add("Pow", step.inputs[0], graph.constant(exponent), result=step.result)
 
 
@@ -115,7 +158,7 @@ def _clamp(graph: Graph, step: Step) -> None:
 
 def _dot(graph: Graph, step: Step) -> None:
     (left, right), (left_batch, right_batch) = step.parameters["dimension_numbers"]
-    ranks = [atom.aval.ndim for atom in step.atoms]
+    ranks = [array_type(atom).ndim for atom in step.atoms]
     letters = iter(string.ascii_lowercase)
     names: list[dict[int, str]] = [{}, {}]
     for pairs in ((left_batch, right_batch), (left, right)):
@@ -140,11 +183,11 @@ def _convolution(graph: Graph, step: Step) -> None:
     parameters = step.parameters
     lhs, rhs, out = parameters["dimension_numbers"]
     if set(parameters["lhs_dilation"]) - {1} or parameters["batch_group_count"] != 1:
-        raise OnnxFormError("a transposed convolution")
-    source = _ordered(graph, graph.name(step.atoms[0]), lhs)
+        raise UnsupportedOperationError("a transposed convolution")
+    source = _transposed(graph, graph.name(step.atoms[0]), lhs)
     weights = graph.value(step.atoms[1])
     if weights is None:
-        kernel = _ordered(graph, graph.name(step.atoms[1]), rhs)
+        kernel = _transposed(graph, graph.name(step.atoms[1]), rhs)
     else:
         kernel = graph.constant(np.transpose(weights, rhs))
     ends = parameters["padding"]
@@ -157,8 +200,7 @@ def _convolution(graph: Graph, step: Step) -> None:
         group=parameters["feature_group_count"],
         pads=[low for low, _ in ends] + [high for _, high in ends],
     )
-    back = [int(axis) for axis in np.argsort(out)]
-    graph.add("Transpose", made, perm=back, result=step.result)
+    graph.add("Transpose", made, perm=_inverse(out), result=step.result)
 
 
 def _pool(name: str) -> Operation:
@@ -168,7 +210,7 @@ def _pool(name: str) -> Operation:
         dilations = [*parameters["base_dilation"], *parameters["window_dilation"]]
         axes = [axis for axis in range(len(window)) if axis not in (0, _channels(window))]
         if set(dilations) - {1} or window[0] != 1 or window[_channels(window)] != 1:
-            raise OnnxFormError("a pooling over samples or channels, or with gaps")
+            raise UnsupportedOperationError("a pooling over samples or channels, or with dilation")
         order = [0, _channels(window), *axes]
         ends = parameters["padding"]
         settings: dict[str, Any] = {
@@ -178,26 +220,30 @@ def _pool(name: str) -> Operation:
         }
         if name == "AveragePool":
             settings["count_include_pad"] = 1
-        made = graph.add(name, _ordered(graph, step.inputs[0], order), **settings)
-        if name == "AveragePool":  # the sum was asked for
-            count = np.array(np.prod(settings["kernel_shape"]), step.result.aval.dtype)
+        made = graph.add(name, _transposed(graph, step.inputs[0], order), **settings)
+        if name == "AveragePool":
+            # JAX's operation is the sum of the window.
+            count = np.array(np.prod(settings["kernel_shape"]), array_type(step.result).dtype)
             made = graph.add("Mul", made, graph.constant(count))
-        back = [int(axis) for axis in np.argsort(order)]
-        graph.add("Transpose", made, perm=back, result=step.result)
+        graph.add("Transpose", made, perm=_inverse(order), result=step.result)
 
     return operation
 
 
 def _channels(window: Sequence[int]) -> int:
-    """Return the axis that is not pooled over, besides the samples'; the last if there are more."""
+    """Return the axis of the channels, which is not pooled: the last one if it can be."""
     return len(window) - 1 if window[-1] == 1 else 1
 
 
-def _ordered(graph: Graph, name: str, order: Sequence[int]) -> str:
+def _transposed(graph: Graph, name: str, order: Sequence[int]) -> str:
     return graph.add("Transpose", name, perm=list(order))
 
 
-_ALIKE = {
+def _inverse(order: Sequence[int]) -> list[int]:
+    return [int(axis) for axis in np.argsort(order)]
+
+
+_SAME = {
     "abs": "Abs", "add": "Add", "add_any": "Add", "ceil": "Ceil", "copy": "Identity", "cos": "Cos",
     "copy_p": "Identity", "div": "Div", "eq": "Equal", "erf": "Erf", "exp": "Exp", "floor": "Floor",
     "ge": "GreaterOrEqual", "gt": "Greater", "le": "LessOrEqual", "log": "Log", "lt": "Less",
@@ -207,14 +253,14 @@ _ALIKE = {
 }  # fmt: skip
 
 OPERATIONS: dict[str, Operation] = {
-    **{name: _same(other) for name, other in _ALIKE.items()},
+    **{name: _same(other) for name, other in _SAME.items()},
     "broadcast_in_dim": _broadcast,
     "clamp": _clamp,
     "concatenate": _concatenate,
     "conv_general_dilated": _convolution,
     "convert_element_type": _convert,
     "dot_general": _dot,
-    "erfc": _complement_of_erf,
+    "erfc": _erfc,
     "expand_dims": _reshape,
     "integer_pow": _integer_power,
     "pad": _pad,

@@ -1,0 +1,59 @@
+"""Export of a model as a TensorFlow SavedModel whose program is StableHLO."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+import tensorflow as tf
+from convoy.serving.forward_pass import input_structure
+from convoy.serving.signature import Signature
+from convoy.serving.tensorflow_api import DEFAULT_SIGNATURE
+from tensorflow.compiler.tf2xla.python import xla
+
+
+def write_saved_model(model: keras.Model, signature: Signature, folder: Path) -> None:
+    """Write a SavedModel that TensorFlow and TensorFlow Serving load, for any batch size."""
+    structure = jax.tree.structure(input_structure(model))
+    variables = [*model.trainable_variables, *model.non_trainable_variables]
+    split = len(model.trainable_variables)
+
+    def forward(weights: list[Any], *inputs: Any) -> list[Any]:
+        x = jax.tree.unflatten(structure, inputs)
+        outputs, _ = model.stateless_call(weights[:split], weights[split:], x, training=False)
+        return jax.tree.leaves(outputs)
+
+    (batch,) = jax.export.symbolic_shape("batch")
+    shapes = [
+        jax.ShapeDtypeStruct((batch, *spec.shape), spec.numpy_dtype) for spec in signature.inputs
+    ]
+    weights = [jax.ShapeDtypeStruct(v.value.shape, v.value.dtype) for v in variables]
+    exported = jax.export.export(jax.jit(forward), platforms=("cpu", "cuda"))(weights, *shapes)
+    module = tf.Module()
+    module.weights = [tf.Variable(np.asarray(variable.value)) for variable in variables]
+    # The exported program has no parameters for unused arguments.
+    kept = list(exported.module_kept_var_idx)
+
+    def call(**inputs: Any) -> dict[str, Any]:
+        arguments = [*module.weights, *(inputs[spec.name] for spec in signature.inputs)]
+        results = xla.call_module(
+            [tf.convert_to_tensor(arguments[place]) for place in kept],
+            version=exported.calling_convention_version,
+            module=exported.mlir_module_serialized,
+            Tout=[tf.dtypes.as_dtype(spec.dtype) for spec in signature.outputs],
+            Sout=[[None, *spec.shape] for spec in signature.outputs],
+            platforms=[platform.upper() for platform in exported.platforms],
+        )
+        names = [spec.name for spec in signature.outputs]
+        return dict(zip(names, results, strict=True))
+
+    specs = {
+        spec.name: tf.TensorSpec([None, *spec.shape], spec.dtype, spec.name)
+        for spec in signature.inputs
+    }
+    module.call = tf.function(call, autograph=False)
+    concrete = module.call.get_concrete_function(**specs)
+    tf.saved_model.save(module, str(folder), signatures={DEFAULT_SIGNATURE: concrete})

@@ -1,0 +1,98 @@
+"""Names and conversions that TensorFlow Serving's REST and gRPC APIs share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import numpy as np
+from convoy.serving.errors import invalid
+from convoy.serving.signature import Arrays, Signature, TensorSpec
+from convoy.serving.tensorflow_serving_pb2 import DataType
+
+SERVICE_PACKAGE = "tensorflow.serving"
+DEFAULT_SIGNATURE = "serving_default"
+PREDICT, CLASSIFY, REGRESS = (
+    f"tensorflow/serving/{method}" for method in ("predict", "classify", "regress")
+)
+# Every model has one signature; clients request it by any of these names.
+KNOWN_SIGNATURES = ("", DEFAULT_SIGNATURE, PREDICT, CLASSIFY, REGRESS)
+# Metadata key of a NOT_FOUND error: the names of all models, as a JSON list.
+MODELS_KEY = "convoy-models"
+
+DATA_TYPES = {
+    "float32": DataType.DT_FLOAT,
+    "float64": DataType.DT_DOUBLE,
+    "int32": DataType.DT_INT32,
+    "uint8": DataType.DT_UINT8,
+    "int16": DataType.DT_INT16,
+    "int8": DataType.DT_INT8,
+    "int64": DataType.DT_INT64,
+    "bool": DataType.DT_BOOL,
+    "bfloat16": DataType.DT_BFLOAT16,
+    "uint16": DataType.DT_UINT16,
+    "float16": DataType.DT_HALF,
+    "uint32": DataType.DT_UINT32,
+    "uint64": DataType.DT_UINT64,
+}
+DTYPE_NAMES: dict[int, str] = {number: name for name, number in DATA_TYPES.items()}
+
+Feature = TypeVar("Feature")
+
+
+def check_signature_name(name: str) -> None:
+    """Check that a request asks for the one signature that every model has.
+
+    Raises:
+        ServingError: if the name is not one of `KNOWN_SIGNATURES`.
+    """
+    if name not in KNOWN_SIGNATURES:
+        raise invalid(f'Serving signature name: "{name}" not found in signature def')
+
+
+def example_inputs(
+    examples: Iterable[Mapping[str, Feature]],
+    signature: Signature,
+    to_array: Callable[[Feature, TensorSpec], np.ndarray],
+) -> Arrays:
+    """Return the inputs of a classification or regression request.
+
+    Args:
+        examples: the features of each sample, by the name of the input.
+        signature: the model's inputs.
+        to_array: conversion of one feature to an array with the shape of a sample.
+
+    Raises:
+        ServingError: if a feature is missing or does not fit its input.
+    """
+    samples: dict[str, list[np.ndarray]] = {spec.name: [] for spec in signature.inputs}
+    for features in examples:
+        for spec in signature.inputs:
+            if spec.name not in features:
+                raise invalid(f"Missing feature: {spec.name} in example.")
+            samples[spec.name].append(to_array(features[spec.name], spec))
+    return {name: np.stack(arrays) for name, arrays in samples.items()}
+
+
+def class_scores(outputs: Arrays, class_names: Sequence[str]) -> tuple[list[str], np.ndarray]:
+    """Return the label of each class, empty without class names, and the scores of each sample.
+
+    Raises:
+        ServingError: if the model does not have one output with a score per class.
+    """
+    values = list(outputs.values())
+    if len(values) != 1 or values[0].ndim != 2 or values[0].dtype.kind in "iub":
+        raise invalid("Expected a classification signature: one output with a score per class.")
+    return list(class_names) or [""] * values[0].shape[1], values[0]
+
+
+def regression_values(outputs: Arrays) -> np.ndarray:
+    """Return one value per sample.
+
+    Raises:
+        ServingError: if the model does not have one output with one value per sample.
+    """
+    values = list(outputs.values())
+    if len(values) != 1 or values[0].size != len(values[0]):
+        raise invalid("Expected a regression signature: one output with one value per sample.")
+    return values[0].reshape(-1)
