@@ -108,7 +108,7 @@ class Trainer:
         self.y = rng.integers(0, 10, samples).astype("int32")
         self.seconds()
         if alone:
-            self.programs.alone = True
+            self.programs.serialized = True
 
     @property
     def programs(self) -> Any:
@@ -138,7 +138,7 @@ def memory_of_stages(trainer: Trainer) -> list[int]:
     from convoy.pipeline import simulate
 
     programs = trainer.programs
-    ((stage_programs, _),) = programs._programs.values()
+    ((stage_programs, *_),) = programs._programs.values()
     calls: dict[tuple[int, str], Any] = {}
     kept: dict[int, int] = {}
 
@@ -160,8 +160,8 @@ def memory_of_stages(trainer: Trainer) -> list[int]:
     trainer.seconds()
     stash = simulate(programs.schedule).peak_stash
     found = []
-    for number, update in enumerate(programs.updates):
-        weights = size(values(programs.trainable[number]))
+    for number, update in enumerate(programs.rank_updates):
+        weights = size(values(update.trainable))
         state = 2 * weights + size(values(update.variables))
         temporary = 0
         for name in ("run_forward", "backward"):

@@ -32,14 +32,14 @@ jax.config.update(
 jax.config.update("jax_cross_host_transport_addresses", "127.0.0.1:0")
 
 from convoy import distributed  # noqa: E402
-from convoy.pipeline.communication import transfer  # noqa: E402
-from convoy.pipeline.placement import is_here  # noqa: E402
+from convoy.pipeline.communication import move, transfer_server  # noqa: E402
+from convoy.pipeline.device_layout import is_local  # noqa: E402
 
 
 def by_server(
     value: jax.Array | None, shape: jax.ShapeDtypeStruct, source: jax.Device, target: jax.Device
 ) -> jax.Array | None:
-    moved = transfer.move(None if value is None else [value], [shape], source, target)
+    moved = move(None if value is None else [value], [shape], source, target)
     return moved[0] if moved else None
 
 
@@ -50,7 +50,7 @@ def by_device_put(
         at = jax.sharding.SingleDeviceSharding(source)
         value = jax.make_array_from_single_device_arrays(shape.shape, at, [], dtype=shape.dtype)
     moved = jax.device_put(value, target)
-    return moved if is_here(target) else None
+    return moved if is_local(target) else None
 
 
 @partial(jax.jit, static_argnums=(1, 2))
@@ -73,7 +73,7 @@ def by_permute(
         (2 * shape.shape[0], *shape.shape[1:]), sharding, [given]
     )
     moved = _permuted(both, mesh, (devices.index(source), devices.index(target)))
-    return moved.addressable_data(0) if is_here(target) else None
+    return moved.addressable_data(0) if is_local(target) else None
 
 
 def measure(send: Send, elements: int) -> tuple[float, float]:
@@ -96,7 +96,7 @@ def measure(send: Send, elements: int) -> tuple[float, float]:
 
 def main() -> None:
     """Print a line for each way."""
-    transfer.exchange()
+    transfer_server()
     ways = {"transfer server": by_server, "permute": by_permute, "device_put": by_device_put}
     for name, send in ways.items():
         found = [measure(send, elements) for elements in SIZES.values()]

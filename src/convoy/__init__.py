@@ -7,8 +7,8 @@ startup.start()
 from convoy import cross_replica, optimizers  # noqa: E402
 from convoy.checkpoint import CheckpointError, Checkpoints  # noqa: E402
 from convoy.engine.numerics.loss_scale import AutomaticLossScale  # noqa: E402
-from convoy.pipeline.options import split  # noqa: E402
 from convoy.pipeline.pipeline_stage import PipelineStage  # noqa: E402
+from convoy.pipeline.split import split  # noqa: E402
 from convoy.serving import export  # noqa: E402
 from convoy.strategy import Strategy, prepare  # noqa: E402
 

@@ -23,17 +23,15 @@ from convoy.engine.run import Runner
 from convoy.engine.state import Mode
 from convoy.engine.steps_per_execution import Pace
 from convoy.pipeline import Schedule, Timeline
-from convoy.pipeline.assignment import calls_of
-from convoy.pipeline.options import (
-    Pipelining,
-    pipeline_placement,
-    reset_stages,
-    set_devices,
-    set_stages,
-    stages_of_model,
+from convoy.pipeline.config import PipelineConfig, pipeline_placement
+from convoy.pipeline.device_layout import PipelinePlacement
+from convoy.pipeline.pipeline_stage import trace_stages
+from convoy.pipeline.stages import (
+    calls_of,
+    reset_stage_assignment,
+    set_stage_assignment,
+    stage_assignment,
 )
-from convoy.pipeline.placement import PipelinePlacement
-from convoy.pipeline.subclassed_stages import find_stages
 
 
 class EngineMethods:
@@ -73,7 +71,7 @@ class EngineMethods:
         self.runner = Runner(model, config)
         self.observer = observer
         self.data_budget = data_budget
-        self.pipelining = Pipelining()
+        self.pipelining = PipelineConfig()
         self.traced: object | None = None
         """The graph of a subclassed model that programs were made for."""
 
@@ -146,7 +144,7 @@ class EngineMethods:
         if gradient_accumulation_steps_per_replica is not None:
             self.set_gradient_accumulation(gradient_accumulation_steps_per_replica)
         mapping = None if device_mapping is None else tuple(device_mapping)
-        self.pipelining = Pipelining(schedule, mapping, recompute, record)
+        self.pipelining = PipelineConfig(schedule, mapping, recompute, record)
 
     def get_pipeline_timeline(self) -> Timeline | None:
         """Return what the devices did, and when, in the last weight update that was recorded."""
@@ -155,19 +153,19 @@ class EngineMethods:
 
     def set_pipeline_stage_assignment(self, stages: list[int]) -> None:
         """Give every layer its stage, in the order in which layers run."""
-        set_stages(self.model, stages)
+        set_stage_assignment(self.model, stages)
 
     def get_pipeline_stage_assignment(self) -> list[int] | None:
         """Return the stage of every layer, or `None` if the model is in one piece."""
-        return stages_of_model(self.model)
+        return stage_assignment(self.model)
 
     def reset_pipeline_stage_assignment(self) -> None:
         """Have the model in one piece again."""
-        reset_stages(self.model)
+        reset_stage_assignment(self.model)
 
     def print_pipeline_stage_assignment_summary(self) -> None:
         """Print the stage of every layer."""
-        stages = stages_of_model(self.model)
+        stages = stage_assignment(self.model)
         calls = calls_of(self.model)
         for call, stage in zip(calls, stages or [0] * len(calls), strict=True):
             print(f"stage {stage}  {type(call.operation).__name__:24} {call.name}")
@@ -189,7 +187,7 @@ class EngineMethods:
 
     def _plan_stages(self, x: Any) -> None:
         """Ask who watches; make a plan for stages if the model has them, or drop it."""
-        find_stages(self.model, x)
+        trace_stages(self.model, x)
         runner, pipelining = self.runner, self.pipelining
         runner.watch(self.observer())
         if self.traced is not keras_bridge.traced_graph(self.model):
@@ -197,7 +195,7 @@ class EngineMethods:
             runner.use(runner.config)
         if runner.observer.times_actions:
             pipelining = replace(pipelining, record=True)
-        if stages_of_model(self.model) is None:
+        if stage_assignment(self.model) is None:
             if runner.current is not runner.config:
                 runner.use(runner.config)
             return
@@ -372,7 +370,7 @@ class EngineMethods:
     ) -> Feed:
         config = self.runner.current
         feed = open_input(self.model, mode, data, config, budget, pace.block_steps, **settings)
-        if config.pipeline is None and stages_of_model(self.model) is not None:
+        if config.pipeline is None and stage_assignment(self.model) is not None:
             raise ValueError(
                 f"{self.model.name!r} is in stages, as was found when its data was opened. Call it "
                 "on some inputs before, for example model(x[:1])."
@@ -432,7 +430,7 @@ def attach(
         devices: those of the strategy.
         observer: returns who is told of a run, asked when it begins.
     """
-    set_devices(model, devices)
+    PreparedModel.of(model).devices = tuple(devices)
     methods = EngineMethods(model, config, data_budget, observer)
     # Not through `setattr`: Keras would take it for a change of the model's state.
     for name in EngineMethods.replaced:

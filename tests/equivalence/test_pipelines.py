@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 from convoy.pipeline import NAMES
-from convoy.pipeline.assignment import calls_of
+from convoy.pipeline.stages import calls_of
 from hypothesis import given
 from hypothesis import strategies as st
 from keras import layers

@@ -273,7 +273,7 @@ def test_refuses_what_functions_return_that_is_none(tmp_path):
         ),
         (
             lambda sgd: ipu.optimizers.MapGradientOptimizer(sgd, lambda g, variable: g),
-            "MapGradientOptimizer is not there for models in stages",
+            "MapGradientOptimizer is not supported with pipeline stages",
         ),
     ],
 )

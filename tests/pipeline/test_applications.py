@@ -5,9 +5,7 @@ import jax
 import keras
 import numpy as np
 import pytest
-from convoy.pipeline.assignment import calls_of
-from convoy.pipeline.options import stages_of_model
-from convoy.pipeline.stage import stages_of
+from convoy.pipeline.stages import calls_of, make_stages, stage_assignment
 from tests.equivalence.side_by_side import assert_same
 from tests.pipeline.test_stage import staged, whole
 
@@ -23,10 +21,10 @@ def test_outputs_and_gradients_are_those_of_the_whole(name, rng):
     make = getattr(keras.applications, name)
     model = convoy.prepare(make(weights=None, input_shape=(size, size, 3), classes=10))
     convoy.split(model, stages=4, batch_size=2)
-    assignment = stages_of_model(model)
+    assignment = stage_assignment(model)
     assert max(assignment) == 3
     x = rng.uniform(0, 255, size=(2, size, size, 3)).astype("float32")
-    stages = stages_of(model, calls_of(model), assignment)
+    stages = make_stages(model, calls_of(model), assignment)
     expected = whole(model, x, training=False)
     found = staged(model, stages, x, training=False)
     assert_same(found[:2], expected[:2])

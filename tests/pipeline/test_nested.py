@@ -3,8 +3,8 @@
 import convoy
 import keras
 import pytest
-from convoy.pipeline.assignment import calls_of, split_by_name
-from convoy.pipeline.options import stages_of_model
+from convoy.pipeline.split import split_by_name
+from convoy.pipeline.stages import calls_of, stage_assignment
 from keras import layers
 
 
@@ -74,7 +74,7 @@ def test_the_stage_of_its_call_counts_more_than_those_inside():
     source = keras.Input((4,))
     with convoy.PipelineStage(0):
         first = layers.Dense(4)(source)
-    assert stages_of_model(keras.Model(source, nested(first))) == [0, 0, 1]
+    assert stage_assignment(keras.Model(source, nested(first))) == [0, 0, 1]
     with convoy.PipelineStage(1):
         whole = nested(first)
-    assert stages_of_model(keras.Model(source, whole)) == [0, 1, 1]
+    assert stage_assignment(keras.Model(source, whole)) == [0, 1, 1]

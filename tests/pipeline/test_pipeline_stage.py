@@ -3,13 +3,13 @@ import threading
 import convoy
 import keras
 import pytest
-from convoy.pipeline.options import stages_of_model
+from convoy.pipeline.stages import stage_assignment
 from keras import layers
 
 
 def stages(build):
     inputs = keras.Input((4,))
-    return stages_of_model(keras.Model(inputs, build(inputs)))
+    return stage_assignment(keras.Model(inputs, build(inputs)))
 
 
 def test_layers_called_in_a_block_are_of_its_stage():

@@ -17,7 +17,7 @@ from convoy.estimator.function import Function, is_tensor
 from convoy.estimator.input import Element, Signature
 from convoy.estimator.recorded import Recorded
 from convoy.estimator.spec import Accumulated, Built, ModeKeys, Stages
-from convoy.pipeline.assignment import calls_of, filled_assignment
+from convoy.pipeline.stages import calls_of, complete_assignment
 from convoy.report.recording import Recording
 
 LOSS, PREDICTIONS = "loss", "predictions"
@@ -102,7 +102,7 @@ class Network:
 
     def _run_in_stages(self, stages: Stages) -> None:
         if stages.has_gaps:
-            self.model.set_pipeline_stage_assignment(filled_assignment(calls_of(self.model)))
+            self.model.set_pipeline_stage_assignment(complete_assignment(calls_of(self.model)))
         self.model.set_pipelining_options(
             schedule=stages.schedule,
             device_mapping=stages.device_mapping,

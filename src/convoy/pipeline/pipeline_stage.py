@@ -1,4 +1,4 @@
-"""Stages given while a model is written down."""
+"""`PipelineStage` blocks, and the tracing of subclassed models that use them."""
 
 from __future__ import annotations
 
@@ -6,21 +6,26 @@ import contextlib
 from contextvars import ContextVar
 from typing import Self
 
+import keras
 from convoy import keras_bridge
+from convoy.engine.prepared_model import PreparedModel
+from convoy.keras_bridge import UntraceableError, graph_calls, graph_input_specs
+from convoy.types import Data, PyTree
 
 _current: ContextVar[int | None] = ContextVar("convoy_pipeline_stage", default=None)
 _blocks = 0
+"""Number of `PipelineStage` blocks that this process has entered."""
 
 
 class PipelineStage:
-    """Puts layers into a stage of a pipeline: those made in the block, and calls made in it.
+    """Assigns layers to a stage of a pipeline: those created, and those called, in the block.
 
-    A call in the block is of this stage whatever the layer's own; a layer that was made in it takes
-    its stage to calls outside of any block. In a subclassed model blocks are in `call`, or around
-    layers in `__init__`.
+    A call in the block belongs to this stage, wherever its layer was created. A layer that was
+    created in the block takes its stage to calls outside of any block. In a subclassed model the
+    blocks are in `call`, or around the creation of layers in `__init__`.
 
     Args:
-        stage: its number, from 0.
+        stage: number of the stage, from 0.
 
     Example:
     ```python
@@ -55,6 +60,124 @@ class PipelineStage:
         self._exit.close()
 
 
-def blocks() -> int:
-    """Return how many `PipelineStage` blocks this process has entered."""
-    return _blocks
+def trace_stages(model: keras.Model, x: Data = None) -> None:
+    """Trace a subclassed model if it may have stages: if a `PipelineStage` was ever entered.
+
+    Subclassed models nested in it, or in a functional model, are traced as well.
+
+    Args:
+        model: any model.
+        x: input data that the model is about to run on, if known; else the model must be built.
+
+    Raises:
+        ValueError: if the model uses `PipelineStage` but cannot be traced, or was traced for other
+            shapes.
+    """
+    if not keras_bridge.is_subclassed(model):
+        _trace_nested(model)
+        return
+    prepared = PreparedModel.of(model)
+    if prepared.has_no_stages:
+        return
+    known = graph_calls(model) is not None
+    if not known and keras_bridge.is_built(model) and not _blocks:
+        return
+    inputs = _symbolic_inputs(x)
+    guessed = inputs is None
+    if guessed:
+        inputs = keras_bridge.built_inputs(model)
+    if inputs is None or not keras_bridge.is_built_for(model, inputs):
+        return
+    if known:
+        _check_shapes(model, inputs)
+        if not guessed and prepared.has_guessed_types:
+            prepared.has_guessed_types = False
+            keras_bridge.trace(model, inputs)
+    elif _blocks:
+        _trace_if_staged(model, inputs)
+        prepared.has_guessed_types = guessed
+
+
+def trace_built_model(model: keras.Model) -> None:
+    """Trace a subclassed model that was built, to cut it into stages.
+
+    Raises:
+        ValueError: if the model was not built, or cannot be traced.
+    """
+    inputs = keras_bridge.built_inputs(model)
+    if inputs is None or not keras_bridge.is_built_for(model, inputs):
+        raise ValueError(
+            f"{model.name!r} is a subclassed model that was not built, so its layers are not known "
+            "yet. Call it on some inputs first, for example model(x[:1])."
+        )
+    keras_bridge.trace(model, inputs)
+    prepared = PreparedModel.of(model)
+    prepared.has_no_stages, prepared.has_guessed_types = False, True
+
+
+def _trace_nested(model: keras.Model) -> None:
+    """Trace the subclassed models that a model calls outside of any block."""
+    if not _blocks:
+        return
+    for call in graph_calls(model) or []:
+        nested = call.operation
+        if not isinstance(nested, keras.Model) or call.mark is not None:
+            continue
+        if not keras_bridge.is_subclassed(nested):
+            _trace_nested(nested)
+            continue
+        is_known = graph_calls(nested) is not None or PreparedModel.of(nested).has_no_stages
+        if not is_known and call.given is not None and keras_bridge.is_built(nested):
+            _trace_if_staged(nested, call.given)
+
+
+def _trace_if_staged(model: keras.Model, inputs: PyTree) -> None:
+    before = _blocks
+    try:
+        keras_bridge.trace(model, inputs)
+    except UntraceableError:
+        if _blocks > before or keras_bridge.has_marked_layers(model):
+            raise
+    _trace_nested(model)
+    calls = graph_calls(model, into_nested=True) or []
+    if any(call.mark is not None for call in calls):
+        return
+    keras_bridge.set_traced_graph(model, None)
+    if _blocks > before:
+        raise ValueError(
+            f"{model.name!r} uses PipelineStage inside of layers or models that its call() calls, "
+            "which stay whole. Use it around their calls."
+        )
+    PreparedModel.of(model).has_no_stages = True
+
+
+def _symbolic_inputs(x: Data) -> PyTree:
+    """Return symbolic tensors like the inputs in a batch, or `None` if they are unknown."""
+    if isinstance(x, keras.utils.PyDataset):
+        x = keras_bridge.unpack(x[0])[0]
+    elif hasattr(x, "element_spec"):
+        x = keras_bridge.unpack(x.element_spec)[0]
+    leaves = keras.tree.flatten(x)
+    if not leaves or not all(hasattr(v, "shape") and hasattr(v, "dtype") for v in leaves):
+        return None
+    try:
+        return keras.tree.map_structure(_symbolic_tensor, x)
+    except (TypeError, ValueError):
+        return None  # not numbers; the data adapter raises the error
+
+
+def _symbolic_tensor(leaf: keras.KerasTensor) -> keras.KerasTensor:
+    dtype = keras.backend.standardize_dtype(leaf.dtype)
+    return keras.KerasTensor((None, *leaf.shape[1:]), dtype)
+
+
+def _check_shapes(model: keras.Model, inputs: PyTree) -> None:
+    for given, traced in zip(keras.tree.flatten(inputs), graph_input_specs(model), strict=True):
+        pairs = zip(given.shape[1:], traced.shape[1:], strict=False)
+        fits = all(None in pair or pair[0] == pair[1] for pair in pairs)
+        if len(given.shape) != len(traced.shape) or not fits:
+            raise ValueError(
+                f"{model.name!r} is in stages that were found for inputs of shape "
+                f"{tuple(traced.shape)}, but received {tuple(given.shape)}. Pass inputs of that "
+                "shape, or make the model anew."
+            )

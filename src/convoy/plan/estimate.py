@@ -10,10 +10,9 @@ import jax
 import keras
 from convoy import keras_bridge
 from convoy.engine.data.chunks import size
-from convoy.pipeline.assignment import calls_of
-from convoy.pipeline.balance.automatic import cuts_that_share_nothing
 from convoy.pipeline.balance.layer_costs import input_shapes, live_after, output_shapes
-from convoy.pipeline.stage import Stage, stages_of
+from convoy.pipeline.balance.partition import allowed_cuts
+from convoy.pipeline.stages import Stage, calls_of, make_stages
 from convoy.plan.profile import Profile, normalised
 
 # A backward pass computes two products for each one of the forward pass.
@@ -40,7 +39,7 @@ def estimate(model: keras.Model, flops: float, bandwidth: float, source: str) ->
         ValueError: if an input of the model has a size that is not known.
     """
     calls = calls_of(model)
-    stages = stages_of(model, calls, list(range(len(calls))))
+    stages = make_stages(model, calls, list(range(len(calls))))
     shapes = input_shapes(model, 1)
     work, moved, weights, statistics, activations = [], [], [], [], []
     seen: set[int] = set()
@@ -63,7 +62,7 @@ def estimate(model: keras.Model, flops: float, bandwidth: float, source: str) ->
 
     return Profile(
         names=tuple(call.name for call in calls),
-        may_cut=tuple(cuts_that_share_nothing(calls)),
+        may_cut=tuple(allowed_cuts(calls)),
         shares=normalised(seconds(SIZES[-1])),
         weights=tuple(weights),
         statistics=tuple(statistics),

@@ -7,9 +7,13 @@ from dataclasses import replace
 
 import jax
 import keras
-from convoy.pipeline.assignment import calls_of
-from convoy.pipeline.balance.layer_costs import Pass, input_shapes, measure, output_shapes
-from convoy.pipeline.stage import stages_of
+from convoy.pipeline.balance.layer_costs import (
+    ForwardBackward,
+    input_shapes,
+    measure_layers,
+    output_shapes,
+)
+from convoy.pipeline.stages import calls_of, make_stages
 from convoy.plan.profile import Point, Profile, normalised
 from convoy.plan.timing import together
 
@@ -38,16 +42,16 @@ def measured(
         say: is told what goes on.
     """
     calls = calls_of(model)
-    (whole,) = stages_of(model, calls, [0] * len(calls))
+    (whole,) = make_stages(model, calls, [0] * len(calls))
 
-    def passes(samples: int) -> Pass:
+    def passes(samples: int) -> ForwardBackward:
         inputs = input_shapes(model, samples)
         outputs = output_shapes(whole, inputs)
-        return Pass(whole, inputs, outputs, set(inputs), devices[0].platform)
+        return ForwardBackward(whole, inputs, outputs, set(inputs), devices[0].platform)
 
     samples = min(FIRST, largest)
     say(f"layers one by one, {samples} samples")
-    costs = measure(model, calls, samples, devices[0])
+    costs = measure_layers(model, calls, samples, devices[0])
     points: list[Point] = []
     while True:
         say(f"a whole step, {samples} samples")

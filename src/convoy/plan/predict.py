@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 
 from convoy.pipeline import Kind, Timeline, generate, simulate
-from convoy.pipeline.balance.partition import balance
+from convoy.pipeline.balance.partition import partition
 from convoy.pipeline.schedules import DEFAULT
 from convoy.plan.configuration import Configuration
 from convoy.plan.machine import Machine
@@ -304,10 +304,10 @@ class Predictor:
             need = self._stage_memory(within, first, end, stash[stages - 1 - after])
             return need <= self.machine.memory
 
-        return balance(
+        return partition(
             [share * step for share in profile.shares],
             stages,
             [2 * live * samples / self.machine.link for live in profile.live],
-            may_cut=profile.may_cut,
+            allowed=profile.may_cut,
             fits=fits,
         )

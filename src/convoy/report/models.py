@@ -9,13 +9,13 @@ import keras
 from convoy import keras_bridge
 from convoy.engine.data.chunks import size
 from convoy.engine.execution_config import ExecutionConfig
-from convoy.pipeline.options import stages_of_model
+from convoy.pipeline.stages import stage_assignment
 from convoy.report.files import Json
 
 
 def describe(model: keras.Model, config: ExecutionConfig) -> Json:
     """Return a model's layers and sizes, and the plan that it is run by."""
-    stages = stages_of_model(model)
+    stages = stage_assignment(model)
     optimizer = getattr(model, "optimizer", None)
     pipeline: Any = config.pipeline
     return {

@@ -9,7 +9,7 @@ from typing import Literal
 
 import convoy
 import keras
-from convoy.pipeline.assignment import calls_of
+from convoy.pipeline.stages import calls_of
 from convoy.precision import find as find_precision
 from convoy.progress_bar import Output
 from convoy.train.adapt import adapt_layers

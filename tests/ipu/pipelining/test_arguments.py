@@ -155,7 +155,7 @@ def test_refuses_to_train_what_does_not_fit(configure, arguments, error, match):
         ),
         (
             lambda opt: ipu.optimizers.MapGradientOptimizer(opt, lambda g, v: g),
-            "not there for models in stages",
+            "not supported with pipeline stages",
         ),
     ],
 )

@@ -1,7 +1,8 @@
 import itertools
 
 import pytest
-from convoy.pipeline.balance.partition import balance
+from convoy.pipeline.balance.layer_costs import LayerCost
+from convoy.pipeline.balance.partition import StageMemory, partition
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,24 +18,24 @@ def slowest(costs, cuts, transfers=()):
 
 
 def test_equal_costs_are_cut_evenly():
-    assert balance([1] * 12, 4) == [3, 6, 9]
+    assert partition([1] * 12, 4) == [3, 6, 9]
 
 
 def test_a_large_one_gets_a_stage_of_its_own():
-    assert balance([1, 1, 10, 1, 1], 3) == [2, 3]
+    assert partition([1, 1, 10, 1, 1], 3) == [2, 3]
 
 
 def test_a_cut_goes_where_little_is_sent():
-    assert balance([1, 1, 1, 1], 2) == [2]
-    assert balance([1, 1, 1, 1], 2, transfers=[0, 9, 9, 9]) == [1]
+    assert partition([1, 1, 1, 1], 2) == [2]
+    assert partition([1, 1, 1, 1], 2, transfers=[0, 9, 9, 9]) == [1]
 
 
 def test_of_equally_good_cuts_the_more_even_is_taken():
-    assert balance([6, 1, 1, 1, 1, 1, 1], 3) == [1, 4]
+    assert partition([6, 1, 1, 1, 1, 1, 1], 3) == [1, 4]
 
 
 def test_one_stage_is_all():
-    assert balance([3, 4], 1) == []
+    assert partition([3, 4], 1) == []
 
 
 @settings(max_examples=50, deadline=None)
@@ -48,7 +49,7 @@ def test_no_other_cut_is_better(costs, stages, transfers):
         return
     every = itertools.combinations(range(1, len(costs)), stages - 1)
     best = min(slowest(costs, cuts, transfers) for cuts in every)
-    assert slowest(costs, balance(costs, stages, transfers), transfers) == best
+    assert slowest(costs, partition(costs, stages, transfers), transfers) == best
 
 
 @settings(max_examples=50, deadline=None)
@@ -71,7 +72,7 @@ def test_only_places_and_stages_that_are_allowed_count(costs, stages, places, li
 
     may_cut = sorted(place for place in places if place < len(costs))
     every = [c for c in itertools.combinations(may_cut, stages - 1) if allowed(c)]
-    found = balance(costs, stages, may_cut=may_cut, fits=fits)
+    found = partition(costs, stages, allowed=may_cut, fits=fits)
     if not every:
         assert found is None
     else:
@@ -84,4 +85,10 @@ def test_only_places_and_stages_that_are_allowed_count(costs, stages, places, li
 )
 def test_what_cannot_be_cut_is_refused(stages, message):
     with pytest.raises(ValueError, match=message):
-        balance([1, 1], stages)
+        partition([1, 1], stages)
+
+
+def test_a_stage_holds_as_many_micro_batches_as_stages_follow():
+    memory = StageMemory([LayerCost(1, 10, 5, 100, 0)] * 3, slots=2)
+    assert memory.bytes(0, 2, after=1) == 2 * (10 * 4 + 5) + 2 * 200
+    assert memory.bytes(2, 3, after=0) == 10 * 4 + 5 + 100

@@ -4,8 +4,8 @@ import convoy
 import keras
 import numpy as np
 import pytest
-from convoy.pipeline import NAMES, Schedule, options
-from convoy.pipeline.assignment import calls_of
+from convoy.pipeline import NAMES, Schedule, config
+from convoy.pipeline.stages import calls_of
 from keras import layers
 from tests.equivalence.side_by_side import assert_same, make_convoy, make_stock, state
 
@@ -105,7 +105,7 @@ def test_training_is_that_of_stock_keras(samples, schedule, stages):
 
 
 def test_fewer_micro_batches_than_devices_are_warned_of_once(samples, caplog):
-    options._warn_of_waiting.cache_clear()
+    config._warn_of_bubble.cache_clear()
     for accumulation in (1, 1, 2):
         model = make_convoy(network(), 2, devices=2, gradient_accumulation=accumulation)
         convoy.split(model, CUTS[2])
@@ -297,10 +297,10 @@ def test_a_schedule_that_cannot_be_run_is_refused_at_once(schedule, message):
     [
         (
             {"activation_checkpointing": ["a"]},
-            "activation_checkpointing is not there for models in stages. Use set_pipelining_opti",
+            "activation_checkpointing is not supported with pipeline stages. Use set_pipelining_o",
         ),
-        ({"shard_optimizer_state": True}, "shard_optimizer_state is not there for models in st"),
-        ({"batch_norm_group": 2}, "batch_norm_group is not there for models in stages"),
+        ({"shard_optimizer_state": True}, "shard_optimizer_state is not supported with pipeline"),
+        ({"batch_norm_group": 2}, "batch_norm_group is not supported with pipeline stages"),
     ],
 )
 def test_what_stages_do_not_have_is_refused(samples, strategy, message):

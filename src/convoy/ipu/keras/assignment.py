@@ -9,7 +9,7 @@ from typing import Any
 import keras
 from convoy import keras_bridge
 from convoy.ipu.notice import log
-from convoy.pipeline.assignment import calls_of, check_assignment
+from convoy.pipeline.stages import calls_of, check_assignment
 
 
 @dataclass

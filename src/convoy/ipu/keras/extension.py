@@ -20,8 +20,8 @@ from convoy.ipu.keras import assignment, saved_options, steps
 from convoy.ipu.keras.pipeline_options import SCHEDULES, PipelineOptions
 from convoy.ipu.keras.replica_metrics import PerReplica, counted_by_replica
 from convoy.ipu.keras.settings import Settings
-from convoy.pipeline.options import given_stages
-from convoy.pipeline.subclassed_stages import find_stages
+from convoy.pipeline.pipeline_stage import trace_stages
+from convoy.pipeline.stages import unchecked_stage_assignment
 
 _ATTRIBUTE = "_convoy_ipu"
 _NATIVE = (
@@ -176,7 +176,7 @@ class Extensions(Settings):
         """Return the stage of every layer, in the order in which layers run."""
         stages = self.pending_stages
         if stages is None and self.model.built:
-            stages = given_stages(self.model)
+            stages = unchecked_stage_assignment(self.model)
         return assignment.assignments(self.model, stages)
 
     def reset_pipeline_stage_assignment(self) -> None:
@@ -341,7 +341,7 @@ class Extensions(Settings):
 
     def _build(self, x: Any, batch_size: int | None) -> None:
         """Build a model whose stages were given, or written into it, before shapes are known."""
-        find_stages(self.model, x)
+        trace_stages(self.model, x)
         if self.pending_stages is not None:
             if not self.model.built:
                 if not hasattr(x, "shape"):

@@ -1,1 +1,1 @@
-"""Balanced stages: layer costs, and where to split a model by them."""
+"""Balanced stages: measured costs of layers, and the partition of layers into stages."""

@@ -1,4 +1,4 @@
-"""Where to cut a chain of calls, so that the slowest stage is as fast as can be."""
+"""Partition of a chain of calls into stages, so that the slowest stage is as fast as possible."""
 
 from __future__ import annotations
 
@@ -6,31 +6,34 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate
 
-Found = tuple[float, float, tuple[int, ...]]
-"""The slowest stage, the sum of squares, and the cuts."""
+from convoy.keras_bridge import GraphCall
+from convoy.pipeline.balance.layer_costs import LayerCost
+
+Solution = tuple[float, float, tuple[int, ...]]
+"""Time of the slowest stage, sum of the squared times of all stages, and the cuts."""
 
 
-def balance(
+def partition(
     costs: Sequence[float],
     stages: int,
     transfers: Sequence[float] = (),
     *,
-    may_cut: Sequence[int] | None = None,
+    allowed: Sequence[int] | None = None,
     fits: Callable[[int, int, int], bool] | None = None,
 ) -> list[int] | None:
-    """Cut calls into stages of consecutive ones.
+    """Partition calls into stages of consecutive calls.
 
     Args:
-        costs: the time of each call, forwards and backwards.
-        stages: how many.
-        transfers: the time to send on, in both directions, what is live after each call. It counts
-            for both sides of a cut.
-        may_cut: the calls with which a stage may begin; by default all but the first.
-        fits: whether a stage from a call to before another one fits on its device, with so many
-            stages after it.
+        costs: time of each call, forward and backward.
+        stages: number of stages.
+        transfers: time to send the tensors that are live after each call, forward and backward. It
+            counts for both stages at a cut.
+        allowed: calls with which a stage may begin; by default all but the first.
+        fits: takes the first call of a stage, the call after its last one, and the number of stages
+            after it; returns whether the stage fits on its device.
 
     Returns:
-        The first call of every stage but the first; `None` if no cut has stages that fit.
+        The first call of every stage but the first; `None` if there are no stages that fit.
 
     Raises:
         ValueError: if there are fewer calls than stages.
@@ -42,38 +45,85 @@ def balance(
     if stages < 1:
         raise ValueError(f"stages={stages} is not a number of stages. Pass 1 or more.")
     sums = [0.0, *accumulate(costs)]
-    places = range(1, len(costs)) if may_cut is None else sorted(may_cut)
+    cuts = range(1, len(costs)) if allowed is None else sorted(allowed)
+
+    # Dynamic programming over suffixes. The best partition of the calls from `first` on into
+    # `left` stages is, over all ends of its first stage, that stage and the best partition of the
+    # remaining calls into one stage less:
+    #
+    #     call     0   1   2 | 3   4   5   6 | 7   8   9
+    #                        ^ first         ^ cut
+    #                        +--- stage -----+--- best(cut, left - 1) ---
+    #
+    #     best(first, left) = min over cuts of max(cost(first, cut), best(cut, left - 1))
+    #
+    # Each pair (first, left) is solved once, so it takes stages x calls x cuts steps at most. Of
+    # partitions with the same slowest stage, the one with the smaller sum of squares is the more
+    # even one.
 
     def cost(first: int, end: int) -> float:
         sent = transfers[end - 1] if transfers and end < len(costs) else 0.0
         received = transfers[first - 1] if transfers and first else 0.0
         return sums[end] - sums[first] + sent + received
 
-    @cache
-    def best(first: int, left: int) -> Found | None:
-        """Return the best cuts of what begins at `first`, into as many stages as are left.
+    def is_feasible(first: int, end: int, after: int) -> bool:
+        return fits is None or fits(first, end, after)
 
-        Of cuts with the same slowest stage, the one with the smaller squares is the more even.
-        """
+    @cache
+    def best(first: int, left: int) -> Solution | None:
         if left == 1:
-            whole = cost(first, len(costs))
-            return (whole, whole**2, ()) if _fits(first, len(costs), 0) else None
-        found: Found | None = None
-        for cut in places:
+            seconds = cost(first, len(costs))
+            return (seconds, seconds**2, ()) if is_feasible(first, len(costs), 0) else None
+        found: Solution | None = None
+        for cut in cuts:
             if cut <= first:
                 continue
+            # A stage that computes longer than the slowest one found only grows with later cuts,
+            # and no transfer makes up for it.
             if found is not None and sums[cut] - sums[first] > found[0]:
-                break  # so is every later cut, and no transfer makes up for it
-            rest = best(cut, left - 1) if _fits(first, cut, left - 1) else None
-            if rest is None:
+                break
+            remaining = best(cut, left - 1) if is_feasible(first, cut, left - 1) else None
+            if remaining is None:
                 continue
             own = cost(first, cut)
-            candidate = max(own, rest[0]), rest[1] + own**2, (cut, *rest[2])
+            candidate = max(own, remaining[0]), remaining[1] + own**2, (cut, *remaining[2])
             found = candidate if found is None else min(found, candidate)
         return found
 
-    def _fits(first: int, end: int, after: int) -> bool:
-        return fits is None or fits(first, end, after)
+    solution = best(0, stages)
+    return None if solution is None else list(solution[2])
 
-    found = best(0, stages)
-    return None if found is None else list(found[2])
+
+def allowed_cuts(calls: Sequence[GraphCall]) -> list[int]:
+    """Return the calls with which a stage may begin: none between two calls of one layer."""
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for position, call in enumerate(calls):
+        for variable in call.variables:
+            first.setdefault(id(variable), position)
+            last[id(variable)] = position
+    between = {p for v in first for p in range(first[v] + 1, last[v] + 1)}
+    return [position for position in range(1, len(calls)) if position not in between]
+
+
+class StageMemory:
+    """Memory of consecutive calls as a stage.
+
+    Args:
+        costs: costs of all calls.
+        slots: optimizer slots per weight.
+    """
+
+    def __init__(self, costs: Sequence[LayerCost], slots: float) -> None:
+        # A weight, its gradient, and the optimizer's slots.
+        state = [cost.weights * (2 + slots) + cost.statistics for cost in costs]
+        self._state = [0.0, *accumulate(state)]
+        self._activations = [0, *accumulate(cost.activations for cost in costs)]
+
+    def bytes(self, first: int, end: int, after: int) -> float:
+        """Return the bytes of calls `first` to `end - 1` as a stage with `after` stages after it.
+
+        With 1F1B it holds the activations of one micro-batch for itself and for each of those.
+        """
+        activations = self._activations[end] - self._activations[first]
+        return self._state[end] - self._state[first] + (after + 1) * activations

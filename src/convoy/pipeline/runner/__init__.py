@@ -1,1 +1,1 @@
-"""Pipeline runners: stage programs, and the schedule that starts them."""
+"""Runners of models in pipeline stages: training and inference with a program per stage (MPMD)."""

@@ -1,29 +1,34 @@
-"""Metrics of a pipeline: each replica's own while it runs, one for all of them in between."""
+"""Metrics of a pipeline: per replica during a device call, summed over replicas after it."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-from convoy import distributed
-from convoy.engine.data.chunks import Chunk
+from convoy import distributed, keras_bridge
+from convoy.engine.data.chunks import Chunk, shapes
 from convoy.engine.step.replicate import Roles
-from convoy.pipeline.runner.layout import Layout
+from convoy.jaxpr import Atom, Trace
+from convoy.pipeline.device_layout import DeviceLayout
+from convoy.types import Arrays
+from jax.extend.core import JaxprEqn, Var
 
-Arrays = list[jax.Array]
+_SAME_VALUE = ("convert_element_type", "copy", "reshape", "squeeze", "broadcast_in_dim")
+# Primitives that add, with the operand that is added to; `None` if it may be any operand.
+_ADDITIONS = {"add": None, "add_any": None, "sub": 0, "scatter-add": 0}
 
 
-def metrics_of_replicas(
-    metrics: Arrays, layout: Layout, chunk: Chunk, roles: Roles
+def replica_metrics(
+    metrics: Arrays, layout: DeviceLayout, chunk: Chunk, roles: Roles
 ) -> dict[int, Arrays]:
-    """Return the metrics that each replica begins with; all but the first begin anew."""
-    last = layout.last_column
+    """Return the metrics that each replica begins with: zero on all but the first."""
+    group = layout.last_group
 
-    def beginning(replica: int) -> Arrays:
-        values = [last.split(value)[replica] for value in metrics]
+    def initial(replica: int) -> Arrays:
+        values = [group.split(value)[replica] for value in metrics]
         if replica == 0 or not chunk.sharded:
             return values
         return [
@@ -31,26 +36,27 @@ def metrics_of_replicas(
             for value, aggregation in zip(values, roles.aggregations, strict=True)
         ]
 
-    return {replica: beginning(replica) for replica in last.devices}
+    return {replica: initial(replica) for replica in group.devices}
 
 
 def total_metrics(
     metrics: dict[int, Arrays],
     variables: list[keras.Variable],
     roles: Roles,
-    layout: Layout,
+    layout: DeviceLayout,
     chunk: Chunk,
 ) -> Arrays:
-    """Return the metrics of all replicas from those of each, the same in every process."""
-    # A rest was the same on every replica.
+    """Return the metrics of all replicas, the same in every process."""
+    # An incomplete batch ran alike on every replica, so it counts once.
     counted = [own for replica, own in metrics.items() if chunk.sharded or replica == 0]
-    device = layout.common.first_device
-    totals: list[Any] = [
-        sum((jax.device_put(own[i], device) for own in counted[1:]), counted[0][i])
-        if counted
-        else np.zeros(variable.shape, jnp.dtype(variable.dtype))
-        for i, variable in enumerate(variables)
-    ]
+    device = layout.common_group.first_device
+    if counted:
+        totals = [
+            sum((jax.device_put(own[i], device) for own in counted[1:]), counted[0][i])
+            for i in range(len(variables))
+        ]
+    else:
+        totals = [jnp.zeros(variable.shape, variable.dtype) for variable in variables]
     if layout.placement.spans_processes:
         everywhere = distributed.totals([np.asarray(total) for total in totals])
         totals = [jax.device_put(total, device) for total in everywhere]
@@ -58,3 +64,56 @@ def total_metrics(
         total if aggregation == "sum" or not chunk.sharded else total / layout.placement.replicas
         for total, aggregation in zip(totals, roles.aggregations, strict=True)
     ]
+
+
+def check_sums(
+    model: keras.Model, update: Callable[[Arrays], Arrays], metrics: Arrays, replicas: int
+) -> None:
+    """Reject user metrics that are not sums over batches, which replicas could not add up.
+
+    Args:
+        model: model with the metrics.
+        update: function from the state of the metrics before a batch to that after it.
+        metrics: state of the metrics.
+        replicas: number of replicas.
+
+    Raises:
+        ValueError: with the variable that is not a sum, if there are several replicas.
+    """
+    users = keras_bridge.are_of_users_metrics(model, model.metrics_variables)
+    if replicas == 1 or not any(users):
+        return
+    trace = Trace.of(lambda *values: update(list(values)), shapes(metrics))
+    for index, variable in enumerate(model.metrics_variables):
+        if users[index] and not _is_sum(trace, index):
+            raise ValueError(
+                f"The metric variable {variable.path!r} is not a sum over batches, and {replicas} "
+                "replicas of a pipeline can only add up sums. Keep sums in it, train on one "
+                "replica, or without stages."
+            )
+
+
+def _is_sum(trace: Trace, index: int) -> bool:
+    """Return whether an output is the input of the same index plus a term without any input."""
+    made_by: dict[Atom, JaxprEqn] = {v: made for made in trace.equations for v in made.outvars}
+    stateful = set(trace.inputs)
+    for equation in trace.equations:
+        if any(isinstance(atom, Var) and atom in stateful for atom in equation.invars):
+            stateful.update(equation.outvars)
+    atom = trace.outputs[index]
+    while atom is not trace.inputs[index]:
+        atom = _added_to(made_by[atom], stateful) if atom in made_by else None
+        if atom is None:
+            return False
+    return True
+
+
+def _added_to(equation: JaxprEqn, stateful: set[Var]) -> Atom:
+    """Return the operand that an equation adds to or passes on; `None` if it does neither."""
+    name, operands = equation.primitive.name, equation.invars
+    if name in _SAME_VALUE:
+        return operands[0]
+    found = [i for i, atom in enumerate(operands) if isinstance(atom, Var) and atom in stateful]
+    if name not in _ADDITIONS or len(found) != 1 or _ADDITIONS[name] not in (None, found[0]):
+        return None
+    return operands[found[0]]

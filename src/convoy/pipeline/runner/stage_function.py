@@ -1,149 +1,124 @@
-"""What each stage of a model computes, with the loss, or the outputs, at the end."""
+"""The computation of a stage as a pure function, with the loss or the outputs in the last stage."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import keras
-from convoy import keras_bridge
+from convoy import cpu, keras_bridge
+from convoy.engine.data.chunks import Chunk, local_batch_shapes
+from convoy.engine.state import Mode
+from convoy.engine.step.global_batch import GlobalBatch
 from convoy.engine.step.step import Fetch
-from convoy.keras_bridge import graph_inputs, graph_outputs
-from convoy.pipeline.runner.metric_checks import check_sums
-from convoy.pipeline.stage import Stage
+from convoy.pipeline.communication import LOSS, TensorShapes
+from convoy.pipeline.runner.metrics import check_sums
+from convoy.pipeline.stages import Stage, Tensors
+from convoy.types import Arrays, Batch, PyTree, Shapes
+
+Received = tuple[jax.Array, ...]
+"""The tensors that a stage receives from earlier ones, in the order of `Stage.received`."""
 
 
-class Rest(NamedTuple):
-    """What a stage reads that has no gradient.
+class StageInputs(NamedTuple):
+    """Inputs of a stage that have no gradient.
 
     Attributes:
-        non_trainable: the values of these variables.
-        data: the micro-batch, or where it is, for stages that read data; else empty.
-        metrics: their state, for the last stage; else empty.
-        loss: what earlier stages have added to it.
+        non_trainable: values of its non-trainable variables.
+        data: the micro-batch or its position, for a stage that reads data; else empty.
+        metrics: state of the metrics, for the last stage; else empty.
+        loss: sum of the losses of earlier stages.
     """
 
-    non_trainable: list[jax.Array]
-    data: Any
-    metrics: list[jax.Array]
+    non_trainable: Arrays
+    data: Batch
+    metrics: Arrays
     loss: jax.Array
 
-
-class Body(NamedTuple):
-    """What a stage computes, as `compute(trainable, received, rest)`.
-
-    It returns `((outputs, own loss), (non_trainable, metrics, loss so far))`; `rest` is all that
-    has no gradient.
-    """
-
-    stage: Stage
-    compute: Callable[..., Any]
+    def with_batch(self, fetch: Fetch) -> StageInputs:
+        """Return the inputs with the micro-batch in place of its position."""
+        return self._replace(data=fetch(*self.data)) if self.data else self
 
 
-def fetched(rest: Rest, fetch: Fetch) -> Rest:
-    """Put the micro-batch in the place of where it is."""
-    return rest._replace(data=fetch(*rest.data)) if rest.data else rest
+Computed = tuple[tuple[PyTree, PyTree], tuple[Arrays, Arrays, jax.Array]]
+"""`((outputs, own loss), (non-trainable values, metrics, loss so far))`."""
+
+StageFunction = Callable[[Arrays, Received, StageInputs], Computed]
+"""Takes the values of the trainable variables, the tensors received, and all other inputs."""
+
+Transform = Callable[[Callable[..., PyTree]], Callable[..., PyTree]]
+"""Takes a function, and returns one that traces it with other operations than Keras's own."""
 
 
-def received_by(stage: Stage, last: bool, model: keras.Model) -> tuple[int, ...]:
-    """Return what a stage is sent by earlier ones; the last also needs the model's outputs."""
-    given = set(graph_inputs(model))
-    wanted = dict.fromkeys(stage.inputs)
-    if last:
-        made = {tensor for call in stage.calls for tensor in call.outputs}
-        wanted |= dict.fromkeys(i for i in graph_outputs(model) if i not in made)
-    return tuple(tensor for tensor in wanted if tensor not in given)
+def make_stage_function(
+    model: keras.Model, stages: Sequence[Stage], number: int, mode: Mode, replicas: int = 1
+) -> StageFunction:
+    """Return the computation of a stage.
 
-
-def reads_data(stage: Stage, last: bool, model: keras.Model) -> bool:
-    return last or bool(set(stage.inputs) & set(graph_inputs(model)))
-
-
-def make_body(
-    model: keras.Model,
-    stages: Sequence[Stage],
-    number: int,
-    replicas: int,
-    *,
-    training: bool = True,
-) -> Body:
-    """Return what a stage computes, with the loss.
+    In the mode `"predict"` there is no loss, and the last stage returns the model's outputs.
 
     Args:
-        model: it has stages.
-        stages: all of them.
-        number: of the stage.
-        replicas: of the pipeline, whose metrics are added up.
-        training: whether it trains.
+        model: model in stages.
+        stages: all of its stages.
+        number: number of the stage.
+        mode: what the model runs for.
+        replicas: number of replicas whose metrics are added up.
     """
-    stage, last = stages[number], number == len(stages) - 1
-    received_ids = received_by(stage, last, model)
-    reads = reads_data(stage, last, model)
-    regularised = [v for v in stage.trainable if getattr(v, "regularizer", None) is not None]
+    stage = stages[number]
     # A variable that several stages share is regularised by the first of them.
     earlier = {id(v) for other in stages[:number] for v in other.variables}
-    regularised = [v for v in regularised if id(v) not in earlier]
+    regularised = [
+        v
+        for v in stage.trainable
+        if getattr(v, "regularizer", None) is not None and id(v) not in earlier
+    ]
 
-    def compute(trainable: list[jax.Array], received: tuple, rest: Rest) -> Any:
-        tensors = dict(zip(received_ids, received, strict=True))
+    def compute(trainable: Arrays, received: Received, inputs: StageInputs) -> Computed:
+        tensors: Tensors = dict(zip(stage.received, received, strict=True))
         x = y = weight = None
-        if reads:
-            x, y, weight = keras_bridge.unpack(rest.data)
+        if stage.reads_data:
+            x, y, weight = keras_bridge.unpack(inputs.data)
             tensors |= keras_bridge.graph_input_tensors(model, x)
         outputs, new, losses = stage.forward(
-            trainable, rest.non_trainable, tensors, training=training
+            trainable, inputs.non_trainable, tensors, training=mode == "train"
         )
-        if not last:
-            _refuse_masks(stage, outputs)
+        if not stage.is_last:
+            _check_masks(stage, outputs)
+        if mode == "predict":
+            result: PyTree = tuple(outputs.values())
+            if stage.is_last:
+                result = keras_bridge.pack_outputs(model, tensors | outputs)
+            return (result, ()), (new, [], inputs.loss)
         values = {id(v): value for v, value in zip(stage.trainable, trainable, strict=True)}
         losses += [variable.regularizer(values[id(variable)]) for variable in regularised]
         own = sum((jnp.asarray(loss, jnp.float32) for loss in losses), jnp.float32(0))
-        metrics = rest.metrics
-        if last:
+        metrics = inputs.metrics
+        if stage.is_last:
             y_pred = keras_bridge.pack_outputs(model, tensors | outputs)
             loss, metrics = keras_bridge.compiled_loss(model, metrics, y, y_pred, weight)
             own, outputs = own + loss, {}
 
-            def update(metrics: list[jax.Array]) -> list[jax.Array]:
-                whole = rest.loss + own
+            def update(metrics: Arrays) -> Arrays:
+                total = inputs.loss + own
                 return keras_bridge.update_metrics(
-                    model, metrics, whole, y_pred, y, y_pred, weight
+                    model, metrics, total, y_pred, y, y_pred, weight
                 )[1]
 
             check_sums(model, update, metrics, replicas)
             metrics = update(metrics)
-        return (tuple(outputs.values()), own), (new, metrics, rest.loss + own)
+        return (tuple(outputs.values()), own), (new, metrics, inputs.loss + own)
 
-    return Body(stage, compute)
-
-
-def make_prediction(model: keras.Model, stages: Sequence[Stage], number: int) -> Body:
-    """Return what a stage computes, without a loss; the last one returns the model's outputs."""
-    stage, last = stages[number], number == len(stages) - 1
-    received_ids = received_by(stage, last, model)
-    reads = reads_data(stage, last, model)
-
-    def compute(trainable: list[jax.Array], received: tuple, rest: Rest) -> Any:
-        tensors = dict(zip(received_ids, received, strict=True))
-        if reads:
-            x, _, _ = keras_bridge.unpack(rest.data)
-            tensors |= keras_bridge.graph_input_tensors(model, x)
-        outputs, new, _ = stage.forward(trainable, rest.non_trainable, tensors, training=False)
-        if last:
-            return (keras_bridge.pack_outputs(model, tensors | outputs), ()), (new, [], rest.loss)
-        _refuse_masks(stage, outputs)
-        return (tuple(outputs.values()), ()), (new, [], rest.loss)
-
-    return Body(stage, compute)
+    return compute
 
 
-def _refuse_masks(stage: Stage, outputs: dict[int, Any]) -> None:
-    """Refuse to send on what has a mask, which would be lost.
+def _check_masks(stage: Stage, outputs: Tensors) -> None:
+    """Reject outputs with a mask, which would be lost between stages.
 
     Raises:
-        ValueError: with the layer that made it.
+        ValueError: with the layer that made the mask.
     """
     for call in stage.calls:
         if any(
@@ -153,3 +128,72 @@ def _refuse_masks(stage: Stage, outputs: dict[int, Any]) -> None:
                 f"Layer {call.name!r} of stage {stage.number} hands a mask to a later stage, but "
                 "masks stay in their stage. Cut where no mask is needed any more."
             )
+
+
+def with_local_operations(divisor: int, shards: int, platform: str) -> Transform:
+    """Return a transform that traces a function with operations for a shard of a global batch.
+
+    Args:
+        divisor: number of shards over which a mean is taken later.
+        shards: number of shards of the global batch.
+        platform: platform of the devices.
+    """
+
+    def transform(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
+        def traced(*args: PyTree) -> PyTree:
+            with keras_bridge.replaced_operations(GlobalBatch(divisor, unseen=shards)):
+                if not cpu.fuses(platform):
+                    return function(*args)
+                with keras_bridge.replaced_operations(cpu.Fusion()):
+                    return function(*args)
+
+        return traced
+
+    return transform
+
+
+def shapes_between_stages(
+    stages: Sequence[Stage],
+    functions: Sequence[StageFunction],
+    chunk: Chunk,
+    replicas: int,
+    transform: Transform,
+) -> tuple[TensorShapes, Shapes]:
+    """Trace stages one after the other, without compiling them.
+
+    A process uses the shapes to receive tensors that it does not compute.
+
+    Args:
+        stages: all stages.
+        functions: computations of the first stages, or of all.
+        chunk: chunk of data that they read.
+        replicas: number of replicas that divide a micro-batch.
+        transform: transform under which the functions are traced.
+
+    Returns:
+        The shapes and types of all tensors between these stages, and of the results of the last of
+        them.
+    """
+    found: TensorShapes = {}
+    outputs: Shapes = ()
+    for stage, function in zip(stages, functions, strict=False):
+        data = _micro_batch_shapes(chunk, replicas) if stage.reads_data else ()
+        inputs = StageInputs(_variable_shapes(stage.non_trainable), data, [], LOSS)  # type: ignore[arg-type]
+        received = tuple(found[tensor] for tensor in stage.received)
+        trainable = _variable_shapes(stage.trainable)
+        (outputs, _), _ = jax.eval_shape(transform(function), trainable, received, inputs)
+        if not stage.is_last:
+            found |= zip(stage.outputs, outputs, strict=True)
+    return found, outputs
+
+
+def _variable_shapes(variables: Sequence[keras.Variable]) -> Shapes:
+    return [jax.ShapeDtypeStruct(v.shape, jnp.dtype(v.dtype)) for v in variables]
+
+
+def _micro_batch_shapes(chunk: Chunk, replicas: int) -> Shapes:
+    """Return the shapes of a replica's shard of a micro-batch, which may be in other processes."""
+    is_block = chunk.layout == "block"
+    placed = chunk.source if is_block else chunk.source[0]
+    source = placed.shapes if is_block else (placed.shapes,)
+    return local_batch_shapes(replace(chunk, source=source), replicas)

@@ -1,107 +1,143 @@
-"""The programs of one stage: forwards, backwards, and backwards in two halves."""
+"""Compiled programs of one stage: forward pass, backward pass, and the halves of the latter."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from convoy.cpu.dispatch import dummy_work
 from convoy.engine.numerics.loss_scale import LossScale
 from convoy.engine.step.step import Fetch
-from convoy.jaxpr import Trace, evaluate, needed_for, read
-from convoy.pipeline.runner.stage_function import Body, Rest, fetched
+from convoy.jaxpr import Atom, Trace, Values, evaluate, needed_for, read
+from convoy.pipeline.runner.stage_function import Received, StageFunction, StageInputs, Transform
+from convoy.pipeline.stages import has_gradient
+from convoy.types import Arrays, PyTree
 from jax.extend.core import JaxprEqn, Var
 
-Arrays = list[jax.Array]
-Traced = Callable[[Callable[..., Any]], Callable[..., Any]]
-Counts = tuple[jax.Array, ...]
-"""Of the gradients' elements, those that are large, and all; empty if the loss is not scaled."""
+# A stage is traced once, with its forward and backward pass in one function. The equations of the
+# trace are then divided into programs:
+#
+#      weights    received tensors    other inputs (statistics, micro-batch, metrics, loss so far)
+#         |               |                |
+#         v               v                v
+#      +-------------------------------------+
+#      |  F   forward pass                   |---> outputs, to later stages
+#      +-------------------------------------+---> new statistics, metrics, loss so far
+#         |
+#         |  residuals, read by the backward pass:
+#         |    computed   values that depend on the data; F returns them as extra results
+#         |    existing   inputs or outputs of F; kept by reference, which takes no copy
+#         |    none       for values that follow from weights or constants: B computes them again
+#         v
+#      +-------------------------------------+
+#      |  B   backward pass                  |<--- gradients of the outputs, from later stages
+#      +-------------------------------------+<--- loss scale
+#         |                   |
+#         v                   v
+#      gradients of        gradients of the weights,
+#      received tensors    added to the accumulators
+#
+# With activation checkpointing the only residuals are the inputs of F, and B contains F.
+#
+# Zero-bubble schedules run B in two halves. I has the equations that the gradients of the received
+# tensors depend on, so an earlier stage can go on as soon as possible. W has those that only the
+# gradients of the weights depend on, and runs when the device would wait otherwise. Intermediate
+# values of I that W reads are passed on as `shared`:
+#
+#      residuals ---+--->  I  ---> gradients of received tensors
+#                   |      | shared
+#                   +--->  W  ---> gradients of the weights
+
+GradientCounts = tuple[jax.Array, ...]
+"""Number of large elements and of all elements of the gradients; empty without loss scaling."""
+
+OutputGradients = Sequence[Sequence[jax.Array]]
+"""For each output, the gradients that its readers have sent; none for integers."""
+
+Residuals = PyTree
+"""The computed and the existing residuals, or the inputs of a stage with checkpointing."""
 
 
-class Passed(NamedTuple):
-    """What a forward pass leaves behind.
+class ForwardResult(NamedTuple):
+    """Results of a forward pass.
 
     Attributes:
-        outputs: what later stages read, in the order of `Stage.outputs`.
-        kept: what the backward pass needs.
-        non_trainable: the new values of these variables.
-        loss: of the model so far; of the last stage, all of it.
-        metrics: of the last stage, their new state.
+        outputs: tensors for later stages, in the order of `Stage.outputs`.
+        residuals: values that the backward pass reads.
+        non_trainable: new values of the non-trainable variables.
+        loss: sum of the losses up to this stage.
+        metrics: new state of the metrics, for the last stage.
     """
 
     outputs: tuple[jax.Array, ...]
-    kept: Any
+    residuals: Residuals
     non_trainable: Arrays
     loss: jax.Array
     metrics: Arrays
 
 
 @dataclass(frozen=True)
-class Parts:
-    """The equations of a stage, divided into those of its programs.
+class StageTrace:
+    """The traced equations of a stage, divided into those of its programs.
 
     Attributes:
-        trace: the stage forwards and backwards.
-        inputs: its inputs: the weights, what was received, the rest, gradients, the loss's factor.
-        structure: of the forward pass's results.
-        results: what the forward pass computes.
-        of_weights, of_received: the gradients.
-        forward, backward: the equations of the two passes.
-        computed: what the backward pass needs that the forward pass returns for it.
-        at_hand: what it needs of that which the forward pass was given, but for weights, or
-            returns as an output.
-        early, late: the backward pass in two halves, of what was received and of the weights.
-        shared: what the second half needs of the first.
+        trace: forward and backward pass.
+        inputs: variables of the trace's inputs, in groups: weights, received tensors, other inputs,
+            gradients of the outputs, loss scale.
+        structure: structure of the forward pass's results.
+        results: results of the forward pass.
+        weight_gradients, received_gradients: results of the backward pass.
+        forward, backward: equations of F and B.
+        computed, existing: the residuals.
+        backward_input, backward_weights: equations of I and W.
+        shared: values that W reads from I.
     """
 
     trace: Trace
-    inputs: tuple[list[Var], ...]
-    structure: Any
-    results: Sequence[Any]
-    of_weights: Sequence[Any]
-    of_received: Sequence[Any]
+    inputs: list[list[Var]]
+    structure: jax.tree_util.PyTreeDef
+    results: list[Atom]
+    weight_gradients: list[Atom]
+    received_gradients: list[Atom]
     forward: list[JaxprEqn]
     backward: list[JaxprEqn]
     computed: list[Var]
-    at_hand: list[Var]
-    early: list[JaxprEqn]
-    late: list[JaxprEqn]
+    existing: list[Var]
+    backward_input: list[JaxprEqn]
+    backward_weights: list[JaxprEqn]
     shared: list[Var]
 
 
 class StageProgram:
-    """Compiles what a stage does, once for each kind of action.
-
-    Forward and backward pass are traced together and cut in two. From one to the other goes what
-    depends on data; what follows from weights or from nothing is computed again.
+    """Compiles the actions of a stage, one program for each kind.
 
     Args:
-        body: what the stage computes.
-        fetch: finds a micro-batch.
-        scale: of the gradients that are added up.
-        recompute: whether only the stage's input is kept, and the forward pass run once more.
-        traced: traces a function with other operations than Keras's own.
-        loss_scale: which takes the statistics of gradients; `None` if the loss is not scaled.
-        records: whether each program returns a number that is there when it has ended; what else
-            it returns may be handed on to others, and is gone when somebody asks.
-        program: is given every program with its name, and returns what is called instead.
+        function: computation of the stage.
+        fetch: function that reads a micro-batch at a position.
+        scale: factor of the gradients that are accumulated.
+        recompute: whether to use activation checkpointing.
+        transform: transform under which the function is traced.
+        loss_scale: loss scale that counts large gradients; `None` if the loss is not scaled.
+        records: whether every program returns a number of its own, which is ready when it has
+            ended. Its other results may be donated to a later program before they are waited for.
+        program: function that takes each program and its name, and returns the one to call.
     """
 
     def __init__(
         self,
-        body: Body,
+        function: StageFunction,
         fetch: Fetch,
         scale: float,
         recompute: bool,
-        traced: Traced,
+        transform: Transform,
         loss_scale: LossScale | None = None,
         records: bool = False,
-        program: Callable[[str, Any], Any] = lambda _, program: program,
+        program: Callable[[str, PyTree], PyTree] = lambda _, program: program,
     ) -> None:
-        self.body, self.fetch, self.scale, self.recompute = body, fetch, scale, recompute
+        self.function, self.fetch, self.scale, self.recompute = function, fetch, scale, recompute
         self.loss_scale, self.records = loss_scale, records
         self.run_forward = program("forward", jax.jit(self._forward))
         self.backward = program("backward", jax.jit(self._backward, donate_argnums=(4, 5)))
@@ -109,188 +145,210 @@ class StageProgram:
         self.backward_weights = program(
             "backward weights", jax.jit(self._backward_weights, donate_argnums=(5, 6))
         )
-        self._traced = traced
-        self._parts: Parts | None = None
+        self._transform = transform
+        self._stage_trace: StageTrace | None = None
 
     def forward(
-        self, trainable: Arrays, received: tuple[jax.Array, ...], rest: Rest, scaled: bool
-    ) -> Passed:
-        """Run the stage forwards; `scaled` says whether the loss will have a factor."""
-        parts = self.parts(trainable, received, rest, scaled)
-        results, computed, _ = self.run_forward(trainable, received, rest)
+        self, trainable: Arrays, received: Received, inputs: StageInputs, scaled: bool
+    ) -> ForwardResult:
+        """Run the forward pass; `scaled` is whether the backward pass will have a loss scale."""
+        if self._stage_trace is None:
+            self._stage_trace = self._trace_stage(trainable, received, inputs, scaled)
+        traced = self._stage_trace
+        results, computed, _ = self.run_forward(trainable, received, inputs)
         outputs, (non_trainable, metrics, loss) = results
         if self.recompute:
-            return Passed(outputs, (received, rest), non_trainable, loss, metrics)
-        # What the program was given needs no copy, and neither does what it returns anyway.
-        given = zip([*parts.inputs[1], *parts.inputs[2]], [*received, *_given(rest)], strict=False)
-        returned = zip(parts.results, outputs, strict=False)
-        at_hand = dict(given) | {var: x for var, x in returned if isinstance(var, Var)}
-        kept = computed, [at_hand[var] for var in parts.at_hand]
-        return Passed(outputs, kept, non_trainable, loss, metrics)
+            return ForwardResult(outputs, (received, inputs), non_trainable, loss, metrics)
+        given = [*received, *jax.tree.leaves(_data_last(inputs)[:3])]
+        values = dict(zip([*traced.inputs[1], *traced.inputs[2]], given, strict=False))
+        returned = zip(traced.results, outputs, strict=False)
+        values |= {var: x for var, x in returned if isinstance(var, Var)}
+        residuals = computed, [values[var] for var in traced.existing]
+        return ForwardResult(outputs, residuals, non_trainable, loss, metrics)
 
-    def parts(
-        self, trainable: Arrays, received: tuple[jax.Array, ...], rest: Rest, scaled: bool
-    ) -> Parts:
-        """Trace the stage for arguments of such shapes, and divide it; only the first time."""
-        if self._parts is None:
-            self._parts = self._divide(trainable, received, rest, scaled)
-        return self._parts
+    # Tracing.
 
-    def _divide(self, trainable: Arrays, received: Any, rest: Rest, scaled: bool) -> Parts:
-        rest = jax.eval_shape(lambda rest: fetched(rest, self.fetch), rest)
-        compute = self._traced(self.body.compute)
-        (outputs, _), _ = jax.eval_shape(compute, trainable, received, rest)
-        of_outputs = [output for output in outputs if _has_gradient(output)]
+    def _trace_stage(
+        self, trainable: Arrays, received: Received, inputs: StageInputs, scaled: bool
+    ) -> StageTrace:
+        inputs = jax.eval_shape(lambda inputs: inputs.with_batch(self.fetch), inputs)
+        function = self._transform(self.function)
+        (outputs, _), _ = jax.eval_shape(function, trainable, received, inputs)
+        output_gradients = [output for output in outputs if has_gradient(output)]
         factor = jax.ShapeDtypeStruct((), jnp.float32) if scaled else None
-        groups = (trainable, received, _in_order(rest), of_outputs, factor)
+        groups = (trainable, received, _data_last(inputs), output_gradients, factor)
         leaves, structure = jax.tree.flatten(groups)
-        outcome: Any = None
+        result_structure: jax.tree_util.PyTreeDef | None = None
 
-        def flat(*values: Any) -> list[Any]:
-            nonlocal outcome
-            results = self._both(*jax.tree.unflatten(structure, values))
-            found, outcome = jax.tree.flatten(results)
+        def flat(*values: jax.Array) -> list[jax.Array]:
+            nonlocal result_structure
+            results = self._forward_backward(*jax.tree.unflatten(structure, values))
+            found, result_structure = jax.tree.flatten(results)
             return found
 
-        trace = Trace.of(self._traced(flat), leaves)
-        sizes = [len(jax.tree.leaves(group)) for group in groups]
-        inputs = tuple(_cut(trace.inputs, sizes))
-        first, second, _ = outcome.children()
-        ends = [first.num_leaves, second.num_leaves]
-        results, of_weights, of_received = _cut(trace.outputs, [*ends, len(trace.outputs)])
+        trace = Trace.of(self._transform(flat), leaves)
+        variables = _cut(trace.inputs, [len(jax.tree.leaves(group)) for group in groups])
+        assert result_structure is not None
+        of_forward, of_weights, of_received = result_structure.children()
+        results, weight_gradients, received_gradients = _cut(
+            trace.outputs, [part.num_leaves for part in (of_forward, of_weights, of_received)]
+        )
         forward, _ = needed_for(results, trace.equations)
-        data = len(jax.tree.leaves(rest.data))
-        depends, given = _dependent(forward, [*inputs[1], *inputs[2]])
-        if self.recompute:
-            depends = set()
-        at_hand = {*depends, *given}
-        backward, used = needed_for([*of_weights, *of_received], trace.equations, at_hand)
-        fetched_now = set(inputs[2][len(inputs[2]) - data :])
+        sources = [*variables[1], *variables[2]]
+        # Values of the forward pass from which the backward pass may begin. What follows from
+        # weights alone is not among them, nor is anything with checkpointing: B computes it again.
+        from_data = set() if self.recompute else _computed_from(sources, forward)
+        available = {*from_data, *sources}
+        gradients = [*weight_gradients, *received_gradients]
+        backward, used = needed_for(gradients, trace.equations, available)
+        # The micro-batch is read inside of F, so it is a result of F as well.
+        batch_leaves = len(jax.tree.leaves(inputs.data))
+        from_data |= set(variables[2][len(variables[2]) - batch_leaves :])
         returned = {atom for atom in results[: len(outputs)] if isinstance(atom, Var)}
-        computed = [var for var in used if var in depends or var in fetched_now]
-        early, _ = needed_for(of_received, backward, at_hand)
-        made = {var for equation in early for var in equation.outvars}
-        late, shared = needed_for(of_weights, backward, at_hand | made)
-        return Parts(
-            trace,
-            inputs,
-            first,
-            results,
-            of_weights,
-            of_received,
-            forward,
-            backward,
-            [var for var in computed if var not in returned],
-            [var for var in used if var not in computed or var in returned],
-            early,
-            late,
-            [var for var in shared if var in made],
+        computed = [var for var in used if var in from_data and var not in returned]
+        backward_input, _ = needed_for(received_gradients, backward, available)
+        intermediate = {var for equation in backward_input for var in equation.outvars}
+        backward_weights, read_by_weights = needed_for(
+            weight_gradients, backward, available | intermediate
+        )
+        return StageTrace(
+            trace=trace,
+            inputs=variables,
+            structure=of_forward,
+            results=results,
+            weight_gradients=weight_gradients,
+            received_gradients=received_gradients,
+            forward=forward,
+            backward=backward,
+            computed=computed,
+            existing=[var for var in used if var not in set(computed)],
+            backward_input=backward_input,
+            backward_weights=backward_weights,
+            shared=[var for var in read_by_weights if var in intermediate],
         )
 
-    def _both(
-        self, trainable: Arrays, received: Any, rest: Any, of_outputs: Arrays, factor: Any
-    ) -> Any:
-        """Run forwards and backwards: gradients are for what is not in whole numbers."""
+    def _forward_backward(
+        self,
+        trainable: Arrays,
+        received: Received,
+        data_last: tuple,
+        output_gradients: Arrays,
+        factor: jax.Array | None,
+    ) -> PyTree:
+        """Run forward and backward; integers have no gradient."""
+        non_trainable, metrics, loss, data = data_last
+        inputs = StageInputs(non_trainable, data, metrics, loss)
 
-        def compute(trainable: Arrays, moving: Arrays) -> Any:
-            values = iter(moving)
-            full = tuple(next(values) if _has_gradient(x) else x for x in received)
-            (outputs, own), carried = self.body.compute(trainable, full, _as_rest(rest))
-            return ([x for x in outputs if _has_gradient(x)], own), (outputs, carried)
+        def compute(trainable: Arrays, differentiable: Arrays) -> PyTree:
+            values = iter(differentiable)
+            full = tuple(next(values) if has_gradient(x) else x for x in received)
+            (outputs, own), carried = self.function(trainable, full, inputs)
+            return ([x for x in outputs if has_gradient(x)], own), (outputs, carried)
 
-        moving = [x for x in received if _has_gradient(x)]
-        (_, own), pull, results = jax.vjp(compute, trainable, moving, has_aux=True)
+        differentiable = [x for x in received if has_gradient(x)]
+        (_, own), pullback, results = jax.vjp(compute, trainable, differentiable, has_aux=True)
         scale = jnp.ones_like(own) if factor is None else factor
-        return results, *pull((of_outputs, scale))
+        return results, *pullback((output_gradients, scale))
 
-    def _values(self, *groups: Any) -> dict[Var, Any]:
-        """Return the values of the trace's inputs, as many groups of them as there are."""
-        parts = self._known
-        values = dict(parts.trace.constants)
-        for variables, group in zip(parts.inputs, groups, strict=False):
+    # Programs.
+
+    @property
+    def _traced(self) -> StageTrace:
+        assert self._stage_trace is not None, "the forward pass runs first"
+        return self._stage_trace
+
+    def _input_values(self, *groups: PyTree) -> Values:
+        """Return the values of the first groups of the trace's inputs."""
+        traced = self._traced
+        values = dict(traced.trace.constants)
+        for variables, group in zip(traced.inputs, groups, strict=False):
             values.update(zip(variables, jax.tree.leaves(group), strict=True))
         return values
 
-    @property
-    def _known(self) -> Parts:
-        assert self._parts is not None, "a stage goes forwards first"
-        return self._parts
+    def _forward(
+        self, trainable: Arrays, received: Received, inputs: StageInputs
+    ) -> tuple[PyTree, Arrays, jax.Array]:
+        traced = self._traced
+        data_last = _data_last(inputs.with_batch(self.fetch))
+        values = self._input_values(trainable, received, data_last)
+        evaluate(traced.forward, values)
+        results = [read(atom, values) for atom in traced.results]
+        computed = [] if self.recompute else [values[var] for var in traced.computed]
+        work = dummy_work((trainable, received, inputs))
+        return jax.tree.unflatten(traced.structure, results), computed, work
 
-    def _forward(self, trainable: Arrays, received: Any, rest: Rest) -> Any:
-        parts = self._known
-        values = self._values(trainable, received, _in_order(fetched(rest, self.fetch)))
-        evaluate(parts.forward, values)
-        results = [read(atom, values) for atom in parts.results]
-        computed = [] if self.recompute else [values[var] for var in parts.computed]
-        work = dummy_work((trainable, received, rest))
-        return jax.tree.unflatten(parts.structure, results), computed, work
-
-    def _at_hand(
-        self, trainable: Arrays, kept: Any, gradients: Sequence[Any], factor: jax.Array | None
-    ) -> dict[Var, Any]:
-        """Return what the backward pass begins with.
-
-        `gradients` holds, for each output, those that its readers sent, which is none for whole
-        numbers; `factor` is that of the loss.
-        """
-        parts = self._known
+    def _backward_values(
+        self,
+        trainable: Arrays,
+        residuals: Residuals,
+        gradients: OutputGradients,
+        factor: jax.Array | None,
+    ) -> Values:
+        """Return the values from which the backward pass begins."""
+        traced = self._traced
         if self.recompute:
-            received, rest = kept
-            values = self._values(trainable, received, _in_order(fetched(rest, self.fetch)))
+            received, inputs = residuals
+            data_last = _data_last(inputs.with_batch(self.fetch))
+            values = self._input_values(trainable, received, data_last)
         else:
-            values = self._values(trainable)
-            values.update(zip(parts.computed, kept[0], strict=True))
-            values.update(zip(parts.at_hand, kept[1], strict=True))
-        of_outputs = [sum(sent[1:], sent[0]) for sent in gradients if sent]
-        beside = jax.tree.leaves((of_outputs, factor))
-        values.update(zip([*parts.inputs[3], *parts.inputs[4]], beside, strict=True))
+            values = self._input_values(trainable)
+            values.update(zip(traced.computed, residuals[0], strict=True))
+            values.update(zip(traced.existing, residuals[1], strict=True))
+        output_gradients = [sum(sent[1:], sent[0]) for sent in gradients if sent]
+        given = jax.tree.leaves((output_gradients, factor))
+        values.update(zip([*traced.inputs[3], *traced.inputs[4]], given, strict=True))
         return values
 
     def _backward(
         self,
         trainable: Arrays,
-        kept: Any,
-        gradients: Sequence[Any],
+        residuals: Residuals,
+        gradients: OutputGradients,
         factor: jax.Array | None,
-        total: Arrays,
-        counts: Counts,
-    ) -> tuple[Any, Arrays, Counts, Any]:
-        parts = self._known
-        values = self._at_hand(trainable, kept, gradients, factor)
-        evaluate(parts.backward, values)
-        received = [read(atom, values) for atom in parts.of_received]
-        own = [read(atom, values) for atom in parts.of_weights]
-        return received, *self._add(total, counts, own), self._done()
+        accumulators: Arrays,
+        counts: GradientCounts,
+    ) -> tuple[Arrays, Arrays, GradientCounts, jax.Array | None]:
+        traced = self._traced
+        values = self._backward_values(trainable, residuals, gradients, factor)
+        evaluate(traced.backward, values)
+        received = [read(atom, values) for atom in traced.received_gradients]
+        return received, *self._accumulate(values, accumulators, counts), self._done()
 
     def _backward_input(
-        self, trainable: Arrays, kept: Any, gradients: Sequence[Any], factor: jax.Array | None
-    ) -> tuple[Any, Arrays, Any]:
-        """Return the gradients of what was received, and what the weights' will need of it."""
-        parts = self._known
-        values = self._at_hand(trainable, kept, gradients, factor)
-        evaluate(parts.early, values)
-        received = [read(atom, values) for atom in parts.of_received]
-        return received, [values[var] for var in parts.shared], self._done()
+        self,
+        trainable: Arrays,
+        residuals: Residuals,
+        gradients: OutputGradients,
+        factor: jax.Array | None,
+    ) -> tuple[Arrays, Arrays, jax.Array | None]:
+        traced = self._traced
+        values = self._backward_values(trainable, residuals, gradients, factor)
+        evaluate(traced.backward_input, values)
+        received = [read(atom, values) for atom in traced.received_gradients]
+        return received, [values[var] for var in traced.shared], self._done()
 
     def _backward_weights(
         self,
         trainable: Arrays,
-        kept: Any,
-        gradients: Sequence[Any],
+        residuals: Residuals,
+        gradients: OutputGradients,
         factor: jax.Array | None,
         shared: Arrays,
-        total: Arrays,
-        counts: Counts,
-    ) -> tuple[Arrays, Counts, Any]:
-        parts = self._known
-        values = self._at_hand(trainable, kept, gradients, factor)
-        values.update(zip(parts.shared, shared, strict=True))
-        evaluate(parts.late, values)
-        own = [read(atom, values) for atom in parts.of_weights]
-        return *self._add(total, counts, own), self._done()
+        accumulators: Arrays,
+        counts: GradientCounts,
+    ) -> tuple[Arrays, GradientCounts, jax.Array | None]:
+        traced = self._traced
+        values = self._backward_values(trainable, residuals, gradients, factor)
+        values.update(zip(traced.shared, shared, strict=True))
+        evaluate(traced.backward_weights, values)
+        return *self._accumulate(values, accumulators, counts), self._done()
 
-    def _add(self, total: Arrays, counts: Counts, gradients: Arrays) -> tuple[Arrays, Counts]:
-        added = [t + g.astype(t.dtype) * self.scale for t, g in zip(total, gradients, strict=True)]
+    def _accumulate(
+        self, values: Values, accumulators: Arrays, counts: GradientCounts
+    ) -> tuple[Arrays, GradientCounts]:
+        gradients = [read(atom, values) for atom in self._traced.weight_gradients]
+        pairs = zip(accumulators, gradients, strict=True)
+        added = [total + gradient.astype(total.dtype) * self.scale for total, gradient in pairs]
         if self.loss_scale is None:
             return added, counts
         before = self.loss_scale.begin()._replace(large=counts[0], counted=counts[1])
@@ -301,37 +359,23 @@ class StageProgram:
         return jnp.zeros(()) if self.records else None
 
 
-def _in_order(rest: Rest) -> tuple:
-    """Return the rest with the data behind all else."""
-    return rest.non_trainable, rest.metrics, rest.loss, rest.data
+def _data_last(inputs: StageInputs) -> tuple:
+    """Return the inputs with the data last: the runner has its position, only F its values."""
+    return inputs.non_trainable, inputs.metrics, inputs.loss, inputs.data
 
 
-def _as_rest(ordered: tuple) -> Rest:
-    non_trainable, metrics, loss, data = ordered
-    return Rest(non_trainable, data, metrics, loss)
-
-
-def _given(rest: Rest) -> list[jax.Array]:
-    """Return the rest without the data, which a program fetches by itself."""
-    return jax.tree.leaves(_in_order(rest)[:3])
-
-
-def _dependent(equations: list[JaxprEqn], sources: list[Var]) -> tuple[set[Var], set[Var]]:
-    """Return what equations compute from some sources, and the sources."""
+def _computed_from(sources: list[Var], equations: list[JaxprEqn]) -> set[Var]:
+    """Return the variables that equations compute from some sources."""
     found = set(sources)
     for equation in equations:
         if any(isinstance(atom, Var) and atom in found for atom in equation.invars):
             found.update(equation.outvars)
-    return found - set(sources), set(sources)
+    return found - set(sources)
 
 
-def _cut(values: Sequence[Any], sizes: Sequence[int]) -> list[list[Any]]:
+def _cut(values: Sequence[Atom], sizes: Sequence[int]) -> list[list[Atom]]:
     parts, start = [], 0
     for size in sizes:
         parts.append(list(values[start : start + size]))
         start += size
     return parts
-
-
-def _has_gradient(value: Any) -> bool:
-    return bool(jnp.issubdtype(value.dtype, jnp.inexact))

@@ -1,190 +1,296 @@
-"""Carries out a schedule: one program for each stage and kind of action, on its own devices.
-
-Python only starts programs and transfers, in an order in which everything they need has been
-started before; the devices run after it at their own pace.
-"""
+"""Training in pipeline stages: runs the actions of a schedule, then the weight update."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
+import jax.numpy as jnp
 import keras
-from convoy import cpu, keras_bridge
-from convoy.engine.data.chunks import Chunk, fetcher
+import numpy as np
+from convoy import keras_bridge
+from convoy.engine.chunk_runner import Outcome
+from convoy.engine.data.chunks import Chunk
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.observer import NULL_OBSERVER, Observer
 from convoy.engine.prepared_model import PreparedModel
 from convoy.engine.state import Variables
-from convoy.engine.step.global_batch import GlobalBatch
 from convoy.engine.step.replicate import Roles
-from convoy.pipeline.options import Pipelining, stages_of_model
-from convoy.pipeline.placement import PipelinePlacement
-from convoy.pipeline.runner.layout import Layout
-from convoy.pipeline.runner.shapes import Shapes, shapes_between
-from convoy.pipeline.runner.stage_function import make_body
-from convoy.pipeline.runner.stage_program import StageProgram
-from convoy.pipeline.runner.training_call import Call
-from convoy.pipeline.runner.update import DeviceUpdate, advance, check_optimizer
-from convoy.pipeline.schedule import Schedule
+from convoy.engine.step.step import Fetch
+from convoy.pipeline.communication import StageCommunication
+from convoy.pipeline.config import PipelineConfig
+from convoy.pipeline.device_layout import DeviceLayout, ReplicaValues
+from convoy.pipeline.runner.base import PipelineCall, PipelineRunner, StagePrograms
+from convoy.pipeline.runner.stage_function import StageFunction, Transform
+from convoy.pipeline.runner.stage_program import OutputGradients, Residuals, StageProgram
+from convoy.pipeline.runner.update import (
+    PipelineUpdate,
+    RankUpdate,
+    check_optimizer,
+    joined,
+    make_advance,
+)
+from convoy.pipeline.schedule import Action, Kind, Schedule
+from convoy.pipeline.schedules import DEFAULT, generate
 from convoy.pipeline.simulation import simulate
 from convoy.pipeline.timeline import Timeline, TimelineRecorder
+from convoy.types import Arrays, PyTree
 
-Arrays = list[jax.Array]
 
-
-class PipelinePrograms:
-    """Trains a model in stages; what `engine.program.Programs` is for one that is whole."""
+class TrainingRunner(PipelineRunner[StageProgram]):
+    """Trains a model in pipeline stages."""
 
     def __init__(
         self,
         model: keras.Model,
         config: ExecutionConfig,
-        options: Pipelining,
+        pipeline: PipelineConfig,
         observer: Observer = NULL_OBSERVER,
     ) -> None:
-        self.model, self.config, self.options, self.observer = model, config, options, observer
-        self.placement: PipelinePlacement = config.placement  # type: ignore[assignment]
         check_model(model, config)
-        self.variables = Variables(model, "train")
-        self.roles = Roles.of(model, self.variables)
-        self.compilation = keras_bridge.compilation(model)
-        self.assignment = stages_of_model(model)
-        self.schedule = options.schedule_for(model, config.accumulation.count)
-        self.layout = Layout(model, self.assignment or [], self.schedule.mapping, self.placement)
+        super().__init__(model, config, pipeline, "train", observer)
         self.numerics = PreparedModel.of(model).numerics
-        parts = self.variables.parts
-        self.trainable = self.layout.own(parts.trainable)
-        self.statistics = self.layout.own(parts.non_trainable)
-        optimizers = keras_bridge.divided_optimizer(
-            model.optimizer, self.trainable, global_clipnorm=None
-        )
-        self.updates = [
-            DeviceUpdate(model, trainable, optimizer, slots, column.mesh, config)
-            for trainable, (optimizer, slots), column in zip(
-                self.trainable, optimizers, self.layout.columns, strict=True
-            )
-        ]
-        for place, update in enumerate(self.updates):
-            update.reduce = observer.program(f"device {place} reduce", update.reduce)
-            update.apply = observer.program(f"device {place} update", update.apply)
-        self.advance = advance(self.numerics.settings)
-        self.alone = False
-        """Whether a recording is made with every action by itself."""
+        self.rank_updates = self._make_updates()
+        self.advance = make_advance(self.numerics.settings)
+        self.serialized = False
+        """Whether a timeline is measured with one action at a time."""
         self.timeline: Timeline | None = None
-        """Of the last weight update, if it was recorded."""
-        self._programs: dict[tuple, tuple[list[StageProgram], Shapes]] = {}
-        self._results = jax.jit(lambda metrics: keras_bridge.metric_results(model, metrics))
-        self._running: list[Any] = []
+        """The timeline of the last weight update, if it was measured."""
 
-    def still_fits(self) -> bool:
-        """Return whether the model has the variables and stages that the programs were made for."""
-        return (
-            self.compilation is keras_bridge.compilation(self.model)
-            and self.assignment == stages_of_model(self.model)
-            and self.variables.are_those_of(self.model)
+    def _make_updates(self) -> list[RankUpdate]:
+        parts, layout = self.variables.parts, self.layout
+        trainable, statistics = map(layout.by_rank, (parts.trainable, parts.non_trainable))
+        optimizers = keras_bridge.divided_optimizer(
+            self.model.optimizer, trainable, global_clipnorm=None
         )
+        updates = []
+        for rank, (optimizer, slots) in enumerate(optimizers):
+            update = RankUpdate(
+                self.model,
+                trainable[rank],
+                statistics[rank],
+                optimizer,
+                slots,
+                layout.groups[rank].mesh,
+                self.config,
+            )
+            update.reduce = self.observer.program(f"device {rank} reduce", update.reduce)
+            update.apply = self.observer.program(f"device {rank} update", update.apply)
+            updates.append(update)
+        return updates
 
     def place(self) -> None:
-        """Move the variables to where their stages run."""
-        slots: dict[int, list[int]] = {}
-        for place, update in enumerate(self.updates):
+        slot_ranks: dict[int, list[int]] = {}
+        for rank, update in enumerate(self.rank_updates):
             for variable in update.variables:
-                slots.setdefault(id(variable), []).append(place)
-        self.layout.place(self.variables, slots)
+                slot_ranks.setdefault(id(variable), []).append(rank)
+        self.layout.place(self.variables, slot_ranks)
 
-    def limit_outputs(self, example: Any, budget: int, steps_per_execution: int) -> int:
-        """Training has no outputs to keep."""
-        del example, budget
-        return steps_per_execution
-
-    def run(self, chunk: Chunk) -> Any:
-        """Run a chunk's weight updates; the variables then hold their outcome."""
-        while len(self._running) > 1:
-            jax.block_until_ready(self._running.pop(0))
-        call = Call(self, chunk)
-        call.run()
+    def run_call(self, chunk: Chunk) -> Outcome:
+        update = PipelineUpdate(
+            self.layout, self.rank_updates, self.numerics, self.advance, sharded=chunk.sharded
+        )
+        # An incomplete batch goes through the pipeline as a single micro-batch.
+        stages, mapping = len(self.layout.stages), self.layout.mapping
+        schedule = self.schedule if chunk.sharded else generate(DEFAULT, stages, 1, mapping)
+        call = TrainingCall(
+            self.layout,
+            self.variables,
+            self.roles,
+            chunk,
+            self.programs_for(chunk),
+            schedule,
+            update,
+            self.config.accumulation.dtype,
+        )
+        recorded = self.pipeline.record and not self.placement.crosses_processes
+        call.run(partial(self._make_recorder, schedule) if recorded else None)
+        self.timeline = call.timeline or self.timeline
         metrics = call.finish()
-        outcome = self._results(metrics) | self.numerics.logs(call.numerics)
-        self._running.append(outcome)
-        return outcome
+        return self.metric_results(metrics) | self.numerics.logs(update.values)
 
-    def recorder(self, schedule: Schedule) -> TimelineRecorder | None:
-        if not self.options.record or self.placement.crosses_processes:
-            return None
-        return TimelineRecorder(
-            schedule, simulate(schedule), len(self.layout.replicas), serialized=self.alone
+    def _make_recorder(self, schedule: Schedule) -> TimelineRecorder:
+        replicas = len(self.layout.replicas)
+        simulated = simulate(schedule)
+        return TimelineRecorder(schedule, simulated, replicas, serialized=self.serialized)
+
+    def make_program(
+        self, number: int, function: StageFunction, fetch: Fetch, transform: Transform, chunk: Chunk
+    ) -> StageProgram:
+        averages = self.config.accumulation.reduction == "mean"
+        return StageProgram(
+            function,
+            fetch,
+            1 / self.accumulated(chunk) if averages else 1,
+            recompute=self.pipeline.recompute and number != self.layout.last,
+            transform=transform,
+            loss_scale=self.numerics.settings.loss_scale,
+            records=self.pipeline.record,
+            program=lambda kind, program: self.observer.program(f"stage {number} {kind}", program),
         )
 
-    def stage_programs(self, chunk: Chunk) -> tuple[list[StageProgram], Shapes]:
-        """Return the programs of all stages for chunks of this kind, and what goes between them."""
-        key = (chunk.layout, chunk.batch, chunk.sharded)
-        if key not in self._programs:
-            self._programs[key] = self._make_programs(chunk)
-        return self._programs[key]
 
-    def _make_programs(self, chunk: Chunk) -> tuple[list[StageProgram], Shapes]:
-        config, layout = self.config, self.layout
-        replicas = self.placement.replicas if chunk.sharded else 1
-        count = config.accumulation.count if chunk.sharded else 1
-        averages = config.accumulation.reduction == "mean"
-        shares = (replicas if config.reduction == "mean" else 1) * (count if averages else 1)
-        share = fetcher(chunk, replicas, in_one_program=False)
-        traced = with_operations(shares, replicas * count, self.placement.platform)
-        bodies = [
-            make_body(self.model, layout.stages, number, replicas)
-            for number in range(len(layout.stages))
-        ]
-        programs = [
-            StageProgram(
-                body,
-                share,
-                1 / count if averages else 1,
-                recompute=self.options.recompute and number != layout.last,
-                traced=traced,
-                loss_scale=self.numerics.settings.loss_scale,
-                records=self.options.record,
-                program=partial(self._named, number),
-            )
-            for number, body in enumerate(bodies)
-        ]
-        shapes: Shapes = {}
-        if self.placement.crosses_processes:
-            shapes, _ = shapes_between(layout, bodies[:-1], chunk, replicas, traced)
-        return programs, shapes
-
-    def _named(self, number: int, kind: str, program: Any) -> Any:
-        return self.observer.program(f"stage {number} {kind}", program)
-
-
-def with_operations(
-    shares: int, micro_batches: int, platform: str
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return what traces a function with operations for a share of a batch.
+class TrainingCall(PipelineCall):
+    """One device call: some weight updates, without waiting for any of them.
 
     Args:
-        shares: how many shares a mean is later taken over.
-        micro_batches: how many shares there are.
-        platform: of the devices.
+        layout, variables, roles, chunk: as of `PipelineCall`.
+        stage_programs: programs of all stages.
+        schedule: schedule of one weight update.
+        update: weight updates of the call.
+        accumulation_dtype: type of the gradient accumulators; `None` for that of each weight.
     """
 
-    def traced(function: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any) -> Any:
-            with keras_bridge.replaced_operations(GlobalBatch(shares, unseen=micro_batches)):
-                if not cpu.fuses(platform):
-                    return function(*args)
-                with keras_bridge.replaced_operations(cpu.Fusion()):
-                    return function(*args)
+    # The actions of all devices form one sequence, sorted by their simulated start. Python goes
+    # through it and dispatches each action on every replica, so what an action needs was always
+    # dispatched before. For 1F1B with 2 stages and 3 micro-batches:
+    #
+    #     simulated    device 0   0F0 0F1 .   .   0B0 --- 0F2 0B1 --- .   0B2 ---
+    #                  device 1   .   1F0 1B0 --- 1F1 1B1 --- 1F2 1B2 --- .   .
+    #
+    #     dispatched   0F0  0F1 1F0  1B0  0B0 1F1  1B1  0F2  0B1 1F2  1B2  0B2   weight update
+    #
+    # Between the forward and the backward pass of a micro-batch, `kept` holds the residuals of its
+    # stage. With a backward pass in two halves (I and W) it holds the arguments of I and the values
+    # that W reads from I, until W has run:
+    #
+    #     F ---- residuals ----> B                F ---- residuals ----> I ---- shared ----> W
 
-        return run
+    def __init__(
+        self,
+        layout: DeviceLayout,
+        variables: Variables,
+        roles: Roles,
+        chunk: Chunk,
+        stage_programs: StagePrograms[StageProgram],
+        schedule: Schedule,
+        update: PipelineUpdate,
+        accumulation_dtype: str | None,
+    ) -> None:
+        super().__init__(layout, variables, roles, chunk, layout.replicas, stage_programs.shapes)
+        self.programs, self.schedule, self.update = stage_programs.programs, schedule, update
+        self.timeline: Timeline | None = None
+        self.first = 0
+        """Index of the weight update's first micro-batch in the chunk."""
+        self.kept: dict[tuple[int, int, int], PyTree] = {}
+        self.accumulators: ReplicaValues = {replica: {} for replica in self.replicas}
+        for v in variables.parts.trainable:
+            zeros = np.zeros(v.shape, jnp.dtype(accumulation_dtype or v.dtype))
+            for replica, device in layout.group_of(v).devices.items():
+                self.accumulators[replica][id(v)] = jax.device_put(zeros, device)
 
-    return traced
+    def run(self, make_recorder: Callable[[], TimelineRecorder] | None = None) -> None:
+        """Dispatch all weight updates, and measure the timeline of the last one if requested."""
+        order = [event.action for event in simulate(self.schedule).events]
+        count = self.schedule.micro_batches
+        updates = self.chunk.micro_batches // count
+        for update in range(updates):
+            self.first = update * count
+            self.communication = StageCommunication(self.layout, self.shapes)
+            is_last = update == updates - 1
+            recorder = make_recorder() if make_recorder is not None and is_last else None
+            for action in order:
+                for number, replica in enumerate(self.replicas):
+                    dispatched = time.perf_counter() if recorder else 0.0
+                    done = self.dispatch(action, replica)
+                    if recorder:
+                        recorder.record(action, number, dispatched, done)
+            if recorder:
+                self.timeline = recorder.timeline()
+            self.update.run(self.values, self.accumulators)
+
+    def run_action(self, action: Action, replica: int) -> jax.Array | None:
+        run = {
+            Kind.FORWARD: self._forward,
+            Kind.BACKWARD: self._backward,
+            Kind.BACKWARD_INPUT: self._backward_input,
+            Kind.BACKWARD_WEIGHTS: self._backward_weights,
+        }[action.kind]
+        return run(action, replica)
+
+    def _forward(self, action: Action, replica: int) -> jax.Array:
+        stage, micro_batch = action.stage, action.micro_batch
+        arguments = self.forward_arguments(action, replica, self.first + micro_batch)
+        result = self.programs[stage].forward(*arguments, self.update.is_scaled)
+        self.store(stage, replica, result.non_trainable, result.metrics)
+        self.kept[replica, stage, micro_batch] = result.residuals
+        self.communication.send_forward(stage, micro_batch, replica, result.outputs, result.loss)
+        return result.loss
+
+    def _backward(self, action: Action, replica: int) -> jax.Array | None:
+        received, *added, done = self.programs[action.stage].backward(
+            *self._backward_arguments(action, replica), *self._accumulators(action.stage, replica)
+        )
+        self._store_accumulators(action.stage, replica, *added)
+        self.communication.send_backward(action.stage, action.micro_batch, replica, received)
+        return done
+
+    def _backward_input(self, action: Action, replica: int) -> jax.Array | None:
+        arguments = self._backward_arguments(action, replica)
+        received, shared, done = self.programs[action.stage].backward_input(*arguments)
+        self.kept[replica, action.stage, action.micro_batch] = arguments, shared
+        self.communication.send_backward(action.stage, action.micro_batch, replica, received)
+        return done
+
+    def _backward_weights(self, action: Action, replica: int) -> jax.Array | None:
+        arguments, shared = self.kept.pop((replica, action.stage, action.micro_batch))
+        *added, done = self.programs[action.stage].backward_weights(
+            *arguments, shared, *self._accumulators(action.stage, replica)
+        )
+        self._store_accumulators(action.stage, replica, *added)
+        return done
+
+    def _backward_arguments(
+        self, action: Action, replica: int
+    ) -> tuple[Arrays, Residuals, OutputGradients, jax.Array | None]:
+        stage, micro_batch = action.stage, action.micro_batch
+        return (
+            self.trainable(stage, replica),
+            self.kept.pop((replica, stage, micro_batch)),
+            self.communication.receive_backward(stage, micro_batch, replica),
+            self.update.factor(self.layout.mapping[stage], replica),
+        )
+
+    def _accumulators(self, stage: int, replica: int) -> tuple[Arrays, tuple[jax.Array, ...]]:
+        own = self.accumulators[replica]
+        totals = [own[id(v)] for v in self.layout.stages[stage].trainable]
+        return totals, self.update.counts[replica, stage]
+
+    def _store_accumulators(
+        self, stage: int, replica: int, totals: Arrays, counts: tuple[jax.Array, ...]
+    ) -> None:
+        pairs = zip(self.layout.stages[stage].trainable, totals, strict=True)
+        self.accumulators[replica] |= {id(v): total for v, total in pairs}
+        self.update.counts[replica, stage] = counts
+
+    def finish(self) -> Arrays:
+        """Assign all values to their variables, and return those of the metrics."""
+        seeds = {
+            id(v)
+            for v, is_seed in zip(self.variables.parts.non_trainable, self.roles.seeds, strict=True)
+            if is_seed
+        }
+        for rank, group in self.layout.local_groups:
+            first = next(iter(group.devices))
+            update = self.update.rank_updates[rank]
+            for variable in [*update.trainable, *update.statistics]:
+                value = self.values[first][id(variable)]
+                if id(variable) in seeds:
+                    value = group.put(self.without_seed_offset(first, value))
+                elif jnp.issubdtype(value.dtype, jnp.floating):
+                    value = joined(self.values, variable, group)
+                else:
+                    value = group.put(value)
+                keras_bridge.assign([variable], [value])
+        self.update.write_back()
+        self.update.wait(self.values)
+        return self.write_metrics()
 
 
 def check_model(model: keras.Model, config: ExecutionConfig) -> None:
-    """Refuse what a pipeline cannot do.
+    """Reject what is not supported with pipeline stages.
 
     Raises:
         ValueError: with what to do instead.
@@ -205,12 +311,12 @@ def check_model(model: keras.Model, config: ExecutionConfig) -> None:
         ),
     ):
         if value:
-            raise ValueError(f"{name} is not there for models in stages. {instead}")
+            raise ValueError(f"{name} is not supported with pipeline stages. {instead}")
     check_optimizer(model.optimizer)
 
 
 def check_methods(model: keras.Model) -> None:
-    """Refuse a model whose own methods need all of it.
+    """Reject a model with methods of its own that need all of its outputs in one place.
 
     Raises:
         ValueError: with what to do instead.

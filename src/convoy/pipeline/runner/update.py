@@ -1,30 +1,34 @@
-"""The weight update of the stages on one device, with its own part of the optimizer."""
+"""The weight update of a pipeline: each rank updates the weights of its own stages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import itertools
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
+from convoy import distributed, keras_bridge
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.numerics.loss_scale import all_finite, unscale
-from convoy.engine.numerics.numerics import Settings, pack, split_key, unpack
+from convoy.engine.numerics.numerics import Numerics, Settings, pack, split_key, unpack
 from convoy.engine.prepared_model import PreparedModel
 from convoy.engine.step.all_reduce import is_floating, mean, reducer
 from convoy.engine.step.replicate import EVERYWHERE
 from convoy.engine.step.update import apply_rounding
-
-Arrays = list[jax.Array]
+from convoy.pipeline.communication import move
+from convoy.pipeline.device_layout import DeviceGroup, DeviceLayout, ReplicaValues
+from convoy.pipeline.runner.stage_program import GradientCounts
+from convoy.types import Arrays, PyTree
 
 
 def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
-    """Refuse an optimizer whose update cannot be divided over stages.
+    """Reject an optimizer whose update cannot be divided over stages.
 
     Raises:
-        ValueError: if it scales the loss, or accumulates gradients by itself, or clips them inside
-            of another one.
+        ValueError: if the optimizer scales the loss or accumulates gradients by itself, or an inner
+            optimizer clips them by a global norm.
     """
     inner = getattr(optimizer, "optimizer", None)
     while isinstance(inner, keras.optimizers.Optimizer):
@@ -48,40 +52,44 @@ def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
         )
 
 
-class DeviceUpdate:
-    """Updates the weights of all stages at one place of the pipeline.
+class RankUpdate:
+    """Compiled update of the weights on one rank, with its part of the optimizer.
 
     Args:
-        model: whose weights they are.
-        trainable: the variables that live here.
-        optimizer: for these alone.
-        slots: the places of its variables among those of the model's optimizer.
-        mesh: the same device of all replicas; `None` if there is one replica.
-        config: how gradients are added up and reduced.
+        model: model in stages.
+        trainable: trainable variables on this rank.
+        statistics: non-trainable variables on this rank.
+        optimizer: optimizer for these trainable variables.
+        slots: indices of its variables among those of the model's optimizer.
+        mesh: devices of this rank in all replicas; `None` if there is one replica.
+        config: how gradients are accumulated and reduced.
     """
 
     def __init__(
         self,
         model: keras.Model,
         trainable: list[keras.Variable],
+        statistics: list[keras.Variable],
         optimizer: keras.optimizers.Optimizer,
         slots: list[int],
         mesh: jax.sharding.Mesh | None,
         config: ExecutionConfig,
     ) -> None:
-        self.clip = model.optimizer.global_clipnorm
+        self.trainable, self.statistics = trainable, statistics
+        self.global_clipnorm: float | None = model.optimizer.global_clipnorm
         self.optimizer = optimizer
         self.settings = PreparedModel.of(model).numerics.settings
         self.over_replicas = reducer(config.reduction, config.reduction_bucket)
         self.mesh = mesh
         self.dtypes = [config.accumulation.dtype or variable.dtype for variable in trainable]
         self.variables = [model.optimizer.variables[slot] for slot in slots]
-        """Those of the model's optimizer that this update reads and writes, in its own order."""
-        self.places = _places(trainable, model.trainable_variables), slots
-        self.reduce = jax.jit(self._everywhere(self._reduce), donate_argnums=0)
-        self.apply = jax.jit(self._everywhere(self._apply), donate_argnums=(0, 1, 2))
+        """The variables of the model's optimizer that this update reads and writes, in order."""
+        indices = {id(variable): i for i, variable in enumerate(model.trainable_variables)}
+        self.places = [indices[id(variable)] for variable in trainable], slots
+        self.reduce = jax.jit(self._on_replicas(self._reduce), donate_argnums=0)
+        self.apply = jax.jit(self._on_replicas(self._apply), donate_argnums=(0, 1, 2))
 
-    def _everywhere(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _on_replicas(self, function: Callable[..., PyTree]) -> Callable[..., PyTree]:
         if self.mesh is None:
             return function
         return jax.shard_map(
@@ -89,65 +97,69 @@ class DeviceUpdate:
         )
 
     def _reduce(
-        self, total: Arrays, statistics: Arrays, factor: jax.Array | None
+        self, accumulators: Arrays, statistics: Arrays, factor: jax.Array | None
     ) -> tuple[Arrays, Arrays, jax.Array, jax.Array | None]:
-        """Reduce gradients and statistics over replicas, and undo the scale of the loss.
+        """Reduce gradients and statistics over replicas, and divide by the loss scale.
 
-        Returns them, the squared norm of the gradients, and whether all are finite, if the loss was
-        scaled.
+        Returns:
+            The gradients, the statistics, the squared norm of the gradients, and whether all
+            gradients are finite, if the loss was scaled.
         """
+        gradients = accumulators
         if self.mesh is not None:
-            moving = [value if is_floating(value) else None for value in statistics]
-            total, sums = self.over_replicas(total, moving)
+            floating = [value if is_floating(value) else None for value in statistics]
+            gradients, sums = self.over_replicas(gradients, floating)
             statistics = [mean(*both) for both in zip(statistics, sums, strict=True)]
         finite = None
         if factor is not None:
-            finite, total = all_finite(total), unscale(total, factor)
-        squares = [jnp.sum(jnp.square(g.astype(jnp.float32))) for g in total]
-        return total, statistics, sum(squares, jnp.float32(0)), finite
+            finite, gradients = all_finite(gradients), unscale(gradients, factor)
+        squares = [jnp.sum(jnp.square(g.astype(jnp.float32))) for g in gradients]
+        return gradients, statistics, sum(squares, jnp.float32(0)), finite
 
     def _apply(
         self,
-        total: Arrays,
-        own: Arrays,
+        gradients: Arrays,
+        slots: Arrays,
         trainable: Arrays,
         squared_norm: jax.Array,
         finite: jax.Array | None,
         key: jax.Array | None,
     ) -> tuple[Arrays, Arrays, Arrays]:
-        """Return weights, the optimizer's state, and accumulators that start from nothing."""
+        """Return the new weights, the optimizer's new state, and accumulators of zeros."""
 
         def updated() -> tuple[Arrays, Arrays]:
             if not trainable:
                 return [], []
-            gradients = total
-            if self.clip is not None:
+            clipped = gradients
+            if self.global_clipnorm is not None:
                 norm = jnp.sqrt(squared_norm)
-                factor = self.clip / jnp.maximum(norm, self.clip)
-                gradients = [gradient * factor.astype(gradient.dtype) for gradient in total]
+                factor = self.global_clipnorm / jnp.maximum(norm, self.global_clipnorm)
+                clipped = [gradient * factor.astype(gradient.dtype) for gradient in gradients]
             if self.settings.rounds and key is not None:
                 _, use = split_key(key)
-                new = apply_rounding(self.optimizer, own, gradients, trainable, use, self.places)
+                new = apply_rounding(self.optimizer, slots, clipped, trainable, use, self.places)
             else:
-                new = self.optimizer.stateless_apply(own, gradients, trainable)
-            before = (trainable, own)
+                new = self.optimizer.stateless_apply(slots, clipped, trainable)
+            before = (trainable, slots)
             return jax.tree.map(lambda n, o: jnp.asarray(n, o.dtype), tuple(new), before)
 
         new = (
-            updated() if finite is None else jax.lax.cond(finite, updated, lambda: (trainable, own))
+            updated()
+            if finite is None
+            else jax.lax.cond(finite, updated, lambda: (trainable, slots))
         )
-        zeros = [jnp.zeros(g.shape, t) for g, t in zip(total, self.dtypes, strict=True)]
+        zeros = [jnp.zeros(g.shape, t) for g, t in zip(gradients, self.dtypes, strict=True)]
         return *new, zeros
 
 
-def advance(settings: Settings) -> Callable[[Arrays, Arrays, Arrays, Arrays], Arrays]:
-    """Return what carries loss scale and random key on to the next update.
+def make_advance(settings: Settings) -> Callable[[Arrays, Arrays, Arrays, Arrays], Arrays]:
+    """Return a function that advances the loss scale and the random key after an update.
 
-    It takes their values, the large and all elements that every stage has counted, and whether the
-    gradients at each place were finite.
+    It takes their values, the counts of large and of all gradient elements of every stage, and
+    whether the gradients of each rank were finite.
     """
 
-    def advanced(values: Arrays, large: Arrays, counted: Arrays, finites: Arrays) -> Arrays:
+    def advance(values: Arrays, large: Arrays, counted: Arrays, finites: Arrays) -> Arrays:
         scaling, key = unpack(values)
         finite = jnp.bool_(True)
         for one in finites:
@@ -161,9 +173,180 @@ def advance(settings: Settings) -> Callable[[Arrays, Arrays, Arrays, Arrays], Ar
             scaling = settings.loss_scale.decide(scaling, finite)
         return pack(scaling, key)
 
-    return jax.jit(advanced)
+    return jax.jit(advance)
 
 
-def _places(some: list[keras.Variable], everything: list[keras.Variable]) -> list[int]:
-    where = {id(variable): place for place, variable in enumerate(everything)}
-    return [where[id(variable)] for variable in some]
+class PipelineUpdate:
+    """The weight updates of one device call, on all ranks of this process.
+
+    Args:
+        layout: stages and their devices.
+        rank_updates: compiled update of each rank.
+        numerics: loss scale and rounding.
+        advance: function of `make_advance`.
+        sharded: whether replicas had different data; else each replica has counted the same.
+    """
+
+    # Ranks depend on each other only through two scalars, exchanged between the two programs:
+    #
+    #     rank 0   reduce --- squared norm, finite ---+      +---> apply
+    #     rank 1   reduce --- squared norm, finite ---+-all--+---> apply
+    #     rank 2   reduce --- squared norm, finite ---+      +---> apply
+
+    def __init__(
+        self,
+        layout: DeviceLayout,
+        rank_updates: Sequence[RankUpdate],
+        numerics: Numerics,
+        advance: Callable[[Arrays, Arrays, Arrays, Arrays], Arrays],
+        *,
+        sharded: bool,
+    ) -> None:
+        self.layout, self.rank_updates = layout, rank_updates
+        self.numerics, self.advance, self.sharded = numerics, advance, sharded
+        self.optimizer = {
+            rank: [group.put(x) for x in keras_bridge.values(rank_updates[rank].variables)]
+            for rank, group in layout.local_groups
+        }
+        """The optimizer's state on each rank."""
+        common = layout.common_group
+        self.values = [
+            next(iter(common.split(value).values()))
+            for value in keras_bridge.values(numerics.variables)
+        ]
+        """Loss scale and random key, on one device of this process."""
+        self._begin_counting()
+
+    def _begin_counting(self) -> None:
+        """Copy the loss scale to all devices, and set the counts of large gradients to zero."""
+        layout = self.layout
+        scaled = self.numerics.settings.loss_scale is not None
+        factor = self.numerics.factor(self.values)
+        self._factors = (
+            {rank: group.put(factor) for rank, group in layout.local_groups}
+            if factor is not None
+            else {}
+        )
+        self.counts: dict[tuple[int, int], GradientCounts] = {}
+        for stage, rank in enumerate(layout.mapping):
+            for replica, device in layout.groups[rank].devices.items():
+                zeros = [jax.device_put(np.float32(0), device) for _ in range(2 * scaled)]
+                self.counts[replica, stage] = tuple(zeros)
+
+    @property
+    def is_scaled(self) -> bool:
+        return bool(self._factors)
+
+    def factor(self, rank: int, replica: int) -> jax.Array | None:
+        """Return the loss scale on a device; `None` if the loss is not scaled."""
+        if not self._factors:
+            return None
+        return self.layout.groups[rank].split(self._factors[rank])[replica]
+
+    def run(self, values: ReplicaValues, accumulators: ReplicaValues) -> None:
+        """Update weights and statistics in `values`, and set the accumulators to zero."""
+        gradients: dict[int, Arrays] = {}
+        squared_norms: dict[int, jax.Array] = {}
+        finites: dict[int, jax.Array] = {}
+        for rank, group in self.layout.local_groups:
+            update = self.rank_updates[rank]
+            gradients[rank], means, squared_norms[rank], finite = update.reduce(
+                [joined(accumulators, variable, group) for variable in update.trainable],
+                [joined(values, variable, group) for variable in update.statistics],
+                self._factors.get(rank),
+            )
+            for variable, value in zip(update.statistics, means, strict=True):
+                _store(values, variable, group, value)
+            if finite is not None:
+                finites[rank] = finite
+        if self.rank_updates[0].global_clipnorm is not None:
+            norms = self._all_gather(squared_norms)
+            squared_norms = {rank: sum(found[1:], found[0]) for rank, found in norms.items()}
+        if self.is_scaled:
+            gathered = self._all_gather(finites)
+            finites = {rank: jnp.stack(found).all() for rank, found in gathered.items()}
+        key = self.values[-1] if self.values else None
+        for rank, group in self.layout.local_groups:
+            update = self.rank_updates[rank]
+            weights, self.optimizer[rank], zeros = update.apply(
+                gradients[rank],
+                self.optimizer[rank],
+                [joined(values, variable, group) for variable in update.trainable],
+                squared_norms[rank],
+                finites.get(rank),
+                None if key is None else group.put(key),
+            )
+            for variable, weight, zero in zip(update.trainable, weights, zeros, strict=True):
+                _store(values, variable, group, weight)
+                _store(accumulators, variable, group, zero)
+        if self.values:
+            self._advance(values, finites)
+
+    def _all_gather(self, scalars: dict[int, jax.Array]) -> dict[int, Arrays]:
+        """Return for every rank in this process the scalars of all ranks, in their order."""
+        layout, groups = self.layout, self.layout.groups
+        split = {rank: groups[rank].split(scalar) for rank, scalar in scalars.items()}
+        like = next(iter(scalars.values()))
+        shapes = [jax.ShapeDtypeStruct(like.shape, like.dtype)]
+        gathered: dict[int, Arrays] = {rank: [] for rank, _ in layout.local_groups}
+        for source, target in itertools.product(range(len(groups)), repeat=2):
+            arrived = {}
+            for replica in layout.replicas:
+                ends = layout.device(replica, source), layout.device(replica, target)
+                own = split.get(source, {})
+                values = [own[replica]] if replica in own else None
+                for value in move(values, shapes, *ends):
+                    arrived[replica] = value
+            if arrived:
+                gathered[target].append(groups[target].join(arrived))
+        return gathered
+
+    def _advance(self, values: ReplicaValues, finites: dict[int, jax.Array]) -> None:
+        """Advance the loss scale for the next update, in every process alike."""
+        layout = self.layout
+        counts = [
+            count
+            for (replica, _), count in self.counts.items()
+            if count and (self.sharded or replica == 0)
+        ]
+        if layout.placement.spans_processes and self.is_scaled:
+            self.wait(values)
+            own = np.array([list(map(np.asarray, count)) for count in counts] or np.zeros((1, 2)))
+            totals = distributed.totals(list(own.sum(axis=0, dtype=np.float32)))
+            counts = [tuple(jnp.asarray(total) for total in totals)]
+        own_finites = [
+            next(iter(layout.groups[rank].split(finite).values()))
+            for rank, finite in finites.items()
+        ]
+        device = layout.common_group.first_device
+        moved, counts, own_finites = jax.device_put((self.values, counts, own_finites), device)
+        large, counted = ([count[i] for count in counts] for i in range(2))
+        self.values = self.advance(moved, large, counted, own_finites)
+        self._begin_counting()
+
+    def wait(self, values: ReplicaValues) -> None:
+        """Wait for what this process has dispatched, before processes agree on something.
+
+        The agreement takes the thread that computes, on which other processes may depend.
+        """
+        if self.layout.placement.crosses_processes:
+            jax.block_until_ready((values, self.optimizer))
+
+    def write_back(self) -> None:
+        """Assign the optimizer's state, the loss scale and the random key to their variables."""
+        for rank, _ in self.layout.local_groups:
+            keras_bridge.assign(self.rank_updates[rank].variables, self.optimizer[rank])
+        common = self.layout.common_group
+        keras_bridge.assign(self.numerics.variables, [common.put(value) for value in self.values])
+
+
+def joined(values: ReplicaValues, variable: keras.Variable, group: DeviceGroup) -> jax.Array:
+    """Return the values of a variable on all replicas as one array."""
+    return group.join({replica: values[replica][id(variable)] for replica in group.devices})
+
+
+def _store(
+    values: ReplicaValues, variable: keras.Variable, group: DeviceGroup, value: jax.Array
+) -> None:
+    for replica, own in group.split(value).items():
+        values[replica][id(variable)] = own

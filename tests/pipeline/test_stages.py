@@ -7,8 +7,7 @@ import keras
 import numpy as np
 import pytest
 from convoy.keras_bridge import graph_inputs, graph_outputs
-from convoy.pipeline.assignment import calls_of, check_assignment
-from convoy.pipeline.stage import stages_of
+from convoy.pipeline.stages import calls_of, check_assignment, make_stages
 from keras import layers
 from tests.equivalence.side_by_side import assert_same
 
@@ -140,7 +139,7 @@ def test_every_cut_gives_the_whole_model(make, rng):
     calls = calls_of(model)
     for assignment in assignments(len(calls)):
         check_assignment(calls, assignment)
-        stages = stages_of(model, calls, assignment)
+        stages = make_stages(model, calls, assignment)
         found = staged(model, stages, x)
         assert_same(found[:2], (value, outputs))
         assert_same({path: found[2][path] for path in variables}, variables)
@@ -149,7 +148,29 @@ def test_every_cut_gives_the_whole_model(make, rng):
 def test_a_stage_has_its_own_variables_only(rng):
     model = chain()
     calls = calls_of(model)
-    first, second = stages_of(model, calls, [0, 0, 0, 1, 1, 1, 1])
+    first, second = make_stages(model, calls, [0, 0, 0, 1, 1, 1, 1])
     paths = [[v.path for v in stage.variables] for stage in (first, second)]
     assert not set(paths[0]) & set(paths[1])
     assert len(first.inputs) == len(first.outputs) == len(second.inputs) == 1
+
+
+def four_layers():
+    x = inputs = keras.Input((8,), name="in")
+    for number in range(4):
+        x = layers.Dense(8, name=f"dense{number}")(x)
+    return keras.Model(inputs, x, name="net")
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ([0, 0, 1], "3 stages were given for 4 layers"),
+        ([0, None, 1, 1], "'dense1' has no stage, but others have"),
+        ([0, -1, 1, 1], "'dense1' has stage -1. Number stages from 0"),
+        ([0, 1, 0, 1], "'dense2' of stage 0 reads what 'dense1' of stage 1 computes"),
+        ([0, 0, 2, 2], "Stage 1 has no layer, but layer 'dense2' has stage 2"),
+    ],
+)
+def test_an_assignment_that_cannot_be_run_is_refused(stages, message):
+    with pytest.raises(ValueError, match=message):
+        check_assignment(calls_of(four_layers()), stages)

@@ -1,16 +1,65 @@
 import re
 
 import convoy
-import jax
 import keras
 import pytest
-from convoy.pipeline.assignment import calls_of
-from convoy.pipeline.balance import automatic
-from convoy.pipeline.balance import layer_costs as measure_module
-from convoy.pipeline.balance.automatic import Memory, cuts_that_share_nothing
-from convoy.pipeline.balance.layer_costs import Cost, input_shapes, measure
-from convoy.pipeline.options import stages_of_model
+from convoy.pipeline import split as split_module
+from convoy.pipeline.balance.layer_costs import LayerCost
+from convoy.pipeline.balance.partition import allowed_cuts
+from convoy.pipeline.split import split_by_name
+from convoy.pipeline.stages import calls_of, stage_assignment
 from keras import layers
+
+
+def network():
+    x = inputs = keras.Input((8,), name="in")
+    for number in range(4):
+        x = layers.Dense(8, name=f"dense{number}")(x)
+    return keras.Model(inputs, x, name="net")
+
+
+def test_a_stage_begins_with_each_layer_that_is_named():
+    assert split_by_name(network(), ["dense1", "dense3"]) == [0, 1, 1, 2]
+
+
+def test_a_sequential_model_is_cut_too():
+    model = keras.Sequential(
+        [keras.Input((4,)), layers.Dense(2, name="a"), layers.Dense(2, name="b")]
+    )
+    assert split_by_name(model, ["b"]) == [0, 1]
+
+
+def test_a_layer_that_runs_twice_begins_a_stage_where_it_runs_first():
+    shared = layers.Dense(8, name="shared")
+    inputs = keras.Input((8,))
+    x = shared(layers.Dense(8, name="first")(inputs))
+    model = keras.Model(inputs, layers.Dense(8, name="last")(shared(x)))
+    assert split_by_name(model, ["shared"]) == [0, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["dense9"], r"'dense9' is not a layer of 'net'.* Did you mean dense\d or dense"),
+        (["stem"], r"Its layers are dense0, dense1, dense2, dense3\.$"),
+        (["dense0"], "cannot begin with 'dense0': it is the first layer"),
+        (["dense2", "dense1"], "'dense1': it does not come after the one before"),
+        (["dense2", "dense2"], "'dense2': it does not come after the one before"),
+    ],
+)
+def test_names_that_make_no_stages_are_refused(names, message):
+    with pytest.raises(ValueError, match=message):
+        split_by_name(network(), names)
+
+
+def test_short_names_are_like_each_other_and_of_many_layers_a_few_are_named():
+    names = ["stem", *(f"block{number}" for number in range(20)), "c1", "c2"]
+    model = keras.Sequential([keras.Input((2,)), *(layers.Dense(2, name=n) for n in names)])
+    with pytest.raises(ValueError, match=r"Did you mean c[12] or c[12]"):
+        split_by_name(model, ["c9"])
+    shown = "stem, block0, block1, block2, block3, block4, block5, block6"
+    with pytest.raises(ValueError, match=rf"Its layers are {shown}, \.\.\.\.$"):
+        split_by_name(model, ["xyz"])
 
 
 def uneven():
@@ -37,26 +86,8 @@ def shared():
 def test_the_slow_layers_get_stages_of_their_own():
     model = convoy.prepare(uneven())
     convoy.split(model, stages=2, batch_size=2)
-    stages = dict(zip((c.name for c in calls_of(model)), stages_of_model(model), strict=True))
+    stages = dict(zip((c.name for c in calls_of(model)), stage_assignment(model), strict=True))
     assert (stages["inner/one"], stages["two"]) == (0, 1)
-
-
-def test_a_busy_second_does_not_decide(monkeypatch):
-    """Whatever runs first is slow for a while, as on a machine that others use."""
-    runs = []
-
-    def program(name, seconds):
-        def run():
-            runs.append(name)
-            now.append(now[-1] + (100.0 if len(runs) < 8 else seconds))
-            return ()
-
-        return run, list
-
-    now = [0.0]
-    monkeypatch.setattr(measure_module.time, "perf_counter", lambda: now[-1])
-    programs = [program(name, seconds) for name, seconds in (("a", 1.0), ("b", 2.0), ("c", 3.0))]
-    assert measure_module.in_turns(programs) == [1.0, 2.0, 3.0]
 
 
 def test_the_shares_of_the_stages_are_logged(caplog):
@@ -70,9 +101,9 @@ def test_the_shares_of_the_stages_are_logged(caplog):
 
 def test_a_stage_with_next_to_nothing_to_do_is_warned_of(caplog, monkeypatch):
     def costs(model, calls, *_):
-        return [Cost(100.0 if call.name == "shared" else 1.0, 1, 1, 1, 1) for call in calls]
+        return [LayerCost(100.0 if call.name == "shared" else 1.0, 1, 1, 1, 1) for call in calls]
 
-    monkeypatch.setattr(automatic, "measure", costs)
+    monkeypatch.setattr(split_module, "measure_layers", costs)
     convoy.split(convoy.prepare(shared()), stages=2)
     (record,) = [r for r in caplog.records if r.levelname == "WARNING"]
     assert record.getMessage() == (
@@ -88,42 +119,17 @@ def test_auto_is_a_stage_for_every_device():
     assert max(model.get_pipeline_stage_assignment()) == 2
 
 
-def test_equal_layers_are_measured_once():
-    model = keras.Sequential([keras.Input((6,)), *(layers.Dense(6) for _ in range(4))])
-    costs = measure(model, calls_of(model), 8, jax.devices()[0])
-    # The first has no gradient for its input; the last sends nothing on but the model's output.
-    assert costs[1].seconds == costs[2].seconds == costs[3].seconds
-    assert {(c.weights, c.statistics, c.activations, c.live) for c in costs} == {
-        (4 * (36 + 6), 0, 4 * 8 * 6, 4 * 8 * 6)
-    }
-
-
-def test_what_is_live_counts_skips_but_not_the_inputs():
-    inputs = keras.Input((2,))
-    one = layers.Dense(2)(inputs)
-    two = layers.Dense(4)(one)
-    model = keras.Model(inputs, layers.Concatenate()([two, one, inputs]))
-    costs = measure(model, calls_of(model), 3, jax.devices()[0])
-    assert [cost.live for cost in costs] == [4 * 3 * n for n in (2, 6, 8)]
-
-
 def test_a_layer_that_runs_twice_stays_on_one_device():
     calls = calls_of(shared())
     assert [call.name for call in calls] == ["first", "shared", "between", "shared", "last"]
-    assert cuts_that_share_nothing(calls) == [1, 4]
+    assert allowed_cuts(calls) == [1, 4]
     model = convoy.split(convoy.prepare(shared()), stages=3)
-    assert stages_of_model(model) == [0, 1, 1, 1, 2]
-
-
-def test_a_stage_holds_as_many_micro_batches_as_stages_follow():
-    memory = Memory([Cost(1, 10, 5, 100, 0)] * 3, slots=2)
-    assert memory.bytes(0, 2, after=1) == 2 * (10 * 4 + 5) + 2 * 200
-    assert memory.bytes(2, 3, after=0) == 10 * 4 + 5 + 100
+    assert stage_assignment(model) == [0, 1, 1, 1, 2]
 
 
 def test_stages_that_do_not_fit_are_refused(monkeypatch):
     model = convoy.prepare(shared())
-    monkeypatch.setattr(automatic.device_choice, "memory", lambda _: 100)
+    monkeypatch.setattr(split_module.device_choice, "memory", lambda _: 100)
     with pytest.raises(ValueError, match=r"cut into 2 stages that fit into the 1e-07 GB of a dev"):
         convoy.split(model, stages=2)
 
@@ -134,8 +140,8 @@ def test_stages_that_do_not_fit_are_refused(monkeypatch):
         (4, {}, r"'net' has 5 layers and 2 places to cut.*'shared' runs several.*at most 3"),
         (0, {}, "stages=0 is not a number of stages"),
         (2, {"batch_size": 0}, "batch_size=0 is not a number of samples"),
-        ("first", {}, r"stages='first' says not where to cut. Pass a list"),
-        (True, {}, "stages=True says not where to cut"),
+        ("first", {}, r"stages='first' does not define stages. Pass a list"),
+        (True, {}, "stages=True does not define stages"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(stages, settings, message):
@@ -146,12 +152,6 @@ def test_what_cannot_be_meant_is_refused(stages, settings, message):
 def test_a_model_that_would_not_run_in_stages_is_refused():
     with pytest.raises(ValueError, match=r"'net' is a stock Keras model.*convoy.prepare\(\) first"):
         convoy.split(shared(), ["between"])
-
-
-def test_an_input_of_numbers_in_64_bits_is_timed_in_those_of_the_device():
-    inputs = keras.Input((), dtype="int64")
-    shapes = input_shapes(keras.Model(inputs, layers.Embedding(4, 2)(inputs)), 8)
-    assert [(shape.shape, shape.dtype) for shape in shapes.values()] == [((8,), "int32")]
 
 
 def test_an_input_of_unknown_size_is_refused():

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
-from convoy.pipeline.options import stages_of_model
+from convoy.pipeline.stages import stage_assignment
 from keras import layers
 
 
@@ -37,7 +37,7 @@ def built(model):
 
 
 def test_calls_in_blocks_are_of_their_stage():
-    assert stages_of_model(built(Twice())) == [0, 1]
+    assert stage_assignment(built(Twice())) == [0, 1]
 
 
 def test_layers_made_in_blocks_take_their_stage_along():
@@ -45,7 +45,7 @@ def test_layers_made_in_blocks_take_their_stage_along():
         def call(self, x):
             return self.second(self.first(x))
 
-    assert stages_of_model(built(Made(stages=(0, 1)))) == [0, 1]
+    assert stage_assignment(built(Made(stages=(0, 1)))) == [0, 1]
 
 
 def test_operations_and_nested_models_are_in_stages_too():
@@ -60,7 +60,7 @@ def test_operations_and_nested_models_are_in_stages_too():
             with convoy.PipelineStage(1):
                 return {"out": self.second(self.first(x))}
 
-    assert stages_of_model(built(Deep())) == [0, 0, 0, 0, 1, 1]
+    assert stage_assignment(built(Deep())) == [0, 0, 0, 0, 1, 1]
 
 
 def test_a_model_without_blocks_stays_in_one_piece():
@@ -70,7 +70,7 @@ def test_a_model_without_blocks_stays_in_one_piece():
 
     with convoy.PipelineStage(0):
         pass
-    assert stages_of_model(built(Plain())) is None
+    assert stage_assignment(built(Plain())) is None
 
 
 def test_is_cut_by_names_once_it_is_built(rng):
@@ -119,7 +119,7 @@ def only_in_training(self, x, training=None):
 def test_says_why_a_call_has_no_stages(call, match):
     model = built(type("Own", (Twice,), {"call": call})(stages=(0, 1)))
     with pytest.raises(ValueError, match=match):
-        stages_of_model(model)
+        stage_assignment(model)
 
 
 class OnlyAround(keras.Model):
@@ -149,11 +149,11 @@ class Around(OnlyAround):
 
 
 def test_a_nested_model_brings_its_own_stages():
-    assert stages_of_model(built(OnlyAround())) == [0, 1]
-    assert stages_of_model(built(Around())) == [0, 0, 1, 1, 1]
-    assert stages_of_model(built(OnlyAround(Around()))) == [0, 0, 1, 1, 1]
+    assert stage_assignment(built(OnlyAround())) == [0, 1]
+    assert stage_assignment(built(Around())) == [0, 0, 1, 1, 1]
+    assert stage_assignment(built(OnlyAround(Around()))) == [0, 0, 1, 1, 1]
     inputs = keras.Input((4,))
-    assert stages_of_model(keras.Model(inputs, OnlyAround()(inputs))) == [0, 1]
+    assert stage_assignment(keras.Model(inputs, OnlyAround()(inputs))) == [0, 1]
 
 
 def test_layers_of_a_nested_model_take_their_stage_along():
@@ -161,7 +161,7 @@ def test_layers_of_a_nested_model_take_their_stage_along():
         def call(self, x):
             return self.second(self.first(x))
 
-    assert stages_of_model(built(OnlyAround(Made(stages=(0, 1))))) == [0, 1]
+    assert stage_assignment(built(OnlyAround(Made(stages=(0, 1))))) == [0, 1]
 
 
 def test_a_nested_model_without_stages_stays_whole():
@@ -176,9 +176,9 @@ def test_a_nested_model_without_stages_stays_whole():
             with convoy.PipelineStage(1):
                 return self.after(x)
 
-    assert stages_of_model(built(Marked(Plain()))) == [0, 0, 1]
+    assert stage_assignment(built(Marked(Plain()))) == [0, 0, 1]
     with pytest.raises(ValueError, match="'plain_1' has no stage, but others have"):
-        stages_of_model(built(Around(Plain())))
+        stage_assignment(built(Around(Plain())))
 
 
 def test_blocks_inside_of_blocks_or_layers_are_refused():
@@ -199,7 +199,7 @@ def test_blocks_inside_of_blocks_or_layers_are_refused():
     with pytest.raises(RuntimeError, match="is inside of PipelineStage"):
         built(Inside())
     with pytest.raises(ValueError, match="inside of layers or models that its call"):
-        stages_of_model(built(OnlyAround(Layer())))
+        stage_assignment(built(OnlyAround(Layer())))
 
 
 def test_dicts_go_in_and_out_and_dropout_draws_the_same_in_stages(rng):
@@ -246,7 +246,7 @@ def test_weights_outside_of_layers_are_refused():
             return super().call(x) * self.factor
 
     with pytest.raises(ValueError, match=r"Weight '.*factor' of Own belongs to no layer"):
-        stages_of_model(built(Own()))
+        stage_assignment(built(Own()))
 
 
 def test_data_of_unknown_shape_needs_a_model_that_is_built():

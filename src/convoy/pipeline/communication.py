@@ -1,0 +1,200 @@
+"""Communication between stages: transfers between devices, and what stages send to each other.
+
+Between processes the sender offers arrays on JAX's transfer server and the receiver fetches them.
+Neither waits for the other, and Python waits for neither. A permute over a mesh of both devices
+would block Python at both ends until it is over, and JAX's own `device_put` to another process
+needs a port that is fixed before JAX starts. `benchmarks/transfers.py` measures all three.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from convoy import distributed
+from convoy.pipeline.device_layout import DeviceLayout, is_local
+from convoy.pipeline.schedule import Action, Kind
+
+TensorShapes = dict[int, jax.ShapeDtypeStruct]
+LOSS = jax.ShapeDtypeStruct((), jnp.float32)
+"""The shape and type of the loss that stages pass on."""
+
+
+class TransferServer:
+    """Sends arrays to devices of other processes, and fetches arrays from them.
+
+    Each transfer has a number, counted alike by the two processes.
+
+    Args:
+        device: a device of this process.
+    """
+
+    def __init__(self, device: jax.Device) -> None:
+        from jax.experimental import transfer
+
+        address = socket.gethostbyname(distributed.address())
+        start: Any = transfer.start_transfer_server
+        self._server = start(device.client, f"{address}:0", [f"{address}:0"])
+        self._addresses: list[str] = distributed.from_all(self._server.address())
+        self._connections: dict[int, Any] = {}
+        self._transfers: Counter[tuple[int, int]] = Counter()
+
+    def move(
+        self,
+        values: Sequence[jax.Array] | None,
+        shapes: Sequence[jax.ShapeDtypeStruct],
+        source: jax.Device,
+        target: jax.Device,
+    ) -> list[jax.Array]:
+        """Do this process's end of a transfer; see `move` of this module."""
+        ends = source.process_index, target.process_index
+        self._transfers[ends] += 1
+        # Each receiver counts by itself, and all receivers use the same server.
+        number = self._transfers[ends] * distributed.count() + target.process_index
+        if values is not None:
+            self._server.await_pull(number, list(values))
+            return []
+        sharding = jax.sharding.SingleDeviceSharding(target)
+        wanted = [jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding) for s in shapes]
+        process = source.process_index
+        if process not in self._connections:
+            self._connections[process] = self._server.connect(self._addresses[process])
+        return self._connections[process].pull(number, wanted)
+
+
+def move(
+    values: Sequence[jax.Array] | None,
+    shapes: Sequence[jax.ShapeDtypeStruct],
+    source: jax.Device,
+    target: jax.Device,
+) -> list[jax.Array]:
+    """Start moving arrays from one device to another.
+
+    All processes of a run start the same moves in the same order.
+
+    Args:
+        values: the arrays, if the source is in this process; else `None`.
+        shapes: shapes of the arrays, used if the source is in another process.
+        source: device that has the arrays.
+        target: device that they are moved to.
+
+    Returns:
+        The arrays, if the target is in this process; else an empty list.
+    """
+    if source.process_index == target.process_index:
+        return [] if values is None else jax.device_put(list(values), target)
+    if not (is_local(source) or is_local(target)):
+        return []
+    return transfer_server().move(values, shapes, source, target)
+
+
+@cache
+def transfer_server() -> TransferServer:
+    """Return this process's transfer server; all processes open theirs together."""
+    return TransferServer(jax.local_devices()[0])
+
+
+class StageCommunication:
+    """Tensors, losses and gradients that stages have sent, until they are received.
+
+    All processes go through the same actions in the same order. Each runs the actions of its own
+    stages, and for all others expects what they send to it.
+
+    Args:
+        layout: stages and their devices.
+        shapes: shapes of the tensors between stages, if some stages are in other processes.
+    """
+
+    def __init__(self, layout: DeviceLayout, shapes: TensorShapes) -> None:
+        self._layout, self._shapes = layout, shapes
+        self._tensors: dict[tuple[int, int, int, int], jax.Array] = {}
+        self._losses: dict[tuple[int, int, int], jax.Array] = {}
+        self._gradients: dict[tuple[int, int, int], list[jax.Array]] = {}
+
+    def expect(self, action: Action, replica: int) -> None:
+        """Start receiving what an action of another process sends to this one."""
+        if action.kind == Kind.FORWARD:
+            self.send_forward(action.stage, action.micro_batch, replica, None, None)
+        elif action.kind != Kind.BACKWARD_WEIGHTS:
+            self.send_backward(action.stage, action.micro_batch, replica, None)
+
+    def send_forward(
+        self,
+        stage: int,
+        micro_batch: int,
+        replica: int,
+        outputs: Sequence[jax.Array] | None,
+        loss: jax.Array | None,
+    ) -> None:
+        """Send the outputs of a stage to their readers, and the loss so far to the next stage.
+
+        The values are `None` if the stage is in another process.
+        """
+        layout = self._layout
+        if stage == layout.last:
+            return
+        own = layout.stages[stage].outputs
+        computed = dict(zip(own, outputs, strict=True)) if outputs is not None else None
+        source = layout.device(replica, layout.mapping[stage])
+        for rank in layout.targets[stage]:
+            tensors = [tensor for tensor in own if rank in layout.last_reader[tensor]]
+            with_loss = rank == layout.mapping[stage + 1]
+            values = None
+            if computed is not None and loss is not None:
+                values = [*(computed[t] for t in tensors), *([loss] if with_loss else [])]
+            shapes = [*self._shapes_of(tensors), *([LOSS] if with_loss else [])]
+            moved = move(values, shapes, source, layout.device(replica, rank))
+            for tensor, value in zip(tensors, moved, strict=False):
+                self._tensors[replica, micro_batch, tensor, rank] = value
+            if with_loss and moved:
+                self._losses[replica, micro_batch, stage + 1] = moved[-1]
+
+    def receive_forward(self, stage: int, micro_batch: int, replica: int) -> tuple[jax.Array, ...]:
+        """Return the tensors that a stage receives, and drop those that it is the last to read."""
+        layout = self._layout
+        rank = layout.mapping[stage]
+        received = []
+        for tensor in layout.stages[stage].received:
+            key = (replica, micro_batch, tensor, rank)
+            is_last = layout.last_reader[tensor][rank] == stage
+            received.append(self._tensors.pop(key) if is_last else self._tensors[key])
+        return tuple(received)
+
+    def receive_loss(self, stage: int, micro_batch: int, replica: int) -> jax.Array | None:
+        """Return the sum of the losses of all earlier stages; `None` for the first stage."""
+        return self._losses.pop((replica, micro_batch, stage), None)
+
+    def send_backward(
+        self, stage: int, micro_batch: int, replica: int, gradients: Sequence[jax.Array] | None
+    ) -> None:
+        """Send the gradients of what a stage received to the stages that computed it.
+
+        The gradients are `None` if the stage is in another process.
+        """
+        layout = self._layout
+        source = layout.device(replica, layout.mapping[stage])
+        for index, tensor in enumerate(layout.with_gradient[stage]):
+            target = layout.device(replica, layout.mapping[layout.producer[tensor]])
+            values = None if gradients is None else [gradients[index]]
+            for moved in move(values, self._shapes_of([tensor]), source, target):
+                self._gradients.setdefault((replica, micro_batch, tensor), []).append(moved)
+
+    def receive_backward(
+        self, stage: int, micro_batch: int, replica: int
+    ) -> tuple[list[jax.Array], ...]:
+        """Return for each output of a stage the gradients that its readers have sent."""
+        layout = self._layout
+        if stage == layout.last:
+            return ()
+        return tuple(
+            self._gradients.pop((replica, micro_batch, tensor), [])
+            for tensor in layout.stages[stage].outputs
+        )
+
+    def _shapes_of(self, tensors: Sequence[int]) -> list[jax.ShapeDtypeStruct]:
+        return [self._shapes[tensor] for tensor in tensors] if self._shapes else []

@@ -1,0 +1,352 @@
+"""Devices of a pipeline: replicas, the ranks within a replica, and the variables on each rank.
+
+rank            0     1     2        mapping (rank of each stage), e.g. [0, 1, 2, 1]
+replica 0      d0    d1    d2   <-   a row: the devices of one replica of the pipeline
+replica 1      d3    d4    d5
+^
+a column: the DeviceGroup of rank 0, over which gradients are reduced
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+from convoy import distributed, keras_bridge
+from convoy.engine.data.chunks import Chunk, Placement
+from convoy.engine.data.device_put import to_own
+from convoy.engine.replica_axis import AXIS
+from convoy.engine.state import Variables
+from convoy.engine.step.replicate import SEED_STRIDE
+from convoy.pipeline.stages import calls_of, make_stages
+from convoy.types import PyTree, Shapes
+
+ReplicaValues = dict[int, dict[int, jax.Array]]
+"""Values of variables, by replica and then by the id of the variable."""
+
+
+class PlacedData(NamedTuple):
+    """Data on the devices that read it.
+
+    Attributes:
+        shapes: shapes and types before the data was divided over replicas.
+        copies: the data by replica and rank, for the devices of this process.
+    """
+
+    shapes: Shapes
+    copies: dict[int, dict[int, PyTree]]
+
+
+class PipelinePlacement(Placement):
+    """The devices of all replicas of a pipeline.
+
+    Data goes to the ranks that read it: those whose stages take the model's inputs, and that of the
+    last stage, which takes the targets.
+
+    Args:
+        devices: all devices; those that do not fill a replica are left over.
+        width: devices per replica.
+        readers: ranks that read data.
+    """
+
+    def __init__(self, devices: Sequence[jax.Device], width: int, readers: Sequence[int]) -> None:
+        super().__init__(mesh=None)
+        self.replicas = len(devices) // width
+        self.rows = [devices[r * width : (r + 1) * width] for r in range(self.replicas)]
+        self.own = [r for r, row in enumerate(self.rows) if any(map(is_local, row))]
+        """The replicas that have a device in this process."""
+        self.readers = tuple(readers)
+        self.left_over = tuple(devices[self.replicas * width :])
+
+    @property
+    def spans_processes(self) -> bool:
+        return not all(is_local(device) for row in self.rows for device in row)
+
+    @property
+    def crosses_processes(self) -> bool:
+        return any(len({device.process_index for device in row}) > 1 for row in self.rows)
+
+    def is_own(self, replica: int) -> bool:
+        return replica in self.own
+
+    @property
+    def platform(self) -> str:
+        return self.rows[0][0].platform
+
+    def everywhere(self, tree: PyTree) -> PlacedData:
+        """Copy data to every reader of every replica in this process."""
+        return PlacedData(_shapes(tree), {r: self._to_readers(tree, r) for r in self.own})
+
+    def divided(self, block: PyTree) -> PlacedData:
+        """Give each replica in this process its shard of the second axis, which is the sample."""
+        copies = {}
+        for replica in self.own:
+            shard = jax.tree.map(lambda leaf, r=replica: self._shard(leaf, r), block)
+            copies[replica] = self._to_readers(shard, replica)
+        return PlacedData(_shapes(block), copies)
+
+    def _to_readers(self, tree: PyTree, replica: int) -> dict[int, PyTree]:
+        row = self.rows[replica]
+        return {k: jax.device_put(tree, row[k]) for k in self.readers if is_local(row[k])}
+
+    def _shard(self, leaf: np.ndarray, replica: int) -> np.ndarray:
+        size = leaf.shape[1] // self.replicas
+        return leaf[:, replica * size : (replica + 1) * size]
+
+
+def is_local(device: jax.Device) -> bool:
+    """Return whether a device belongs to this process."""
+    return device.process_index == jax.process_index()
+
+
+def _shapes(tree: PyTree) -> Shapes:
+    """Return shapes and types as they are on a device."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype)),
+        tree,
+    )
+
+
+def data_position(chunk: Chunk, rank: int, index: int, replica: int) -> tuple:
+    """Return the position of a micro-batch on a device, as arguments of `fetcher`'s function."""
+    number = np.int32(replica)
+    if chunk.layout == "block":
+        return chunk.source.copies[replica][rank], np.int32(index), number
+    arrays, order, offset = chunk.source
+    source = (arrays.copies[replica][rank], order and order.copies[replica][rank], offset)
+    return source, np.int32(index), number
+
+
+class DeviceGroup:
+    """The devices of one rank, one per replica.
+
+    Dictionaries by replica hold only the replicas whose device of this rank is in this process.
+    """
+
+    def __init__(self, placement: PipelinePlacement, rank: int) -> None:
+        column = [row[rank] for row in placement.rows]
+        self.devices = {r: device for r, device in enumerate(column) if is_local(device)}
+        self.mesh: jax.sharding.Mesh | None = None
+        self.sharding: jax.sharding.Sharding = jax.sharding.SingleDeviceSharding(column[0])
+        if placement.replicas > 1:
+            self.mesh = jax.sharding.Mesh(np.array(column), (AXIS,))
+            self.sharding = jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this process has a device of this rank."""
+        return bool(self.devices)
+
+    @property
+    def first_device(self) -> jax.Device:
+        return next(iter(self.devices.values()))
+
+    def put(self, value: jax.typing.ArrayLike) -> jax.Array:
+        """Move a value to every replica."""
+        if self.sharding.is_fully_addressable:
+            return jax.device_put(value, self.sharding)
+        own = to_own(value) if isinstance(value, jax.Array) else value
+        return self.join({r: jax.device_put(own, device) for r, device in self.devices.items()})
+
+    def join(self, values: dict[int, jax.Array]) -> jax.Array:
+        """Make one array of those of the replicas, for a program over all of them."""
+        arrays = list(values.values())
+        if self.mesh is None:
+            return arrays[0]
+        return jax.make_array_from_single_device_arrays(arrays[0].shape, self.sharding, arrays)
+
+    def split(self, value: jax.Array) -> dict[int, jax.Array]:
+        """Return each replica's own array."""
+        if self.mesh is None:
+            return dict.fromkeys(self.devices, value)
+        by_device = {shard.device: shard.data for shard in value.addressable_shards}
+        return {replica: by_device[device] for replica, device in self.devices.items()}
+
+    def holds(self, value: jax.typing.ArrayLike) -> bool:
+        """Return whether a value is on this rank already, possibly in another process."""
+        return isinstance(value, jax.Array) and value.sharding.is_equivalent_to(
+            self.sharding, value.ndim
+        )
+
+    def absent(self, like: jax.Array) -> jax.Array:
+        """Return a stand-in for an array that only other processes have."""
+        return jax.make_array_from_single_device_arrays(
+            like.shape, self.sharding, [], dtype=like.dtype
+        )
+
+
+class DeviceLayout:
+    """The stages of a model, their devices, and the devices of their variables.
+
+    Args:
+        model: model in stages.
+        assignment: stage of every call.
+        mapping: rank of every stage.
+        placement: devices of all replicas.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        assignment: Sequence[int],
+        mapping: Sequence[int],
+        placement: PipelinePlacement,
+    ) -> None:
+        self.mapping, self.placement = mapping, placement
+        self.replicas = placement.own
+        """The replicas that have a device in this process."""
+        self.stages = make_stages(model, calls_of(model), assignment)
+        self.last = len(self.stages) - 1
+        types = {
+            tensor: jnp.dtype(dtype)
+            for stage in self.stages
+            for call in stage.calls
+            for tensor, (_, dtype) in zip(call.outputs, call.output_shapes, strict=True)
+        }
+        self.with_gradient = [
+            [tensor for tensor in stage.received if jnp.issubdtype(types[tensor], jnp.inexact)]
+            for stage in self.stages
+        ]
+        """The tensors that each stage receives and computes a gradient of."""
+        self.groups = [DeviceGroup(placement, rank) for rank in range(max(mapping) + 1)]
+        self.local_groups = [
+            (rank, group) for rank, group in enumerate(self.groups) if group.is_local
+        ]
+        self.producer = {tensor: s.number for s in self.stages for tensor in s.outputs}
+        self._find_readers()
+        self._find_ranks()
+
+    def _find_readers(self) -> None:
+        self.last_reader: dict[int, dict[int, int]] = {tensor: {} for tensor in self.producer}
+        """For each tensor, the ranks that it is sent to, and the last stage reading it there."""
+        for stage in self.stages:
+            for tensor in stage.received:
+                self.last_reader[tensor][self.mapping[stage.number]] = stage.number
+        self.targets = []
+        """The ranks that each stage sends to; the next stage always receives the loss so far."""
+        for stage in self.stages:
+            following = self.mapping[stage.number + 1 : stage.number + 2]
+            readers = [rank for tensor in stage.outputs for rank in self.last_reader[tensor]]
+            self.targets.append(sorted({*following, *readers}))
+
+    def _find_ranks(self) -> None:
+        """Find the rank of every variable.
+
+        Raises:
+            ValueError: if a layer runs in stages on two devices.
+        """
+        self._rank: dict[int, int] = {}
+        for stage in self.stages:
+            for variable in stage.variables:
+                rank = self.mapping[stage.number]
+                if self._rank.setdefault(id(variable), rank) != rank:
+                    raise ValueError(
+                        f"The layer of {variable.path!r} runs in stages on devices "
+                        f"{self._rank[id(variable)]} and {rank}, but a weight lives on one. Put "
+                        "these stages on one device by device_mapping, or cut elsewhere."
+                    )
+
+    @property
+    def last_group(self) -> DeviceGroup:
+        """The devices on which losses and metrics are computed."""
+        return self.groups[self.mapping[self.last]]
+
+    @property
+    def common_group(self) -> DeviceGroup:
+        """A group in this process for values that every process has: the last one if possible."""
+        return next(group for group in [self.last_group, *self.groups] if group.is_local)
+
+    def device(self, replica: int, rank: int) -> jax.Device:
+        return self.placement.rows[replica][rank]
+
+    def runs(self, stage: int, replica: int) -> bool:
+        """Return whether this process runs a stage of a replica."""
+        return is_local(self.device(replica, self.mapping[stage]))
+
+    def rank_of(self, variable: keras.Variable) -> int:
+        """Return the rank of a variable; a variable of no stage is on rank 0."""
+        return self._rank.get(id(variable), 0)
+
+    def group_of(self, variable: keras.Variable) -> DeviceGroup:
+        return self.groups[self.rank_of(variable)]
+
+    def by_rank(self, variables: Sequence[keras.Variable]) -> list[list[keras.Variable]]:
+        """Return the variables of each rank."""
+        found: list[list[keras.Variable]] = [[] for _ in self.groups]
+        for variable in variables:
+            found[self.rank_of(variable)].append(variable)
+        return found
+
+    def seed_offset(self, replica: int, seed: jax.Array) -> np.ndarray:
+        """Return the distance of a replica's random seed from that of the first replica."""
+        offset = SEED_STRIDE * replica & 0xFFFFFFFF
+        return np.uint32(offset).astype(seed.dtype)
+
+    def replica_values(self, variables: Variables, seeds: Sequence[bool]) -> ReplicaValues:
+        """Return the values that each replica begins with; each has random seeds of its own.
+
+        Args:
+            variables: variables of the programs.
+            seeds: whether each non-trainable variable is the state of a random generator.
+        """
+        parts = variables.parts
+        found: ReplicaValues = {replica: {} for replica in self.replicas}
+        for variable in [*parts.trainable, *parts.non_trainable]:
+            split = self.group_of(variable).split(keras_bridge.values([variable])[0])
+            for replica, value in split.items():
+                found[replica][id(variable)] = value
+        for variable, is_seed in zip(parts.non_trainable, seeds, strict=True):
+            for replica in self.group_of(variable).devices if is_seed else ():
+                value = found[replica][id(variable)]
+                found[replica][id(variable)] = value + self.seed_offset(replica, value)
+        return found
+
+    def place(self, variables: Variables, slot_ranks: dict[int, list[int]]) -> None:
+        """Move variables to the devices of their stages.
+
+        Args:
+            variables: all variables of the programs.
+            slot_ranks: ranks that use each of the optimizer's variables, by the variable's id.
+        """
+        parts = variables.parts
+        homes: list[list[DeviceGroup]] = []
+        for part in parts:
+            everywhere = part is parts.metrics or part is parts.numerics
+            for variable in part:
+                ranks = slot_ranks.get(id(variable), [self.rank_of(variable)])
+                homes.append(self.groups if everywhere else [self.groups[k] for k in ranks])
+        values, structure = jax.tree.flatten(variables.read())
+        if self.placement.spans_processes:
+            values = _agree(values, homes)
+        placed = [
+            group.put(value) if group.is_local else group.absent(value)
+            for group, value in zip(map(self._nearest, homes), values, strict=True)
+        ]
+        variables.write(jax.tree.unflatten(structure, placed))
+
+    def _nearest(self, groups: list[DeviceGroup]) -> DeviceGroup:
+        """Return a group that is in this process, or else the first."""
+        if self.common_group in groups:
+            return self.common_group
+        return next((group for group in groups if group.is_local), groups[0])
+
+
+def _agree(
+    values: Sequence[jax.typing.ArrayLike], homes: list[list[DeviceGroup]]
+) -> list[jax.typing.ArrayLike]:
+    """Take the first process's values of everything that is not on its devices in every process.
+
+    A value with several homes is always taken from the first process: where it is now does not show
+    which process wrote it.
+    """
+    away = [len(h) > 1 or not h[0].holds(v) for v, h in zip(values, homes, strict=True)]
+    strays = [index for index, stray in enumerate(distributed.any_of(away)) if stray]
+    shared = distributed.arrays_from_first([np.asarray(values[index]) for index in strays])
+    agreed: list[jax.typing.ArrayLike] = [*values]
+    for index, value in zip(strays, shared, strict=True):
+        agreed[index] = value
+    return agreed

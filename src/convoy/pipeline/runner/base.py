@@ -1,0 +1,268 @@
+"""What training and inference in pipeline stages have in common.
+
+A runner holds the compiled programs of all stages and runs chunks of data; it implements
+`engine.chunk_runner.ModelRunner`. A call is the state of one such run: the values of the variables
+on every replica, and what stages have sent to each other.
+
+Python only dispatches programs and transfers, in an order in which everything that they need was
+dispatched before. The devices run behind it at their own pace.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+import jax
+import keras
+import numpy as np
+from convoy import keras_bridge
+from convoy.engine.chunk_runner import Outcome
+from convoy.engine.data.chunks import Chunk, fetcher
+from convoy.engine.execution_config import ExecutionConfig
+from convoy.engine.observer import Observer
+from convoy.engine.program import output_bytes
+from convoy.engine.state import Mode, Variables
+from convoy.engine.step.replicate import Roles
+from convoy.engine.step.step import Fetch
+from convoy.pipeline.communication import StageCommunication, TensorShapes, transfer_server
+from convoy.pipeline.config import PipelineConfig
+from convoy.pipeline.device_layout import DeviceLayout, PipelinePlacement, data_position
+from convoy.pipeline.runner.metrics import replica_metrics, total_metrics
+from convoy.pipeline.runner.stage_function import (
+    Received,
+    StageFunction,
+    StageInputs,
+    Transform,
+    make_stage_function,
+    shapes_between_stages,
+    with_local_operations,
+)
+from convoy.pipeline.schedule import Action
+from convoy.pipeline.stages import stage_assignment
+from convoy.types import Arrays, Shapes
+
+Program = TypeVar("Program")
+
+
+class StagePrograms(NamedTuple, Generic[Program]):
+    """Programs of all stages for one kind of chunk.
+
+    Attributes:
+        programs: program of each stage.
+        shapes: shapes of the tensors between stages, if stages are in several processes.
+        outputs: shapes of the last stage's outputs, if stages are in several processes.
+    """
+
+    programs: list[Program]
+    shapes: TensorShapes
+    outputs: Shapes
+
+
+class PipelineRunner(ABC, Generic[Program]):
+    """Runs a model in pipeline stages.
+
+    Args:
+        model: model in stages.
+        config: how the work is divided over devices.
+        pipeline: options of the pipeline.
+        mode: what the model runs for.
+        observer: observer of every program.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        config: ExecutionConfig,
+        pipeline: PipelineConfig,
+        mode: Mode,
+        observer: Observer,
+    ) -> None:
+        self.model, self.config, self.pipeline = model, config, pipeline
+        self.mode, self.observer = mode, observer
+        assert isinstance(config.placement, PipelinePlacement)
+        self.placement: PipelinePlacement = config.placement
+        self.variables = Variables(model, mode)
+        self.roles = Roles.of(model, self.variables)
+        self.compilation = keras_bridge.compilation(model)
+        self.assignment = stage_assignment(model)
+        self.schedule = pipeline.schedule_for(model, config.accumulation.count)
+        self.layout = DeviceLayout(
+            model, self.assignment or [], self.schedule.mapping, self.placement
+        )
+        if self.placement.crosses_processes:
+            transfer_server()  # all processes open theirs together
+        self.metric_results = jax.jit(lambda metrics: keras_bridge.metric_results(model, metrics))
+        self._programs: dict[tuple, StagePrograms[Program]] = {}
+        self._running: list[Outcome] = []
+
+    def still_fits(self) -> bool:
+        """Return whether the model has the variables and stages that the programs were made for."""
+        return (
+            self.compilation is keras_bridge.compilation(self.model)
+            and self.assignment == stage_assignment(self.model)
+            and self.variables.are_those_of(self.model)
+        )
+
+    def place(self) -> None:
+        """Move the variables to the devices of their stages."""
+        self.layout.place(self.variables, {})
+
+    def limit_outputs(self, example: Shapes, budget: int, steps_per_execution: int) -> int:
+        """Return how many steps of a prediction may keep their outputs on the devices."""
+        needed = output_bytes(self.model, self.variables.read(), example)
+        return max(1, min(steps_per_execution, budget // max(1, needed)))
+
+    def run(self, chunk: Chunk) -> Outcome:
+        """Run the micro-batches of a chunk; the variables hold the result afterwards.
+
+        Returns:
+            The values of the metrics, or for prediction the outputs as host arrays.
+        """
+        # One earlier call may still run; more would hold too much data.
+        while len(self._running) > 1:
+            jax.block_until_ready(self._running.pop(0))
+        outcome = self.run_call(chunk)
+        if self.mode != "predict":
+            self._running.append(outcome)
+        return outcome
+
+    @abstractmethod
+    def run_call(self, chunk: Chunk) -> Outcome:
+        """Run a chunk as one device call."""
+
+    @abstractmethod
+    def make_program(
+        self, number: int, function: StageFunction, fetch: Fetch, transform: Transform, chunk: Chunk
+    ) -> Program:
+        """Return the program of a stage."""
+
+    def programs_for(self, chunk: Chunk) -> StagePrograms[Program]:
+        """Return the programs of all stages for chunks of this kind."""
+        key = (chunk.layout, chunk.batch, chunk.sharded)
+        if key not in self._programs:
+            self._programs[key] = self._make_programs(chunk)
+        return self._programs[key]
+
+    def _make_programs(self, chunk: Chunk) -> StagePrograms[Program]:
+        stages = self.layout.stages
+        replicas = self.placement.replicas if chunk.sharded else 1
+        micro_batches = self.accumulated(chunk)
+        divisor = replicas if self.config.reduction == "mean" else 1
+        if self.config.accumulation.reduction == "mean":
+            divisor *= micro_batches
+        transform = with_local_operations(
+            divisor, replicas * micro_batches, self.placement.platform
+        )
+        fetch = fetcher(chunk, replicas, in_one_program=False)
+        functions = [
+            make_stage_function(self.model, stages, stage.number, self.mode, replicas)
+            for stage in stages
+        ]
+        programs = [
+            self.make_program(number, function, fetch, transform, chunk)
+            for number, function in enumerate(functions)
+        ]
+        shapes: TensorShapes = {}
+        outputs: Shapes = None
+        if self.placement.crosses_processes:
+            traced = functions if self.mode == "predict" else functions[:-1]
+            shapes, outputs = shapes_between_stages(stages, traced, chunk, replicas, transform)
+        return StagePrograms(programs, shapes, outputs)
+
+    def accumulated(self, chunk: Chunk) -> int:
+        """Return the number of micro-batches whose gradients are accumulated."""
+        if self.mode != "train" or not chunk.sharded:
+            return 1
+        return self.config.accumulation.count
+
+
+class PipelineCall(ABC):
+    """One device call of a model in stages.
+
+    Args:
+        layout: stages and their devices.
+        variables: variables of the programs.
+        roles: roles of the variables in replication.
+        chunk: data of the call.
+        replicas: replicas of this process that run it.
+        shapes: shapes of the tensors between stages, if stages are in several processes.
+    """
+
+    def __init__(
+        self,
+        layout: DeviceLayout,
+        variables: Variables,
+        roles: Roles,
+        chunk: Chunk,
+        replicas: Sequence[int],
+        shapes: TensorShapes,
+    ) -> None:
+        self.layout, self.variables, self.roles = layout, variables, roles
+        self.chunk, self.replicas, self.shapes = chunk, replicas, shapes
+        self.values = layout.replica_values(variables, roles.seeds)
+        metrics = keras_bridge.values(variables.parts.metrics)
+        self.metrics = replica_metrics(metrics, layout, chunk, roles)
+        self.communication = StageCommunication(layout, shapes)
+        first = layout.groups[layout.mapping[0]]
+        self._zero = {r: jax.device_put(np.float32(0), d) for r, d in first.devices.items()}
+
+    def dispatch(self, action: Action, replica: int) -> jax.Array | None:
+        """Run an action, or expect what it sends if it belongs to another process.
+
+        Returns:
+            An array that is ready when the action has ended, if this process runs it.
+        """
+        if self.layout.runs(action.stage, replica):
+            return self.run_action(action, replica)
+        self.communication.expect(action, replica)
+        return None
+
+    @abstractmethod
+    def run_action(self, action: Action, replica: int) -> jax.Array | None:
+        """Run an action of this process."""
+
+    def trainable(self, stage: int, replica: int) -> Arrays:
+        return [self.values[replica][id(v)] for v in self.layout.stages[stage].trainable]
+
+    def forward_arguments(
+        self, action: Action, replica: int, index: int
+    ) -> tuple[Arrays, Received, StageInputs]:
+        """Return the arguments of a stage's forward pass.
+
+        Args:
+            action: the forward pass.
+            replica: the replica.
+            index: index of the micro-batch in the chunk.
+        """
+        number, micro_batch = action.stage, action.micro_batch
+        stage, rank = self.layout.stages[number], self.layout.mapping[number]
+        received = self.communication.receive_forward(number, micro_batch, replica)
+        loss = self.communication.receive_loss(number, micro_batch, replica)
+        inputs = StageInputs(
+            [self.values[replica][id(v)] for v in stage.non_trainable],
+            data_position(self.chunk, rank, index, replica) if stage.reads_data else (),
+            self.metrics[replica] if stage.is_last else [],
+            self._zero[replica] if loss is None else loss,
+        )
+        return self.trainable(number, replica), received, inputs
+
+    def store(self, stage: int, replica: int, non_trainable: Arrays, metrics: Arrays) -> None:
+        """Keep the state that a forward pass has changed, for the next micro-batch."""
+        variables = self.layout.stages[stage].non_trainable
+        pairs = zip(variables, non_trainable, strict=True)
+        self.values[replica] |= {id(variable): value for variable, value in pairs}
+        if self.layout.stages[stage].is_last:
+            self.metrics[replica] = metrics
+
+    def without_seed_offset(self, replica: int, seed: jax.Array) -> jax.Array:
+        """Return the seed of the first replica, from which the next call goes on."""
+        return seed - self.layout.seed_offset(replica, seed)
+
+    def write_metrics(self) -> Arrays:
+        """Assign the metrics of all replicas to their variables, and return them."""
+        layout, variables = self.layout, self.variables.parts.metrics
+        totals = total_metrics(self.metrics, variables, self.roles, layout, self.chunk)
+        keras_bridge.assign(variables, [layout.common_group.put(total) for total in totals])
+        return totals

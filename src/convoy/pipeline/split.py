@@ -1,0 +1,240 @@
+"""`convoy.split`: cuts a model into pipeline stages, by names of layers or by measured cost."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal
+
+import jax
+import keras
+from convoy import devices as device_choice
+from convoy import distributed, keras_bridge
+from convoy.engine.data.chunks import size
+from convoy.engine.data.input import DEFAULT_BATCH
+from convoy.engine.prepared_model import PreparedModel
+from convoy.keras_bridge import GraphCall
+from convoy.pipeline.balance.layer_costs import LayerCost, measure_layers, transfer_seconds
+from convoy.pipeline.balance.partition import StageMemory, allowed_cuts, partition
+from convoy.pipeline.stages import calls_of, set_stage_assignment
+
+logger = logging.getLogger("convoy.pipeline")
+
+# Similarity of names from which one is suggested; lower than Python's default, so that c1 is like
+# c9.
+SIMILARITY = 0.5
+# Maximum number of layers that an error lists.
+MAX_NAMES = 8
+# A stage with less than this fraction of an even share of the time causes a warning.
+MIN_SHARE = 0.1
+# Optimizer slots per weight if the optimizer is not built yet: those of Adam.
+SLOTS = 2
+
+
+def split(
+    model: keras.Model,
+    stages: Sequence[str] | int | Literal["auto"],
+    *,
+    batch_size: int = DEFAULT_BATCH,
+) -> keras.Model:
+    """Cut a model into pipeline stages, each for devices of its own.
+
+    Args:
+        model: model to cut, in place; a subclassed model must be built.
+        stages: names of the layers with which the second and later stages begin, `"nested/layer"`
+            for a layer of a nested model. Or the number of stages, or `"auto"` for as many as the
+            strategy has devices: then every layer is timed, and the model is cut so that its
+            slowest stage is as fast as possible.
+        batch_size: samples per micro-batch, for timing the layers.
+
+    Returns:
+        The same model.
+
+    Raises:
+        ValueError: if the model was not prepared by Convoy, a layer does not exist, layers are not
+            in the order in which they run, or the model cannot be cut into so many stages.
+
+    Example:
+    ```python
+    strategy = convoy.Strategy(devices=2, gradient_accumulation=16)
+    with strategy.scope():
+        model = keras.applications.ResNet50(weights=None)
+        model.compile("sgd", "sparse_categorical_crossentropy")
+    convoy.split(model, stages="auto", batch_size=4)
+    ```
+    """
+    devices = PreparedModel.of(model).devices
+    if not devices:
+        raise ValueError(
+            f"{model.name!r} is a stock Keras model, which would be trained in one piece. Make it "
+            "in a strategy's scope, or pass it to convoy.prepare() first."
+        )
+    if stages == "auto":
+        stages = device_choice.per_replica() or len(devices)
+    if isinstance(stages, int) and not isinstance(stages, bool):
+        _check_positive(stages=stages, batch_size=batch_size)
+        own = [device for device in devices if device.process_index == distributed.index()]
+        # Each process measures other times, but all must cut alike.
+        assignment = distributed.from_first(split_by_cost(model, stages, batch_size, own))
+    elif isinstance(stages, Sequence) and not isinstance(stages, str):
+        assignment = split_by_name(model, stages)
+    else:
+        raise ValueError(
+            f"stages={stages!r} does not define stages. Pass a list of names of layers, a number "
+            "of stages, or 'auto'."
+        )
+    set_stage_assignment(model, assignment)
+    return model
+
+
+def _check_positive(**numbers: int) -> None:
+    units = {"stages": "stages", "batch_size": "samples"}
+    for name, value in numbers.items():
+        if value < 1:
+            raise ValueError(f"{name}={value} is not a number of {units[name]}. Pass 1 or more.")
+
+
+def split_by_name(model: keras.Model, names: Sequence[str]) -> list[int]:
+    """Return the stage of every call, given the layers with which later stages begin.
+
+    Args:
+        model: model whose layers are known.
+        names: names of the layers in the order of the stages; `nested/layer` for a layer of a
+            nested model.
+
+    Raises:
+        ValueError: if a layer does not exist, is named twice or out of order, or would leave a
+            stage empty.
+    """
+    calls = calls_of(model)
+    positions: dict[str, int] = {}
+    for position, call in enumerate(calls):
+        path = call.name.split("/")
+        for end in range(1, len(path) + 1):
+            positions.setdefault("/".join(path[:end]), position)
+    cuts = []
+    for name in names:
+        if name not in positions:
+            raise ValueError(
+                f"{name!r} is not a layer of {model.name!r}, so no stage can begin with it. "
+                f"{_suggestion(name, list(positions))}"
+            )
+        cuts.append(positions[name])
+    for before, after in pairwise([0, *cuts]):
+        if after <= before:
+            name = calls[after].name
+            problem = "is the first layer" if after == 0 else "does not come after the one before"
+            raise ValueError(
+                f"A stage cannot begin with {name!r}: it {problem}. Name layers in the order in "
+                "which they run, without the first."
+            )
+    return _assignment(cuts, len(calls))
+
+
+def _suggestion(name: str, names: Sequence[str]) -> str:
+    """Return names similar to one that does not exist, or else some of the existing ones."""
+    near = difflib.get_close_matches(name, names, 3, SIMILARITY)
+    if near:
+        return f"Did you mean {' or '.join(near)}?"
+    shown = ", ".join(names[:MAX_NAMES]) + ", ..." * (len(names) > MAX_NAMES)
+    return f"Its layers are {shown}."
+
+
+def split_by_cost(
+    model: keras.Model, stages: int, batch_size: int, devices: Sequence[jax.Device]
+) -> list[int]:
+    """Return the stage of every call so that the slowest stage is as fast as possible.
+
+    Every layer is timed, and so is a transfer between devices. A layer that runs several times
+    stays in one stage, and every stage fits into the memory of a device.
+
+    Args:
+        model: a functional or sequential model.
+        stages: number of stages.
+        batch_size: samples per micro-batch.
+        devices: devices of the strategy.
+
+    Raises:
+        ValueError: if the model cannot be cut so.
+    """
+    calls = calls_of(model)
+    cuts_allowed = allowed_cuts(calls)
+    if len(cuts_allowed) < stages - 1:
+        raise ValueError(_too_few_cuts(model, calls, cuts_allowed, stages))
+    costs = measure_layers(model, calls, batch_size, devices[0])
+    rate = transfer_seconds(devices)
+    limit = device_choice.memory(tuple(devices))
+    memory = StageMemory(costs, _optimizer_slots(model))
+    cuts = partition(
+        [cost.seconds for cost in costs],
+        stages,
+        [2 * rate * cost.live for cost in costs],
+        allowed=cuts_allowed,
+        fits=lambda first, end, after: memory.bytes(first, end, after) <= limit,
+    )
+    if cuts is None:
+        raise ValueError(
+            f"{model.name!r} cannot be cut into {stages} stages that fit into the "
+            f"{limit / 1e9:.3g} GB of a device: one would take more, whatever the cut. Ask for "
+            "more stages, or pass a smaller batch_size."
+        )
+    if distributed.index() == 0:
+        _log_shares(model, calls, costs, cuts)
+    return _assignment(cuts, len(calls))
+
+
+def _assignment(cuts: Sequence[int], calls: int) -> list[int]:
+    return [sum(position >= cut for cut in cuts) for position in range(calls)]
+
+
+def _log_shares(
+    model: keras.Model, calls: Sequence[GraphCall], costs: Sequence[LayerCost], cuts: Sequence[int]
+) -> None:
+    """Log each stage's share of the time, and warn of a stage with almost none."""
+    borders = [0, *cuts, len(costs)]
+    seconds = [sum(c.seconds for c in costs[first:end]) for first, end in pairwise(borders)]
+    total = sum(seconds)
+    if not total:
+        return
+    shares = [each / total for each in seconds]
+    logger.info(
+        "%s in %d stages of %s of the time",
+        model.name,
+        len(shares),
+        ", ".join(f"{share:.1%}" for share in shares),
+    )
+    least = min(range(len(shares)), key=lambda stage: shares[stage])
+    if shares[least] < MIN_SHARE / len(shares):
+        logger.warning(
+            "The cut of %r is very uneven: stage %d, which begins with layer %r, has %.1f %% of "
+            "the time, so its device mostly waits. Ask for fewer stages, or cut by names of "
+            "layers.",
+            model.name,
+            least,
+            calls[borders[least]].name,
+            100 * shares[least],
+        )
+
+
+def _too_few_cuts(
+    model: keras.Model, calls: Sequence[GraphCall], cuts: Sequence[int], stages: int
+) -> str:
+    names = [call.name for call in calls if call.variables]
+    shared = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    because = (
+        f" Layer {shared[0]!r} runs several times, which must be in one stage." if shared else ""
+    )
+    return (
+        f"{model.name!r} has {len(calls)} layers and {len(cuts)} places to cut, too few for "
+        f"{stages} stages.{because} Ask for at most {len(cuts) + 1}."
+    )
+
+
+def _optimizer_slots(model: keras.Model) -> float:
+    optimizer = getattr(model, "optimizer", None)
+    weights = size(keras_bridge.values(list(model.trainable_variables)))
+    if optimizer is None or not optimizer.built or not weights:
+        return SLOTS
+    return size(keras_bridge.values(list(optimizer.variables))) / weights
