@@ -5,14 +5,12 @@ import numpy as np
 import pytest
 from convoy.train.learning_rate import (
     Constant,
-    Cosine,
     MaskWarmUp,
-    Polynomial,
     ShiftWarmUp,
     Staircase,
-    Stepped,
     make_schedule,
 )
+from keras.optimizers.schedules import CosineDecay, PiecewiseConstantDecay, PolynomialDecay
 
 RATE = {"initial_learning_rate": 0.5}
 
@@ -49,14 +47,14 @@ def test_a_polynomial_ends_at_its_ratio():
 
 
 def test_a_shifted_warm_up_rises_and_then_begins():
-    schedule = ShiftWarmUp(Stepped([2], [1.0, 0.5]), 9)
+    schedule = ShiftWarmUp(PiecewiseConstantDecay([2], [1.0, 0.5]), 9)
     expected = [(step + 1) / 10 for step in range(9)] + [1, 1, 1, 0.5]
     np.testing.assert_allclose(values(schedule, range(13)), expected, rtol=1e-6)
     assert values(schedule, [4]) == [0.5]
 
 
 def test_a_masking_warm_up_weakens_what_goes_on_underneath():
-    schedule = MaskWarmUp(Stepped([2], [1.0, 0.5]), 9)
+    schedule = MaskWarmUp(PiecewiseConstantDecay([2], [1.0, 0.5]), 9)
     base = [1.0] * 3 + [0.5] * 10
     expected = [b * (step + 1) / 10 if step < 9 else b for step, b in enumerate(base)]
     np.testing.assert_allclose(values(schedule, range(13)), expected, rtol=1e-6)
@@ -76,12 +74,13 @@ def test_a_staircase_holds_within_an_epoch_warm_up_included():
     ("name", "params", "kind"),
     [
         ("const", RATE, Constant),
-        ("cosine", RATE | {"epochs_to_total_decay": 1}, Cosine),
-        ("stepped", {"boundaries": [], "values": [1.0]}, Stepped),
+        ("cosine", RATE | {"epochs_to_total_decay": 1}, CosineDecay),
+        ("stepped", {"boundaries": [], "values": [1.0]}, Constant),
+        ("stepped", {"boundaries": [1], "values": [1.0, 2.0]}, PiecewiseConstantDecay),
         (
             "polynomial",
             RATE | {"epochs_to_total_decay": 1, "end_learning_rate_ratio": 0, "power": 1},
-            Polynomial,
+            PolynomialDecay,
         ),
     ],
 )
@@ -91,6 +90,50 @@ def test_every_name_gives_its_schedule_and_survives_saving(name, params, kind):
     wrapped = Staircase(MaskWarmUp(schedule, 3), 2)
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(wrapped))
     assert values(again, range(8)) == values(wrapped, range(8))
+
+
+def cosine(step, rate, decay_updates):
+    return 0.5 * rate * (1 + math.cos(math.pi * min(step, decay_updates) / decay_updates))
+
+
+def polynomial(step, rate, decay_updates, end, power):
+    return (rate - end) * (1 - min(step, decay_updates) / decay_updates) ** power + end
+
+
+def stepped(step, boundaries, values):
+    return values[sum(step > boundary for boundary in boundaries)]
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "expected"),
+    [
+        ("Constant", {"rate": 0.3}, lambda step, rate: rate),
+        ("Cosine", {"rate": 0.4, "decay_updates": 40}, cosine),
+        ("Polynomial", {"rate": 3.0, "decay_updates": 30, "end": 0.1, "power": 2}, polynomial),
+        ("Stepped", {"boundaries": [2, 20], "values": [1.0, 0.5, 0.1]}, stepped),
+        ("Stepped", {"boundaries": [], "values": [0.7]}, stepped),
+    ],
+)
+def test_schedules_in_files_of_earlier_versions_have_the_same_values(name, config, expected):
+    saved = {
+        "module": "convoy.vision.learning_rate",
+        "class_name": name,
+        "config": config,
+        "registered_name": f"convoy>{name}",
+    }
+    warm_up = {
+        "module": "convoy.vision.learning_rate",
+        "class_name": "MaskWarmUp",
+        "config": {"base": saved, "updates": 9},
+        "registered_name": "convoy>MaskWarmUp",
+    }
+    steps = range(60)
+    found = values(keras.saving.deserialize_keras_object(saved), steps)
+    rates = np.array([expected(step, **config) for step in steps])
+    np.testing.assert_allclose(found, rates, rtol=1e-6, atol=1e-7)
+    rising = np.minimum([(step + 1) / 10 for step in steps], 1)
+    found = values(keras.saving.deserialize_keras_object(warm_up), steps)
+    np.testing.assert_allclose(found, rates * rising, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize(

@@ -1,30 +1,23 @@
-"""Learning rates by weight update.
+"""Learning-rate schedules of `convoy train`: those of Keras, with warm-up and staircase.
 
-`updates` is the number of weight updates in an epoch, and learning rates are per sample: the one
-that is used is `batch` times as large.
+`updates` is the number of weight updates per epoch. Learning rates are given per sample and are
+multiplied by the global batch size.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 from keras import ops
+from keras.optimizers.schedules import CosineDecay, PiecewiseConstantDecay, PolynomialDecay
 from keras.optimizers.schedules import LearningRateSchedule as Schedule
 
 
-class _Plain(Schedule):
-    """A schedule whose attributes are its arguments."""
-
-    def get_config(self) -> dict[str, Any]:
-        return dict(vars(self))
-
-
 @keras.saving.register_keras_serializable(package="convoy")
-class Constant(_Plain):
-    """The same learning rate throughout."""
+class Constant(Schedule):
+    """A learning rate that does not change."""
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
@@ -32,53 +25,12 @@ class Constant(_Plain):
     def __call__(self, step: Any) -> Any:
         return ops.zeros_like(_number(step)) + self.rate
 
-
-@keras.saving.register_keras_serializable(package="convoy")
-class Cosine(_Plain):
-    """Half a cosine from `rate` to zero in so many updates."""
-
-    def __init__(self, rate: float, decay_updates: int) -> None:
-        self.rate = rate
-        self.decay_updates = decay_updates
-
-    def __call__(self, step: Any) -> Any:
-        done = _share(step, self.decay_updates)
-        return 0.5 * self.rate * (1 + ops.cos(math.pi * done))
+    def get_config(self) -> dict[str, Any]:
+        return {"rate": self.rate}
 
 
-@keras.saving.register_keras_serializable(package="convoy")
-class Stepped(_Plain):
-    """`values[i]` up to and including update `boundaries[i]`, and the last value after them."""
-
-    def __init__(self, boundaries: Sequence[int], values: Sequence[float]) -> None:
-        self.boundaries = list(boundaries)
-        self.values = list(values)
-
-    def __call__(self, step: Any) -> Any:
-        step = _number(step)
-        rate = ops.zeros_like(step) + self.values[-1]
-        for boundary, value in reversed(list(zip(self.boundaries, self.values, strict=False))):
-            rate = ops.where(step <= boundary, value, rate)
-        return rate
-
-
-@keras.saving.register_keras_serializable(package="convoy")
-class Polynomial(_Plain):
-    """From `rate` to `end` in so many updates, by a power of the part that is left."""
-
-    def __init__(self, rate: float, decay_updates: int, end: float, power: float) -> None:
-        self.rate = rate
-        self.decay_updates = decay_updates
-        self.end = end
-        self.power = power
-
-    def __call__(self, step: Any) -> Any:
-        left = 1 - _share(step, self.decay_updates)
-        return (self.rate - self.end) * left**self.power + self.end
-
-
-class _Around(Schedule):
-    """A schedule that changes another one."""
+class _Wrapper(Schedule):
+    """A schedule that modifies another one."""
 
     def __init__(self, base: Schedule, updates: int) -> None:
         self.base = base
@@ -91,14 +43,14 @@ class _Around(Schedule):
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> _Around:
+    def from_config(cls, config: dict[str, Any]) -> _Wrapper:
         base = keras.saving.deserialize_keras_object(config["base"])
         return cls(base, config["updates"])
 
 
 @keras.saving.register_keras_serializable(package="convoy")
-class ShiftWarmUp(_Around):
-    """Rises to the first learning rate in `updates` updates, then begins with the schedule."""
+class ShiftWarmUp(_Wrapper):
+    """A linear rise to the first learning rate in `updates` updates, and then the schedule."""
 
     def __call__(self, step: Any) -> Any:
         step = _number(step)
@@ -108,8 +60,8 @@ class ShiftWarmUp(_Around):
 
 
 @keras.saving.register_keras_serializable(package="convoy")
-class MaskWarmUp(_Around):
-    """Weakens the first `updates` updates of the schedule, which goes on underneath."""
+class MaskWarmUp(_Wrapper):
+    """A linear rise in the first `updates` updates, multiplied with the schedule."""
 
     def __call__(self, step: Any) -> Any:
         step = _number(step)
@@ -118,14 +70,40 @@ class MaskWarmUp(_Around):
 
 
 @keras.saving.register_keras_serializable(package="convoy")
-class Staircase(_Around):
-    """Holds the learning rate for `updates` updates at a time."""
+class Staircase(_Wrapper):
+    """A learning rate that changes only every `updates` updates."""
 
     def __call__(self, step: Any) -> Any:
         return self.base(ops.floor(_number(step) / self.updates) * self.updates)
 
 
-_WARM_UPS: dict[str, type[_Around]] = {"shift": ShiftWarmUp, "mask": MaskWarmUp}
+# Files of earlier versions hold the following names instead of those of Keras.
+
+
+@keras.saving.register_keras_serializable(package="convoy")
+class Cosine(CosineDecay):
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Schedule:
+        return CosineDecay(config["rate"], config["decay_updates"])
+
+
+@keras.saving.register_keras_serializable(package="convoy")
+class Stepped(PiecewiseConstantDecay):
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Schedule:
+        return _stepped(config["boundaries"], config["values"])
+
+
+@keras.saving.register_keras_serializable(package="convoy")
+class Polynomial(PolynomialDecay):
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Schedule:
+        return PolynomialDecay(
+            config["rate"], config["decay_updates"], config["end"], config["power"]
+        )
+
+
+_WARM_UPS: dict[str, type[_Wrapper]] = {"shift": ShiftWarmUp, "mask": MaskWarmUp}
 
 _NEEDS = {
     "const": ("initial_learning_rate",),
@@ -153,20 +131,20 @@ def make_schedule(
 
     Args:
         name: `"const"`, `"cosine"`, `"stepped"` or `"polynomial"`.
-        params: what the schedule needs: `initial_learning_rate`, per sample;
+        params: parameters of the schedule: `initial_learning_rate`, per sample;
             `epochs_to_total_decay`; `end_learning_rate_ratio` and `power`; or `boundaries` in
             epochs and `values`, which are not per sample.
-        batch: samples in a weight update.
-        updates: weight updates in an epoch.
+        batch: number of samples per weight update.
+        updates: number of weight updates per epoch.
         warm_up: `warmup_mode`, `"shift"` or `"mask"`, and `warmup_epochs`.
-        staircase: whether the learning rate stays the same within an epoch.
+        staircase: whether the learning rate changes only between epochs.
 
     Raises:
         ValueError: if a name is unknown, or a parameter is missing or unknown.
     """
     if name not in _NEEDS:
         raise ValueError(f"--lr-schedule {name} is not one of {', '.join(_NEEDS)}.")
-    # Recipes inherit parameters of other schedules; those are left alone.
+    # Recipes inherit parameters of other schedules, which are ignored.
     every = {key for keys in _NEEDS.values() for key in keys}
     check_keys("--lr-schedule-params", params, _NEEDS[name], every)
     schedule = _base(name, params, batch, updates)
@@ -202,7 +180,7 @@ def _base(name: str, params: Mapping[str, Any], batch: int, updates: int) -> Sch
                 f"--lr-schedule-params: {len(boundaries)} boundaries need {len(boundaries) + 1} "
                 f"values, but there are {len(values)}."
             )
-        return Stepped([int(epoch * updates) for epoch in boundaries], values)
+        return _stepped([int(epoch * updates) for epoch in boundaries], values)
     rate = params["initial_learning_rate"] * batch
     if name == "const":
         return Constant(rate)
@@ -213,13 +191,16 @@ def _base(name: str, params: Mapping[str, Any], batch: int, updates: int) -> Sch
             f"less than one of the {updates} weight updates of an epoch."
         )
     if name == "cosine":
-        return Cosine(rate, decay)
-    return Polynomial(rate, decay, rate * params["end_learning_rate_ratio"], params["power"])
+        return CosineDecay(rate, decay)
+    return PolynomialDecay(rate, decay, rate * params["end_learning_rate_ratio"], params["power"])
+
+
+def _stepped(boundaries: Sequence[int], values: Sequence[float]) -> Schedule:
+    """Return `values[i]` up to and including update `boundaries[i]`, then the last value."""
+    if not boundaries:
+        return Constant(values[0])
+    return PiecewiseConstantDecay(list(boundaries), list(values))
 
 
 def _number(step: Any) -> Any:
     return ops.cast(step, "float32")
-
-
-def _share(step: Any, whole: int) -> Any:
-    return ops.minimum(_number(step), whole) / whole
