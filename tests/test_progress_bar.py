@@ -19,6 +19,11 @@ def record(loss, throughput=10.0, **more):
     return Record("training", 8, 0.5, loss, 0.25, throughput, 0.1, **more)
 
 
+def frames(written):
+    """Return what stood in the last line of a terminal each time that it was drawn anew."""
+    return [frame.rstrip(" ") for frame in written.split("\r") if frame.strip(" ")]
+
+
 def test_a_bar_is_drawn_over_itself_and_lines_stay(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     output = Output(Terminal())
@@ -30,13 +35,28 @@ def test_a_bar_is_drawn_over_itself_and_lines_stay(monkeypatch):
     output.line("after")
     shown = output.stream.getvalue()
     assert shown.count("\n") == 2
-    _, compiling, quarter, kept, whole, after = shown.split("\r\x1b[2K")
+    compiling, quarter, kept, again, whole, after = frames(shown)
     assert compiling == "compiling ..."
     assert "25%  5 images/s  loss 0.5" in quarter
     assert kept == "kept\n"
-    assert "100%  loss 0.25  0:00 left" in whole
+    assert again == quarter
+    assert "100%  loss 0.25  00:00 left" in whole
     assert after == "after\n"
     assert all(len(line) < 80 for line in (quarter, whole))
+
+
+def test_a_bar_is_as_long_as_the_terminal_leaves_it(monkeypatch):
+    lengths = {}
+    for columns in (60, 80, 400):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        output = Output(Terminal())
+        output.begin(4, "compiling ...")
+        output.advance(2, "epoch 1/2", {"loss": "0.5"})
+        frame = frames(output.stream.getvalue())[-1]
+        lengths[columns] = len(frame)
+        assert frame.count("━") == pytest.approx(frame.count("─"), abs=1)
+    assert lengths[60] < 60
+    assert lengths[60] < lengths[80] < lengths[400] <= 100
 
 
 def test_without_a_terminal_there_are_only_lines():
