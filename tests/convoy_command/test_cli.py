@@ -4,6 +4,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import convoy
 import pytest
@@ -51,6 +52,19 @@ def test_an_interruption_is_a_line(monkeypatch, capsys):
     monkeypatch.setattr("convoy.cli.doctor.main", interrupt)
     assert cli.main(["doctor"]) == 130
     assert capsys.readouterr().err == "convoy doctor: interrupted\n"
+
+
+def test_a_verb_whose_packages_are_missing_names_them(monkeypatch, capsys):
+    def load(verb):
+        if verb == "serve":
+            raise ModuleNotFoundError(name="aiohttp")
+        return SimpleNamespace(missing=lambda extra: ["aiohttp", "grpcio"])
+
+    monkeypatch.setattr(cli, "load", load)
+    assert cli.main(["serve"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "convoy serve: error: aiohttp is not installed." in line
+    assert line.endswith("pip install aiohttp grpcio")
 
 
 @pytest.mark.parametrize(
