@@ -57,7 +57,7 @@ def test_the_source_distribution_has_what_the_wheel_is_made_of(built):
     with tarfile.open(archive) as file:
         names = {name.partition("/")[2] for name in file.getnames()}
     assert {"pyproject.toml", "CMakeLists.txt", "LICENSE", "README.md"} <= names
-    assert "src/convoy/cpu/native/plan.h" in names
+    assert "src/convoy/cpu/native/primitive.h" in names
 
 
 def test_it_works_where_nothing_else_is(installed, tmp_path):

@@ -12,7 +12,7 @@ namespace convoy {
 using Vector = __m256;
 constexpr int64_t kLanes = 8;
 
-// At least zero. In this order of operands, what is not a number stays so.
+// ReLU. In this order of operands, NaN stays NaN.
 CONVOY_AVX2 inline Vector Rectify(Vector value) {
   return _mm256_max_ps(_mm256_setzero_ps(), value);
 }

@@ -9,7 +9,7 @@ namespace convoy {
 
 using LongVector = __m512;
 
-// At least zero; what is not a number stays so.
+// ReLU; NaN stays NaN.
 CONVOY_AVX512 inline LongVector Rectify(LongVector value) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(value, _mm512_setzero_ps(), _CMP_NLT_UQ), value);
 }

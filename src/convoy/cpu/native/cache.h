@@ -1,4 +1,4 @@
-// A bounded cache that forgets what was used longest ago.
+// A bounded cache that drops the least recently used entry.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace convoy {
 
-// Values are shared, so that one which is forgotten while it runs lives until it is done.
+// Values are shared pointers: one that is dropped while it runs lives until it is done.
 template <typename Value>
 class Cache {
  public:
@@ -23,8 +23,8 @@ class Cache {
   template <typename Make>
   std::shared_ptr<const Value> Get(const Key& key, Make&& make) {
     if (auto found = Find(key)) return found;
-    // Made outside the lock: it takes milliseconds, and other threads have work to find. Two
-    // threads that miss the same key at once both make it, and the first one's stays.
+    // Made outside the lock: it takes milliseconds, in which other threads can look up theirs. If
+    // two threads miss the same key at once, both make it, and the first one is kept.
     std::shared_ptr<const Value> made = make();
     return Insert(key, std::move(made));
   }

@@ -1,3 +1,7 @@
+// Parsing of a convolution's description.
+//
+// The array comes from a compiled program, which may have been read from a file. So its length is
+// checked at every number.
 #include "convolution.h"
 
 #include <algorithm>

@@ -1,3 +1,17 @@
+// Convolutions of inference as products of small matrices, without a transformed copy of the
+// source.
+//
+// A block of pixels of the result is multiplied with 16 channels out at a time. The left matrix
+// does not exist in memory: for each pixel and each tap of the kernel there is a pointer to the
+// channels of the source pixel that the tap reads, or to zeros where it reads padding.
+//
+//                 taps x channels in                 16 channels out
+//               +--------------------+              +---------------+
+//     96 pixels |  rows[tap][pixel]  |   x    taps  |    packed     |   =   result
+//               +--------------------+      x chan. +---------------+
+//
+// Channels in are cut into pieces of at most 256, so that a piece of the packed weights stays in
+// the first-level cache while the block's pixels pass by.
 #include "direct.h"
 
 #include <algorithm>
@@ -9,11 +23,11 @@
 namespace convoy {
 namespace {
 
-// What the tiles of a block share of the weights stays in the first level of the cache, what they
-// read of the source in the second.
+// The weights that the tiles of a block share stay in the first-level cache, the pixels of the
+// source that they read in the second-level cache.
 constexpr int64_t kDepth = 256;
 constexpr int64_t kBlock = 96;
-// Work is handed out in parts of at least so many products, and so many parts for each thread.
+// Minimum number of products in a part of the work, and maximum number of parts per thread.
 constexpr int64_t kProductsPerPart = 1 << 20;
 constexpr int64_t kPartsPerThread = 8;
 
@@ -30,8 +44,8 @@ Sizes Last(const dnnl::memory::dims& from, size_t skipped, int64_t missing) {
 }  // namespace
 
 bool Direct::Takes(const Convolution& it) {
-  return it.kind == Kind::kInference && it.type == dnnl::memory::data_type::f32 && !it.grouped &&
-         it.dst[1] % kColumns == 0 && IsDenseChannelsLast(it.src, it.src_strides) &&
+  return it.kind == Kind::kInference && !it.grouped && it.dst[1] % kColumns == 0 &&
+         IsDenseChannelsLast(it.src, it.src_strides) &&
          IsDenseChannelsLast(it.dst, it.dst_strides) && ComputesAvx2AtOnce();
 }
 
@@ -72,7 +86,7 @@ const char* Direct::implementation() const {
 
 size_t Direct::packed_bytes() const { return taps_ * in_ * out_ * sizeof(float); }
 
-// To columns of 16 channels out x taps x channels in x 16.
+// Into (columns of 16 channels out) x taps x (channels in) x 16.
 void Direct::Pack(char* weights, char* packed) const {
   const float* const from = Floats(weights);
   float* to = Floats(packed);
@@ -87,7 +101,7 @@ void Direct::Pack(char* weights, char* packed) const {
   }
 }
 
-// Writes where each tap reads for a pixel of the result, `step` pointers from one to the next.
+// Writes the pointers to what each tap reads for a pixel of the result, `step` pointers apart.
 void Direct::Gather(const float* source, int64_t pixel, int64_t step, const float** rows) const {
   Sizes at;
   bool is_inside = true;
@@ -116,7 +130,7 @@ bool Direct::IsInside(const Sizes& corner, const Sizes& tap) const {
 void Direct::Run(const Arrays& arrays, Workspaces& workspaces,
                  xla::ffi::ThreadPool& pool) const {
   const int64_t columns = out_ / kColumns, products = pixels_ * taps_ * in_ * out_;
-  // Each part reads all of the source, or all of the weights: better what is smaller.
+  // Each part reads all of the source or all of the weights: the smaller one is chosen.
   const int64_t read = images_ * source_[0] * source_[1] * source_[2] * in_;
   const bool by_columns = columns >= threads_ && read < taps_ * in_ * out_;
   const int64_t most = by_columns ? columns : std::max(pixels_ / kBlock, threads_);
@@ -137,7 +151,7 @@ void Direct::Convolve(const float* source, const float* packed, const float* bia
   const auto rows = reinterpret_cast<const float**>(workspace.data());
   const int64_t count = pixels.last - pixels.first;
   const int64_t blocks = (count + kBlock - 1) / kBlock;
-  // Of a kernel of few channels several taps at a time, of many channels parts of each.
+  // Few channels: several taps at a time. Many channels: each tap in several pieces.
   const int64_t taps_at_once = std::max<int64_t>(1, kDepth / in_);
   for (int64_t block = 0; block < blocks; ++block) {
     const int64_t first = pixels.first + count * block / blocks;

@@ -1,4 +1,4 @@
-// Convolutions of inference, product by product.
+// Convolutions of inference by direct products, for any kernel, stride, dilation and rank.
 #pragma once
 
 #include <array>
@@ -10,11 +10,11 @@
 
 namespace convoy {
 
-// Each tile of a few pixels and 16 channels is summed in registers. Unlike oneDNN's kernels on
-// OpenMP's threads, it divides even a single image among XLA's own, which are awake already.
+// Each tile of a few pixels and 16 channels is summed in registers. oneDNN's kernels would divide a
+// single image among OpenMP's threads, which have to be woken; this divides it among XLA's.
 class Direct : public Execution {
  public:
-  // Whether it can be done in this way on this machine.
+  // Whether this implementation can run a convolution of float32 on this machine.
   static bool Takes(const Convolution& convolution);
 
   Direct(const Convolution& convolution, int64_t threads);
@@ -26,9 +26,8 @@ class Direct : public Execution {
   const char* implementation() const override;
 
  private:
-  // Depth, height and width; of what has fewer, the first are one.
+  // Depth, height and width; with fewer spatial axes, the first ones are 1.
   using Sizes = std::array<int64_t, 3>;
-  // Of the pixels of all images, or of columns of 16 channels.
 
   void Gather(const float* source, int64_t pixel, int64_t step, const float** rows) const;
   bool IsInside(const Sizes& corner, const Sizes& tap) const;
@@ -38,7 +37,7 @@ class Direct : public Execution {
   int64_t threads_, in_, out_, taps_, pixels_, images_;
   Sizes source_, result_, kernel_, strides_, dilations_, padding_;
   int64_t weights_in_step_, weights_out_step_;
-  // By tap: where its weights begin, and where it reads, seen from the first one.
+  // By tap: offset of its weights, and offset of what it reads from what the first tap reads.
   std::vector<int64_t> weights_at_, source_at_;
   std::vector<Sizes> taps_at_;
   bool rectifies_;

@@ -1,4 +1,4 @@
-// What carries out a convolution on several threads.
+// The interface of implementations of a convolution, and the choice between them.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@
 
 namespace convoy {
 
-// Where the arrays of a call lie. Which of the first three is written depends on the kind of
-// convolution; the other two are there for inference only.
+// The arrays of a call. The kind of convolution decides which of the first three is written; the
+// other two are for inference only.
 struct Arrays {
   char* source;
   char* weights;
@@ -29,15 +29,15 @@ class Execution {
   virtual void Run(const Arrays& arrays, Workspaces& workspaces,
                    xla::ffi::ThreadPool& pool) const = 0;
 
-  // Inference takes its weights as this writes them.
+  // Brings weights into the layout in which inference takes them.
   virtual void Pack(char* weights, char* packed) const = 0;
   virtual size_t packed_bytes() const = 0;
 
-  // Good for the process's lifetime.
+  // Valid for the lifetime of the process.
   virtual const char* implementation() const = 0;
 };
 
-// The fastest there is. Throws where there is none worth using.
+// The fastest implementation. Throws if there is none that is faster than XLA's own.
 std::unique_ptr<const Execution> MakeExecution(const Convolution& convolution, int64_t threads);
 
 }  // namespace convoy

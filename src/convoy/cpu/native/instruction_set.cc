@@ -1,3 +1,4 @@
+// Detection of the instructions that oneDNN and Convoy's own kernels may use.
 #include "instruction_set.h"
 
 #include <cpuid.h>
@@ -35,7 +36,7 @@ bool TakesAvx512InHalves() {
 }  // namespace
 
 void HoldOneDnnToWhatRuns() {
-  // Setting a maximum overrides these variables, so whoever set one keeps the word.
+  // Setting a maximum overrides these variables, so a variable that the user set takes precedence.
   if (std::getenv("ONEDNN_MAX_CPU_ISA") || std::getenv("DNNL_MAX_CPU_ISA")) return;
   if (!__builtin_cpu_supports("amx-tile") || SystemGrantsTiles()) return;
   dnnl_set_max_cpu_isa(dnnl_cpu_isa_avx512_core_fp16);

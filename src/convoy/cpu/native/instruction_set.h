@@ -1,14 +1,15 @@
-// Which instructions oneDNN may use on this machine.
+// The instructions that kernels may use on this machine.
 #pragma once
 
 namespace convoy {
 
-// A CPU may report AMX while the system refuses its registers to the process, and the first tile
-// instruction then ends it. Where the permission is not granted, oneDNN is held below AMX.
+// A CPU may report AMX while the system refuses its registers to the process, which the first tile
+// instruction then kills. If the permission is not granted, oneDNN is restricted to what is below
+// AMX.
 void HoldOneDnnToWhatRuns();
 
-// Whether this CPU computes no more than AVX2's 256 bits at once, so that kernels written for AVX2
-// are as fast as any: it has nothing longer, or takes AVX-512's vectors in two halves, as Zen 4 does.
+// Whether 256 bits are all that this CPU computes at once, so that kernels written for AVX2 are as
+// fast as any: it has no longer vectors, or splits those of AVX-512 into two halves, as Zen 4 does.
 bool ComputesAvx2AtOnce();
 
 // Whether oneDNN may use AVX-512 here.

@@ -1,4 +1,7 @@
-// What the shared library offers: XLA's handlers, and a few questions for Python to ask.
+// The interface of the shared library: handlers that XLA calls, and functions that Python calls.
+//
+// XLA calls a handler with buffers, a description and a number of threads. The description is the
+// key of a cache, whose values hold the primitives of oneDNN or Convoy's own kernels.
 
 #include <cstdint>
 #include <exception>
@@ -20,7 +23,7 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-// More than the distinct convolutions of several networks; each takes some tens of kilobytes.
+// More than the distinct convolutions of several networks. Each takes some tens of kilobytes.
 constexpr size_t kExecutions = 512;
 
 // Never destroyed: XLA's threads may outlive static destructors.
@@ -42,8 +45,8 @@ std::shared_ptr<const Execution> Find(const int64_t* description, size_t size, i
   });
 }
 
-// `first` and `second` are what the kind of convolution reads, of source, weights and destination
-// in this order, and `result` the third.
+// Of source, weights and destination, in this order, `first` and `second` are the two that the kind
+// of convolution reads, and `result` is the third.
 ffi::Error Convolve(ffi::ThreadPool pool, int32_t device, ffi::AnyBuffer first,
                     ffi::AnyBuffer second, ffi::Result<ffi::AnyBuffer> result,
                     ffi::Span<const int64_t> description, int64_t threads, bool own_core) {
@@ -87,7 +90,7 @@ ffi::Error PackWeights(ffi::AnyBuffer weights, ffi::Result<ffi::AnyBuffer> packe
   }
 }
 
-// `addend` has no elements where the description says that nothing is added.
+// `addend` has no elements if the description has no addition.
 ffi::Error ConvolveFused(ffi::ThreadPool pool, int32_t device, ffi::AnyBuffer source,
                          ffi::AnyBuffer packed, ffi::AnyBuffer bias, ffi::AnyBuffer addend,
                          ffi::Result<ffi::AnyBuffer> result, ffi::Span<const int64_t> description,
@@ -197,10 +200,10 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(convoy_fused_convolution, convoy::ConvolveFused,
 
 extern "C" {
 
-// Chooses what oneDNN may use. To be called once, before anything else.
+// Chooses the instructions that oneDNN may use. Must be called once, before anything else.
 void convoy_initialise() {
   convoy::HoldOneDnnToWhatRuns();
-  // Primitives are cached here, with a bound on their number; twice would be once too often.
+  // Primitives are cached by this library, with a bound on their number; oneDNN need not do so too.
   dnnl::set_primitive_cache_capacity(0);
 }
 
@@ -211,11 +214,12 @@ int convoy_onednn_version() {
 
 int convoy_instruction_set() { return static_cast<int>(dnnl::get_effective_cpu_isa()); }
 
-// Whether Convoy's own convolutions are worth using on this CPU.
+// Whether Convoy's own convolutions are faster than oneDNN's on this CPU.
 int convoy_computes_avx2_at_once() { return convoy::ComputesAvx2AtOnce(); }
 
-// Name of the implementation oneDNN has for this convolution, or null if it has none worth using.
-// What was made is kept, so that the first call finds it. The name is good for the process's lifetime.
+// Returns the name of the implementation of a convolution, or null if there is none that is faster
+// than XLA's own. The implementation is cached, so that the first call finds it. The name is valid
+// for the lifetime of the process.
 const char* convoy_convolution_implementation(const int64_t* description, int64_t size,
                                               int64_t threads) {
   try {
@@ -225,7 +229,7 @@ const char* convoy_convolution_implementation(const int64_t* description, int64_
   }
 }
 
-// Bytes of a convolution's weights in the layout of its primitive; -1 if oneDNN has none.
+// Returns the bytes of a convolution's weights in its implementation's layout; -1 if there is none.
 int64_t convoy_packed_bytes(const int64_t* description, int64_t size, int64_t threads) {
   try {
     return static_cast<int64_t>(convoy::Find(description, size, threads)->packed_bytes());

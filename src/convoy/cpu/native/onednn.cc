@@ -1,3 +1,7 @@
+// Division of a batch among threads, each of which runs oneDNN's primitive on its part.
+//
+// Forward and backward data: parts write disjoint images. Backward weights: each part sums into an
+// array of its own, and the arrays are added up at the end.
 #include "onednn.h"
 
 #include <algorithm>
@@ -18,7 +22,7 @@ bool IsOutermost(const dnnl::memory::dims& strides) {
   return std::max_element(strides.begin(), strides.end()) == strides.begin();
 }
 
-// Parts of unequal size leave threads idle, which a large batch makes up for.
+// Parts of unequal size leave threads idle; with a large batch the difference does not matter.
 bool DividesWell(int64_t batch, int64_t threads) {
   return batch % threads == 0 || batch >= 8 * threads;
 }
@@ -39,13 +43,13 @@ OneDnn::OneDnn(const Convolution& it, int64_t threads)
       takes_packed_weights_(it.kind == Kind::kInference),
       threads_(threads),
       element_bytes_(dnnl::memory::data_type_size(it.type)) {
-  // Halves could not be summed without losing what oneDNN keeps while it accumulates.
+  // Partial sums in 16 bits would lose the precision of oneDNN's float32 accumulators.
   const bool can_sum = !sums_over_batch_ || it.type == dnnl::memory::data_type::f32;
   source_step_ = it.src_strides[0] * element_bytes_;
   destination_step_ = it.dst_strides[0] * element_bytes_;
   Cut(it, can_sum && CanBeCut(it, threads) ? threads : 1);
-  // oneDNN may choose another kernel for the smaller last part, with another layout of weights.
-  if (last_plan_ && !last_plan_->SharesWeightsWith(*plan_)) Cut(it, 1);
+  // For the smaller last part oneDNN may choose another kernel, with another layout of weights.
+  if (last_primitive_ && !last_primitive_->SharesWeightsWith(*primitive_)) Cut(it, 1);
 }
 
 void OneDnn::Cut(const Convolution& it, int64_t parts) {
@@ -55,43 +59,44 @@ void OneDnn::Cut(const Convolution& it, int64_t parts) {
   omp_threads_ = parts_ > 1 ? 1 : static_cast<int>(threads_);
 
   const ThreadCount guard(omp_threads_);
-  plan_ = std::make_unique<const Plan>(WithBatch(it, part_batch_));
+  primitive_ = std::make_unique<const Primitive>(WithBatch(it, part_batch_));
   const int64_t rest = batch - (parts_ - 1) * part_batch_;
-  last_plan_.reset(rest == part_batch_ ? nullptr : new Plan(WithBatch(it, rest)));
+  last_primitive_.reset(rest == part_batch_ ? nullptr : new Primitive(WithBatch(it, rest)));
 }
 
 OneDnn::Part OneDnn::PartAt(int64_t index) const {
   const bool is_last = index == parts_ - 1;
-  return {is_last && last_plan_ ? last_plan_.get() : plan_.get(), index * part_batch_};
+  const auto& primitive = is_last && last_primitive_ ? last_primitive_ : primitive_;
+  return {primitive.get(), index * part_batch_};
 }
 
 void OneDnn::RunPart(const Part& part, Arrays arrays, Workspaces& workspaces) const {
   const ThreadCount guard(omp_threads_);
-  const auto workspace = workspaces.Acquire(part.plan->workspace_bytes());
+  const auto workspace = workspaces.Acquire(part.primitive->workspace_bytes());
   arrays.source += part.first * source_step_;
   arrays.destination += part.first * destination_step_;
   if (arrays.addend) arrays.addend += part.first * destination_step_;
-  part.plan->Run(arrays, workspace.data());
+  part.primitive->Run(arrays, workspace.data());
 }
 
 void OneDnn::Pack(char* weights, char* packed) const {
-  if (!plan_->reorders_weights()) {
-    std::memcpy(packed, weights, plan_->weights_bytes());
+  if (!primitive_->reorders_weights()) {
+    std::memcpy(packed, weights, primitive_->weights_bytes());
     return;
   }
   const ThreadCount guard(omp_threads_);
-  plan_->ReorderWeights(weights, packed);
+  primitive_->ReorderWeights(weights, packed);
 }
 
 void OneDnn::Run(const Arrays& arrays, Workspaces& workspaces,
                     xla::ffi::ThreadPool& pool) const {
   if (sums_over_batch_) return SumOverParts(arrays, workspaces, pool);
-  const bool reorders = plan_->reorders_weights() && !takes_packed_weights_;
-  const auto reordered = workspaces.Acquire(reorders ? plan_->weights_bytes() : 0);
+  const bool reorders = primitive_->reorders_weights() && !takes_packed_weights_;
+  const auto reordered = workspaces.Acquire(reorders ? primitive_->weights_bytes() : 0);
   Arrays inside = arrays;
   if (reorders) {
     const ThreadCount guard(omp_threads_);
-    plan_->ReorderWeights(arrays.weights, reordered.data());
+    primitive_->ReorderWeights(arrays.weights, reordered.data());
     inside.weights = reordered.data();
   }
   ParallelFor(pool, parts_, [&](int64_t i) { RunPart(PartAt(i), inside, workspaces); });
@@ -99,9 +104,9 @@ void OneDnn::Run(const Arrays& arrays, Workspaces& workspaces,
 
 void OneDnn::SumOverParts(const Arrays& arrays, Workspaces& workspaces,
                              xla::ffi::ThreadPool& pool) const {
-  const size_t bytes = plan_->weights_bytes();
-  const bool reorders = plan_->reorders_weights();
-  // The first part's sum is the result, in place unless it is still to be reordered.
+  const size_t bytes = primitive_->weights_bytes();
+  const bool reorders = primitive_->reorders_weights();
+  // The other parts are added to the sum of the first, which is the result unless it is reordered.
   const auto partial = workspaces.Acquire((reorders ? parts_ : parts_ - 1) * bytes);
   char* const first = reorders ? partial.data() : arrays.weights;
   char* const others = reorders ? partial.data() + bytes : partial.data();
@@ -116,7 +121,7 @@ void OneDnn::SumOverParts(const Arrays& arrays, Workspaces& workspaces,
   }
   if (reorders) {
     const ThreadCount guard(omp_threads_);
-    plan_->ReorderWeights(first, arrays.weights);
+    primitive_->ReorderWeights(first, arrays.weights);
   }
 }
 

@@ -1,31 +1,31 @@
-// Running a convolution by oneDNN on several threads.
+// Convolutions by oneDNN, on XLA's threads or on OpenMP's.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 
 #include "execution.h"
-#include "plan.h"
+#include "primitive.h"
 
 namespace convoy {
 
-// Where the batch is large enough it is cut into one part for each thread, which is run by one of
-// XLA's threads with a primitive made for one thread: no barriers within, no second set of threads
-// beside XLA's. Smaller batches are left to oneDNN and OpenMP.
+// A large batch is cut into one part per thread. Each part runs on one of XLA's threads, with a
+// primitive for a single thread: no barriers, and no second set of threads beside XLA's. For
+// smaller batches oneDNN uses OpenMP's threads.
 class OneDnn : public Execution {
  public:
-  // Throws dnnl::error where oneDNN cannot do it.
+  // Throws dnnl::error if oneDNN has no fast implementation.
   OneDnn(const Convolution& convolution, int64_t threads);
 
   void Run(const Arrays& arrays, Workspaces& workspaces,
            xla::ffi::ThreadPool& pool) const override;
   void Pack(char* weights, char* packed) const override;
-  size_t packed_bytes() const override { return plan_->weights_bytes(); }
-  const char* implementation() const override { return plan_->implementation(); }
+  size_t packed_bytes() const override { return primitive_->weights_bytes(); }
+  const char* implementation() const override { return primitive_->implementation(); }
 
  private:
   struct Part {
-    const Plan* plan;
+    const Primitive* primitive;
     int64_t first;
   };
 
@@ -41,8 +41,8 @@ class OneDnn : public Execution {
   int64_t parts_, part_batch_;
   size_t source_step_, destination_step_;  // bytes from one image to the next
   size_t element_bytes_;
-  std::unique_ptr<const Plan> plan_;       // of all parts but perhaps the last
-  std::unique_ptr<const Plan> last_plan_;  // null where the parts are alike
+  std::unique_ptr<const Primitive> primitive_;       // for all parts but perhaps the last
+  std::unique_ptr<const Primitive> last_primitive_;  // null if all parts are equal
 };
 
 }  // namespace convoy

@@ -1,4 +1,4 @@
-// A core for each device.
+// Pinning of the threads that compute for a device to a core of its own.
 #pragma once
 
 #include <sched.h>
@@ -9,19 +9,19 @@
 
 namespace convoy {
 
-// Keeps the calling thread on a core of its own while a kernel runs: on its device's, or where two
-// threads compute for one device, the second on the next that is free.
+// Pins the calling thread to a core while a kernel runs: to its device's core, or, if another
+// thread computes for the same device already, to the next free one.
 //
-// XLA's threads hand a program on to each other, and Linux wakes a thread near the one that woke it.
-// So two devices that compute side by side were often found waiting for one core while the other
-// one was idle, for a third of their time. Afterwards the thread may run where it might before.
+// XLA's threads pass a program from one to another, and Linux wakes a thread near the one that woke
+// it. Without pinning, two devices that compute concurrently spent a third of their time waiting
+// for the same core while another was idle. The thread's affinity is restored afterwards.
 class OwnCore {
  public:
   OwnCore(int32_t device, bool wanted) {
     if (!wanted || sched_getaffinity(0, sizeof(before_), &before_) != 0) return;
     const int cores = std::min(CPU_COUNT(&before_), kMostCores);
     if (cores < 2) return;
-    // A thread stays where it was for the kernel before, if it computes for the same device.
+    // A thread stays on the core of its previous kernel if it computes for the same device.
     thread_local Last last = {-1, 0};
     const int first = last.device == device ? last.place : device % cores;
     for (int i = 0; i < cores && place_ < 0; ++i) Claim((first + i) % cores);
@@ -47,7 +47,7 @@ class OwnCore {
     int place;
   };
 
-  // A bit for each core that a kernel keeps to.
+  // A bit for each core that a kernel is pinned to.
   static std::atomic<uint64_t>& claimed() {
     static std::atomic<uint64_t> bits{0};
     return bits;

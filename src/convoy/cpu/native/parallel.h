@@ -1,4 +1,4 @@
-// Dividing work among XLA's own threads.
+// Division of work among XLA's threads.
 #pragma once
 
 #include <sched.h>
@@ -20,13 +20,13 @@ struct Range {
   int64_t first, last;
 };
 
-// The share of one of several parts, which are about as large as each other.
+// The range of one of several parts of about the same size.
 inline Range Share(int64_t count, int64_t part, int64_t parts) {
   return {count * part / parts, count * (part + 1) / parts};
 }
 
-// Looks again and again whether something is true, and returns whether it is. To sleep and be woken
-// takes some tens of microseconds; what is waited for comes sooner as a rule.
+// Polls a condition for a while, and returns whether it holds. Sleeping and being woken takes tens
+// of microseconds; the condition usually holds sooner.
 template <typename Predicate>
 bool SpinUntil(int spins, const Predicate& is_true) {
   for (int i = 0; i < spins; ++i) {
@@ -39,7 +39,7 @@ bool SpinUntil(int spins, const Predicate& is_true) {
 // About 50 microseconds.
 constexpr int kSpins = 2000;
 
-// Pieces of work that helpers take from, until there are none left.
+// Work in pieces, which helpers take until none is left.
 class Job {
  public:
   virtual ~Job() = default;
@@ -48,12 +48,12 @@ class Job {
 
 // Helpers that stay awake from one job to the next, each on a core of its own.
 //
-// A network's layers follow each other within microseconds, and requests within milliseconds. The
-// core of a virtual machine that sleeps in between may be given another place by its host, and then
-// shares a real core with the one that it is to help; and Linux may wake a helper on the caller's.
+// A network's layers follow each other within microseconds, and requests within milliseconds. If a
+// virtual machine's core sleeps in between, its host may move it to the physical core of the thread
+// that it is to help; and Linux may wake a helper on the caller's core.
 class AwakeHelpers {
  public:
-  // Gives a job to those who are awake; returns how many they are.
+  // Gives a job to the helpers that are awake; returns their number.
   static int64_t Call(const std::shared_ptr<Job>& job) {
     State& state = Get();
     std::lock_guard<std::mutex> lock(state.mutex);
@@ -80,7 +80,7 @@ class AwakeHelpers {
       job.reset();
       const auto is_called = [&] { return state.turn.load(std::memory_order_acquire) != turn; };
       SpinUntil(kSpins, is_called);
-      // Whoever has something to do on this core may do it.
+      // Other threads may use this core meanwhile.
       for (int i = 0; i < kYields && !is_called(); ++i) sched_yield();
       std::lock_guard<std::mutex> lock(state.mutex);
       if (is_called()) {
@@ -93,7 +93,7 @@ class AwakeHelpers {
   }
 
  private:
-  // About 2.5 milliseconds, if nobody has.
+  // About 2.5 milliseconds if no other thread uses the core.
   static constexpr int kYields = 5000;
 
   struct State {
@@ -103,25 +103,28 @@ class AwakeHelpers {
     std::shared_ptr<Job> job;
   };
 
-  // Never destroyed: XLA's threads may outlive the library's end.
+  // Never destroyed: XLA's threads may outlive static destructors.
   static State& Get() {
     static State& state = *new State;
     return state;
   }
 };
 
-// Whether helpers stay awake afterwards, because the next job comes soon; if so, they and the caller
-// keep to cores of their own.
+// Whether helpers stay awake because the next job comes soon. If so, they and the caller are pinned
+// to cores of their own.
 enum class Afterwards { kLeave, kStay };
 
-// Calls `part(i)` for every i below `parts`, on the caller and on threads of XLA's pool, `threads` in
-// all (more if more are awake), and returns when all are done; throws what the first failing part
-// threw.
-// More parts than threads even out what holds up one of them.
+// Calls `part(i)` for every i below `parts`, on the caller and on threads of XLA's pool, `threads`
+// in all (more if more are awake). Returns when all are done; rethrows the first exception of a
+// part. More parts than threads balance the load if one of them is delayed.
 //
-// The caller may itself be one of the pool's threads, and all others may wait like it. So nobody
-// waits for a part that has not begun: whoever is free takes the next one, and the caller ends up
-// doing alone what nobody came to help with.
+//     parts     0  1  2  3  4  5  6  7      a counter has the next part
+//     caller    0     2        5     7      each thread takes the next one when it is free
+//     helper       1     3  4     6
+//
+// The caller may itself be one of the pool's threads, and all the others may be waiting like it. So
+// no thread waits for a part that has not begun: the caller computes all parts that no helper
+// takes.
 template <typename Part>
 void ParallelFor(xla::ffi::ThreadPool& pool, int64_t parts, int64_t threads, Afterwards afterwards,
                  const Part& part) {

@@ -1,3 +1,7 @@
+// Pooling and the gradient of max pooling, over the channels of one position after the other.
+//
+// Channels lie next to each other in `inner`, so each step of a window is a vector operation on a
+// block of channels, whose running result stays in the first-level cache.
 #include "pooling.h"
 
 #include <algorithm>
@@ -18,10 +22,10 @@
 namespace convoy {
 namespace {
 
-// Channels that are worked on at once: their running maxima stay in the first-level cache.
+// Channels that are processed at once: their running maxima stay in the first-level cache.
 constexpr int64_t kBlock = 64;
 
-// The running maximum is kept as XLA keeps it: not a number, once met, stays.
+// The running maximum behaves as XLA's: once it is NaN, it stays NaN.
 CONVOY_VECTORISED void TakeMaximum(float* __restrict best, const float* __restrict values,
                                    int64_t count) {
   for (int64_t c = 0; c < count; ++c) {
@@ -34,7 +38,7 @@ CONVOY_VECTORISED void Add(float* __restrict sum, const float* __restrict values
   for (int64_t c = 0; c < count; ++c) sum[c] += values[c];
 }
 
-// Remembers where the maximum was. What is kept wins a tie, and loses against what does not compare.
+// Keeps the position of the maximum. The earlier of two equal elements wins; NaN wins over numbers.
 CONVOY_VECTORISED void Select(float* __restrict best, int32_t* __restrict where,
                               const float* __restrict values, int32_t here, int64_t count) {
   for (int64_t c = 0; c < count; ++c) {
@@ -51,7 +55,7 @@ CONVOY_VECTORISED void AddWhere(float* __restrict sum, const float* __restrict v
 
 CONVOY_VECTORISED void PutWhere(float* __restrict to, const float* __restrict values,
                                 const int32_t* __restrict where, int32_t here, int64_t count) {
-  // What would be added to zero: minus zero becomes zero.
+  // As if added to zero: minus zero becomes zero.
   for (int64_t c = 0; c < count; ++c) to[c] = where[c] == here ? 0.0f + values[c] : 0.0f;
 }
 
@@ -111,7 +115,7 @@ bool AreTiles(const Pooling& p) {
   return true;
 }
 
-// Divides (outer elements) x (blocks of channels), none of which touch another's result.
+// Divides (outer elements) x (blocks of channels) among threads; their results are disjoint.
 template <typename Work>
 void ForBlocks(const Pooling& p, int64_t threads, xla::ffi::ThreadPool& pool, const Work& work) {
   const int64_t blocks = (p.inner + kBlock - 1) / kBlock;
@@ -165,7 +169,7 @@ void SumPool(const Pooling& pooling, const float* operand, float* result, int64_
 
 void MaxPoolGradient(const Pooling& p, const float* source, const float* operand, float* result,
                      int64_t threads, xla::ffi::ThreadPool& pool) {
-  // Of tiles each element is written once; else zeros are written first, and added to.
+  // If windows tile the operand, each element is written once; else they are added to zeros.
   const bool are_tiles = AreTiles(p);
   const auto write = are_tiles ? PutWhere : AddWhere;
   ForBlocks(p, threads, pool, [&](int64_t outer, int64_t channel, int64_t count) {

@@ -1,4 +1,4 @@
-// Pooling over up to three spatial axes.
+// Max and sum pooling over up to three spatial axes, and the gradient of max pooling.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@ namespace convoy {
 
 // A row-major array (outer, depth, height, width, inner), pooled over the three axes in the middle.
 // Channels last leave the channels in `inner`, where the loops are vectorised; channels first leave
-// them in `outer`. Axes that are not there have size 1.
+// them in `outer`. Missing axes have size 1.
 struct Pooling {
   static constexpr int kAxes = 3;
   int64_t outer, inner;
@@ -18,7 +18,7 @@ struct Pooling {
   int64_t pooled[kAxes];  // of the result
   int64_t window[kAxes], stride[kAxes], dilation[kAxes], padding[kAxes];
 
-  // Throws std::invalid_argument where the array has another length than `pooling_rule.py` writes.
+  // Throws std::invalid_argument where the array has another length than `pooling.py` writes.
   static Pooling Parse(const int64_t* description, size_t size);
 
   int64_t operand_positions() const { return size[0] * size[1] * size[2]; }
@@ -31,8 +31,8 @@ void MaxPool(const Pooling& pooling, const float* operand, float* result, int64_
 void SumPool(const Pooling& pooling, const float* operand, float* result, int64_t threads,
              xla::ffi::ThreadPool& pool);
 
-// Adds each element of `source` to the place where its window's maximum was, the first one of
-// several, and writes zeros elsewhere.
+// Adds each element of `source` to the position of its window's maximum (the first, if there are
+// several), and writes zeros elsewhere.
 void MaxPoolGradient(const Pooling& pooling, const float* source, const float* operand,
                      float* result, int64_t threads, xla::ffi::ThreadPool& pool);
 

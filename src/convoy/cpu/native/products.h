@@ -1,4 +1,12 @@
-// Products of small matrices, with all sums in registers.
+// Products of small matrices, with all sums in registers: the inner loop of Convoy's convolutions.
+//
+//            depth                 16 columns
+//          +-------+             +-------------+             +-------------+
+//   6 or 8 | left  |   x   depth |    right    |   =  6 or 8 |   result    |
+//   rows   +-------+             +-------------+      rows   +-------------+
+//
+// Per step of the depth: one row of `right` is loaded, each value of a column of `left` is
+// broadcast, and one fused multiply-add per register of sums follows.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +20,14 @@ namespace convoy {
 
 // Two vectors of AVX2, one of AVX-512.
 constexpr int64_t kColumns = 2 * kLanes;
-// Of AVX2's 16 registers, 12 hold sums; the rest one row of the right side, and a value of the left.
+// Of AVX2's 16 registers, 12 hold sums, two a row of the right side, and one a value of the left.
 constexpr int kRowsOfAvx2 = 6;
-// AVX-512 has registers for more, but with more the pointers to rows would not fit in theirs.
+// AVX-512 has vector registers for more rows, but there are not enough general ones to point to
+// them.
 constexpr int kRowsOfAvx512 = 8;
 
-// Both sum in the same order, to the same bits. That of AVX-512 takes a third of the instructions,
-// so that it does not wait for them when the core is shared with a thread of someone else.
+// Both sum in the same order, so their results have the same bits. The AVX-512 version has a third
+// of the instructions, which helps if another thread shares the core and its decoder.
 inline bool TakesAvx512() {
   static const bool takes = HasAvx512();
   return takes;
@@ -30,9 +39,9 @@ struct Left {
   int64_t row_step, depth_step;
 };
 
-// `next` is what will be read after it, or near that: it may lie anywhere, for it is only fetched
-// into the second level of the cache while the products are summed. Weights of many channels come
-// from memory otherwise, and the products wait.
+// `next` points to what will be read next. It is prefetched into the second-level cache while
+// products are summed, so it may be any address. Without it, weights of many channels would come
+// from memory.
 struct Right {
   const float* data;
   int64_t depth_step;
@@ -108,8 +117,8 @@ void WithHeight(int64_t height, const Tile& tile) {
   tile(std::integral_constant<int, kMost>());
 }
 
-// Calls `tile` with the height of each tile. They are about the same: a tile of a single row would
-// take as long as one of three.
+// Calls `tile` with the height of each tile. Heights differ by at most one row: a tile of a single
+// row would take as long as one of three.
 template <int kMost, typename Tile>
 void ForTiles(int64_t rows, const Tile& tile) {
   const int64_t tiles = (rows + kMost - 1) / kMost;
@@ -118,7 +127,7 @@ void ForTiles(int64_t rows, const Tile& tile) {
   }
 }
 
-// result = left * right, of 16 columns; or adds to what is there.
+// result = left * right, of 16 columns; `adds` adds to the result instead.
 inline void Multiply(Left left, const Right& right, int64_t rows, int64_t depth, Result result,
                      bool adds) {
   const auto go_on = [&](int64_t count) {

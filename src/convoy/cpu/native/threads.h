@@ -1,12 +1,12 @@
-// How many OpenMP threads the calling thread uses.
+// The number of OpenMP threads that the calling thread uses.
 #pragma once
 
 #include <omp.h>
 
 namespace convoy {
 
-// oneDNN divides its work over as many threads as OpenMP grants the caller. XLA may run a kernel on
-// a thread that belongs to the user, so what was set before is put back.
+// oneDNN uses as many threads as OpenMP allows the caller. XLA may run a kernel on a thread of the
+// user's, so the previous number is restored.
 class ThreadCount {
  public:
   explicit ThreadCount(int count) : before_(omp_get_max_threads()) { omp_set_num_threads(count); }

@@ -1,3 +1,13 @@
+// Transformations, products and threads of Winograd's method for 3x3 convolutions.
+//
+// A block of tiles passes through three steps while it stays in the cache:
+//
+//     TransformSource   4x4 pixels of each tile   ->  16 planes of (tiles x channels in)
+//     Multiply          each plane with the transformed weights of the plane
+//     WriteResult       16 planes of (tiles x channels out)  ->  2x2 pixels of each tile
+//
+// The transformations apply Bt, G or At to columns first and to rows then; the functions `Times...`
+// apply one of the matrices to a vector of eight channels at once.
 #include "winograd.h"
 
 #include <algorithm>
@@ -9,16 +19,17 @@
 namespace convoy {
 namespace {
 
-constexpr int64_t kPlanes = 16;  // products for each tile
-// Planes that begin at multiples of a page would contend for the same places of the cache.
+constexpr int64_t kPlanes = 16;  // multiplications per tile and channel
+// Elements between two planes. Without them planes might begin at multiples of a page, and compete
+// for the same sets of the cache.
 constexpr int64_t kBetweenPlanes = 16;
-// What is shared by the tiles of a block: few for small weights, so that the tiles stay in the
-// second level of the cache; more where reading the weights would take longer than the products.
+// Tiles in a block: few with small weights, so that the tiles stay in the second-level cache; more
+// if reading the weights would take longer than the products.
 constexpr int64_t kSmallBlock = 24, kLargeBlock = 48;
 constexpr int64_t kSmallWeights = 256 * 256;
-// A thread is worth waking for so many products.
+// Minimum number of products for each thread.
 constexpr int64_t kProductsPerThread = 1 << 18;
-// Parts for each thread where every part has some blocks.
+// Maximum number of parts per thread, if every part has several blocks.
 constexpr int64_t kPartsPerThread = 4;
 
 bool AreAll(const dnnl::memory::dims& values, int64_t value) {
@@ -27,7 +38,7 @@ bool AreAll(const dnnl::memory::dims& values, int64_t value) {
 
 float* Floats(char* bytes) { return reinterpret_cast<float*>(bytes); }
 
-// Eight by eight values, rows `row_step` apart, as columns.
+// Loads 8x8 values, rows `row_step` apart, as columns.
 CONVOY_AVX2 void LoadTransposed(const float* from, int64_t row_step, Vector* columns) {
   Vector a[8], b[8];
   for (int i = 0; i < 8; ++i) a[i] = _mm256_loadu_ps(from + i * row_step);
@@ -47,7 +58,7 @@ CONVOY_AVX2 void LoadTransposed(const float* from, int64_t row_step, Vector* col
   }
 }
 
-// Weights of eight channels in; each vector holds eight channels out.
+// Loads weights of eight channels in; each vector holds eight channels out.
 CONVOY_AVX2 void LoadWeights(const float* from, int64_t in_step, int64_t out_step, Vector* to) {
   if (out_step == 1) {
     for (int i = 0; i < kLanes; ++i) to[i] = _mm256_loadu_ps(from + i * in_step);
@@ -104,21 +115,20 @@ CONVOY_AVX2 inline Three TimesGt(Vector a, Vector b, Vector c, Vector d) {
 }  // namespace
 
 bool Winograd::Takes(const Convolution& it) {
-  // With strides of one, the gradient of the source comes as a forward convolution.
+  // With strides of 1, the gradient of the source arrives as a forward convolution.
   if (it.kind == Kind::kBackwardData || it.grouped || it.strides.size() != 2) return false;
-  if (it.type != dnnl::memory::data_type::f32) return false;
   if (it.weights[2] != 3 || it.weights[3] != 3) return false;
   if (!AreAll(it.strides, 1) || !AreAll(it.dilations, 0)) return false;
   if (!IsDenseChannelsLast(it.src, it.src_strides)) return false;
   if (!IsDenseChannelsLast(it.dst, it.dst_strides)) return false;
   const int64_t in = it.src[1], out = it.dst[1];
   if (in % kColumns != 0 || out % kColumns != 0) return false;
-  // What is saved grows with the product of both, what the ways there and back take with the sum.
-  // oneDNN's gradient of few weights is better with AVX-512.
+  // Savings grow with the product of both, the cost of the transformations with their sum. With
+  // AVX-512, oneDNN's gradient of few weights is faster.
   const int64_t fewest = it.kind == Kind::kBackwardWeights && !HasAvx512() ? 8 : 16;
   if (in * out / (in + out) < fewest) return false;
-  // A block of tiles for each pass over the weights, which are 16/9 of their size. For inference
-  // they have been transformed before.
+  // Each pass over the transformed weights, which are 16/9 of their size, should serve a block of
+  // tiles. For inference they have been transformed before.
   const int64_t tiles = it.dst[0] * ((it.dst[2] + 1) / 2) * ((it.dst[3] + 1) / 2);
   const int64_t enough = it.kind == Kind::kInference ? kSmallBlock / 2 : kSmallBlock;
   return tiles >= enough && ComputesAvx2AtOnce();
@@ -157,7 +167,7 @@ Winograd::Place Winograd::PlaceOf(int64_t tile) const {
   return {tile / of_image, in_image / tile_columns_ * 2, in_image % tile_columns_ * 2};
 }
 
-// To planes x columns of 16 channels out x channels in x 16.
+// Into planes x (columns of 16 channels out) x (channels in) x 16.
 CONVOY_AVX2 void Winograd::TransformWeights(const float* weights, Range columns,
                                             float* packed) const {
   const int64_t in = source_.channels, plane = in * result_.channels;
@@ -277,7 +287,8 @@ CONVOY_AVX2 void Winograd::WriteResult(const Products& products, int64_t tile, c
   }
 }
 
-// The gradient of the weights of one channel in, from planes x channels in x channels out.
+// Writes the gradient of the weights of one channel in, from planes x (channels in) x (channels
+// out).
 CONVOY_AVX2 void Winograd::WriteWeights(const float* from, int64_t in, float* weights) const {
   const int64_t out = result_.channels, plane = source_.channels * out;
   for (int64_t k = 0; k < out; k += kLanes) {
@@ -312,14 +323,14 @@ int64_t Winograd::Parts() const {
   return std::clamp<int64_t>(products / kProductsPerThread, 1, std::min(threads_, tiles_));
 }
 
-// Tiles of the largest block, where the largest part has so many: the blocks are about as large as
-// each other, and about as large as is best.
+// Size of the largest block if the largest part has so many tiles: blocks have about the same size,
+// near the preferred one.
 int64_t Winograd::BlockOf(int64_t tiles) const {
   const int64_t blocks = std::max<int64_t>(1, (tiles + block_ / 2) / block_);
   return (tiles + blocks - 1) / blocks;
 }
 
-// Calls `work(tiles)` for the blocks of some tiles, none larger than `block`.
+// Calls `work(tiles)` for each block of a range of tiles, with at most `block` tiles.
 template <typename Work>
 void Winograd::ForBlocks(Range tiles, int64_t block, const Work& work) const {
   const int64_t count = tiles.last - tiles.first, blocks = (count + block - 1) / block;
@@ -353,7 +364,7 @@ void Winograd::Convolve(const float* source, const float* packed, float* result,
                         xla::ffi::ThreadPool& pool) const {
   const int64_t in = source_.channels, columns = result_.channels / kColumns;
   const int64_t threads = Parts();
-  // Each part reads all weights for some tiles, or some weights for all tiles, if they are few.
+  // Each part reads all weights for some tiles, or, if there are few tiles, some weights for all.
   const bool by_columns = tiles_ < kSmallBlock * threads && columns >= threads;
   const int64_t most = threads == 1 ? 1 : kPartsPerThread * threads;
   const int64_t parts =

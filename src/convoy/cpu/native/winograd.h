@@ -1,4 +1,4 @@
-// Convolutions of 3x3 with 2.25 times fewer products.
+// Convolutions with 3x3 kernels by Winograd's method, with 2.25x fewer multiplications.
 #pragma once
 
 #include <cstdint>
@@ -9,22 +9,29 @@
 
 namespace convoy {
 
-// Winograd's F(2x2, 3x3). Four by four pixels of the source, which overlap by two with the next,
-// give two by two of the result. Both and the weights are brought into a domain where that is 16
-// single products:
+// Winograd's F(2x2, 3x3). A tile of 4x4 pixels of the source, which overlaps its neighbours by two
+// pixels, gives 2x2 pixels of the result. Source and weights are transformed into a domain in which
+// this takes 16 multiplications instead of 36:
 //
 //     result = At [(G weights Gt) * (Bt source B)] A
 //
-// with matrices of 0, 1, -1 and 1/2. Summed over the channels, each of the 16 is a product of two
-// matrices, tiles x channels in and channels in x channels out. The gradient of the weights is the
-// transpose,
+// where * is elementwise, and
 //
-//     gradient = Gt [(A result's At) * (Bt source B)] G
+//          | 1  0 -1  0 |         | 1    0    0  |
+//     Bt = | 0  1  1  0 |     G = | 1/2  1/2 1/2 |     At = | 1  1  1  0 |
+//          | 0 -1  1  0 |         | 1/2 -1/2 1/2 |          | 0  1 -1 -1 |
+//          | 0  1  0 -1 |         | 0    0    1  |
 //
-// All is added up in float32, and rounded about as a direct convolution is.
+// Summed over the channels, each of the 16 elements ("planes") is a product of two matrices, (tiles
+// x channels in) and (channels in x channels out). The gradient of the weights is the transpose,
+//
+//     gradient = Gt [(A (gradient of the result) At) * (Bt source B)] G
+//
+// Sums are in float32; the rounding error is about that of a direct convolution.
 class Winograd : public Execution {
  public:
-  // Whether it can and should be done in this way on this machine.
+  // Whether this implementation can run a convolution of float32 on this machine, and is the
+  // fastest.
   static bool Takes(const Convolution& convolution);
 
   Winograd(const Convolution& convolution, int64_t threads);
@@ -39,16 +46,16 @@ class Winograd : public Execution {
   struct Images {
     int64_t height, width, channels;
   };
-  // Rows and columns of one tile in its image, and the image.
+  // The image of a tile, and its first row and column in the result.
   struct Place {
     int64_t image, row, column;
   };
-  // Of one tile: `width` channels out from `first` on, and how far it is to the next of the planes.
+  // Products of one tile: `width` channels out, from `first` on; planes are `plane` elements apart.
   struct Products {
     const float* data;
     int64_t plane, first, width;
   };
-  // How far apart weights (or their gradients) are along each axis.
+  // Strides of the weights (or their gradient) along each axis.
   struct Steps {
     int64_t in, out, row, column;
   };
@@ -77,7 +84,7 @@ class Winograd : public Execution {
   Steps steps_;
   bool rectifies_;
   int64_t tile_rows_, tile_columns_, tiles_;
-  int64_t block_;  // of tiles that are best worked on at a time
+  int64_t block_;  // preferred number of tiles in a block
   std::vector<float> zeros_;
 };
 

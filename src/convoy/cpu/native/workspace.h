@@ -14,10 +14,9 @@
 
 namespace convoy {
 
-// Fresh pages cost more than many of the kernels that would use them, so buffers are handed back
-// and lent again, to the core that had them: what it wrote last is in its own cache, and another
-// core would have to fetch every line of it from there. There are never more of them than calls
-// that began on one core at one time.
+// Fresh pages cost more than many of the kernels that use them, so buffers are returned and reused,
+// by the core that used them last: its cache still holds them. There are at most as many buffers of
+// a core as calls that began on it at the same time.
 class Workspaces {
   struct Free {
     void operator()(char* data) const { std::free(data); }
@@ -56,7 +55,7 @@ class Workspaces {
 
  private:
   static constexpr size_t kAlignment = 64;
-  // Cores beyond share with others.
+  // Further cores share the buffers of these.
   static constexpr size_t kShelves = 256;
 
   Shelf& ShelfOfThisCore() {

@@ -1,4 +1,4 @@
-// How oneDNN carries out one convolution: its primitive, and the reorders around it.
+// A oneDNN primitive of one convolution, with the reorders around it.
 #pragma once
 
 #include <cstddef>
@@ -10,13 +10,17 @@ namespace convoy {
 
 // Immutable after construction, so that any number of threads may run it at once.
 //
-// The weights (or their gradient) and the activations are apart, as a batch may be cut into parts
-// that share the former: weights enter the primitive's own layout once, then each part runs.
-class Plan {
+// Weights (or their gradient) are reordered apart from activations, because the parts of a batch
+// share them: weights enter the primitive's layout once, then each part runs.
+//
+//     source        --(reorder)-----> +-----------+
+//     weights       --ReorderWeights> | primitive | --(reorder)--> destination
+//     bias, addend  ----------------> +-----------+
+class Primitive {
  public:
-  // Throws dnnl::error where oneDNN has no implementation, or only its slow reference one.
-  // The primitive is made for the number of threads OpenMP would use here and now.
-  explicit Plan(const Convolution& convolution);
+  // Throws dnnl::error if oneDNN has only its slow reference implementation, or none. The primitive
+  // is made for the number of threads that OpenMP uses in the calling thread.
+  explicit Primitive(const Convolution& convolution);
 
   const char* implementation() const { return implementation_; }
 
@@ -26,11 +30,11 @@ class Plan {
   void ReorderWeights(void* from, void* to) const;
 
   size_t workspace_bytes() const { return workspace_bytes_; }
-  // All are in XLA's layout but the weights, which are in the primitive's.
+  // All arrays are in XLA's layout but the weights, which are in the primitive's.
   void Run(const Arrays& arrays, char* workspace) const;
 
   // Whether both take the same bytes for the same weights.
-  bool SharesWeightsWith(const Plan& other) const {
+  bool SharesWeightsWith(const Primitive& other) const {
     return weights_.inside == other.weights_.inside;
   }
 
@@ -40,7 +44,7 @@ class Plan {
     dnnl::memory::desc inside;   // as the primitive wants it
     int name;
     bool is_result;
-    dnnl::reorder reorder;  // between both, empty where they are the same
+    dnnl::reorder reorder;  // between both; empty if they are equal
     size_t offset = 0;      // of the reordered copy in the workspace
   };
 

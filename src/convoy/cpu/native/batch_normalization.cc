@@ -1,4 +1,8 @@
-#include "normalisation.h"
+// Batch normalisation: statistics, affine map, and their gradients, each in one pass over the data.
+//
+// All are limited by memory bandwidth, so what counts is how often the data is read. Loops run over
+// rows of channels; sums by channel are kept for each thread and joined at the end.
+#include "batch_normalization.h"
 
 #include <algorithm>
 #include <stdexcept>
@@ -17,13 +21,13 @@
 namespace convoy {
 namespace {
 
-// Few channels would make short loops. So values by channel are written down again and again, until
-// a tile of them is long enough, and rows are worked on a tile at a time.
+// With few channels, loops over channels would be short. So the values by channel are repeated
+// until they fill a tile, and rows are processed a tile at a time.
 constexpr int64_t kTile = 256;
-// What is read a second time should still be in the cache.
+// Elements that are read twice should still be in the cache.
 constexpr int64_t kCached = 8192;
 constexpr int64_t kFewestRowsCached = 16;
-// A thread is worth waking for so many elements.
+// Minimum number of elements for each thread.
 constexpr int64_t kElementsPerThread = 16384;
 
 using Values = std::vector<float>;
@@ -86,7 +90,7 @@ CONVOY_VECTORISED void ScaleRectify(const float* __restrict x, const float* __re
                                     int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     const float value = x[i] * scale[i] + shift[i];
-    y[i] = value < 0.0f ? 0.0f : value;  // what is not a number stays so
+    y[i] = value < 0.0f ? 0.0f : value;  // NaN stays NaN
   }
 }
 
@@ -157,8 +161,9 @@ CONVOY_VECTORISED void CombineKeepPassed(const float* __restrict dy, const float
   }
 }
 
-// Mean and sum of squared deviations of some rows; two of them join into one (Chan, Golub and
-// LeVeque), so that every row is read from memory once and nothing large is ever subtracted.
+// Mean and sum of squared deviations of some rows. Two of them are combined into one by the formula
+// of Chan, Golub and LeVeque: each row is read from memory once, and no large numbers are
+// subtracted.
 struct Spread {
   double count = 0;
   std::vector<double> mean, squares;
@@ -241,7 +246,7 @@ void GradientSums(const Rows& shape, const float* dy, const float* x, const floa
   std::vector<std::vector<double>> sums(shape.threads, std::vector<double>(channels));
   auto products = sums;
   const int64_t used = ForParts(shape, pool, [&](int64_t first, int64_t count, int64_t part) {
-    // Sums over many rows are kept in double precision, those over a few in single.
+    // Sums over many rows are in double precision, those over a few in single precision.
     ForPieces(first, count, cached, [&](int64_t piece, int64_t piece_count) {
       Values some(tile), some_products(tile);
       ForPieces(piece, piece_count, tile, [&](int64_t at, int64_t n) {
@@ -298,7 +303,7 @@ Rows ShapeOf(const Array& x, int64_t threads) {
   return {sizes[0], sizes[1], threads};
 }
 
-// An array without elements stands for one that is not there.
+// An array without elements stands for a missing one.
 const float* Optional(const Array& array) {
   return array.element_count() ? array.typed_data() : nullptr;
 }

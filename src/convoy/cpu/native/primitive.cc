@@ -1,4 +1,8 @@
-#include "plan.h"
+// Creation and execution of oneDNN's primitives for the four kinds of convolution.
+//
+// Layouts of activations are those of XLA's arrays, except in the gradient of the weights, where
+// blocked channels are often faster. The layout of the weights is always oneDNN's choice.
+#include "primitive.h"
 
 #include <cstring>
 #include <limits>
@@ -37,20 +41,20 @@ bool PrefersBlockedActivations(const Convolution& it) {
   return taps * out * in / (out + in) >= 128;
 }
 
-// The scratchpad is ours: oneDNN's own belongs to the thread that made the primitive.
+// Convoy provides the scratchpad: oneDNN's own belongs to the thread that created the primitive.
 dnnl::primitive_attr Attributes() {
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
   return attributes;
 }
 
-// At least zero. oneDNN's own rectifier makes zeros of what is not a number, and a network that
-// has gone wrong would look well. `x * clip(x * largest, 0, 1)` does not, and costs as much.
+// A ReLU that keeps NaN. oneDNN's own turns NaN into zero, which would hide that a network has
+// diverged. `x * clip(x * largest, 0, 1)` does not, and costs the same.
 void AppendRectifier(dnnl::post_ops& after) {
   after.append_eltwise(dnnl::algorithm::eltwise_hardswish, std::numeric_limits<float>::max(), 0.0f);
 }
 
-// What inference does with the sums before they are written.
+// Operations of inference on the sums before they are written.
 dnnl::primitive_attr AttributesOf(const Convolution& it, const memory::desc& dst) {
   dnnl::post_ops after;
   if (it.adds) after.append_binary(dnnl::algorithm::binary_add, dst);
@@ -63,7 +67,7 @@ dnnl::primitive_attr AttributesOf(const Convolution& it, const memory::desc& dst
 }  // namespace
 
 template <typename Desc>
-void Plan::Adopt(const Desc& desc) {
+void Primitive::Adopt(const Desc& desc) {
   implementation_ = desc.impl_info_str();
   if (std::strncmp(implementation_, "ref", 3) == 0) {
     throw dnnl::error(dnnl_unimplemented, "only a reference implementation");
@@ -71,7 +75,7 @@ void Plan::Adopt(const Desc& desc) {
   scratchpad_ = desc.scratchpad_desc();
 }
 
-Plan::Plan(const Convolution& it) {
+Primitive::Primitive(const Convolution& it) {
   const auto algorithm = dnnl::algorithm::convolution_direct;
   const auto attributes = Attributes();
   const memory::desc src(it.src, it.type, it.src_strides);
@@ -135,13 +139,13 @@ Plan::Plan(const Convolution& it) {
   Finish();
 }
 
-void Plan::Finish() {
+void Primitive::Finish() {
   Connect(weights_);
   workspace_bytes_ = (scratchpad_.get_size() + kAlignment - 1) / kAlignment * kAlignment;
   for (Operand* operand : {&source_, &destination_}) Place(*operand);
 }
 
-void Plan::Connect(Operand& operand) {
+void Primitive::Connect(Operand& operand) {
   if (operand.inside == operand.outside) return;
   const auto& from = operand.is_result ? operand.inside : operand.outside;
   const auto& to = operand.is_result ? operand.outside : operand.inside;
@@ -152,14 +156,14 @@ void Plan::Connect(Operand& operand) {
   operand.reorder = dnnl::reorder(desc);
 }
 
-void Plan::Place(Operand& operand) {
+void Primitive::Place(Operand& operand) {
   Connect(operand);
   if (!operand.reorder) return;
   operand.offset = workspace_bytes_;
   workspace_bytes_ += (operand.inside.get_size() + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-void Plan::ReorderWeights(void* from, void* to) const {
+void Primitive::ReorderWeights(void* from, void* to) const {
   const bool out = weights_.is_result;
   weights_.reorder.execute(
       Stream(),
@@ -167,12 +171,12 @@ void Plan::ReorderWeights(void* from, void* to) const {
        {DNNL_ARG_TO, memory(out ? weights_.outside : weights_.inside, Engine(), to)}});
 }
 
-memory Plan::Inside(const Operand& operand, void* data, char* workspace) const {
+memory Primitive::Inside(const Operand& operand, void* data, char* workspace) const {
   return memory(operand.inside, Engine(),
                 operand.reorder ? workspace + operand.offset : static_cast<char*>(data));
 }
 
-void Plan::Run(const Arrays& arrays, char* workspace) const {
+void Primitive::Run(const Arrays& arrays, char* workspace) const {
   char* const source = arrays.source;
   char* const destination = arrays.destination;
   const memory inside_source = Inside(source_, source, workspace);
