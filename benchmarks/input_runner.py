@@ -19,16 +19,16 @@ AHEAD = 12
 
 def convoy_batches(root: Path, cores: int):
     """Ours, from record files or from a folder."""
+    from convoy.data.augment import Transformation
     from convoy.data.batches import Order
     from convoy.data.catalog import DATASETS
-    from convoy.data.image_batches import ImageBatches, MakeBatch
+    from convoy.data.image_batches import ImageBatches, ImageBatchJob
     from convoy.data.image_files import find_images
-    from convoy.data.transform import Transformation
 
     files = find_images(root, "train")
     count = len(files) // BATCH
-    make = MakeBatch(
-        files, BATCH, Transformation(DATASETS["imagenet"], "bytes"), training=True, mirror=True
+    make = ImageBatchJob(
+        files, BATCH, Transformation(DATASETS["imagenet"], "bytes"), training=True, flip=True
     )
     order = Order(len(files), BATCH, batches_per_epoch=count, shuffle=True, seed=0)
     batches = ImageBatches(make, order, count, cores)

@@ -58,7 +58,7 @@ PARTS = {
     "ipykernel": Part(DEV, _module("ipykernel")),
     "mount": Part("apt-get install mount", _program("mount")),
     "the native CPU kernels": Part(
-        KERNELS, lambda: library._installed("keras-convoy", "libconvoy_cpu.so")
+        KERNELS, lambda: library.installed_file("keras-convoy", "libconvoy_cpu.so")
     ),
     "libjpeg-turbo": Part(KERNELS, lambda: _has_libjpeg_turbo()),
     "ONNX Runtime": Part(DEV, lambda: find_spec("onnx") and find_spec("onnxruntime")),
@@ -109,6 +109,6 @@ def missing(reports: list[pytest.TestReport]) -> list[str]:
 
 
 def _has_libjpeg_turbo() -> bool:
-    from convoy.data import turbo
+    from convoy.native_library import installed_file
 
-    return turbo.is_available()
+    return installed_file("keras-convoy", "libconvoy_jpeg.so") is not None

@@ -101,9 +101,9 @@ def test_without_the_native_library_xla_runs_everything_and_says_so_once(monkeyp
 
 @pytest.mark.parametrize("distribution", ["keras-convoy", "onednn-cpu-gomp"])
 def test_a_library_that_is_not_installed_is_named(monkeypatch, distribution):
-    installed = library._installed
+    installed = library.installed_file
     monkeypatch.setattr(
-        library, "_installed", lambda d, name: None if d == distribution else installed(d, name)
+        library, "installed_file", lambda d, name: None if d == distribution else installed(d, name)
     )
     with pytest.raises(library.Unavailable, match=r"not (built|installed)"):
         library.load.__wrapped__()

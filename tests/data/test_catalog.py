@@ -5,7 +5,7 @@ import struct
 import keras
 import numpy as np
 import pytest
-from convoy.data import DATASETS, load
+from convoy.data import DATASETS, load, load_digits
 
 
 @pytest.fixture(autouse=True)
@@ -212,7 +212,10 @@ def damaged_npz(folder, mnist):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (damage_idx, "t10k-images-idx3-ubyte is damaged: 3136 bytes of data were announced, 3135"),
+        (
+            damage_idx,
+            "t10k-images-idx3-ubyte is damaged: its header announces 3136 .* has 3135",
+        ),
         (drop_idx, "train-labels-idx1-ubyte is missing"),
         (cut_gzip, "train-images-idx3-ubyte.gz is damaged"),
         (no_idx, "is not an idx file of bytes: it begins with b'GIF8'"),
@@ -248,5 +251,28 @@ def test_what_is_nowhere_is_said_with_what_to_put_where(tmp_path, monkeypatch):
         load("mnist", tmp_path)
     with pytest.raises(ValueError, match="there is no such folder"):
         load("mnist", tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="'moon' is not a data set"):
+    with pytest.raises(ValueError, match="'moon' is not a dataset"):
         load("moon")
+
+
+def test_all_digits_are_there_once():
+    (x_train, y_train), (x_test, y_test) = load_digits()
+    assert x_train.shape == (1408, 8, 8, 1)
+    assert x_test.shape == (389, 8, 8, 1)
+    assert len(y_train) == 1408
+    assert len(y_test) == 389
+    everything = np.concatenate([x_train, x_test]).reshape(1797, -1)
+    assert len(np.unique(everything, axis=0)) == 1797
+
+
+def test_pixels_lie_between_zero_and_one():
+    (x_train, _), _ = load_digits()
+    assert x_train.dtype == np.float32
+    assert x_train.min() == 0
+    assert x_train.max() == 1
+
+
+def test_classes_are_in_balance_in_both_parts():
+    (_, y_train), (_, y_test) = load_digits()
+    assert np.bincount(y_train).min() > 0.9 * len(y_train) / 10
+    assert np.bincount(y_test).min() > 0.7 * len(y_test) / 10

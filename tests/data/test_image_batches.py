@@ -5,12 +5,12 @@ import signal
 
 import numpy as np
 import pytest
-from convoy.data.batches import InOrder, Order
+from convoy.data.augment import Transformation
+from convoy.data.batches import Order, SequentialOrder
 from convoy.data.catalog import DatasetInfo
-from convoy.data.image_batches import Asked, ImageBatches, MakeBatch
+from convoy.data.image_batches import BatchRequest, ImageBatches, ImageBatchJob
 from convoy.data.image_files import find_images
 from convoy.data.records import DamagedDataError
-from convoy.data.transform import Transformation
 
 from .pictures import write_folders
 
@@ -19,12 +19,12 @@ INFO = DatasetInfo("imagenet", 12, 6, (32, 32, 3), 3, "imagenet", flip=True)
 
 def training(folder, workers=0, on_damage="skip", said=None, **transformation):
     files = find_images(folder, "train")
-    make = MakeBatch(
+    make = ImageBatchJob(
         files,
         4,
         Transformation(INFO, **({"output": "bytes"} | transformation)),
         training=True,
-        mirror=True,
+        flip=True,
         on_damage=on_damage,
     )
     order = Order(len(files), 4, batches_per_epoch=3, shuffle=True, seed=7)
@@ -80,11 +80,11 @@ def test_batches_are_bytes_of_all_classes_that_differ_from_epoch_to_epoch(folder
 
 def test_those_are_mirrored_that_are_said_to_be(folders):
     files = find_images(folders, "train")
-    make = MakeBatch(files, 4, Transformation(INFO, "bytes"), training=True)
+    make = ImageBatchJob(files, 4, Transformation(INFO, "bytes"), training=True)
     mirrored = np.array([True, False, False, True])
     plain, turned = np.empty((2, *make.shape), make.dtype)
-    make.run(Asked(np.arange(4), (1,)), plain)
-    make.run(Asked(np.arange(4), (1,), mirrored), turned)
+    make.run(BatchRequest(np.arange(4), (1,)), plain)
+    make.run(BatchRequest(np.arange(4), (1,), mirrored), turned)
     np.testing.assert_array_equal(turned[mirrored], plain[mirrored][:, :, ::-1])
     np.testing.assert_array_equal(turned[~mirrored], plain[~mirrored])
 
@@ -98,8 +98,8 @@ def test_normalised_numbers_and_mixed_labels(folders):
 
 def test_held_out_images_come_once_and_in_order(folders):
     files = find_images(folders, "test")
-    make = MakeBatch(files, 4, Transformation(INFO, "bytes"), training=False)
-    order = InOrder(len(files), 4)
+    make = ImageBatchJob(files, 4, Transformation(INFO, "bytes"), training=False)
+    order = SequentialOrder(len(files), 4)
     batches = ImageBatches(make, order, order.num_batches, 0)
     for found in (epochs(batches, 1), epochs(batches, 1)):
         assert [len(x) for x, _ in found] == [4, 2]
@@ -142,11 +142,11 @@ def test_a_worker_that_is_killed_is_an_error(folders):
     children = [
         int(name)
         for name in os.listdir("/proc")
-        if name.isdigit() and parent_of(name) == batches._ahead._pool._process.pid
+        if name.isdigit() and parent_of(name) == batches._prefetcher._pool._process.pid
     ]
     assert len(children) == 1
     os.kill(children[0], signal.SIGKILL)
-    with pytest.raises(RuntimeError, match="A worker process that makes batches has ended"):
+    with pytest.raises(RuntimeError, match="A worker process that makes batches exited"):
         epochs(batches, 5)
 
 

@@ -89,7 +89,7 @@ def test_damaged_images_are_left_out_or_stop_a_build(tmp_path, capsys):
     said = capsys.readouterr()
     assert "skipped" in said.err
     assert "n02_1.JPEG: it is a JPEG" in said.err
-    assert "1 damaged images were left out" in said.out
+    assert "1 damaged images were skipped" in said.out
     assert len(find_images(tmp_path / "b", "train")) == 11
 
 
@@ -114,7 +114,7 @@ def test_labels_mean_the_same_if_a_class_has_no_held_out_image(tmp_path):
             (tmp_path / split / name / "x.png").write_bytes(encode(make_image(0), ".png"))
     assert find_images(tmp_path, "test").read(0).label == 2
     (tmp_path / "val" / "d").mkdir()
-    with pytest.raises(ValueError, match=r"val/d is not a class that there is to train on"):
+    with pytest.raises(ValueError, match=r"val/d is not a class of the training images"):
         find_images(tmp_path, "test")
 
 
@@ -127,7 +127,7 @@ def test_what_is_missing_is_named(shards, tmp_path):
     with pytest.raises(ValueError, match="has no folders with images in them"):
         find_images(tmp_path, "train")
     (tmp_path / "train-00001-of-00003").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"has 1 shards of 3 .* missing is number 0"):
+    with pytest.raises(ValueError, match=r"has 1 of 3 shards .* missing one is number 0"):
         find_images(tmp_path, "train")
 
 
@@ -144,7 +144,7 @@ def test_damaged_records_are_known_by_name(shards, tmp_path):
     assert "train-00001-of-00003, record 3: the file ends in its data" in files.damaged[0]
     assert len(files) == 11
     damaged = [index for index in range(11) if "00001-of-00003, record 1" in files.name(index)]
-    with pytest.raises(DamagedDataError, match="its data do not have their checksum"):
+    with pytest.raises(DamagedDataError, match="its data do not match their checksum"):
         files.read(damaged[0])
 
 

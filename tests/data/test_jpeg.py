@@ -3,8 +3,8 @@
 import cv2
 import numpy as np
 import pytest
-from convoy.data import jpeg, turbo
-from convoy.data.crops import centre_crop, inception_crop
+from convoy.data import jpeg
+from convoy.data.augment import centre_crop, inception_crop
 from convoy.data.jpeg import Box
 from convoy.data.records import DamagedDataError
 from tests import parts
@@ -16,7 +16,7 @@ from .pictures import encode, make_image
 def decoder(request, monkeypatch):
     """Both ways to decode a JPEG."""
     if request.param == "opencv":
-        monkeypatch.setattr(turbo, "_library", lambda: None)
+        monkeypatch.setattr(jpeg, "_turbo", lambda: None)
     else:
         parts.require("libjpeg-turbo")
     return request.param
@@ -65,7 +65,7 @@ def test_both_decoders_show_nearly_the_same(gradient, decoder, monkeypatch, rng)
     data = encode(make_image(1, 200, 300))
     boxes = [Box(0, 0, 200, 300), *(inception_crop(200, 300, rng) for _ in range(20))]
     here = [decode_part(data, box, (40, 48)).astype(int) for box in boxes]
-    monkeypatch.setattr(turbo, "_library", lambda: None)
+    monkeypatch.setattr(jpeg, "_turbo", lambda: None)
     there = [decode_part(data, box, (40, 48)).astype(int) for box in boxes]
     for one, other in zip(here, there, strict=True):
         assert np.abs(one - other).mean() < 1.5
@@ -74,7 +74,7 @@ def test_both_decoders_show_nearly_the_same(gradient, decoder, monkeypatch, rng)
 def test_mirrored(gradient):
     data, box = encode(gradient), Box(0, 0, 64, 64)
     np.testing.assert_array_equal(
-        decode_part(data, box, mirrored=True), decode_part(data, box)[:, ::-1]
+        decode_part(data, box, flip=True), decode_part(data, box)[:, ::-1]
     )
 
 

@@ -7,8 +7,7 @@ import zlib
 import numpy as np
 import pytest
 from convoy.data import examples, records
-from convoy.data.checksum import masked_checksum, slow_crc32c
-from convoy.data.records import CutShortError, DamagedDataError
+from convoy.data.records import CutShortError, DamagedDataError, masked_checksum, slow_crc32c
 
 DATA = [b"first", b"", bytes(range(256)) * 3]
 

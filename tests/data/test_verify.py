@@ -6,7 +6,7 @@ def test_a_whole_data_set(capsys):
     assert cli.main(["data", "verify", "--dataset", "digits"]) == 0
     shown = capsys.readouterr().out
     assert "train     1408 images of 1408, 10 classes of 10" in shown
-    assert shown.endswith("digits is whole\n")
+    assert shown.endswith("digits is complete\n")
 
 
 def test_a_part_of_one_and_none(capsys, tmp_path, rng):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from convoy.cli.train import parse
 from convoy.data.catalog import load
-from convoy.data.checksum import masked_checksum
+from convoy.data.records import masked_checksum
 from convoy.report.files import read
 from convoy.train.models import make_model
 from convoy.train.serving_model import served_network

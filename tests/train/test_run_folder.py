@@ -4,7 +4,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from convoy.data.checksum import masked_checksum
+from convoy.data.records import masked_checksum
 from convoy.train.metrics_row import Record
 from convoy.train.run_folder import RunFolder, find_checkpoints
 from convoy.train.validation import sweep_metrics

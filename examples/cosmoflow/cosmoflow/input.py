@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from convoy import distributed
-from convoy.data.batches import Batch, InOrder
+from convoy.data.batches import Batch, SequentialOrder
 
 from cosmoflow.run_plan import Plan
 from cosmoflow.settings import Data
@@ -122,7 +122,7 @@ def open_input(plan: Plan, splits: Splits) -> Iterator[Input]:
         shuffle=data.shuffle_train,
         seed=plan.settings.train.seed,
     )
-    held_out = InOrder(data.n_valid, batch.micro_batch)
+    held_out = SequentialOrder(data.n_valid, batch.micro_batch)
     cores = len(os.sched_getaffinity(0))
     # Random volumes are only copied; a process for that would copy once more.
     workers = 0 if not files else cores if data.workers is None else data.workers
@@ -153,10 +153,10 @@ def _files_to_train(order: FileOrder, data: Data) -> range:
     return order.files_of(distributed.index() if data.shard else 0)
 
 
-def _files_to_validate(order: InOrder, plan: Plan) -> set[int]:
+def _files_to_validate(order: SequentialOrder, plan: Plan) -> set[int]:
     own = (n for n in range(order.num_batches) if owner(n, plan) == distributed.index())
     per_file = plan.settings.data.samples_per_file
-    return {int(sample) // per_file for number in own for sample in order.chosen(number)}
+    return {int(sample) // per_file for number in own for sample in order.indices(number)}
 
 
 def _staged(

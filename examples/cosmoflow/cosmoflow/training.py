@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keras
 import numpy as np
-from convoy.data.batches import InOrder
+from convoy.data.batches import SequentialOrder
 
 from cosmoflow.input import Input
 from cosmoflow.plots import mean_error
@@ -34,7 +34,7 @@ def show_predictions(model: keras.Model, data: Input, folder: RunFolder) -> list
     if data.validation is None:
         return []
     shown = min(SHOWN, data.plan.settings.data.n_valid)
-    chosen = InOrder(shown, data.plan.batch.micro_batch)
+    chosen = SequentialOrder(shown, data.plan.batch.micro_batch)
     batches = VolumeBatches(data.validation.make, chosen, chosen.num_batches, 0, 0)
     return compare(np.asarray(model.predict(batches, verbose=0)), data, folder)
 

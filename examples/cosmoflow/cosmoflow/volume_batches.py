@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from convoy.data.batches import Batch, Positions
-from convoy.data.prefetch import Ahead
+from convoy.data.batches import Batch, ResumableDataset
+from convoy.data.prefetch import Prefetcher
 
 from cosmoflow.volume_files import Volumes
 
@@ -28,7 +27,7 @@ class MakeVolumes:
     def dtype(self) -> np.dtype:
         return np.dtype(np.float32)
 
-    def run(self, task: Sequence[int], out: np.ndarray) -> np.ndarray:
+    def run(self, task: np.ndarray, out: np.ndarray) -> np.ndarray:
         """Fill an array with volumes, and return their targets."""
         return np.stack(
             [
@@ -41,7 +40,7 @@ class MakeVolumes:
 class Order(Protocol):
     """Which volumes are in which batch of the run."""
 
-    def chosen(self, position: int) -> np.ndarray: ...
+    def indices(self, position: int) -> np.ndarray: ...
 
 
 class FileOrder:
@@ -100,7 +99,7 @@ class FileOrder:
         """Return the files of a shard."""
         return range(shard, self.files, self.shards)
 
-    def chosen(self, position: int) -> np.ndarray:
+    def indices(self, position: int) -> np.ndarray:
         """Return the samples of a batch, counted from the run's first."""
         epoch, number = divmod(position, self.num_batches)
         step, replica = divmod(number, self.replicas)
@@ -121,7 +120,7 @@ class FileOrder:
         return self._drawn[key]
 
 
-class VolumeBatches(Positions):
+class VolumeBatches(ResumableDataset):
     """Batches of volumes, for `fit`, `evaluate` and `predict`.
 
     Args:
@@ -139,12 +138,12 @@ class VolumeBatches(Positions):
         self.make = make
         self.order = order
         slots = -(-prefetch // workers) if workers else 0
-        self._ahead = Ahead(make, order.chosen, workers, slots)
+        self._prefetcher = Prefetcher(make, order.indices, workers, slots)
 
     def __getitem__(self, number: int) -> Batch:
-        volumes, targets = self._ahead.take(self.position(number))
+        volumes, targets = self._prefetcher.take(self.position(number))
         return volumes[: len(targets)], targets
 
     def close(self) -> None:
         """End the worker processes."""
-        self._ahead.close()
+        self._prefetcher.close()

@@ -1,7 +1,6 @@
 """The native library: finding and loading it, and calls into it.
 
-It is a plain shared object, found through the list of files that its distribution installed. This
-holds for an editable install as well as for a wheel, and for oneDNN, which is loaded first.
+It is a plain shared object, which links to oneDNN by name. So oneDNN is loaded first.
 """
 
 from __future__ import annotations
@@ -10,13 +9,12 @@ import ctypes
 import logging
 import sys
 from functools import cache
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from convoy.cpu.kernel_table import KERNELS, Array, CpuFeature
+from convoy.native_library import installed_file
 
 _INSTRUCTION_SETS = {
     0x0: "any x86-64",
@@ -120,10 +118,10 @@ def load() -> Library:
     """
     if not sys.platform.startswith("linux"):
         raise Unavailable(f"there is no native library for {sys.platform}")
-    kernels = _installed("keras-convoy", "libconvoy_cpu.so")
+    kernels = installed_file("keras-convoy", "libconvoy_cpu.so")
     if kernels is None:
         raise Unavailable("the native library was not built: no C++ compiler at installation")
-    onednn = _installed("onednn-cpu-gomp", "libdnnl.so.3")
+    onednn = installed_file("onednn-cpu-gomp", "libdnnl.so.3")
     if onednn is None:
         raise Unavailable("oneDNN is not installed: pip install onednn-cpu-gomp")
     try:
@@ -159,12 +157,3 @@ def warn_once(reason: str) -> None:
     logging.getLogger("convoy.cpu").warning(
         "convolutions and poolings run on XLA's own kernels: %s", reason
     )
-
-
-def _installed(distribution: str, name: str) -> Path | None:
-    try:
-        files: Any = metadata.files(distribution) or ()
-    except metadata.PackageNotFoundError:
-        return None
-    found = (Path(file.locate()) for file in files if file.name == name)
-    return next((path.resolve() for path in found if path.exists()), None)

@@ -1,6 +1,5 @@
-"""Data sets."""
+"""Datasets, their files, augmentation, and batches made by worker processes."""
 
-from convoy.data.catalog import DATASETS, Dataset, DatasetInfo, load
-from convoy.data.digits import load_digits
+from convoy.data.catalog import DATASETS, Dataset, DatasetInfo, load, load_digits
 
 __all__ = ["DATASETS", "Dataset", "DatasetInfo", "load", "load_digits"]

@@ -1,4 +1,4 @@
-"""Batches of images in memory, each of which follows from seed, epoch and index alone."""
+"""Datasets whose batches depend on seed, epoch and index only, and batches of images in memory."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ from collections.abc import Callable
 
 import keras
 import numpy as np
-from convoy.data.augment import flip
+from convoy.data.augment import Batch, flip
 
-Batch = tuple[np.ndarray, np.ndarray]
 Transform = Callable[[np.ndarray, np.ndarray, np.random.Generator], Batch]
 Flips = Callable[[int], np.ndarray]
+"""Returns which images of the batch at a position are flipped."""
 
 
 class Order:
-    """Which samples are in which batch of which epoch. All batches are whole.
+    """The samples of each batch of each epoch. All batches are complete.
 
-    An epoch that takes more batches than the data has goes through it again, in another order.
+    An epoch of more batches than the dataset has goes through the data again, in another order.
+    Batches are addressed by position: their number, counted from the first of the run.
 
     Args:
-        samples: how many there are.
-        size: samples in a batch.
-        batches_per_epoch: how many make an epoch.
-        shuffle: whether each pass has an order of its own.
-        seed: decides orders, together with epoch and pass.
+        samples: number of samples.
+        size: batch size.
+        batches_per_epoch: number of batches in an epoch.
+        shuffle: whether each pass over the data has its own order.
+        seed: seed of the orders, together with epoch and pass.
 
     Raises:
         ValueError: if the data does not fill a batch.
@@ -37,39 +38,45 @@ class Order:
         self.batches_per_epoch = batches_per_epoch
         self.shuffle = shuffle
         self.seed = seed
-        self._whole = samples // size
-        if not self._whole:
+        self._batches_per_pass = samples // size
+        if not self._batches_per_pass:
             raise ValueError(f"{samples} samples do not fill a batch of {size}.")
-        # The order of one pass is drawn once, and kept until another one is asked for.
+        # The order of the latest pass, by epoch and pass.
         self._drawn: tuple[tuple[int, int], np.ndarray] | None = None
 
-    def chosen(self, position: int) -> np.ndarray:
-        """Return the samples of a batch, counted from the run's first."""
+    def indices(self, position: int) -> np.ndarray:
+        """Return the samples of a batch."""
         epoch, number = divmod(position, self.batches_per_epoch)
-        run, place = divmod(number, self._whole)
-        return self._pass(epoch, run)[place * self.size : (place + 1) * self.size]
+        in_epoch, place = divmod(number, self._batches_per_pass)
+        return self._pass(epoch, in_epoch)[place * self.size : (place + 1) * self.size]
 
-    def pass_of(self, position: int) -> int:
-        """Return how often the data was gone through before a batch."""
+    def passes_before(self, position: int) -> int:
+        """Return the number of complete passes over the data before a batch."""
         epoch, number = divmod(position, self.batches_per_epoch)
-        return epoch * -(-self.batches_per_epoch // self._whole) + number // self._whole
+        passes_per_epoch = -(-self.batches_per_epoch // self._batches_per_pass)
+        return epoch * passes_per_epoch + number // self._batches_per_pass
 
-    def seed_of(self, position: int) -> tuple[int, ...]:
-        """Return the seed of what chance does to a batch."""
+    def seed_at(self, position: int) -> tuple[int, ...]:
+        """Return the seed of a batch's random augmentation."""
         epoch, number = divmod(position, self.batches_per_epoch)
         return self.seed, epoch, number, 1
 
-    def _pass(self, epoch: int, run: int) -> np.ndarray:
-        if self._drawn is None or self._drawn[0] != (epoch, run):
+    def _pass(self, epoch: int, in_epoch: int) -> np.ndarray:
+        if self._drawn is None or self._drawn[0] != (epoch, in_epoch):
             order = np.arange(self.samples)
             if self.shuffle:
-                order = np.random.default_rng((self.seed, epoch, run)).permutation(self.samples)
-            self._drawn = (epoch, run), order
+                order = np.random.default_rng((self.seed, epoch, in_epoch)).permutation(order)
+            self._drawn = (epoch, in_epoch), order
         return self._drawn[1]
 
 
-class InOrder:
-    """All samples, one after the other; the last batch may be smaller."""
+class SequentialOrder:
+    """All samples, one after the other; the last batch may be incomplete.
+
+    Args:
+        samples: number of samples.
+        size: batch size.
+    """
 
     def __init__(self, samples: int, size: int) -> None:
         self.samples = samples
@@ -79,23 +86,45 @@ class InOrder:
     def num_batches(self) -> int:
         return -(-self.samples // self.size)
 
-    def chosen(self, position: int) -> np.ndarray:
+    def indices(self, position: int) -> np.ndarray:
+        """Return the samples of a batch."""
         first = position % self.num_batches * self.size
         return np.arange(first, min(first + self.size, self.samples))
 
-    def seed_of(self, position: int) -> tuple[int, ...]:
+    def seed_at(self, position: int) -> tuple[int, ...]:
         del position
         return (0,)
 
 
-class Positions(keras.utils.PyDataset):
-    """A data set that knows which batch of the whole run it is asked for.
+class AlternatingFlip:
+    """Flips each image in every second pass over the data.
 
-    It counts epochs by itself, and tells the count to checkpoints: so a run that goes on reads what
-    it would have read.
+    Whether these are the odd or the even passes is drawn once for each image.
 
     Args:
-        num_batches: of what is an epoch to Keras.
+        order: order of the images.
+
+    Reference: Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU", 2024.
+    """
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        # A seed that neither the order nor its batches use.
+        self._in_even = np.random.default_rng((order.seed, 0, 0, 2)).random(order.samples) < 0.5
+
+    def __call__(self, position: int) -> np.ndarray:
+        """Return which images of a batch are flipped."""
+        is_odd = self._order.passes_before(position) % 2 == 1
+        return self._in_even[self._order.indices(position)] ^ is_odd
+
+
+class ResumableDataset(keras.utils.PyDataset):
+    """A dataset that knows the position of a batch in the run, not only in the epoch.
+
+    It counts epochs, and checkpoints save the count: a resumed run continues with the same batches.
+
+    Args:
+        num_batches: number of batches in an epoch of Keras.
     """
 
     def __init__(self, num_batches: int) -> None:
@@ -108,7 +137,7 @@ class Positions(keras.utils.PyDataset):
         return self._num_batches
 
     def position(self, number: int) -> int:
-        """Return where in the run a batch of this epoch is."""
+        """Return the position in the run of a batch of this epoch."""
         return self._epoch * self._num_batches + number
 
     def on_epoch_end(self) -> None:
@@ -121,16 +150,16 @@ class Positions(keras.utils.PyDataset):
         self._epoch = state
 
 
-class Batches(Positions):
+class Batches(ResumableDataset):
     """Batches of images in memory.
 
     Args:
-        images: all of them.
-        labels: one for each.
-        order: which of them come when.
-        num_batches: of what is an epoch to Keras.
-        transform: is given images, labels and a generator of the batch's own.
-        flips: which images are mirrored before that, by the batch; none if it is `None`.
+        images: all images.
+        labels: a label for each image.
+        order: order of the images.
+        num_batches: number of batches in an epoch of Keras.
+        transform: function of images, labels and a random generator seeded for the batch.
+        flips: images that are flipped before, by batch; `None` for none.
     """
 
     def __init__(
@@ -151,9 +180,9 @@ class Batches(Positions):
 
     def __getitem__(self, number: int) -> Batch:
         position = self.position(number)
-        chosen = self.order.chosen(position)
-        chance = np.random.default_rng(self.order.seed_of(position))
-        images = self.images[chosen]
+        indices = self.order.indices(position)
+        rng = np.random.default_rng(self.order.seed_at(position))
+        images = self.images[indices]
         if self.flips is not None:
             images = flip(images, self.flips(position))
-        return self.transform(images, self.labels[chosen], chance)
+        return self.transform(images, self.labels[indices], rng)

@@ -1,4 +1,4 @@
-"""`convoy data build-imagenet`: from folders of images to shards of records."""
+"""Record files of ImageNet from folders of images: `convoy data build-imagenet`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from convoy.atomic_file import written_whole
 from convoy.data import examples, jpeg
-from convoy.data.crops import Area
 from convoy.data.image_files import SPLITS, Folder, find_folder
+from convoy.data.jpeg import Area
 from convoy.data.records import DamagedDataError, frame
 from convoy_command.parser import Parser
 
@@ -22,10 +22,10 @@ SHARDS = {"train": 1024, "test": 128}
 
 
 def main(words: Sequence[str]) -> int:
-    """Make record files of ImageNet's images.
+    """Build record files from ImageNet's images.
 
-    The source has a folder `train`, and a folder `val` or `validation`, each with a folder for each
-    class. A shard is there whole or not at all, and one that is there is not made again.
+    The source has a folder `train`, and a folder `val` or `validation`, each with one folder for
+    each class. Shards are written atomically, and existing ones are not built again.
     """
     options = make_parser().parse_args(words)
     try:
@@ -37,8 +37,8 @@ def main(words: Sequence[str]) -> int:
 
 def make_parser() -> Parser:
     parser = Parser(prog="convoy data build-imagenet", description=main.__doc__)
-    parser.add_argument("--source", type=Path, required=True, help="folder of folders of images")
-    parser.add_argument("--output", type=Path, required=True, help="where the shards go")
+    parser.add_argument("--source", type=Path, required=True, help="folder of image folders")
+    parser.add_argument("--output", type=Path, required=True, help="folder for the shards")
     parser.add_argument("--train-shards", type=int, default=SHARDS["train"], help="default: 1024")
     parser.add_argument(
         "--validation-shards", type=int, default=SHARDS["test"], help="default: 128"
@@ -46,9 +46,9 @@ def make_parser() -> Parser:
     parser.add_argument("--synsets", type=Path, help="class names in the order of their labels")
     parser.add_argument("--metadata", type=Path, help="lines of class name, tab, description")
     parser.add_argument("--boxes", type=Path, help="CSV: file, xmin, ymin, xmax, ymax, from 0 to 1")
-    parser.add_argument("--seed", type=int, default=0, help="of the order in which images are put")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the order of the images")
     parser.add_argument(
-        "--damaged-images", choices=("skip", "stop"), default="skip", help="what to do with them"
+        "--damaged-images", choices=("skip", "stop"), default="skip", help="default: skip"
     )
     return parser
 
@@ -62,19 +62,19 @@ def _build(options: argparse.Namespace) -> int:
     for split, folder in found.items():
         if not 1 <= shards[split] <= len(folder):
             raise ValueError(f"{len(folder)} images of {split} do not fill {shards[split]} shards.")
-    notes = Notes.read(options.synsets, options.metadata, options.boxes)
+    annotations = Annotations.read(options.synsets, options.metadata, options.boxes)
     for folder in found.values():
-        notes.check(folder)
+        annotations.check(folder)
     options.output.mkdir(parents=True, exist_ok=True)
     skipped = 0
     for split, folder in found.items():
         order = np.random.default_rng(options.seed).permutation(len(folder))
         for number, indices in enumerate(np.array_split(order, shards[split])):
             name = f"{NAMES[split]}-{number:05}-of-{shards[split]:05}"
-            skipped += _write_shard(options, name, folder, indices, notes)
+            skipped += _write_shard(options, name, folder, indices, annotations)
         print(f"{split:<6} {len(folder):>9} images in {shards[split]} shards", flush=True)
     if skipped:
-        print(f"{skipped} damaged images were left out")
+        print(f"{skipped} damaged images were skipped")
     return 0
 
 
@@ -84,13 +84,13 @@ def _find(source: Path, split: str) -> Folder | None:
     return find_folder(source, split)
 
 
-class Notes:
-    """What is known of images beside their pixels.
+class Annotations:
+    """Labels, descriptions of classes and bounding boxes of the images.
 
     Args:
-        labels: the label of each class, from 1 on; `None` numbers folders by name.
-        texts: what classes are called.
-        boxes: where things are in images, by file name.
+        labels: label of each class, counted from 1; `None` numbers folders by name.
+        texts: descriptions of the classes.
+        boxes: bounding boxes of the objects in an image, by file name.
     """
 
     def __init__(
@@ -104,11 +104,11 @@ class Notes:
         self.boxes = boxes
 
     @classmethod
-    def read(cls, synsets: Path | None, metadata: Path | None, boxes: Path | None) -> Notes:
-        """Read the files there are.
+    def read(cls, synsets: Path | None, metadata: Path | None, boxes: Path | None) -> Annotations:
+        """Read the files that are given.
 
         Raises:
-            ValueError: if one is not what it should be.
+            ValueError: if a file cannot be read or has another format.
         """
         labels = None
         if synsets is not None:
@@ -147,9 +147,13 @@ def _text(path: Path) -> str:
 
 
 def _write_shard(
-    options: argparse.Namespace, name: str, folder: Folder, indices: np.ndarray, notes: Notes
+    options: argparse.Namespace,
+    name: str,
+    folder: Folder,
+    indices: np.ndarray,
+    annotations: Annotations,
 ) -> int:
-    """Write a shard unless it is there; returns how many images were left out."""
+    """Write a shard unless it exists; return the number of images that were skipped."""
     path = options.output / name
     if path.exists():
         return 0
@@ -157,7 +161,7 @@ def _write_shard(
     with written_whole(path) as unfinished, unfinished.open("wb") as file:
         for index in indices:
             try:
-                record = make_record(folder, int(index), notes)
+                record = make_record(folder, int(index), annotations)
             except DamagedDataError as error:
                 message = f"{folder.name(int(index))}: {error}"
                 if options.damaged_images == "stop":
@@ -169,19 +173,19 @@ def _write_shard(
     return skipped
 
 
-def make_record(folder: Folder, index: int, notes: Notes) -> bytes:
-    """Return an image and what is known of it, as an example.
+def make_record(folder: Folder, index: int, annotations: Annotations) -> bytes:
+    """Return an image and its annotations as a serialised `tf.train.Example`.
 
     Raises:
-        DamagedDataError: if it is not whole.
+        DamagedDataError: if the image is not complete.
     """
     data = jpeg.as_plain_jpeg(folder.read(index).data)
     height, width = jpeg.size_of(data)
     name = folder.names[index]
     synset, _, file = name.partition("/")
-    boxes = notes.boxes.get(Path(file).stem, [])
+    boxes = annotations.boxes.get(Path(file).stem, [])
     sides = {"ymin": 0, "xmin": 1, "ymax": 2, "xmax": 3}
-    label = notes.label(folder, index)
+    label = annotations.label(folder, index)
     return examples.encode(
         {
             "image/encoded": [data],
@@ -193,7 +197,7 @@ def make_record(folder: Folder, index: int, notes: Notes) -> bytes:
             "image/filename": [file.encode()],
             "image/class/label": [label],
             "image/class/synset": [synset.encode()],
-            "image/class/text": [notes.texts.get(synset, "").encode()],
+            "image/class/text": [annotations.texts.get(synset, "").encode()],
             **{f"image/object/bbox/{key}": [b[side] for b in boxes] for key, side in sides.items()},
             "image/object/bbox/label": [label] * len(boxes),
         }

@@ -1,42 +1,75 @@
-"""Data sets by name: what they are, and where their files are looked for."""
+"""Datasets by name: their description, and loading them into memory."""
 
 from __future__ import annotations
 
-import zipfile
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Literal
 
 import keras
 import numpy as np
-from convoy.data import cifar, idx
-from convoy.data.digits import load_digits
+from convoy.data import dataset_files
+from convoy.data.dataset_files import Split, Splits
 
-Split = tuple[np.ndarray, np.ndarray]
 Normalisation = Literal["scale", "standardise", "imagenet", "cifar10"]
 
 CHANNELS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
 }
-"""Mean and deviation of the channels of a data set's images, from 0 to 1."""
+"""Mean and standard deviation of each channel of a dataset's images, with pixels from 0 to 1."""
+
+CLASS_NAMES = {
+    "mnist": tuple("0123456789"),
+    "digits": tuple("0123456789"),
+    "fashion_mnist": (
+        "T-shirt/top",
+        "trouser",
+        "pullover",
+        "dress",
+        "coat",
+        "sandal",
+        "shirt",
+        "sneaker",
+        "bag",
+        "ankle boot",
+    ),
+    "cifar10": (
+        "airplane",
+        "automobile",
+        "bird",
+        "cat",
+        "deer",
+        "dog",
+        "frog",
+        "horse",
+        "ship",
+        "truck",
+    ),
+}
+"""Names of the classes of a dataset, in the order of the labels."""
+
+# Mean and standard deviation of synthetic pixels, from 0 to 255.
+SYNTHETIC_MEAN, SYNTHETIC_DEVIATION = 127.0, 60.0
+# Leaves 1,408 images for training: complete batches of 64 over any usual number of replicas.
+HELD_OUT_DIGITS = 389
 
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What is known of a data set before it is read.
+    """The description of a dataset.
 
     Attributes:
-        name: as in `--dataset`.
-        train: images to train on.
-        test: images held out.
-        shape: of an image: height, width, channels.
-        classes: how many.
-        normalisation: `"scale"` divides by 255; `"standardise"` takes each image's mean and
-            deviation; `"imagenet"` and `"cifar10"` those of the channels of that data set.
-        crop_padding: pixels around an image from which random crops are taken.
-        flip: whether a mirrored image means the same.
+        name: name of the dataset, as in `--dataset`.
+        train: number of training images.
+        test: number of test images.
+        shape: height, width and channels of an image.
+        classes: number of classes.
+        normalisation: `"scale"` divides by 255; `"standardise"` uses mean and deviation of each
+            image; `"imagenet"` and `"cifar10"` use those of the channels of that dataset.
+        crop_padding: padding for random crops, in pixels.
+        flip: whether an image flipped from left to right belongs to the same class.
     """
 
     name: str
@@ -49,6 +82,7 @@ class DatasetInfo:
     flip: bool = False
 
     def size(self, split: str) -> int:
+        """Return the number of images of a split, `"train"` or `"test"`."""
         return self.train if split == "train" else self.test
 
 
@@ -75,19 +109,19 @@ class Dataset:
 
 
 def load(name: str, folder: str | Path = ".") -> Dataset:
-    """Return a data set: from files in a folder, else as Keras downloads it.
+    """Return a dataset, from files in a folder if it has them, else downloaded by Keras.
 
     Args:
         name: one of `DATASETS`.
-        folder: where its files are, in any of the usual formats: an `.npz` file of Keras, idx
-            files with or without gzip, CIFAR's Python or binary batches. Folders of the usual
-            names inside of it are looked into too.
+        folder: folder of its files, in any of the usual formats: an `.npz` file of Keras, idx files
+            with or without gzip, CIFAR's Python or binary batches. Subfolders with the usual names
+            are searched too.
 
     Raises:
-        ValueError: if there is no such data set, it is nowhere to be found, or a file is damaged.
+        ValueError: if there is no such dataset, it is not found, or a file is damaged.
     """
     if name not in DATASETS:
-        raise ValueError(f"{name!r} is not a data set. Pass one of {', '.join(DATASETS)}.")
+        raise ValueError(f"{name!r} is not a dataset. Pass one of {', '.join(DATASETS)}.")
     info = DATASETS[name]
     if name == "digits":
         return Dataset(info, *(_as_bytes(split) for split in load_digits()))
@@ -99,8 +133,8 @@ def load(name: str, folder: str | Path = ".") -> Dataset:
     root = Path(folder)
     if not root.is_dir():
         raise ValueError(
-            f"--dataset-path {folder}: there is no such folder. Make it, or leave the flag out, to "
-            "have the data downloaded."
+            f"--dataset-path {folder}: there is no such folder. Create it, or leave the flag out "
+            "to download the data."
         )
     splits = _find(info, root) or _download(info, root)
     train, test = (_checked(info, split, part) for part, split in zip(PARTS, splits, strict=True))
@@ -118,39 +152,23 @@ _CIFAR_FOLDERS = {
 }
 
 
-def _find(info: DatasetInfo, root: Path) -> tuple[Split, Split] | None:
+def _find(info: DatasetInfo, root: Path) -> Splits | None:
     for archive in (root / f"{info.name}.npz", root / f"{info.name.replace('_', '-')}.npz"):
         if archive.is_file():
-            return _read_npz(archive)
-    read: Callable[[Path, str], tuple[Split, Split] | None]
+            return dataset_files.read_npz(archive)
     if info.name in _IDX_FOLDERS:
-        folders, read = _IDX_FOLDERS[info.name], idx.read_folder
+        folders, read = _IDX_FOLDERS[info.name], dataset_files.read_idx_folder
     else:
-        folders, read = _CIFAR_FOLDERS[info.name], cifar.read_folder
-    found: Iterator[tuple[Split, Split] | None] = (read(root / part, info.name) for part in folders)
+        folders, read = _CIFAR_FOLDERS[info.name], dataset_files.read_cifar_folder
+    found = (read(root / part, info.name) for part in folders)
     return next((splits for splits in found if splits is not None), None)
 
 
-def _read_npz(path: Path) -> tuple[Split, Split]:
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            x_train, y_train, x_test, y_test = (
-                stored[name] for name in ("x_train", "y_train", "x_test", "y_test")
-            )
-    except KeyError as error:
-        raise ValueError(
-            f"{path} has no array {error}. It must have x_train, y_train, x_test and y_test."
-        ) from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
-    return (x_train, y_train), (x_test, y_test)
-
-
-def _download(info: DatasetInfo, root: Path) -> tuple[Split, Split]:
+def _download(info: DatasetInfo, root: Path) -> Splits:
     try:
         return getattr(keras.datasets, info.name).load_data()
     except Exception as error:
-        wanted = (
+        files = (
             f"{info.name}.npz, or train-images-idx3-ubyte and its three sisters (.gz or not)"
             if info.name in _IDX_FOLDERS
             else f"{' or '.join(_CIFAR_FOLDERS[info.name][1:])}, or {info.name}.npz"
@@ -158,12 +176,12 @@ def _download(info: DatasetInfo, root: Path) -> tuple[Split, Split]:
         reason = str(error).splitlines()[0]
         raise ValueError(
             f"{info.name} is not in {root.resolve()}, and downloading it failed ({reason}). Put "
-            f"{wanted} there, pass --dataset-path, or try --synthetic-data cpu."
+            f"{files} there, pass --dataset-path, or try --synthetic-data cpu."
         ) from None
 
 
 def _checked(info: DatasetInfo, split: Split, part: str) -> Split:
-    """Bring a split to bytes of the right shape; refuse what does not fit."""
+    """Return a split as bytes of the right shape; reject one that does not fit."""
     images, labels = np.asarray(split[0]), np.asarray(split[1]).reshape(-1)
     if images.ndim == 3:
         images = images[..., None]
@@ -182,5 +200,34 @@ def _checked(info: DatasetInfo, split: Split, part: str) -> Split:
     return images, labels.astype(np.int32)
 
 
+def load_digits() -> Splits:
+    """Return 1,797 images of handwritten digits, 8 x 8 pixels, with their labels.
+
+    The images are the test part of "Optical Recognition of Handwritten Digits" by E. Alpaydin and
+    C. Kaynak (UCI Machine Learning Repository, https://doi.org/10.24432/C50P49), under the Creative
+    Commons licence CC BY 4.0. They are part of the package.
+
+    Returns:
+        `(x_train, y_train), (x_test, y_test)`: images of shape `(n, 8, 8, 1)` with values from 0
+        to 1 as float32, labels as int32.
+    """
+    with resources.files(__package__).joinpath("digits.npz").open("rb") as file:
+        stored = np.load(file)
+        images = stored["images"].astype("float32")[..., None] / 16
+        labels = stored["labels"].astype("int32")
+    places = np.arange(len(images))
+    held_out = places * HELD_OUT_DIGITS % len(images) < HELD_OUT_DIGITS  # evenly spaced
+    return (images[~held_out], labels[~held_out]), (images[held_out], labels[held_out])
+
+
 def _as_bytes(split: Split) -> Split:
     return np.rint(split[0] * 255).astype(np.uint8), split[1]
+
+
+def synthetic_split(info: DatasetInfo, size: int, seed: int) -> Split:
+    """Return a random image and label, repeated `size` times without using more memory."""
+    rng = np.random.default_rng(seed)
+    noise = np.clip(rng.standard_normal(info.shape), -2, 2)
+    image = np.rint(SYNTHETIC_MEAN + SYNTHETIC_DEVIATION * noise).clip(0, 255).astype(np.uint8)
+    label = np.int32(rng.integers(info.classes))
+    return np.broadcast_to(image, (size, *info.shape)), np.broadcast_to(label, (size,))

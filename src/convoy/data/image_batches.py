@@ -1,4 +1,4 @@
-"""Batches of compressed images, which worker processes read, decode and change."""
+"""Batches of compressed images, which worker processes read, decode and augment."""
 
 from __future__ import annotations
 
@@ -8,52 +8,56 @@ from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from convoy.data import jpeg
-from convoy.data.batches import Batch, Flips, Positions
-from convoy.data.crops import centre_crop, inception_crop
+from convoy.data.augment import Batch, Transformation, centre_crop, inception_crop
+from convoy.data.batches import Flips, ResumableDataset
 from convoy.data.image_files import ImageFiles
-from convoy.data.prefetch import Ahead
+from convoy.data.prefetch import Prefetcher
 from convoy.data.records import DamagedDataError
-from convoy.data.transform import Transformation
 
 OnDamage = Literal["skip", "stop"]
-# So many damaged images in a row are no accident.
-MOST_DAMAGED = 100
+# More damaged images in a row than this point to a damaged file.
+MAX_DAMAGED = 100
 
 
-class Asked(NamedTuple):
-    """A batch to make: which images, the seed of what chance does to them, which are mirrored."""
+class BatchRequest(NamedTuple):
+    """A batch to be made.
+
+    Attributes:
+        indices: its images.
+        seed: seed of its augmentation.
+        flipped: images that are flipped; `None` leaves that to chance.
+    """
 
     indices: np.ndarray
     seed: tuple[int, ...]
-    mirrored: np.ndarray | None = None
+    flipped: np.ndarray | None = None
 
 
-class Made(NamedTuple):
-    """What a batch has beside its images."""
+class BatchResult(NamedTuple):
+    """The parts of a batch beside its images: labels, and names of damaged images."""
 
     labels: np.ndarray
     damaged: list[str]
 
 
 @dataclass(frozen=True)
-class MakeBatch:
-    """Makes a batch of images; in a process of its own, or in this one.
+class ImageBatchJob:
+    """Makes batches of images, in a worker process or in this one.
 
     Attributes:
-        files: where the images are.
-        size: images in a batch.
-        transformation: of the batch; mirroring is not left to it.
-        training: whether a random part of each image is shown, else the middle.
-        mirror: whether that part is mirrored at random, where it is not said which are.
-        on_damage: whether another image takes the place of one that cannot be read, or that is an
-            error.
+        files: source of the images.
+        size: batch size.
+        transformation: augmentation of the batch, without flips.
+        training: whether a random crop of each image is taken, else its centre.
+        flip: whether crops are flipped at random, if the request does not choose them.
+        on_damage: whether a damaged image is replaced by the next one or is an error.
     """
 
     files: ImageFiles
     size: int
     transformation: Transformation
     training: bool
-    mirror: bool = False
+    flip: bool = False
     on_damage: OnDamage = "skip"
 
     @property
@@ -64,49 +68,44 @@ class MakeBatch:
     def dtype(self) -> np.dtype:
         return self.transformation.dtype
 
-    def run(self, task: Asked, out: np.ndarray) -> Made:
+    def run(self, task: BatchRequest, out: np.ndarray) -> BatchResult:
         """Fill an array with images.
 
         Raises:
-            DamagedDataError: if one is damaged, and that is to be an error.
+            DamagedDataError: if an image is damaged and `on_damage` is `"stop"`.
         """
         rng = np.random.default_rng(task.seed)
         count = len(task.indices)
-        # Bytes are decoded to where they are wanted.
+        # Bytes are decoded into the result, without a copy.
         in_place = self.dtype == np.uint8
         images = out[:count] if in_place else np.empty((count, *self.shape[1:]), np.uint8)
         labels, damaged = np.empty(count, np.int32), list[str]()
-        mirrored = np.zeros(count, bool) if task.mirrored is None else task.mirrored
-        for place, (index, turned) in enumerate(zip(task.indices, mirrored, strict=True)):
-            labels[place] = self._show(int(index), bool(turned), images[place], rng, damaged)
-        changed, labels = self.transformation(images, labels, rng)
-        if changed is not images or not in_place:
-            out[:count] = changed
-        return Made(labels, damaged)
+        flipped = np.zeros(count, bool) if task.flipped is None else task.flipped
+        for place, (index, flip) in enumerate(zip(task.indices, flipped, strict=True)):
+            labels[place] = self._read(int(index), bool(flip), images[place], rng, damaged)
+        augmented, labels = self.transformation(images, labels, rng)
+        if augmented is not images or not in_place:
+            out[:count] = augmented
+        return BatchResult(labels, damaged)
 
-    def _show(
-        self,
-        index: int,
-        turned: bool,
-        out: np.ndarray,
-        rng: np.random.Generator,
-        damaged: list[str],
+    def _read(
+        self, index: int, flip: bool, out: np.ndarray, rng: np.random.Generator, damaged: list[str]
     ) -> int:
-        """Put an image, or the next one that is whole, into an array, and return its label."""
-        for step in range(MOST_DAMAGED):
+        """Decode an image, or the next undamaged one, into an array, and return its label."""
+        for step in range(MAX_DAMAGED):
             near = (index + step) % len(self.files)
             try:
-                return self._decode(near, turned, out, rng)
+                return self._decode(near, flip, out, rng)
             except DamagedDataError as error:
-                said = f"{self.files.name(near)}: {error}"
+                message = f"{self.files.name(near)}: {error}"
                 if self.on_damage == "stop":
-                    raise DamagedDataError(f"{said}.") from None
-                damaged.append(said)
+                    raise DamagedDataError(f"{message}.") from None
+                damaged.append(message)
         raise DamagedDataError(
-            f"{self.files.name(index)} and the {MOST_DAMAGED - 1} images after it are damaged."
+            f"{self.files.name(index)} and the {MAX_DAMAGED - 1} images after it are damaged."
         )
 
-    def _decode(self, index: int, turned: bool, out: np.ndarray, rng: np.random.Generator) -> int:
+    def _decode(self, index: int, flip: bool, out: np.ndarray, rng: np.random.Generator) -> int:
         sample = self.files.read(index)
         classes = self.transformation.info.classes
         if not 0 <= sample.label < classes:
@@ -116,63 +115,63 @@ class MakeBatch:
             jpeg.decode_part(sample.data, centre_crop(height, width), out)
             return sample.label
         box = inception_crop(height, width, rng, sample.objects)
-        mirrored = turned or (self.mirror and rng.random() < 0.5)
-        jpeg.decode_part(sample.data, box, out, mirrored=mirrored)
+        flip = flip or (self.flip and rng.random() < 0.5)
+        jpeg.decode_part(sample.data, box, out, flip=flip)
         return sample.label
 
 
 class Order(Protocol):
-    """Which images are in which batch of the run."""
+    """The images of each batch of the run, by position."""
 
-    def chosen(self, position: int) -> np.ndarray: ...
+    def indices(self, position: int) -> np.ndarray: ...
 
-    def seed_of(self, position: int) -> tuple[int, ...]: ...
+    def seed_at(self, position: int) -> tuple[int, ...]: ...
 
 
-class ImageBatches(Positions):
+class ImageBatches(ResumableDataset):
     """Batches of compressed images.
 
     Args:
-        make: what makes a batch.
-        order: which images are in it.
-        num_batches: of what is an epoch to Keras.
-        workers: processes that make batches ahead; 0 makes each where and when it is asked for.
-        say: is called once for each image that cannot be read.
-        flips: which images are mirrored, by the batch.
+        job: maker of the batches.
+        order: order of the images.
+        num_batches: number of batches in an epoch of Keras.
+        workers: number of processes that make batches ahead; 0 makes each one when it is read.
+        on_damaged: called with the name of each damaged image, once.
+        flips: images that are flipped, by batch.
     """
 
     def __init__(
         self,
-        make: MakeBatch,
+        job: ImageBatchJob,
         order: Order,
         num_batches: int,
         workers: int,
-        say: Callable[[str], None] = lambda _: None,
+        on_damaged: Callable[[str], None] = lambda _: None,
         flips: Flips | None = None,
     ) -> None:
         super().__init__(num_batches)
-        self.make = make
+        self.job = job
         self.order = order
-        self.say = say
         self.flips = flips
-        self.damaged = dict.fromkeys(make.files.damaged)
-        """What could not be read, each named once."""
+        self.damaged = dict.fromkeys(job.files.damaged)
+        """Names of damaged images and files, each once."""
+        self._on_damaged = on_damaged
         for name in self.damaged:
-            say(name)
-        self._ahead = Ahead(make, self._asked, workers)
+            on_damaged(name)
+        self._prefetcher = Prefetcher(job, self._request, workers)
 
     def __getitem__(self, number: int) -> Batch:
-        images, made = self._ahead.take(self.position(number))
-        for name in made.damaged:
+        images, result = self._prefetcher.take(self.position(number))
+        for name in result.damaged:
             if name not in self.damaged:
                 self.damaged[name] = None
-                self.say(name)
-        return images[: len(made.labels)], made.labels
+                self._on_damaged(name)
+        return images[: len(result.labels)], result.labels
 
     def close(self) -> None:
-        """End the worker processes."""
-        self._ahead.close()
+        """Terminate the worker processes."""
+        self._prefetcher.close()
 
-    def _asked(self, position: int) -> Asked:
-        mirrored = None if self.flips is None else self.flips(position)
-        return Asked(self.order.chosen(position), self.order.seed_of(position), mirrored)
+    def _request(self, position: int) -> BatchRequest:
+        flipped = None if self.flips is None else self.flips(position)
+        return BatchRequest(self.order.indices(position), self.order.seed_at(position), flipped)

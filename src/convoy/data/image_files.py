@@ -1,4 +1,4 @@
-"""Compressed images with their labels, one by one: in folders by class, or in record files."""
+"""Access to single compressed images and their labels, in folders by class or in record files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from convoy.atomic_file import written_whole
 from convoy.data import examples, records
-from convoy.data.crops import Area
+from convoy.data.jpeg import Area
 from convoy.data.records import CutShortError, DamagedDataError
 
 ENDINGS = (".jpeg", ".jpg", ".png", ".webp", ".bmp")
@@ -30,8 +30,8 @@ class Sample(NamedTuple):
 
     Attributes:
         data: its bytes.
-        label: its class, from 0 on.
-        objects: where things are in it, if that is known.
+        label: its class, counted from 0.
+        objects: bounding boxes of the objects in it, if known.
     """
 
     data: bytes
@@ -44,27 +44,27 @@ class ImageFiles(Protocol):
 
     @property
     def damaged(self) -> tuple[str, ...]:
-        """What of the files cannot be read at all."""
+        """Names of files that cannot be read to their end."""
         ...
 
     def __len__(self) -> int: ...
 
     def name(self, index: int) -> str:
-        """Return what a person finds the image by."""
+        """Return a name by which a person can find the image."""
         ...
 
     def read(self, index: int) -> Sample:
         """Return an image.
 
         Raises:
-            DamagedDataError: if it is not what was written.
+            DamagedDataError: if it is damaged.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Folder:
-    """Files in folders, each of which is a class; classes are numbered by name."""
+    """Images in one folder for each class; classes are numbered in the order of their names."""
 
     root: Path
     names: tuple[str, ...]
@@ -78,15 +78,15 @@ class Folder:
 
         Args:
             root: the folder.
-            classes: all that there may be; those that there are, by default.
+            classes: names of all classes; by default those of the folders.
 
         Raises:
-            ValueError: if there are none, or one of another class.
+            ValueError: if there are no images, or if there is a folder of another class.
         """
         found = class_names(root)
         unknown = set(found) - set(classes or found)
         if unknown:
-            raise ValueError(f"{root / min(unknown)} is not a class that there is to train on.")
+            raise ValueError(f"{root / min(unknown)} is not a class of the training images.")
         classes = tuple(classes or found)
         names: list[str] = []
         labels: list[int] = []
@@ -120,7 +120,7 @@ class Folder:
 
 @dataclass(frozen=True)
 class Shards:
-    """Record files; `places` has the file, begin and length of each record."""
+    """Images in record files; `places` has the file, begin and length of each record."""
 
     files: tuple[Path, ...]
     places: np.ndarray
@@ -129,7 +129,7 @@ class Shards:
 
     @classmethod
     def find(cls, root: Path, split: str) -> Shards | None:
-        """Return the shards of a split in a folder; `None` if there are none.
+        """Return the shards of a split in a folder, or `None`.
 
         Raises:
             ValueError: if some of them are missing.
@@ -145,8 +145,8 @@ class Shards:
         missing = sorted(set(range(total)) - {number for number, _, _ in found})
         if missing or len(found) != total:
             raise ValueError(
-                f"{root} has {len(found)} shards of {total} for {split}; the first that is "
-                f"missing is number {missing[0] if missing else total}."
+                f"{root} has {len(found)} of {total} shards for {split}; the first missing one is "
+                f"number {missing[0] if missing else total}."
             )
         files = tuple(path for _, _, path in found)
         index = root / f".convoy-{split}-index.npz"
@@ -169,7 +169,7 @@ class Shards:
         return cls(files, np.concatenate(places), tuple(damaged))
 
     def _write_index(self, path: Path) -> None:
-        """Note where records are, for the next time; not if some are damaged, or it cannot be."""
+        """Save the places of records for the next run, if none is damaged and that is possible."""
         if self.damaged:
             return
         with (
@@ -181,13 +181,13 @@ class Shards:
 
     @classmethod
     def _read_index(cls, path: Path, files: tuple[Path, ...]) -> Shards | None:
-        """Return the shards as they were noted, if no file has changed since."""
+        """Return the shards from a saved index, if no file has changed since."""
         try:
-            with np.load(path, allow_pickle=False) as noted:
-                if np.array_equal(noted["files"], _stamps(files)):
-                    return cls(files, noted["places"])
+            with np.load(path, allow_pickle=False) as saved:
+                if np.array_equal(saved["files"], _stamps(files)):
+                    return cls(files, saved["places"])
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-            pass  # there is none, or it is not one
+            pass  # no index, or a damaged one
         return None
 
     def __len__(self) -> int:
@@ -205,7 +205,7 @@ class Shards:
         if not found.get(_ENCODED) or not found.get(_LABEL):
             raise DamagedDataError(f"it has no {_LABEL if found.get(_ENCODED) else _ENCODED}")
         boxes = zip(*(found.get(side, ()) for side in _BOX), strict=False)
-        # Labels in record files count from 1: 0 is for what is none of the classes.
+        # Labels in record files are counted from 1: 0 stands for none of the classes.
         return Sample(found[_ENCODED][0], found[_LABEL][0] - 1, tuple(boxes))
 
     def _descriptor(self, file: int) -> int:
@@ -214,25 +214,25 @@ class Shards:
         return self._open[file]
 
     def __getstate__(self) -> dict[str, object]:
-        # A descriptor means nothing to another process.
+        # Descriptors are not valid in another process.
         return {**vars(self), "_open": {}}
 
 
 def _stamps(files: Sequence[Path]) -> np.ndarray:
-    """Return what tells one version of a file from another."""
+    """Return sizes and times of modification, which change when a file does."""
     found = [file.stat() for file in files]
     return np.array([(int(stat.st_size), stat.st_mtime_ns) for stat in found], np.int64)
 
 
 def class_names(root: Path) -> list[str]:
-    """Return the names of folders in a folder, in order."""
+    """Return the names of the folders in a folder, sorted."""
     return sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
 
 
 def find_folder(root: Path, split: str) -> Folder | None:
-    """Return the images of a split in folders by class, or `None` if there is no folder of it.
+    """Return the images of a split in folders by class; `None` if there is no folder for the split.
 
-    Classes are those of the training images, so that a label means the same in both.
+    Classes are those of the training images, so that labels mean the same in both splits.
     """
     found = {s: [root / n for n in SPLITS[s] if (root / n).is_dir()] for s in SPLITS}
     if not found[split]:
@@ -242,14 +242,14 @@ def find_folder(root: Path, split: str) -> Folder | None:
 
 
 def find_images(root: Path, split: str) -> ImageFiles:
-    """Return the images of a split: from shards in a folder, else from a folder in it.
+    """Return the images of a split: from shards in a folder, else from its subfolders.
 
     Args:
-        root: where `train-00000-of-01024` and its sisters are, or folders `train` and `val`.
+        root: folder of shards such as `train-00000-of-01024`, or of folders `train` and `val`.
         split: `"train"` or `"test"`.
 
     Raises:
-        ValueError: if there are none, or some are missing.
+        ValueError: if there are no images, or if shards are missing.
     """
     if not root.is_dir():
         raise ValueError(f"--dataset-path {root}: there is no such folder.")
@@ -263,6 +263,6 @@ def find_images(root: Path, split: str) -> ImageFiles:
     shard = "train-00000-of-01024" if split == "train" else "validation-00000-of-00128"
     raise ValueError(
         f"{root.resolve()} has no images of the {split} split. Put record files such as {shard} "
-        f"there, or a folder {wanted} with a folder of images for each class; `convoy data "
-        "build-imagenet` makes the first of the second."
+        f"there, or a folder {wanted} with a folder of images for each class. `convoy data "
+        "build-imagenet` makes record files from folders."
     )

@@ -1,16 +1,31 @@
-"""From a compressed image to a part of it in the size that a network takes."""
+"""Decoding of compressed images: a part of an image, resized.
+
+JPEGs are decoded by libjpeg-turbo through a native library, which decodes no more than the part;
+other formats, and JPEGs where the library was not built, by OpenCV.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import ctypes
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
-from convoy.data import turbo
 from convoy.data.records import DamagedDataError
+from convoy.native_library import installed_file
 
-# Markers of frames: from the "start of frame" that has the size on, all but tables and restarts.
+# Markers "start of frame", which have the size: all from 0xC0 on but those of tables.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _START_OF_SCAN = 0xDA
+
+
+# Results of the native decoder.
+_DONE, _DAMAGED = 0, 1
+# JMSG_LENGTH_MAX
+_MAX_MESSAGE = 200
+
+Area = tuple[float, float, float, float]
+"""Top, left, bottom and right of a part of an image, from 0 to 1."""
 
 
 class Box(NamedTuple):
@@ -23,13 +38,13 @@ class Box(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a JPEG says before its pixels.
+    """The header of a JPEG.
 
     Attributes:
-        height: of the image.
-        width: of the image.
-        channels: 3 if it has colours; 4 if they are those of a printer.
-        scan: where the pixels begin.
+        height: height of the image.
+        width: width of the image.
+        channels: 1 for grey, 3 for colour, 4 for CMYK.
+        scan: offset of the compressed pixels.
     """
 
     height: int
@@ -39,10 +54,10 @@ class Header(NamedTuple):
 
 
 def read_header(data: bytes) -> Header | None:
-    """Return what a JPEG says before its pixels; `None` if this is no JPEG.
+    """Return the header of a JPEG; `None` if the data is no JPEG.
 
     Raises:
-        DamagedDataError: if it is one, but not whole.
+        DamagedDataError: if the header is incomplete.
     """
     if data[:2] != b"\xff\xd8":
         return None
@@ -65,36 +80,78 @@ def read_header(data: bytes) -> Header | None:
     raise DamagedDataError("it is a JPEG without a whole header")
 
 
-def decode_part(data: bytes, box: Box, out: np.ndarray, *, mirrored: bool = False) -> None:
-    """Decode an image, and put a part of it, brought to size, into an array.
+def decode_part(data: bytes, box: Box, out: np.ndarray, *, flip: bool = False) -> None:
+    """Decode a part of an image, resized, into an array.
 
-    Where the part has at least twice as many pixels as are needed, the decoder makes fewer: that
-    takes less time, and is a better mean over pixels than bilinear sampling would be.
+    If the part is at least twice as large as the result, the decoder itself reduces the resolution:
+    this is faster, and averages pixels better than bilinear sampling.
 
     Args:
         data: a compressed image.
         box: the part.
-        out: bytes of shape `(height, width, 3)`, which are overwritten.
-        mirrored: whether left and right change places.
+        out: array of bytes of shape `(height, width, 3)`, which is overwritten.
+        flip: whether the part is flipped from left to right.
 
     Raises:
-        DamagedDataError: if it cannot be decoded, or is cut short.
+        DamagedDataError: if the image cannot be decoded or is incomplete.
     """
     header = read_header(data)
     if header is None:
-        _show(data, box, 1, out, mirrored)
+        _decode_by_opencv(data, box, 1, out, flip)
         return
     _check_end(data, header)
     height, width = out.shape[:2]
     shrink = 1
     while shrink < 8 and min(box.height // height, box.width // width) >= 2 * shrink:
         shrink *= 2
-    if not turbo.decode_part(data, box, shrink, out, mirrored=mirrored):
-        _show(data, box, shrink, out, mirrored)
+    if not _decode_by_turbo(data, box, shrink, out, flip):
+        _decode_by_opencv(data, box, shrink, out, flip)
 
 
-def _show(data: bytes, box: Box, shrink: int, out: np.ndarray, mirrored: bool) -> None:
-    """Decode all of an image, and put a part of it into an array."""
+class _Part(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_int32)
+        for name in (*Box._fields, "shrink", "flip", "out_height", "out_width")
+    ]
+
+
+@cache
+def _turbo() -> Any:
+    """Return the native library; `None` if it was not built or does not load."""
+    path = installed_file("keras-convoy", "libconvoy_jpeg.so")
+    if path is None:
+        return None
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError:
+        return None
+    library.convoy_decode_part.argtypes = [
+        ctypes.c_char_p,
+        ctypes.c_int64,
+        ctypes.POINTER(_Part),
+        ctypes.c_void_p,
+        ctypes.c_char_p,
+    ]
+    return library
+
+
+def _decode_by_turbo(data: bytes, box: Box, shrink: int, out: np.ndarray, flip: bool) -> bool:
+    """Decode a part of a JPEG into an array; return whether the native library can do so."""
+    library = _turbo()
+    if library is None:
+        return False
+    part = _Part(*box, shrink, flip, *out.shape[:2])
+    message = ctypes.create_string_buffer(_MAX_MESSAGE)
+    outcome = library.convoy_decode_part(
+        data, len(data), ctypes.byref(part), out.ctypes.data, message
+    )
+    if outcome == _DAMAGED:
+        raise DamagedDataError(f"it cannot be decoded: {message.value.decode(errors='replace')}")
+    return outcome == _DONE
+
+
+def _decode_by_opencv(data: bytes, box: Box, shrink: int, out: np.ndarray, flip: bool) -> None:
+    """Decode a whole image, and resize a part of it into an array."""
     import cv2
 
     height, width = out.shape[:2]
@@ -104,16 +161,16 @@ def _show(data: bytes, box: Box, shrink: int, out: np.ndarray, mirrored: bool) -
     if not part.size:
         raise DamagedDataError(f"it is smaller than it says: {pixels.shape[:2]}")
     resized = cv2.resize(part, (width, height), interpolation=cv2.INTER_LINEAR)
-    if mirrored:
+    if flip:
         resized = cv2.flip(resized, 1)
     cv2.cvtColor(resized, cv2.COLOR_BGR2RGB, dst=out)
 
 
 def check(data: bytes) -> None:
-    """Look at an image without decoding it, where it is a JPEG.
+    """Check that an image is complete. JPEGs are not decoded for this.
 
     Raises:
-        DamagedDataError: if it is not whole.
+        DamagedDataError: if it is not complete.
     """
     header = read_header(data)
     if header is None:
@@ -123,10 +180,10 @@ def check(data: bytes) -> None:
 
 
 def as_plain_jpeg(data: bytes) -> bytes:
-    """Return an image as a JPEG that every program reads: as it is, if it is one.
+    """Return an image as a grey or RGB JPEG: unchanged if it is one, else re-encoded.
 
     Raises:
-        DamagedDataError: if it is not whole.
+        DamagedDataError: if it is not complete.
     """
     import cv2
 
@@ -152,7 +209,7 @@ def size_of(data: bytes) -> tuple[int, int]:
 
 
 def _check_end(data: bytes, header: Header) -> None:
-    """Refuse a JPEG that was cut short: decoders would make up the rest of it."""
+    """Reject a JPEG that was cut short: decoders would fill in the missing pixels."""
     if not data.endswith(b"\xff\xd9") and data.find(b"\xff\xd9", header.scan) < 0:
         raise DamagedDataError("it is a JPEG that ends before its last pixel")
 
@@ -167,7 +224,7 @@ def _decode(data: bytes, shrink: int) -> np.ndarray:
         8: cv2.IMREAD_REDUCED_COLOR_8,
     }[shrink]
     try:
-        # As it is stored, whatever a camera says about how it was held: so do all others.
+        # The orientation that a camera recorded is ignored, as other loaders do.
         pixels = cv2.imdecode(np.frombuffer(data, np.uint8), how | cv2.IMREAD_IGNORE_ORIENTATION)
     except cv2.error as error:
         raise DamagedDataError(f"it cannot be decoded: {error.err}") from None

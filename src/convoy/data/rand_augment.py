@@ -1,4 +1,4 @@
-"""RandAugment: some random changes to each image, all of one strength.
+"""RandAugment: random operations on each image, all of one magnitude.
 
 Reference: Cubuk et al., "RandAugment: Practical automated data augmentation with a reduced search
 space", 2019.
@@ -14,37 +14,37 @@ import numpy as np
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-CHANGES_PER_IMAGE = 2
+OPERATIONS_PER_IMAGE = 2
 GREY = 128
 
-Change = Callable[["Image", float], "Image"]
-"""Changes an image by a strength from -1 to 1."""
+Operation = Callable[["Image", float], "Image"]
+"""An operation on an image, with a magnitude from -1 to 1."""
 
 
-def rand_augment(images: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
-    """Return bytes of shape `(n, height, width, 1 or 3)`, each image changed twice at random.
+def rand_augment(images: np.ndarray, magnitude: float, rng: np.random.Generator) -> np.ndarray:
+    """Apply two random operations to each image of a batch.
 
     Args:
-        images: bytes.
-        strength: of the changes, from 0 to 1.
-        rng: the source of chance.
+        images: bytes of shape `(n, height, width, 1 or 3)`.
+        magnitude: magnitude of the operations, from 0 to 1.
+        rng: random generator.
     """
     from PIL import Image
 
-    changes = _changes()
+    operations = _operations()
     out = np.empty_like(images)
     for number, pixels in enumerate(images):
         image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
-        for chosen in rng.integers(0, len(changes), CHANGES_PER_IMAGE):
-            image = changes[chosen](image, strength * (1 if rng.random() < 0.5 else -1))
+        for chosen in rng.integers(0, len(operations), OPERATIONS_PER_IMAGE):
+            image = operations[chosen](image, magnitude * (1 if rng.random() < 0.5 else -1))
         out[number] = np.asarray(image).reshape(pixels.shape)
     return out
 
 
-def _changes() -> list[Change]:
+def _operations() -> list[Operation]:
     from PIL import Image, ImageEnhance, ImageOps
 
-    def grey(image: Image.Image) -> Any:
+    def grey(image: Image.Image) -> int | tuple[int, ...]:
         return GREY if image.mode == "L" else (GREY,) * 3
 
     def warp(image: Image.Image, *matrix: float) -> Image.Image:
@@ -56,7 +56,7 @@ def _changes() -> list[Change]:
             fillcolor=grey(image),
         )
 
-    def enhance(kind: Any) -> Change:
+    def enhance(kind: Any) -> Operation:
         return lambda image, by: kind(image).enhance(1 + 0.9 * by)
 
     return [

@@ -1,4 +1,4 @@
-"""`convoy data verify`: whether a data set is there, and whole."""
+"""Verification that a dataset is complete: `convoy data verify`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from convoy.data.records import DamagedDataError
 from convoy_command.parser import Parser
 
 
-class Counted(NamedTuple):
-    """What was found of a split."""
+class SplitCount(NamedTuple):
+    """The images that were found of a split."""
 
     part: str
     images: int
@@ -26,26 +26,26 @@ class Counted(NamedTuple):
 
 def make_parser() -> Parser:
     parser = Parser(prog="convoy data verify", description=main.__doc__)
-    parser.add_argument("--dataset", choices=tuple(DATASETS), required=True, help="which")
+    parser.add_argument("--dataset", choices=tuple(DATASETS), required=True, help="its name")
     parser.add_argument("--dataset-path", default=".", help="its folder (default: .)")
     return parser
 
 
 def main(words: Sequence[str]) -> int:
-    """Read a data set, count it, and compare with what it should have.
+    """Read a dataset, and compare the numbers of images and classes with the expected ones.
 
-    Of image files every checksum is looked at, and whether an image has its end.
+    In image files, all checksums and the ends of the images are verified.
     """
     options = make_parser().parse_args(words)
     info = DATASETS[options.dataset]
-    whole = True
+    complete = True
     try:
         for found in _count(info, Path(options.dataset_path)):
             for name in found.damaged:
                 print(f"damaged: {name}", file=sys.stderr)
             expected = info.size(found.part)
-            whole &= found.images == expected and found.classes == info.classes
-            whole &= not found.damaged
+            complete &= found.images == expected and found.classes == info.classes
+            complete &= not found.damaged
             print(
                 f"{found.part:<6} {found.images:>7} images of {expected}, "
                 f"{found.classes} classes of {info.classes}"
@@ -54,24 +54,24 @@ def main(words: Sequence[str]) -> int:
     except ValueError as error:
         print(f"convoy data: error: {error}", file=sys.stderr)
         return 2
-    print(f"{options.dataset} is {'whole' if whole else 'not whole'}")
-    return 0 if whole else 1
+    print(f"{options.dataset} is {'complete' if complete else 'not complete'}")
+    return 0 if complete else 1
 
 
-def _count(info: DatasetInfo, folder: Path) -> Iterator[Counted]:
+def _count(info: DatasetInfo, folder: Path) -> Iterator[SplitCount]:
     if info.name == "imagenet":
         for part in ("train", "test"):
             yield _count_files(part, find_images(folder, part))
         return
     data = load(info.name, folder)
     for part, (images, labels) in (("train", data.train), ("test", data.test)):
-        yield Counted(part, len(images), len(np.unique(labels)), [])
+        yield SplitCount(part, len(images), len(np.unique(labels)), [])
 
 
-def _count_files(part: str, files: ImageFiles) -> Counted:
+def _count_files(part: str, files: ImageFiles) -> SplitCount:
     labels: set[int] = set()
     damaged = list(files.damaged)
-    whole = 0
+    images = 0
     for index in range(len(files)):
         try:
             sample = files.read(index)
@@ -80,5 +80,5 @@ def _count_files(part: str, files: ImageFiles) -> Counted:
             damaged.append(f"{files.name(index)}: {error}")
             continue
         labels.add(sample.label)
-        whole += 1
-    return Counted(part, whole, len(labels), damaged)
+        images += 1
+    return SplitCount(part, images, len(labels), damaged)

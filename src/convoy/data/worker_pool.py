@@ -1,8 +1,14 @@
-"""Processes that make batches, in the order in which they were asked for.
+"""A pool of processes that make batches, in the order in which they are submitted.
 
-A pool starts one process, which has everything imported and then divides itself. Workers end when
-the process that asks them is gone, however it went. What they make comes back in memory that both
-share, which nothing is left of afterwards.
+The pool starts one process, which imports everything and then forks the workers. These exit when
+the process that owns the pool is gone, in whatever way. Arrays come back in shared memory, which
+has no name and so never outlives the processes.
+
+    this process                                worker 0    worker 1
+    submit(task 0..3) ---- sockets ---->        0, 2        1, 3
+                                                 |           |
+    take() <---- shared memory: slot  0    1    2    3
+                 one slot being filled and one waiting, for each worker
 """
 
 from __future__ import annotations
@@ -21,17 +27,20 @@ from collections import deque
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from convoy.distributed import COORDINATOR
 
-# Of each worker: one that it fills, and one that waits to be read.
+# For each worker, one that it fills and one that waits to be read.
 SLOTS = 2
 _SHARED = Path("/dev/shm")
 
+Task = TypeVar("Task", contravariant=True)
+Result = TypeVar("Result", covariant=True)
 
-class Job(Protocol):
+
+class Job(Protocol[Task, Result]):
     """Work that can be sent to another process."""
 
     @property
@@ -40,8 +49,8 @@ class Job(Protocol):
     @property
     def dtype(self) -> np.dtype: ...
 
-    def run(self, task: Any, out: np.ndarray) -> Any:
-        """Fill an array of `shape` and `dtype`, and return what else there is, which is small."""
+    def run(self, task: Task, out: np.ndarray) -> Result:
+        """Fill an array of `shape` and `dtype`, and return the rest, which is small."""
         ...
 
 
@@ -49,21 +58,21 @@ class _Failure(NamedTuple):
     error: Exception
 
 
-class WorkerPool:
-    """Processes that do one job.
+class WorkerPool(Generic[Task, Result]):
+    """Processes that run one job for many tasks.
 
     Args:
-        job: what is done for each task.
-        count: how many processes.
-        slots: tasks of each that can be waited for at a time.
+        job: work that is done for each task.
+        count: number of processes.
+        slots: number of tasks of each process that can be pending.
     """
 
-    def __init__(self, job: Job, count: int, slots: int = SLOTS) -> None:
+    def __init__(self, job: Job[Task, Result], count: int, slots: int = SLOTS) -> None:
         self.job = job
         self.capacity = count * slots
-        """How many tasks can be waited for at a time."""
+        """Maximum number of pending tasks."""
         self._size = int(np.prod(job.shape)) * job.dtype.itemsize
-        self._asked: deque[int] = deque()
+        self._pending: deque[int] = deque()
         self._number = 0
         folder = _SHARED if _SHARED.is_dir() else None
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -75,14 +84,14 @@ class WorkerPool:
         pairs = [socket.socketpair() for _ in range(count)]
         theirs = [pair[1].fileno() for pair in pairs]
         command = "from convoy.data.worker_pool import serve; serve()"
-        # Workers compute nothing on devices, use one core each, and are no process of a launch.
-        quiet = {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        # Workers compute nothing on devices, use one core each, and take no part in a launch.
+        settings = {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         inherited = {k: v for k, v in os.environ.items() if k != COORDINATOR}
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", command, str(memory), *map(str, theirs)],
             pass_fds=[memory, *theirs],
             stdin=subprocess.PIPE,
-            env=inherited | quiet,
+            env=inherited | settings,
         )
         for _, other in pairs:
             other.close()
@@ -92,43 +101,43 @@ class WorkerPool:
             pickle.dump(sys.path, stdin)
             pickle.dump(self.job, stdin)
         workers = [Connection(own.detach()) for own, _ in pairs]
-        self._end = weakref.finalize(self, _end, workers, self._process)
+        self._terminate = weakref.finalize(self, _terminate, workers, self._process)
         return workers
 
     def __len__(self) -> int:
-        """Return how many tasks are waited for."""
-        return len(self._asked)
+        """Return the number of pending tasks."""
+        return len(self._pending)
 
-    def ask(self, task: Any) -> None:
-        """Have a task done; at most `capacity` of them at a time."""
-        assert len(self._asked) < self.capacity
+    def submit(self, task: Task) -> None:
+        """Submit a task; at most `capacity` may be pending."""
+        assert len(self._pending) < self.capacity
         slot = self._number % self.capacity
-        self._asked.append(slot)
+        self._pending.append(slot)
         self._number += 1
-        with contextlib.suppress(OSError):  # it is gone, which `take` will say
+        with contextlib.suppress(OSError):  # the worker is gone, which `take` reports
             self._worker(slot).send((slot, task))
 
-    def take(self) -> tuple[np.ndarray, Any]:
-        """Wait for the task that was asked for first; return a copy of its array, and the rest.
+    def take(self) -> tuple[np.ndarray, Result]:
+        """Wait for the oldest pending task; return a copy of its array, and its result.
 
         Raises:
-            Exception: what the worker has raised.
-            RuntimeError: if the worker is gone.
+            Exception: the exception that the worker raised.
+            RuntimeError: if the worker has exited.
         """
-        slot = self._asked.popleft()
+        slot = self._pending.popleft()
         result = self._receive(slot)
         if isinstance(result, _Failure):
             raise result.error
         return _array(self._memory, self.job, slot, self._size).copy(), result
 
-    def forget(self) -> None:
-        """Wait for all tasks, and drop what comes of them.
+    def discard(self) -> None:
+        """Wait for all pending tasks, and drop their results.
 
         Raises:
-            RuntimeError: if a worker is gone.
+            RuntimeError: if a worker has exited.
         """
-        while self._asked:
-            self._receive(self._asked.popleft())
+        while self._pending:
+            self._receive(self._pending.popleft())
 
     def _receive(self, slot: int) -> Any:
         try:
@@ -136,38 +145,38 @@ class WorkerPool:
         except (EOFError, OSError):
             self.close()
             raise RuntimeError(
-                "A worker process that makes batches has ended before its work. Its last words, if "
-                "it had any, are above; the system may have ended it for want of memory."
+                "A worker process that makes batches exited unexpectedly. Its stderr is above, if "
+                "it wrote any; it may have been killed for lack of memory."
             ) from None
 
     def close(self) -> None:
-        """End the processes."""
-        self._end()
+        """Terminate the processes."""
+        self._terminate()
 
     def _worker(self, slot: int) -> Connection:
         return self._workers[slot % len(self._workers)]
 
 
-def _end(workers: list[Connection], process: subprocess.Popen) -> None:
+def _terminate(workers: list[Connection], process: subprocess.Popen) -> None:
+    # A worker exits when its connection closes.
     for worker in workers:
         worker.close()
     process.wait()
 
 
-def _array(memory: mmap.mmap, job: Job, slot: int, size: int) -> np.ndarray:
-    return np.frombuffer(memory, job.dtype, size // job.dtype.itemsize, slot * size).reshape(
-        job.shape
-    )
+def _array(memory: mmap.mmap, job: Job[Any, Any], slot: int, size: int) -> np.ndarray:
+    count = size // job.dtype.itemsize
+    return np.frombuffer(memory, job.dtype, count, slot * size).reshape(job.shape)
 
 
 def serve() -> None:
-    """Divide into workers, and wait for them: what the pool's process runs."""
+    """Fork the workers and wait for them: the main function of the pool's process."""
     memory, *sockets = (int(word) for word in sys.argv[1:])
-    # These reach whole groups of processes. The one that asks decides when all is done.
+    # Ctrl-C and termination reach the whole process group. The pool's owner decides when to stop.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     sys.path[:] = pickle.load(sys.stdin.buffer)
-    job: Job = pickle.load(sys.stdin.buffer)
+    job: Job[Any, Any] = pickle.load(sys.stdin.buffer)
     workers = []
     for own in sockets:
         worker = os.fork()
@@ -183,18 +192,18 @@ def serve() -> None:
         os.waitpid(worker, 0)
 
 
-def _work(job: Job, memory: mmap.mmap, asks: Connection) -> None:
+def _work(job: Job[Any, Any], memory: mmap.mmap, connection: Connection) -> None:
     size = int(np.prod(job.shape)) * job.dtype.itemsize
     with contextlib.suppress(EOFError, OSError):
-        for slot, task in _tasks(asks):
+        for slot, task in _tasks(connection):
             try:
                 result = job.run(task, _array(memory, job, slot, size))
             except Exception as error:
                 result = _Failure(error)
-            asks.send(result)
+            connection.send(result)
     os._exit(0)
 
 
-def _tasks(asks: Connection) -> Iterator[tuple[int, Any]]:
+def _tasks(connection: Connection) -> Iterator[tuple[int, Any]]:
     while True:
-        yield asks.recv()
+        yield connection.recv()

@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from convoy.data.catalog import CHANNELS, Normalisation
-from convoy.data.synthetic import DEVIATION, MEAN
+from convoy.data.catalog import (
+    CHANNELS,
+    SYNTHETIC_DEVIATION,
+    SYNTHETIC_MEAN,
+    Normalisation,
+)
 from keras import layers, ops
 
 
@@ -84,7 +88,10 @@ class SyntheticImages(layers.Layer):
 
     def call(self, numbers: Any) -> Any:
         images = keras.random.truncated_normal(
-            (ops.shape(numbers)[0], *self.shape), MEAN, DEVIATION, seed=self.seed_generator
+            (ops.shape(numbers)[0], *self.shape),
+            SYNTHETIC_MEAN,
+            SYNTHETIC_DEVIATION,
+            seed=self.seed_generator,
         )
         images = ops.floor(ops.clip(images, 0, 255)) if self.as_bytes else images
         return ops.cast(images, self.compute_dtype)

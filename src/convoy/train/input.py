@@ -13,14 +13,11 @@ from typing import Any, cast
 
 import keras
 import numpy as np
-from convoy.data.augment import Border
-from convoy.data.batches import Batch, Batches, InOrder, Order
-from convoy.data.catalog import DatasetInfo, Split, load
-from convoy.data.flips import AlternatingFlip
-from convoy.data.image_batches import Asked, ImageBatches, MakeBatch, OnDamage
+from convoy.data.augment import Border, Output, Transformation
+from convoy.data.batches import AlternatingFlip, Batch, Batches, Order, SequentialOrder
+from convoy.data.catalog import DatasetInfo, Split, load, synthetic_split
+from convoy.data.image_batches import BatchRequest, ImageBatches, ImageBatchJob, OnDamage
 from convoy.data.image_files import ImageFiles, find_images
-from convoy.data.synthetic import synthetic_split
-from convoy.data.transform import Output, Transformation
 from convoy.train.options import Options
 from convoy.train.run_settings import RunPlan
 
@@ -87,12 +84,12 @@ def training_input(plan: RunPlan, images: Images) -> Iterator[dict[str, Any]]:
     batch, events = plan.batch, plan.events
     transformation = training_transformation(plan)
     if not isinstance(images.train, tuple):
-        make = MakeBatch(
+        make = ImageBatchJob(
             images.train,
             batch.micro_batch,
             transformation,
             training=plan.options.augment,
-            mirror=plan.options.augment
+            flip=plan.options.augment
             and plan.options.flip == "random"
             and not plan.options.accelerator_side_preprocess,
             on_damage=_on_damage(plan),
@@ -108,12 +105,12 @@ def training_input(plan: RunPlan, images: Images) -> Iterator[dict[str, Any]]:
     divides = events.keras_epoch * batch.global_batch == len(x)
     if (
         divides
-        and not transformation.changes
+        and not transformation.is_random
         and not _alternates(plan)
         and plan.options.synthetic_data not in ("cpu", "host")
     ):
         yield {
-            "x": transformation.bring(x),
+            "x": transformation.convert(x),
             "y": y,
             "batch_size": batch.micro_batch,
             "shuffle": plan.options.shuffle,
@@ -131,12 +128,12 @@ def some_images(plan: RunPlan, images: Images) -> np.ndarray:
     chosen = np.linspace(0, images.train_samples - 1, count).astype(int)
     transformation = Transformation(plan.info, _output(plan))
     if isinstance(images.train, tuple):
-        return transformation.bring(images.train[0][chosen])
-    make = MakeBatch(
+        return transformation.convert(images.train[0][chosen])
+    make = ImageBatchJob(
         images.train, count, transformation, training=False, on_damage=_on_damage(plan)
     )
     found = np.empty(make.shape, make.dtype)
-    make.run(Asked(chosen, (0,)), found)
+    make.run(BatchRequest(chosen, (0,)), found)
     return found
 
 
@@ -146,10 +143,10 @@ def test_input(plan: RunPlan, images: Images) -> Iterator[dict[str, Any]]:
     transformation = Transformation(plan.info, _output(plan))
     if not isinstance(images.test, tuple):
         size = plan.validation_batch
-        make = MakeBatch(
+        make = ImageBatchJob(
             images.test, size, transformation, training=False, on_damage=_on_damage(plan)
         )
-        order = InOrder(len(images.test), size)
+        order = SequentialOrder(len(images.test), size)
         with _closing(
             ImageBatches(make, order, order.num_batches, _workers(plan), _say)
         ) as batches:
@@ -159,7 +156,7 @@ def test_input(plan: RunPlan, images: Images) -> Iterator[dict[str, Any]]:
     if plan.options.synthetic_data in ("cpu", "host"):
         yield {"x": TestBatches(x, y, plan.validation_batch, transformation)}
         return
-    yield {"x": transformation.bring(x), "y": y, "batch_size": plan.validation_batch}
+    yield {"x": transformation.convert(x), "y": y, "batch_size": plan.validation_batch}
 
 
 class TestBatches(keras.utils.PyDataset):
@@ -181,7 +178,8 @@ class TestBatches(keras.utils.PyDataset):
 
     def __getitem__(self, number: int) -> Batch:
         part = slice(number * self.size, (number + 1) * self.size)
-        return self.transformation.bring(self.images[part]), np.ascontiguousarray(self.labels[part])
+        images = self.transformation.convert(self.images[part])
+        return images, np.ascontiguousarray(self.labels[part])
 
 
 def training_transformation(plan: RunPlan) -> Transformation:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from convoy.data.batches import Positions
+from convoy.data.batches import ResumableDataset
 from convoy.train.input import open_images, training_input
 from convoy.train.options import Options
 from convoy.train.run_settings import make_plan
@@ -31,7 +31,7 @@ def measure_input(options: Options) -> tuple[int, float] | None:
     images = open_images(plan.options, plan.info, plan.seed)
     plan = make_plan(plan.options, images.train_samples)
     with training_input(plan, images) as data:
-        if not isinstance(data["x"], Positions):
+        if not isinstance(data["x"], ResumableDataset):
             return None
         return _measure(_batches(data["x"]), plan.batch.micro_batch)
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import keras
 from convoy import precision
-from convoy.data.catalog import DatasetInfo, Normalisation
-from convoy.data.class_names import CLASS_NAMES
+from convoy.data.catalog import CLASS_NAMES, DatasetInfo, Normalisation
 from convoy.layers import Decompress, Preprocess
 from convoy.train.network import make_network
 from convoy.train.options import Options

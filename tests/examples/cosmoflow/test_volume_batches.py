@@ -11,7 +11,7 @@ from cosmoflow.volume_files import find_volumes
 
 def epoch(order, number):
     batches = range(number * order.num_batches, (number + 1) * order.num_batches)
-    return [order.chosen(position).tolist() for position in batches]
+    return [order.indices(position).tolist() for position in batches]
 
 
 @pytest.mark.parametrize("shards", [1, 2])
@@ -83,5 +83,5 @@ def test_a_damaged_file_that_a_worker_reads_is_named(tmp_path):
 def test_targets_stay_with_their_volumes(tmp_path):
     write_volumes(tmp_path, 6)
     batches = make(tmp_path, 0)
-    chosen = batches.order.chosen(1)
+    chosen = batches.order.indices(1)
     np.testing.assert_array_equal(batches[1][1], np.stack([targets(n) for n in chosen]))
