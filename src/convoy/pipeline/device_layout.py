@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import keras
 import numpy as np
 from convoy import distributed, keras_bridge
@@ -21,8 +20,8 @@ from convoy.engine.data.chunks import Chunk, Placement
 from convoy.engine.data.device_put import to_own
 from convoy.engine.replica_axis import AXIS
 from convoy.engine.state import Variables
-from convoy.engine.step.replicate import SEED_STRIDE
-from convoy.pipeline.stages import calls_of, make_stages
+from convoy.engine.step.replicate import SEED_STRIDE, Roles
+from convoy.pipeline.stages import calls_of, has_gradient, make_stages, stage_assignment
 from convoy.types import PyTree, Shapes
 
 ReplicaValues = dict[int, dict[int, jax.Array]]
@@ -184,7 +183,7 @@ class DeviceLayout:
 
     Args:
         model: model in stages.
-        assignment: stage of every call.
+        variables: variables of the model that its programs use.
         mapping: rank of every stage.
         placement: devices of all replicas.
     """
@@ -192,23 +191,24 @@ class DeviceLayout:
     def __init__(
         self,
         model: keras.Model,
-        assignment: Sequence[int],
+        variables: Variables,
         mapping: Sequence[int],
         placement: PipelinePlacement,
     ) -> None:
-        self.mapping, self.placement = mapping, placement
+        self.variables, self.mapping, self.placement = variables, mapping, placement
+        self.roles = Roles.of(model, variables)
         self.replicas = placement.own
         """The replicas that have a device in this process."""
-        self.stages = make_stages(model, calls_of(model), assignment)
+        self.stages = make_stages(model, calls_of(model), stage_assignment(model) or [])
         self.last = len(self.stages) - 1
         types = {
-            tensor: jnp.dtype(dtype)
+            tensor: jax.ShapeDtypeStruct((), dtype)
             for stage in self.stages
             for call in stage.calls
             for tensor, (_, dtype) in zip(call.outputs, call.output_shapes, strict=True)
         }
         self.with_gradient = [
-            [tensor for tensor in stage.received if jnp.issubdtype(types[tensor], jnp.inexact)]
+            [tensor for tensor in stage.received if has_gradient(types[tensor])]
             for stage in self.stages
         ]
         """The tensors that each stage receives and computes a gradient of."""
@@ -286,47 +286,41 @@ class DeviceLayout:
         offset = SEED_STRIDE * replica & 0xFFFFFFFF
         return np.uint32(offset).astype(seed.dtype)
 
-    def replica_values(self, variables: Variables, seeds: Sequence[bool]) -> ReplicaValues:
-        """Return the values that each replica begins with; each has random seeds of its own.
-
-        Args:
-            variables: variables of the programs.
-            seeds: whether each non-trainable variable is the state of a random generator.
-        """
-        parts = variables.parts
+    def replica_values(self) -> ReplicaValues:
+        """Return the values that each replica begins with; each has random seeds of its own."""
+        parts = self.variables.parts
         found: ReplicaValues = {replica: {} for replica in self.replicas}
         for variable in [*parts.trainable, *parts.non_trainable]:
             split = self.group_of(variable).split(keras_bridge.values([variable])[0])
             for replica, value in split.items():
                 found[replica][id(variable)] = value
-        for variable, is_seed in zip(parts.non_trainable, seeds, strict=True):
+        for variable, is_seed in zip(parts.non_trainable, self.roles.seeds, strict=True):
             for replica in self.group_of(variable).devices if is_seed else ():
                 value = found[replica][id(variable)]
                 found[replica][id(variable)] = value + self.seed_offset(replica, value)
         return found
 
-    def place(self, variables: Variables, slot_ranks: dict[int, list[int]]) -> None:
-        """Move variables to the devices of their stages.
+    def place(self, slot_ranks: dict[int, list[int]]) -> None:
+        """Move the variables to the devices of their stages.
 
         Args:
-            variables: all variables of the programs.
             slot_ranks: ranks that use each of the optimizer's variables, by the variable's id.
         """
-        parts = variables.parts
+        parts = self.variables.parts
         homes: list[list[DeviceGroup]] = []
         for part in parts:
             everywhere = part is parts.metrics or part is parts.numerics
             for variable in part:
                 ranks = slot_ranks.get(id(variable), [self.rank_of(variable)])
                 homes.append(self.groups if everywhere else [self.groups[k] for k in ranks])
-        values, structure = jax.tree.flatten(variables.read())
+        values, structure = jax.tree.flatten(self.variables.read())
         if self.placement.spans_processes:
             values = _agree(values, homes)
         placed = [
             group.put(value) if group.is_local else group.absent(value)
             for group, value in zip(map(self._nearest, homes), values, strict=True)
         ]
-        variables.write(jax.tree.unflatten(structure, placed))
+        self.variables.write(jax.tree.unflatten(structure, placed))
 
     def _nearest(self, groups: list[DeviceGroup]) -> DeviceGroup:
         """Return a group that is in this process, or else the first."""

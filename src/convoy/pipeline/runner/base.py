@@ -24,7 +24,6 @@ from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.observer import Observer
 from convoy.engine.program import output_bytes
 from convoy.engine.state import Mode, Variables
-from convoy.engine.step.replicate import Roles
 from convoy.engine.step.step import Fetch
 from convoy.pipeline.communication import StageCommunication, TensorShapes, transfer_server
 from convoy.pipeline.config import PipelineConfig
@@ -84,13 +83,10 @@ class PipelineRunner(ABC, Generic[Program]):
         assert isinstance(config.placement, PipelinePlacement)
         self.placement: PipelinePlacement = config.placement
         self.variables = Variables(model, mode)
-        self.roles = Roles.of(model, self.variables)
         self.compilation = keras_bridge.compilation(model)
         self.assignment = stage_assignment(model)
         self.schedule = pipeline.schedule_for(model, config.accumulation.count)
-        self.layout = DeviceLayout(
-            model, self.assignment or [], self.schedule.mapping, self.placement
-        )
+        self.layout = DeviceLayout(model, self.variables, self.schedule.mapping, self.placement)
         if self.placement.crosses_processes:
             transfer_server()  # all processes open theirs together
         self.metric_results = jax.jit(lambda metrics: keras_bridge.metric_results(model, metrics))
@@ -107,7 +103,7 @@ class PipelineRunner(ABC, Generic[Program]):
 
     def place(self) -> None:
         """Move the variables to the devices of their stages."""
-        self.layout.place(self.variables, {})
+        self.layout.place({})
 
     def limit_outputs(self, example: Shapes, budget: int, steps_per_execution: int) -> int:
         """Return how many steps of a prediction may keep their outputs on the devices."""
@@ -182,28 +178,18 @@ class PipelineCall(ABC):
     """One device call of a model in stages.
 
     Args:
-        layout: stages and their devices.
-        variables: variables of the programs.
-        roles: roles of the variables in replication.
+        layout: stages, their devices and their variables.
         chunk: data of the call.
         replicas: replicas of this process that run it.
         shapes: shapes of the tensors between stages, if stages are in several processes.
     """
 
     def __init__(
-        self,
-        layout: DeviceLayout,
-        variables: Variables,
-        roles: Roles,
-        chunk: Chunk,
-        replicas: Sequence[int],
-        shapes: TensorShapes,
+        self, layout: DeviceLayout, chunk: Chunk, replicas: Sequence[int], shapes: TensorShapes
     ) -> None:
-        self.layout, self.variables, self.roles = layout, variables, roles
-        self.chunk, self.replicas, self.shapes = chunk, replicas, shapes
-        self.values = layout.replica_values(variables, roles.seeds)
-        metrics = keras_bridge.values(variables.parts.metrics)
-        self.metrics = replica_metrics(metrics, layout, chunk, roles)
+        self.layout, self.chunk, self.replicas, self.shapes = layout, chunk, replicas, shapes
+        self.values = layout.replica_values()
+        self.metrics = replica_metrics(layout, chunk)
         self.communication = StageCommunication(layout, shapes)
         first = layout.groups[layout.mapping[0]]
         self._zero = {r: jax.device_put(np.float32(0), d) for r, d in first.devices.items()}
@@ -262,7 +248,7 @@ class PipelineCall(ABC):
 
     def write_metrics(self) -> Arrays:
         """Assign the metrics of all replicas to their variables, and return them."""
-        layout, variables = self.layout, self.variables.parts.metrics
-        totals = total_metrics(self.metrics, variables, self.roles, layout, self.chunk)
-        keras_bridge.assign(variables, [layout.common_group.put(total) for total in totals])
+        totals = total_metrics(self.metrics, self.layout, self.chunk)
+        placed = [self.layout.common_group.put(total) for total in totals]
+        keras_bridge.assign(self.layout.variables.parts.metrics, placed)
         return totals

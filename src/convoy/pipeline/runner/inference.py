@@ -14,8 +14,7 @@ from convoy.engine.chunk_runner import Outcome
 from convoy.engine.data.chunks import Chunk
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.observer import NULL_OBSERVER, Observer
-from convoy.engine.state import Mode, Variables
-from convoy.engine.step.replicate import Roles
+from convoy.engine.state import Mode
 from convoy.engine.step.step import Fetch
 from convoy.pipeline.communication import LOSS, move
 from convoy.pipeline.config import PipelineConfig
@@ -54,9 +53,7 @@ class InferenceRunner(PipelineRunner[PyTree]):
 
     def run_call(self, chunk: Chunk) -> Outcome:
         stage_programs = self.programs_for(chunk)
-        call = InferenceCall(
-            self.layout, self.variables, self.roles, chunk, stage_programs, self.mode
-        )
+        call = InferenceCall(self.layout, chunk, stage_programs, self.mode)
         call.run()
         metrics = call.finish()
         return call.outputs() if self.mode == "predict" else self.metric_results(metrics)
@@ -79,7 +76,7 @@ class InferenceCall(PipelineCall):
     """One device call: all micro-batches of a chunk, through all stages.
 
     Args:
-        layout, variables, roles, chunk: as of `PipelineCall`.
+        layout, chunk: as of `PipelineCall`.
         stage_programs: programs of all stages.
         mode: `"evaluate"` or `"predict"`.
     """
@@ -87,8 +84,6 @@ class InferenceCall(PipelineCall):
     def __init__(
         self,
         layout: DeviceLayout,
-        variables: Variables,
-        roles: Roles,
         chunk: Chunk,
         stage_programs: StagePrograms[PyTree],
         mode: Mode,
@@ -97,7 +92,7 @@ class InferenceCall(PipelineCall):
         # stages of a replica are in several processes, every replica does.
         every = chunk.sharded or layout.placement.crosses_processes
         replicas = layout.replicas if every else layout.replicas[:1]
-        super().__init__(layout, variables, roles, chunk, replicas, stage_programs.shapes)
+        super().__init__(layout, chunk, replicas, stage_programs.shapes)
         self.programs, self.output_shapes = stage_programs.programs, stage_programs.outputs
         self.mode = mode
         self._unfinished: deque[jax.Array] = deque()
@@ -182,8 +177,8 @@ class InferenceCall(PipelineCall):
 
     def finish(self) -> Arrays:
         """Assign the values that have changed to their variables, and return the metrics."""
-        non_trainable = self.variables.parts.non_trainable
-        for variable, is_seed in zip(non_trainable, self.roles.seeds, strict=True):
+        non_trainable = self.layout.variables.parts.non_trainable
+        for variable, is_seed in zip(non_trainable, self.layout.roles.seeds, strict=True):
             group = self.layout.group_of(variable)
             local = [replica for replica in self.replicas if replica in group.devices]
             if not local:

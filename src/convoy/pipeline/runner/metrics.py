@@ -10,7 +10,6 @@ import keras
 import numpy as np
 from convoy import distributed, keras_bridge
 from convoy.engine.data.chunks import Chunk, shapes
-from convoy.engine.step.replicate import Roles
 from convoy.jaxpr import Atom, Trace
 from convoy.pipeline.device_layout import DeviceLayout
 from convoy.types import Arrays
@@ -21,10 +20,9 @@ _SAME_VALUE = ("convert_element_type", "copy", "reshape", "squeeze", "broadcast_
 _ADDITIONS = {"add": None, "add_any": None, "sub": 0, "scatter-add": 0}
 
 
-def replica_metrics(
-    metrics: Arrays, layout: DeviceLayout, chunk: Chunk, roles: Roles
-) -> dict[int, Arrays]:
+def replica_metrics(layout: DeviceLayout, chunk: Chunk) -> dict[int, Arrays]:
     """Return the metrics that each replica begins with: zero on all but the first."""
+    metrics = keras_bridge.values(layout.variables.parts.metrics)
     group = layout.last_group
 
     def initial(replica: int) -> Arrays:
@@ -33,20 +31,15 @@ def replica_metrics(
             return values
         return [
             jnp.zeros_like(value) if aggregation == "sum" else value
-            for value, aggregation in zip(values, roles.aggregations, strict=True)
+            for value, aggregation in zip(values, layout.roles.aggregations, strict=True)
         ]
 
     return {replica: initial(replica) for replica in group.devices}
 
 
-def total_metrics(
-    metrics: dict[int, Arrays],
-    variables: list[keras.Variable],
-    roles: Roles,
-    layout: DeviceLayout,
-    chunk: Chunk,
-) -> Arrays:
+def total_metrics(metrics: dict[int, Arrays], layout: DeviceLayout, chunk: Chunk) -> Arrays:
     """Return the metrics of all replicas, the same in every process."""
+    variables = layout.variables.parts.metrics
     # An incomplete batch ran alike on every replica, so it counts once.
     counted = [own for replica, own in metrics.items() if chunk.sharded or replica == 0]
     device = layout.common_group.first_device
@@ -62,7 +55,7 @@ def total_metrics(
         totals = [jax.device_put(total, device) for total in everywhere]
     return [
         total if aggregation == "sum" or not chunk.sharded else total / layout.placement.replicas
-        for total, aggregation in zip(totals, roles.aggregations, strict=True)
+        for total, aggregation in zip(totals, layout.roles.aggregations, strict=True)
     ]
 
 

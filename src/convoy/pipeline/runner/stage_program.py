@@ -54,11 +54,24 @@ from jax.extend.core import JaxprEqn, Var
 GradientCounts = tuple[jax.Array, ...]
 """Number of large elements and of all elements of the gradients; empty without loss scaling."""
 
-OutputGradients = Sequence[Sequence[jax.Array]]
-"""For each output, the gradients that its readers have sent; none for integers."""
-
 Residuals = PyTree
 """The computed and the existing residuals, or the inputs of a stage with checkpointing."""
+
+
+class BackwardInputs(NamedTuple):
+    """Inputs of a backward pass, or of either half.
+
+    Attributes:
+        trainable: values of the trainable variables.
+        residuals: residuals of the forward pass.
+        gradients: for each output, the gradients that its readers have sent; none for integers.
+        factor: loss scale; `None` if the loss is not scaled.
+    """
+
+    trainable: Arrays
+    residuals: Residuals
+    gradients: Sequence[Sequence[jax.Array]]
+    factor: jax.Array | None
 
 
 class ForwardResult(NamedTuple):
@@ -140,10 +153,10 @@ class StageProgram:
         self.function, self.fetch, self.scale, self.recompute = function, fetch, scale, recompute
         self.loss_scale, self.records = loss_scale, records
         self.run_forward = program("forward", jax.jit(self._forward))
-        self.backward = program("backward", jax.jit(self._backward, donate_argnums=(4, 5)))
+        self.backward = program("backward", jax.jit(self._backward, donate_argnums=(1, 2)))
         self.backward_input = program("backward input", jax.jit(self._backward_input))
         self.backward_weights = program(
-            "backward weights", jax.jit(self._backward_weights, donate_argnums=(5, 6))
+            "backward weights", jax.jit(self._backward_weights, donate_argnums=(2, 3))
         )
         self._transform = transform
         self._stage_trace: StageTrace | None = None
@@ -277,18 +290,12 @@ class StageProgram:
         work = dummy_work((trainable, received, inputs))
         return jax.tree.unflatten(traced.structure, results), computed, work
 
-    def _backward_values(
-        self,
-        trainable: Arrays,
-        residuals: Residuals,
-        gradients: OutputGradients,
-        factor: jax.Array | None,
-    ) -> Values:
+    def _backward_values(self, inputs: BackwardInputs) -> Values:
         """Return the values from which the backward pass begins."""
-        traced = self._traced
+        traced, (trainable, residuals, gradients, factor) = self._traced, inputs
         if self.recompute:
-            received, inputs = residuals
-            data_last = _data_last(inputs.with_batch(self.fetch))
+            received, stage_inputs = residuals
+            data_last = _data_last(stage_inputs.with_batch(self.fetch))
             values = self._input_values(trainable, received, data_last)
         else:
             values = self._input_values(trainable)
@@ -300,47 +307,25 @@ class StageProgram:
         return values
 
     def _backward(
-        self,
-        trainable: Arrays,
-        residuals: Residuals,
-        gradients: OutputGradients,
-        factor: jax.Array | None,
-        accumulators: Arrays,
-        counts: GradientCounts,
+        self, inputs: BackwardInputs, accumulators: Arrays, counts: GradientCounts
     ) -> tuple[Arrays, Arrays, GradientCounts, jax.Array | None]:
-        traced = self._traced
-        values = self._backward_values(trainable, residuals, gradients, factor)
-        evaluate(traced.backward, values)
-        received = [read(atom, values) for atom in traced.received_gradients]
+        values = self._backward_values(inputs)
+        evaluate(self._traced.backward, values)
+        received = [read(atom, values) for atom in self._traced.received_gradients]
         return received, *self._accumulate(values, accumulators, counts), self._done()
 
-    def _backward_input(
-        self,
-        trainable: Arrays,
-        residuals: Residuals,
-        gradients: OutputGradients,
-        factor: jax.Array | None,
-    ) -> tuple[Arrays, Arrays, jax.Array | None]:
-        traced = self._traced
-        values = self._backward_values(trainable, residuals, gradients, factor)
-        evaluate(traced.backward_input, values)
-        received = [read(atom, values) for atom in traced.received_gradients]
-        return received, [values[var] for var in traced.shared], self._done()
+    def _backward_input(self, inputs: BackwardInputs) -> tuple[Arrays, Arrays, jax.Array | None]:
+        values = self._backward_values(inputs)
+        evaluate(self._traced.backward_input, values)
+        received = [read(atom, values) for atom in self._traced.received_gradients]
+        return received, [values[var] for var in self._traced.shared], self._done()
 
     def _backward_weights(
-        self,
-        trainable: Arrays,
-        residuals: Residuals,
-        gradients: OutputGradients,
-        factor: jax.Array | None,
-        shared: Arrays,
-        accumulators: Arrays,
-        counts: GradientCounts,
+        self, inputs: BackwardInputs, shared: Arrays, accumulators: Arrays, counts: GradientCounts
     ) -> tuple[Arrays, GradientCounts, jax.Array | None]:
-        traced = self._traced
-        values = self._backward_values(trainable, residuals, gradients, factor)
-        values.update(zip(traced.shared, shared, strict=True))
-        evaluate(traced.backward_weights, values)
+        values = self._backward_values(inputs)
+        values.update(zip(self._traced.shared, shared, strict=True))
+        evaluate(self._traced.backward_weights, values)
         return *self._accumulate(values, accumulators, counts), self._done()
 
     def _accumulate(

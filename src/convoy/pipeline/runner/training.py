@@ -16,15 +16,13 @@ from convoy.engine.data.chunks import Chunk
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.observer import NULL_OBSERVER, Observer
 from convoy.engine.prepared_model import PreparedModel
-from convoy.engine.state import Variables
-from convoy.engine.step.replicate import Roles
 from convoy.engine.step.step import Fetch
 from convoy.pipeline.communication import StageCommunication
 from convoy.pipeline.config import PipelineConfig
 from convoy.pipeline.device_layout import DeviceLayout, ReplicaValues
 from convoy.pipeline.runner.base import PipelineCall, PipelineRunner, StagePrograms
 from convoy.pipeline.runner.stage_function import StageFunction, Transform
-from convoy.pipeline.runner.stage_program import OutputGradients, Residuals, StageProgram
+from convoy.pipeline.runner.stage_program import BackwardInputs, StageProgram
 from convoy.pipeline.runner.update import (
     PipelineUpdate,
     RankUpdate,
@@ -86,7 +84,7 @@ class TrainingRunner(PipelineRunner[StageProgram]):
         for rank, update in enumerate(self.rank_updates):
             for variable in update.variables:
                 slot_ranks.setdefault(id(variable), []).append(rank)
-        self.layout.place(self.variables, slot_ranks)
+        self.layout.place(slot_ranks)
 
     def run_call(self, chunk: Chunk) -> Outcome:
         update = PipelineUpdate(
@@ -97,8 +95,6 @@ class TrainingRunner(PipelineRunner[StageProgram]):
         schedule = self.schedule if chunk.sharded else generate(DEFAULT, stages, 1, mapping)
         call = TrainingCall(
             self.layout,
-            self.variables,
-            self.roles,
             chunk,
             self.programs_for(chunk),
             schedule,
@@ -136,7 +132,7 @@ class TrainingCall(PipelineCall):
     """One device call: some weight updates, without waiting for any of them.
 
     Args:
-        layout, variables, roles, chunk: as of `PipelineCall`.
+        layout, chunk: as of `PipelineCall`.
         stage_programs: programs of all stages.
         schedule: schedule of one weight update.
         update: weight updates of the call.
@@ -153,7 +149,7 @@ class TrainingCall(PipelineCall):
     #     dispatched   0F0  0F1 1F0  1B0  0B0 1F1  1B1  0F2  0B1 1F2  1B2  0B2   weight update
     #
     # Between the forward and the backward pass of a micro-batch, `kept` holds the residuals of its
-    # stage. With a backward pass in two halves (I and W) it holds the arguments of I and the values
+    # stage. With a backward pass in two halves (I and W) it holds the inputs of I and the values
     # that W reads from I, until W has run:
     #
     #     F ---- residuals ----> B                F ---- residuals ----> I ---- shared ----> W
@@ -161,22 +157,20 @@ class TrainingCall(PipelineCall):
     def __init__(
         self,
         layout: DeviceLayout,
-        variables: Variables,
-        roles: Roles,
         chunk: Chunk,
         stage_programs: StagePrograms[StageProgram],
         schedule: Schedule,
         update: PipelineUpdate,
         accumulation_dtype: str | None,
     ) -> None:
-        super().__init__(layout, variables, roles, chunk, layout.replicas, stage_programs.shapes)
+        super().__init__(layout, chunk, layout.replicas, stage_programs.shapes)
         self.programs, self.schedule, self.update = stage_programs.programs, schedule, update
         self.timeline: Timeline | None = None
         self.first = 0
         """Index of the weight update's first micro-batch in the chunk."""
         self.kept: dict[tuple[int, int, int], PyTree] = {}
         self.accumulators: ReplicaValues = {replica: {} for replica in self.replicas}
-        for v in variables.parts.trainable:
+        for v in layout.variables.parts.trainable:
             zeros = np.zeros(v.shape, jnp.dtype(accumulation_dtype or v.dtype))
             for replica, device in layout.group_of(v).devices.items():
                 self.accumulators[replica][id(v)] = jax.device_put(zeros, device)
@@ -221,32 +215,30 @@ class TrainingCall(PipelineCall):
 
     def _backward(self, action: Action, replica: int) -> jax.Array | None:
         received, *added, done = self.programs[action.stage].backward(
-            *self._backward_arguments(action, replica), *self._accumulators(action.stage, replica)
+            self._backward_inputs(action, replica), *self._accumulators(action.stage, replica)
         )
         self._store_accumulators(action.stage, replica, *added)
         self.communication.send_backward(action.stage, action.micro_batch, replica, received)
         return done
 
     def _backward_input(self, action: Action, replica: int) -> jax.Array | None:
-        arguments = self._backward_arguments(action, replica)
-        received, shared, done = self.programs[action.stage].backward_input(*arguments)
-        self.kept[replica, action.stage, action.micro_batch] = arguments, shared
+        inputs = self._backward_inputs(action, replica)
+        received, shared, done = self.programs[action.stage].backward_input(inputs)
+        self.kept[replica, action.stage, action.micro_batch] = inputs, shared
         self.communication.send_backward(action.stage, action.micro_batch, replica, received)
         return done
 
     def _backward_weights(self, action: Action, replica: int) -> jax.Array | None:
-        arguments, shared = self.kept.pop((replica, action.stage, action.micro_batch))
+        inputs, shared = self.kept.pop((replica, action.stage, action.micro_batch))
         *added, done = self.programs[action.stage].backward_weights(
-            *arguments, shared, *self._accumulators(action.stage, replica)
+            inputs, shared, *self._accumulators(action.stage, replica)
         )
         self._store_accumulators(action.stage, replica, *added)
         return done
 
-    def _backward_arguments(
-        self, action: Action, replica: int
-    ) -> tuple[Arrays, Residuals, OutputGradients, jax.Array | None]:
+    def _backward_inputs(self, action: Action, replica: int) -> BackwardInputs:
         stage, micro_batch = action.stage, action.micro_batch
-        return (
+        return BackwardInputs(
             self.trainable(stage, replica),
             self.kept.pop((replica, stage, micro_batch)),
             self.communication.receive_backward(stage, micro_batch, replica),
@@ -267,11 +259,9 @@ class TrainingCall(PipelineCall):
 
     def finish(self) -> Arrays:
         """Assign all values to their variables, and return those of the metrics."""
-        seeds = {
-            id(v)
-            for v, is_seed in zip(self.variables.parts.non_trainable, self.roles.seeds, strict=True)
-            if is_seed
-        }
+        non_trainable = self.layout.variables.parts.non_trainable
+        roles = zip(non_trainable, self.layout.roles.seeds, strict=True)
+        seeds = {id(variable) for variable, is_seed in roles if is_seed}
         for rank, group in self.layout.local_groups:
             first = next(iter(group.devices))
             update = self.update.rank_updates[rank]
