@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import pytest
 from convoy.configuration import (
@@ -50,6 +50,24 @@ class Run(Configuration):
     def __post_init__(self):
         if self.model == "none":
             raise ValueError("There is no model.")
+
+
+@dataclass(frozen=True)
+class Described(Configuration, all_flags=True):
+    """Fields that are flags without an `Option`.
+
+    first group:
+        rate: learning rate,
+            at the first step
+        kind: one of some
+
+    second group:
+        count: how many
+    """
+
+    rate: float = 0.1
+    kind: Literal["ON", "off"] | None = None
+    count: Annotated[Count, Option(aliases=("number",))] = 1
 
 
 def run(**values):
@@ -140,6 +158,28 @@ def test_help_has_groups_aliases_and_defaults(capsys):
     assert "data:\n" in shown
     assert "network (default: toy)" in shown
     assert "--schedule {const,cosine}" in shown
+
+
+def test_a_docstring_describes_the_flags_of_a_schema_in_groups(capsys):
+    parser = Parser(prog="run")
+    add_flags(parser, Described, Described())
+    parser.print_help()
+    shown = capsys.readouterr().out
+    assert "learning rate, at the first step (default: 0.1)" in shown
+    assert "--kind {ON,off}" in shown
+    assert shown.index("first group:") < shown.index("learning rate") < shown.index("second group:")
+    assert shown.index("second group:") < shown.index("--count N, --number N")
+
+
+def test_literals_are_accepted_in_any_case():
+    assert [read(Described, {"kind": kind}).kind for kind in ("on", "OFF", None)] == [
+        *("ON", "off"),
+        None,
+    ]
+    with pytest.raises(
+        ConfigurationError, match=r"^kind: 'of' is not one of ON, off\. Did you mean"
+    ):
+        read(Described, {"kind": "of"})
 
 
 def test_options_are_found_by_field():

@@ -13,6 +13,9 @@ those of its fields that are flags:
     flags = vars(parser.parse_args(words))
     training = read(Training, read_yaml(path) | flags, flags=True)
 
+In a schema with `all_flags=True` every field is a flag, and the class's docstring describes them: a
+section for each group of flags, with a line for each field.
+
 A schema may contain other schemas. `add_flags` adds flags for their fields too, and `override`
 puts the given ones into the nested values of a file.
 """
@@ -27,7 +30,17 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import yaml
 from convoy_command.parser import Parser, suggestion
@@ -63,21 +76,33 @@ _RANGES = {
 
 
 class Configuration:
-    """Base class of schemas: refuses unknown keys, and accepts aliases and `-` for `_` in keys."""
+    """Base class of schemas: refuses unknown keys, and accepts aliases and `-` for `_` in keys.
 
+    Subclass arguments:
+        all_flags: whether each field is a flag, also without an `Option`.
+    """
+
+    _all_flags: ClassVar[bool] = False
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
+
+    def __init_subclass__(cls, *, all_flags: bool = False) -> None:
+        cls._all_flags = all_flags or cls._all_flags
 
     @model_validator(mode="before")
     @classmethod
     def _field_names(cls, values: Any) -> Any:
-        """Replace the keys of a mapping by the names of the fields that they mean."""
+        """Replace keys by the names of their fields, and choices by their exact spelling."""
         if not isinstance(values, Mapping):
             return values
         keys = accepted_keys(cast(Any, cls))
         for key in map(str, values):
             if key.replace("-", "_") not in keys:
                 raise PydanticCustomError("unknown_key", "{key}", {"key": key, "schema": cls})
-        return {keys[str(key).replace("-", "_")]: value for key, value in values.items()}
+        named = {keys[str(key).replace("-", "_")]: value for key, value in values.items()}
+        for name, choices in _literals(cast(Any, cls)).items():
+            if isinstance(value := named.get(name), str):
+                named[name] = next((c for c in choices if c.lower() == value.lower()), value)
+        return named
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,14 +110,14 @@ class Option:
     """The description of a field as a command-line flag.
 
     Attributes:
-        help: one line for the help text.
-        group: title under which the flag is listed in the help text.
+        help: one line for the help text; by default what the schema's docstring says.
+        group: title under which the flag is listed; by default that of the docstring's section.
         aliases: other names of the flag, without dashes in front.
         choices: valid values, if only some are; upper and lower case are not distinguished.
         no_effect: the reason why the flag changes nothing, if it is only accepted.
     """
 
-    help: str
+    help: str = ""
     group: str = ""
     aliases: tuple[str, ...] = ()
     choices: Iterable[Any] = ()
@@ -110,10 +135,12 @@ class Option:
         known = {str(choice).lower(): choice for choice in self.choices}
         if value is None or str(value).lower() in known:
             return known.get(str(value).lower())
-        names = [str(choice) for choice in self.choices]
-        raise ValueError(
-            f"{value!r} is not one of {', '.join(names)}{suggestion(str(value), names)}"
-        )
+        raise ValueError(_not_one_of(value, map(str, self.choices)))
+
+
+def _not_one_of(value: Any, known: Iterable[str]) -> str:
+    names = list(known)
+    return f"{value!r} is not one of {', '.join(names)}{suggestion(str(value), names)}"
 
 
 def _no_boolean(value: Any) -> Any:
@@ -142,6 +169,7 @@ def _parsed_mapping(value: Any) -> Any:
 
 
 Whole = Annotated[int, BeforeValidator(_no_boolean)]
+WholeNotNegative = Annotated[Whole, Field(ge=0)]
 Count = Annotated[Whole, Field(ge=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 ExactFraction = Annotated[Fraction, BeforeValidator(_fraction)]
@@ -208,6 +236,8 @@ def _describe(problem: ErrorDetails, flags: bool) -> str:
         return f"{name} {value}: pass {_RANGES[kind].format(**context)}."
     if kind in _PROBLEMS:
         text = f"{value!r} {_PROBLEMS[kind]}."
+    elif kind == "literal_error":
+        text = _not_one_of(value, re.findall("'([^']*)'", context["expected"]))
     elif kind == "value_error":
         text = str(context["error"])
     else:
@@ -260,7 +290,7 @@ def add_flags(parser: Parser, schema: type[Configuration], defaults: Any = None)
             groups[option.group] = parser.add_argument_group(option.group)
         default = getattr(defaults, path, None)
         shown = "" if default in (None, []) else f" (default: {default})"
-        choices = [str(choice) for choice in option.choices]
+        choices = [str(choice) for choice in option.choices or _literal(kind)]
         settings: dict[str, Any] = {
             "dest": path,
             "default": argparse.SUPPRESS,
@@ -302,18 +332,58 @@ def accepted_keys(schema: Any) -> dict[str, str]:
     return keys
 
 
+@functools.cache
+def _literals(schema: Any) -> dict[str, tuple[str, ...]]:
+    """Return the choices of each field whose type is a `Literal`."""
+    kinds = {name: _plain(hint) for name, hint in _hints(schema).items()}
+    return {name: _literal(kind) for name, kind in kinds.items() if _literal(kind)}
+
+
+def _literal(kind: Any) -> tuple[str, ...]:
+    return get_args(kind) if get_origin(kind) is Literal else ()
+
+
+def _hints(schema: Any) -> dict[str, Any]:
+    hints = get_type_hints(schema, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(schema)}
+
+
 def flag_name(field: str) -> str:
     return f"--{field.replace('_', '-')}"
 
 
 def _options(schema: type[Configuration], path: str = "") -> Iterator[tuple[str, Option, Any]]:
     """Yield the path, the option and the type, without `None`, of each field that is a flag."""
-    for name, hint in get_type_hints(schema, include_extras=True).items():
+    described = _described(schema)
+    for name, hint in _hints(schema).items():
         if isinstance(hint, type) and issubclass(hint, Configuration):
             yield from _options(hint, f"{path}{name}.")
         option = next((part for part in _metadata(hint) if isinstance(part, Option)), None)
+        if option is None and schema._all_flags:
+            option = Option()
         if option is not None:
+            group, help = described.get(name, ("", ""))
+            option = dataclasses.replace(
+                option, help=option.help or help, group=option.group or group
+            )
             yield f"{path}{name}", option, _plain(hint)
+
+
+def _described(schema: type[Configuration]) -> dict[str, tuple[str, str]]:
+    """Return the section and the text of each field that docstrings of a schema describe."""
+    found: dict[str, tuple[str, str]] = {}
+    section = name = ""
+    for line in (line for base in schema.__mro__ for line in (base.__doc__ or "").splitlines()):
+        text = line.strip()
+        indent = len(line) - len(line.lstrip())
+        if indent == 4:
+            section, name = text.removesuffix(":"), ""
+        elif indent == 8 and ": " in text:
+            name, _, text = text.partition(": ")
+            found.setdefault(name, (section, text))
+        elif text and name:
+            found[name] = section, f"{found[name][1]} {text}"
+    return found
 
 
 def _metadata(hint: Any) -> tuple[Any, ...]:

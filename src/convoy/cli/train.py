@@ -21,6 +21,7 @@ PROGRAM = "convoy train"
 def make_parser(program: str = PROGRAM) -> Parser:
     parser = Parser(
         prog=program,
+        usage=f"{program} [--flag value ...]",
         description="Train and validate an image classifier.",
         epilog="A first run, on digits that come with the package:\n"
         "  convoy train --model cifar_resnet8 --dataset digits --precision 32.32 \\\n"

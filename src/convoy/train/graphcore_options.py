@@ -3,75 +3,68 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 from convoy.configuration import Option, Whole
 from convoy.train.options import ListOf, Options
 from convoy.train.run_settings import count_stages
 
-_ignored = partial(Option, group="accepted for compatibility, without effect")
-_compiler = partial(_ignored, no_effect="XLA decides")
-_hardware = partial(_ignored, no_effect="it configures IPU hardware")
+_XLA = Option(no_effect="XLA decides")
+_HARDWARE = Option(no_effect="it configures IPU hardware")
 
 
 @dataclass(frozen=True)
 class GraphcoreOptions(Options):
-    """The options of `convoy train` with those that only commands written for IPUs use."""
+    """The options of `convoy train` with those that only commands written for IPUs use.
 
-    on_demand: Annotated[bool, _hardware("attach late")] = True
-    ckpt_all_instances: Annotated[
-        bool,
-        _ignored("checkpoints of every process", no_effect="the first process writes them"),
-    ] = False
+    accepted for compatibility, without effect:
+        on_demand: attach late
+        ckpt_all_instances: checkpoints of every process
+        accelerator_side_reduction: reduce metrics on the device
+        optimizer_state_offloading: optimizer state off the chip
+        nanoo: NaN on overflow
+        fused_preprocessing: fused normalisation
+        half_partials: 16-bit partial sums
+        internal_exchange_optimization_target: compiler target
+        max_cross_replica_buffer_size: bytes of gradients per all-reduce
+        max_reduce_many_buffer_size: bytes per reduction
+        conv_dithering: dither convolutions
+        gather_conv_output: gather outputs
+        min_remote_tensor_size: bytes kept on the chip
+        stable_norm: stable norm statistics
+        available_memory_proportion: memory for convolutions
+        scheduling_algorithm: compiler schedule
+        prefetch_depth: prefetched batches
+        pipeline_validation_model: validate in stages
+    """
+
+    on_demand: Annotated[bool, _HARDWARE] = True
+    ckpt_all_instances: Annotated[bool, Option(no_effect="the first process writes them")] = False
     accelerator_side_reduction: Annotated[
-        bool,
-        _ignored(
-            "reduce metrics on the device", no_effect="metrics are always reduced on the device"
-        ),
+        bool, Option(no_effect="metrics are always reduced on the device")
     ] = False
-    optimizer_state_offloading: Annotated[bool, _hardware("optimizer state off the chip")] = True
-    nanoo: Annotated[
-        bool,
-        _ignored("NaN on overflow", no_effect="overflow is always infinite, as in IEEE 754"),
-    ] = False
-    fused_preprocessing: Annotated[bool, _compiler("fused normalisation")] = False
-    half_partials: Annotated[bool, _compiler("16-bit partial sums")] = False
+    optimizer_state_offloading: Annotated[bool, _HARDWARE] = True
+    nanoo: Annotated[bool, Option(no_effect="overflow is always infinite, as in IEEE 754")] = False
+    fused_preprocessing: Annotated[bool, _XLA] = False
+    half_partials: Annotated[bool, _XLA] = False
     internal_exchange_optimization_target: Annotated[
-        str | None, _hardware("compiler target", choices=("cycles", "memory", "balanced"))
+        Literal["cycles", "memory", "balanced"] | None, _HARDWARE
     ] = None
-    max_cross_replica_buffer_size: Annotated[
-        Whole, _hardware("bytes of gradients per all-reduce")
-    ] = 0
-    max_reduce_many_buffer_size: Annotated[Whole, _hardware("bytes per reduction")] = 0
-    conv_dithering: Annotated[bool, _hardware("dither convolutions")] = False
-    gather_conv_output: Annotated[bool, _hardware("gather outputs")] = False
-    min_remote_tensor_size: Annotated[Whole, _hardware("bytes kept on the chip")] = 128
+    max_cross_replica_buffer_size: Annotated[Whole, _HARDWARE] = 0
+    max_reduce_many_buffer_size: Annotated[Whole, _HARDWARE] = 0
+    conv_dithering: Annotated[bool, _HARDWARE] = False
+    gather_conv_output: Annotated[bool, _HARDWARE] = False
+    min_remote_tensor_size: Annotated[Whole, _HARDWARE] = 128
     stable_norm: Annotated[
-        bool,
-        _ignored(
-            "stable norm statistics", no_effect="statistics are always computed in two passes"
-        ),
+        bool, Option(no_effect="statistics are always computed in two passes")
     ] = False
-    available_memory_proportion: Annotated[ListOf[float], _hardware("memory for convolutions")] = (
-        field(default_factory=list)
-    )
+    available_memory_proportion: Annotated[ListOf[float], _HARDWARE] = field(default_factory=list)
     scheduling_algorithm: Annotated[
-        str,
-        _hardware(
-            "compiler schedule",
-            choices=("CHOOSE_BEST", "CLUSTERING", "POST_ORDER", "LOOK_AHEAD", "SHORTEST_PATH"),
-        ),
+        Literal["CHOOSE_BEST", "CLUSTERING", "POST_ORDER", "LOOK_AHEAD", "SHORTEST_PATH"], _HARDWARE
     ] = "CHOOSE_BEST"
-    prefetch_depth: Annotated[
-        Whole, _ignored("prefetched batches", no_effect="the engine decides")
-    ] = 1
+    prefetch_depth: Annotated[Whole, Option(no_effect="the engine decides")] = 1
     pipeline_validation_model: Annotated[
-        bool,
-        _ignored(
-            "validate in stages",
-            no_effect="validation runs the complete model on every device, with the same result",
-        ),
+        bool, Option(no_effect="validation runs the complete model on every device")
     ] = False
 
     def __post_init__(self) -> None:

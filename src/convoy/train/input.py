@@ -9,11 +9,11 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import keras
 import numpy as np
-from convoy.data.augment import Border, Output, Transformation
+from convoy.data.augment import Output, Transformation
 from convoy.data.batches import AlternatingFlip, Batch, Batches, Order, SequentialOrder
 from convoy.data.catalog import DatasetInfo, Split, load, synthetic_split
 from convoy.data.image_batches import BatchRequest, ImageBatches, ImageBatchJob, OnDamage
@@ -196,7 +196,7 @@ def training_transformation(plan: RunPlan) -> Transformation:
         and info.name != "imagenet"
         and not options.accelerator_side_preprocess,
         crop=augments and bool(info.crop_padding),
-        border=cast(Border, options.crop_border),
+        border=options.crop_border,
         rand_augment=options.rand_augment if options.synthetic_data is None else 0.0,
         mixup=options.mixup,
         cutmix=options.cutmix,
@@ -261,7 +261,7 @@ def _workers(plan: RunPlan) -> int:
 
 
 def _on_damage(plan: RunPlan) -> OnDamage:
-    return cast(OnDamage, plan.options.damaged_images)
+    return plan.options.damaged_images
 
 
 def _say(name: str) -> None:

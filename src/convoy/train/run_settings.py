@@ -6,12 +6,12 @@ import importlib.util
 import random
 import warnings
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from convoy import configuration
 from convoy.batch_config import BatchConfig
 from convoy.configuration import check, flag_name
-from convoy.data.catalog import CHANNELS, DATASETS, DatasetInfo, Normalisation
+from convoy.data.catalog import CHANNELS, DATASETS, DatasetInfo
 from convoy.train.host_events import HostEvents, check_frequencies, plan_events
 from convoy.train.normalization import check_norm
 from convoy.train.options import Options
@@ -178,7 +178,7 @@ def _info(options: Options) -> DatasetInfo:
             f"--normalisation {options.normalisation} is for images of 3 channels, but those of "
             f"{info.name} have {channels}."
         )
-    return replace(info, normalisation=cast(Normalisation, options.normalisation))
+    return replace(info, normalisation=options.normalisation)
 
 
 def count_stages(splits: list[str]) -> int:
