@@ -1,9 +1,9 @@
-"""How long training stands still for a checkpoint of ResNet-50 with momentum.
+"""Time that training stops for a checkpoint of ResNet-50 with momentum.
 
-Side by side, taking turns in one run of `fit`: a save as `convoy.Checkpoints` makes it, which
-takes the state and writes it while training goes on; and the same save waited for. Expected:
-under 5 % of the waiting one. Also the time of the device call after a save, beside that of others:
-what writing takes from training. Five minutes on two cores:
+Compares, in turns in one run of `fit`, a save by `convoy.Checkpoints`, which copies the state and
+writes it while training continues, with a save that blocks. Expected: under 5 % of the time of the
+blocking save. Also measures the device call after a save, to show how much writing slows down
+training. Five minutes on two cores:
 
     python -m benchmarks.checkpoint
 """

@@ -1,11 +1,11 @@
-"""ResNet-8 on CIFAR-10: the recipe `cifar10_resnet8`, and the same recipe in PyTorch.
+"""Accuracy of ResNet-8 on CIFAR-10: the recipe `cifar10_resnet8`, and the same recipe in PyTorch.
 
-Expected: the mean accuracies over the seeds are within a point of each other. Seven
-minutes for each seed and program on two cores:
+Expected: the mean accuracies over the seeds differ by less than one point. Seven minutes per seed
+and program on two cores:
 
     .venv/bin/python -m benchmarks.cifar10 DIR --seeds 1 2 3
 
-DIR has CIFAR-10 in one of the formats that `convoy train` reads.
+DIR contains CIFAR-10 in one of the formats that `convoy train` reads.
 """
 
 from __future__ import annotations

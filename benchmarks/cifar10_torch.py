@@ -1,7 +1,7 @@
 """The recipe `cifar10_resnet8` in PyTorch: same network, batches, schedule, decay, augmentation.
 
-Started by `cifar10.py` in torch's environment, with a file of arrays, a seed and how many epochs;
-prints the accuracy on the held-out images and the seconds that training took.
+Started by `cifar10.py` in torch's environment, with a file of arrays, a seed and a number of
+epochs. Prints the validation accuracy and the training time in seconds.
 """
 
 from __future__ import annotations

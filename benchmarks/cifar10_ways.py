@@ -1,13 +1,13 @@
-"""The four ways of `examples/cifar10`, pass by pass, beside stock Keras with the same updates.
+"""Accuracy of the four scripts of `examples/cifar10` compared with stock Keras, epoch by epoch.
 
     .venv/bin/python -m benchmarks.cifar10_ways DIR --passes 5
 
-Expected: after each pass through the data the held-out accuracy of a way is that of stock Keras
-with as many images to an update and the same step, give or take what another order of the images
-makes (some points in the first passes, less later). A minute or two for each pass on two cores.
+Expected: after each epoch, the validation accuracy of a script equals that of stock Keras with the
+same global batch size and learning rate, up to the effect of another sample order (some points in
+the first epochs, less later). One to two minutes per epoch on two cores.
 
-DIR has CIFAR-10 in one of the formats that `convoy train` reads. The networks and functions are
-those of the scripts; all begin with the same seed.
+DIR contains CIFAR-10 in one of the formats that `convoy train` reads. The networks and functions
+are those of the scripts; all start with the same seed.
 """
 
 from __future__ import annotations

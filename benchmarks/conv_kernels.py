@@ -1,13 +1,13 @@
-"""Operations on a CPU: JAX alone against Convoy's kernels, in a device loop and out of it.
+"""Speed of CPU operations with and without Convoy's kernels, inside and outside of a device loop.
 
 Run:    python benchmarks/conv_kernels.py     (ten minutes or more: JAX alone in a loop is slow)
-Expect: ratios of 1 or more in every row; above 10 for weight gradients in a
-        loop and for max pooling's gradient.
+Expect: ratios of 1 or more in every row; above 10 for weight gradients in a loop and for the
+        gradient of max pooling.
 
-Both sides are compiled first and then measured in turn, so that whatever else the machine does
-hits both alike. A row shows the median over the rounds of (JAX alone / Convoy), and the lowest and
-highest ratio. Times are CPU seconds of the process where `--cpu-time` is given, which is the thing
-to look at on a machine that others use too; otherwise seconds on the clock.
+Both variants are compiled first and then measured in turns, so that noise of the machine affects
+both. A row shows the median over the rounds of (JAX alone / Convoy), and the lowest and highest
+ratio. With `--cpu-time`, times are CPU seconds of the process, which are more reliable on a shared
+machine; otherwise they are wall-clock seconds.
 """
 
 import argparse

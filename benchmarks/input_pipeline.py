@@ -1,10 +1,10 @@
-"""How many images a second each core gets ready: Convoy, `tf.data` and torch's `DataLoader`.
+"""Images per CPU-second of input pipelines: Convoy, `tf.data` and torch's `DataLoader`.
 
-The same images (JPEGs of the sizes of ImageNet's), the same work: read, decode, a random part of
-random shape brought to 224 x 224, mirrored at random, batches of 64 as bytes. In turns in one run.
-A second of a core is a second in which one of the peer's threads or processes had one: other
-programs on the machine take time from a peer, but not from this figure.
-Expected: Convoy is not slower than either. Five minutes on two cores:
+All read the same JPEGs, of the sizes of ImageNet's, and do the same work: read, decode, random
+resized crop to 224 x 224, random flip, batches of 64 as bytes. They take turns in one run. A
+CPU-second counts only the time in which a thread or process of the pipeline runs, so other programs
+on the machine do not change the result. Expected: Convoy is not slower than either. Five minutes on
+two cores:
 
     .venv/bin/python -m benchmarks.input_pipeline
 """

@@ -1,8 +1,8 @@
-"""One peer of `input_pipeline.py`: makes batches of images as fast as it can, when asked to.
+"""One input pipeline of `input_pipeline.py`, in its own process: prepares batches on request.
 
-Started with the name of a pipeline, the folder of the data, and how many cores there are. Answers
-"ready" when it has made its first batches, and then each line on its input, a number of seconds,
-with the images it has made in a second.
+Started with the name of a pipeline, the folder of the data and the number of cores. Prints "ready"
+after the first batches. For each line of input, a number of seconds, it prepares batches for that
+time and prints the images per second.
 """
 
 from __future__ import annotations

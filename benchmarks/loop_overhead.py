@@ -1,12 +1,12 @@
-"""Host time per training step of a tiny model: stock Keras beside Convoy.
+"""Host time per training step of a tiny model: stock Keras and Convoy.
 
     .venv/bin/python benchmarks/loop_overhead.py
 
-The model's arithmetic takes a few microseconds, so nearly all of a step is what the host does
-around it. Every variant trains the same model on the same data; the variants take turns, round by
-round, so that a noisy machine hits all alike. The table gives the median over rounds and, in
-brackets, the smallest and the largest. Expected: at N = 100 at least 10 times less than stock
-Keras at the same N, and at N = 1 not more than stock.
+The arithmetic of the model takes a few microseconds, so nearly all of a step is host overhead. All
+variants train the same model on the same data and take turns, round by round, so that noise of the
+machine affects all. The table gives the median over rounds and, in brackets, the smallest and the
+largest. Expected: at N = 100 at least 10x lower than stock Keras at the same N, and at N = 1 not
+higher.
 """
 
 import argparse

@@ -1,15 +1,15 @@
-"""The five scripts of the MNIST example, beside stock Keras on TensorFlow.
+"""Time and accuracy of the five scripts of the MNIST example, and of stock Keras on TensorFlow.
 
     .venv/bin/python -m benchmarks.peers.environments    (once)
     .venv/bin/python -m benchmarks.mnist mnist.npz
 
-Expected: about 0.93 training accuracy after 3 epochs and 0.958 to 0.963 in the evaluation, by
-every script; and that each script is faster than the one before it, as far as the cores allow. Six
-minutes on two cores.
+Expected: every script reaches about 0.93 training accuracy after 3 epochs and 0.958 to 0.963 in the
+evaluation, and each is faster than the one before it, as far as the cores allow. Six minutes on two
+cores.
 
-Every script is a process of its own and runs as it is, but for the digits, which come from a file,
-and a callback that waits for its turn. They take turns epoch by epoch; who is not at work is
-stopped by a signal. The first epoch compiles, so that only the others are timed.
+Each script runs unchanged in its own process, except that the digits come from a file and a
+callback waits for its turn. The scripts take turns epoch by epoch; the waiting ones are stopped by
+a signal. The first epoch compiles and is not timed.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""A pipeline of two stages beside one device, and beside its simulation.
+"""Speed and memory of a two-stage pipeline, compared with one device and with its simulation.
 
     .venv/bin/python benchmarks/pipeline.py
 
-Each variant is a process of its own that trains the same network: a stem and eight equal
-convolutions, four of them in each stage. They take turns, round by round, and sleep in between, so
-that a noisy machine hits all alike. One device on one core is compared with two stages on two
-cores, one thread each; the measured time of an update with the simulated one, from actions that
-were timed in the same turn; and zero-bubble with 1F1B. Then the memory of each stage beside
-that of the whole model, and the host's time for an action. Expected in 6 minutes on two quiet
-cores: 16 micro-batches take at most 1 / 1.6 of one device's time, and the simulation is within
-10 %.
+Each variant is a process that trains the same network: a stem and eight equal convolutions, four in
+each stage. The processes take turns, round by round, and sleep in between, so that noise of the
+machine affects all. It compares one device on one core with two stages on two cores, one thread
+each; the measured time of an update with the simulated time, from actions timed in the same turn;
+and the zero-bubble schedule with 1F1B. It also prints the memory of each stage and of the whole
+model, and the host time per action. Expected in 6 minutes on two quiet cores: 16 micro-batches take
+at most 1 / 1.6 of the time of one device, and the simulation is within 10 %.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What the planner predicts beside what is measured, in one run.
+"""Predictions of the planner compared with measurements.
 
     .venv/bin/python benchmarks/planner.py
 
-For ResNet-8, CosmoFlow and ResNet-50, on one device and on two: the network's costs are measured as
-`convoy plan --measure` does, configurations are predicted from them, and each is then trained, in
-turns with the others. One thread per device where there are two. Expected in 10 minutes on two
-quiet cores: predicted throughput is within 15 % of the measured one, and the configuration that the
-planner would choose is the measured best, or within 5 % of it.
+For ResNet-8, CosmoFlow and ResNet-50 on one and on two devices, it measures the costs of the
+network as `convoy plan --measure` does, predicts the throughput of configurations, and trains each
+of them, in turns. With two devices, each has one thread. Expected in 10 minutes on two quiet cores:
+predicted throughput is within 15 % of the measured one, and the configuration that the planner
+selects is the fastest measured one, or within 5 % of it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Samples that look like nothing, for networks that are only timed."""
+"""Random samples for benchmarks that measure only time."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ import numpy as np
 def random_samples(
     count: int, shape: tuple[int, ...], outputs: int, loss: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return inputs, and as targets numbers if the loss is `"mse"`, else classes."""
+    """Return inputs and targets: numbers if the loss is `"mse"`, else class indices."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(count, *shape)).astype("float32")
     if loss == "mse":

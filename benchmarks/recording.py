@@ -1,15 +1,14 @@
-"""What recording a run costs: ResNet-8 on CIFAR-10's shapes, recorded and not.
+"""Overhead of recording a run: ResNet-8 with CIFAR-10's shapes, recorded and not recorded.
 
     .venv/bin/python -m benchmarks.recording
 
-Two equal models train on the same data, one under a strategy that records, the other not; they take
-turns, epoch by epoch, and which one begins changes every round. The ratio is that of the two epochs
-of a round. A third model, under a strategy that has recorded before and does not any more, shows
-what is left when recording is off.
+Two equal models train on the same data, one under a strategy that records. They take turns, epoch
+by epoch, and the order alternates. The ratio compares the two epochs of a round. A third model,
+under a strategy that recorded before and has stopped, shows the overhead when recording is off.
 
-Then the same with a network that computes next to nothing: epochs of two lengths give what it
-adds to a step and to a call of `fit`. The noise of a busy machine hides a small difference of long
-times, and not this one. Expected: recording costs under 2 %, and nothing when it is off.
+The same comparison with a network that computes next to nothing follows: epochs of two lengths
+give the overhead per step and per call of `fit`. There, noise does not hide small differences.
+Expected: recording costs under 2 %, and nothing when it is off.
 """
 
 import argparse

@@ -1,15 +1,15 @@
-"""What replicas gain and what accumulation costs, side by side.
+"""Speedup of data parallelism and overhead of gradient accumulation.
 
     .venv/bin/python benchmarks/scaling.py
 
-Each variant is a process of its own that trains the same network; they take turns, round by round,
-and sleep in between, so that a noisy machine hits all alike. With one thread per device, as many
-replicas as there are cores are compared with one replica on one core, each with the same batch; and
-a weight update of 8 accumulated micro-batches with one big batch of the same samples, both on all
-replicas. The same replicas are trained in a process for each core, too, as `convoy launch` does.
-What the machine itself allows is measured with them: as many processes that have nothing in common.
-Expected in 12 minutes on two cores: 2 replicas train at least 1.8 times as many samples per second
-as 1, in two processes 1.7 times as many, and accumulation costs less than 5 %.
+Each variant is a process that trains the same network. The processes take turns, round by round,
+and sleep in between, so that noise of the machine affects all. With one thread per device, it
+compares as many replicas as cores with one replica on one core, each with the same local batch; and
+a weight update of 8 accumulated micro-batches with one large batch of the same samples, both on all
+replicas. The replicas are also trained in one process per core, as `convoy launch` does.
+Independent processes, measured at the same time, show the limit of the machine. Expected in 12
+minutes on two cores: 2 replicas train at least 1.8x as many samples per second as 1, in two
+processes 1.7x as many, and accumulation costs less than 5 %.
 """
 
 from __future__ import annotations

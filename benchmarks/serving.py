@@ -1,13 +1,14 @@
-"""ResNet-50 behind HTTP: Convoy's server beside ONNX Runtime and PyTorch behind one of its kind.
+"""Latency of ResNet-50 over HTTP: Convoy's server, ONNX Runtime and PyTorch.
 
     .venv/bin/python -m benchmarks.serving [--rounds 8] [--requests 96]
 
-Peers run in the environments of `benchmarks.peers` (made on the first run), each a process with an
-aiohttp server that takes the bytes of images and batches what came while the model ran. Clients
-send one image per request. Servers take turns within each round; a ratio is of one round, and the
-percentiles in milliseconds are of all requests: one slow second of the machine in somebody's turn
-decides those, and none of the ratios' medians. It should show Convoy's p99 no worse than the
-others', with and without batching; 12 minutes on two cores.
+The peers run in the environments of `benchmarks.peers`, which the first run creates. Each is a
+process with an aiohttp server that receives image bytes and batches the requests that arrive while
+the model runs. Clients send one image per request. Servers take turns within each round. A ratio
+compares servers within one round; percentiles, in milliseconds, are over all requests, so a single
+slow second of the machine can change a percentile, but not the median of the ratios. Expected:
+Convoy's p99 latency is not higher than that of the others, with and without batching. 12 minutes on
+two cores.
 """
 
 from __future__ import annotations

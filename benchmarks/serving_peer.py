@@ -1,9 +1,9 @@
-"""ONNX Runtime or PyTorch behind HTTP, batched as Convoy's server batches; see `serving.py`.
+"""ONNX Runtime or PyTorch behind HTTP, with the batching of Convoy's server; see `serving.py`.
 
     python serving_peer.py onnxruntime|torch FILE --max-batch-size N
     python serving_peer.py write FILE
 
-It stands alone: it runs in the environment of a peer, where Convoy is not installed.
+This file imports nothing of Convoy, which is not installed in the environment of a peer.
 """
 
 from __future__ import annotations

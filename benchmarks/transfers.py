@@ -1,11 +1,11 @@
-"""What it takes to send an array to a device of another process and get it back, in three ways.
+"""Round-trip time of an array between devices of two processes, for three mechanisms of JAX.
 
     convoy launch --num-instances 2 benchmarks/transfers.py
 
-By JAX's transfer server, as pipelines across processes do; by a permute over a mesh of both; and by
-JAX's own `device_put`. For each size: milliseconds there and back again, and how long Python
-was held up by starting it. Expected in a minute on two cores: a permute holds up Python for nearly
-all of its time, the others for less than a millisecond.
+Compares JAX's transfer server, which pipelines across processes use; a permutation over a mesh of
+both processes; and JAX's own `device_put`. For each size it prints the round-trip time in
+milliseconds, and the time that Python is blocked. Expected in a minute on two cores: a permutation
+blocks Python for nearly all of its time, the others for less than a millisecond.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Convoy beside its peers: the same training work, turn by turn, on the same machine.
+"""Comparison of Convoy with its peers: the same training work, in turns, on the same machine.
 
-`workloads.py` says what is trained and `peers.py` by whom; `environments.py` builds what they need;
-`run.py` lets them take turns; `report.py` writes the page. Start with `make bench-peers`.
+`workloads.py` defines the networks and `peers.py` the frameworks; `environments.py` builds their
+environments; `run.py` runs them in turns; `report.py` writes the page. Start with
+`make bench-peers`.
 """

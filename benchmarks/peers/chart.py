@@ -1,4 +1,4 @@
-"""Draws a run: a panel for each workload, a bar for each peer."""
+"""Chart of a run: a panel for each workload, a bar for each peer."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Builds the environment of each peer, once: a folder of its own under `.venv-peers`.
+"""Creation of an environment for each peer, once, in a folder under `.venv-peers`.
 
     .venv/bin/python -m benchmarks.peers.environments
 
-Keras and JAX are the versions of Convoy's own environment, so that a difference is a difference
-between programs and not between releases.
+Keras and JAX have the versions of Convoy's own environment, so that differences are due to the
+programs and not to releases.
 """
 
 from __future__ import annotations

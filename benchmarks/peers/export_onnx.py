@@ -1,4 +1,4 @@
-"""Writes the inference workloads as ONNX files, from PyTorch, for ONNX Runtime to read.
+"""Export of the inference workloads from PyTorch to ONNX files, for ONNX Runtime.
 
 python -m benchmarks.peers.export_onnx
 """

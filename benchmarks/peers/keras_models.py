@@ -1,4 +1,4 @@
-"""The networks in plain Keras: the very same definition for Convoy and for every Keras peer."""
+"""Networks in plain Keras: one definition for Convoy and for every Keras peer."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The runner for every peer whose model is a Keras model: Convoy, and Keras on its three backends.
+"""Runner of all peers with a Keras model: Convoy, and Keras on its three backends.
 
     python -m benchmarks.peers.keras_runner convoy|convoy-cores|jax|tensorflow|torch
 
-All train by `model.fit` on arrays in memory, with the same `steps_per_execution`: Convoy and
-TensorFlow then loop on the device, Keras's JAX backend on the host. Its torch backend takes only 1.
+All train with `model.fit` on arrays in memory and the same `steps_per_execution`: Convoy and
+TensorFlow then loop on the device, Keras's JAX backend on the host. The torch backend takes only 1.
 """
 
 from __future__ import annotations

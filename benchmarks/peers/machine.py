@@ -1,4 +1,4 @@
-"""On what, and from which sources, a run was made."""
+"""Description of the machine and the commit of a run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Runs a script of the MNIST example as it is, an epoch at a time: see `benchmarks.mnist`.
+"""Runner of a script of the MNIST example, one epoch at a time; see `benchmarks.mnist`.
 
-It answers `prepare <mnist.npz>`, `epoch` and `evaluate` by a line of `done` and JSON, or `failed`.
+It answers `prepare <mnist.npz>`, `epoch` and `evaluate` with `done` and JSON, or with `failed`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The runner for ONNX Runtime, on the model that `export_onnx.py` wrote.
+"""Runner of ONNX Runtime, with the model that `export_onnx.py` wrote.
 
 python -m benchmarks.peers.onnx_runner
 """

@@ -1,4 +1,4 @@
-"""Who takes part: each peer's environment, its runner and the settings that runner is given."""
+"""Peers: the environment, the runner and the settings of each."""
 
 from __future__ import annotations
 

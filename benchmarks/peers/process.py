@@ -1,4 +1,4 @@
-"""A runner's process, as the coordinator holds it."""
+"""Process of a runner, controlled by the coordinator."""
 
 from __future__ import annotations
 

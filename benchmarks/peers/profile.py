@@ -1,9 +1,9 @@
-"""Where a step's time goes, as XLA's profiler sees it.
+"""Profile of a training step by XLA's profiler.
 
     .venv/bin/python -m benchmarks.peers.profile resnet20-wide efficientnet
 
-Runs each row of the peers' page with Convoy under JAX's profiler and prints a table of the time by
-kind of operation. Two to three minutes for each network, most of it compiling.
+Runs each row of the peers' page with Convoy under JAX's profiler and prints the time by kind of
+operation. Two to three minutes for each network, most of it compilation.
 """
 
 from __future__ import annotations

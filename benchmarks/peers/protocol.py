@@ -1,9 +1,9 @@
-"""What the coordinator and a runner say to each other: one line there, one line back.
+"""Protocol between the coordinator and a runner: one line of request, one line of response.
 
     prepare <workload>     ready {"parameters": ..., "versions": {...}}
     run <steps>            seconds <seconds>
 
-A runner that cannot answers `failed <why>`. It ends when its input does.
+A runner that fails responds `failed <reason>`. It ends when its input ends.
 """
 
 from __future__ import annotations

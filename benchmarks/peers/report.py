@@ -1,4 +1,4 @@
-"""Turns the figures of a run into a page, a chart and a file of raw figures."""
+"""Page, chart and raw figures of a run."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Trains the same networks with Convoy and with its peers, turn by turn, and writes a page.
+"""Training of the same networks with Convoy and its peers, in turns, and a page of the results.
 
     make bench-peers
     .venv/bin/python -m benchmarks.peers.run --workloads mnist resnet50 --peers torch --rounds 3
 
-Every peer is a process of its own in an environment of its own, built the first time (about 4 GB).
-For each workload all peers start, compile and warm up; then they take turns, round by round, so
-that whatever drifts on the machine hits all alike, and only one of them runs at any time. Expected:
-about 40 minutes on two cores, and a page, its figures and a chart in `benchmarks/results`.
+Every peer is a process with its own environment, which the first run builds (about 4 GB). For each
+workload all peers start, compile and warm up. Then they take turns, round by round, so that drift
+of the machine affects all, and only one of them runs at any time. Expected: about 40 minutes on two
+cores, and a page, its figures and a chart in `benchmarks/results`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The same networks for PyTorch: the same layers, the same parameters, logits in place of softmax.
+"""The same networks in PyTorch: the same layers and parameters, with logits instead of softmax.
 
 Where Keras pads a strided convolution on one side only, these pad both sides, which PyTorch does
 inside the convolution: the same arithmetic, without a copy.

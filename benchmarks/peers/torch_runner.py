@@ -1,9 +1,9 @@
-"""The runner for PyTorch, channels last: as it is, compiled, and its convolutions alone.
+"""Runner of PyTorch, channels last: eager, compiled, and its convolutions alone.
 
     python -m benchmarks.peers.torch_runner eager|compiled|convolutions
 
-`convolutions` measures the limit that a row is held against: every convolution of the network by
-itself, forwards and both gradients, and nothing else.
+`convolutions` measures the limit of a row: the forward pass and both gradients of every convolution
+of the network, and nothing else.
 """
 
 from __future__ import annotations

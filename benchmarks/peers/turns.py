@@ -1,4 +1,4 @@
-"""Lets the peers of one workload take turns."""
+"""Turns of the peers of one workload."""
 
 from __future__ import annotations
 

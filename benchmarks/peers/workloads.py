@@ -1,8 +1,8 @@
-"""What the peers train and run: shapes, batches and optimizers, free of any framework.
+"""Workloads: shapes, batch sizes and optimizers, independent of any framework.
 
-The networks themselves are in `keras_models.py`, once for every Keras peer, and in
-`torch_models.py`. `parameters` counts the trainable ones; every runner checks its network against
-it, so two peers cannot silently train different networks.
+The networks are in `keras_models.py`, once for every Keras peer, and in `torch_models.py`.
+`parameters` is the number of trainable parameters. Every runner compares its network with it, so
+two peers cannot silently train different networks.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python3 cifar10_estimator_replica.py
 
-Expected: 81 % validation accuracy after 150 epochs, by the example that this one comes from.
+Expected: 81 % validation accuracy after 150 epochs, as stated by Graphcore's example.
 """
 
 from __future__ import annotations

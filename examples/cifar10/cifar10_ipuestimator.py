@@ -1,4 +1,4 @@
-"""The same as cifar10_ipu_estimator.py, by the name that commands use."""
+"""Another name of cifar10_ipu_estimator.py, which Graphcore's commands use."""
 
 import runpy
 from pathlib import Path

@@ -2,7 +2,7 @@
 
     python3 cifar10_pipeline_estimator.py
 
-Expected: 81 % validation accuracy after 150 epochs, by the example that this one comes from.
+Expected: 81 % validation accuracy after 150 epochs, as stated by Graphcore's example.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def model_fn(mode: str, params: dict[str, Any]) -> IPUPipelineEstimatorSpec:
 
 
 def whole_steps(samples: int, batch: int, depth: int) -> int:
-    """Return the batches of some samples, as far as they fill weight updates."""
+    """Return the number of batches in some samples, rounded down to whole weight updates."""
     return samples // batch // depth * depth
 
 
@@ -68,7 +68,7 @@ def main() -> None:
         "--gradient-accumulation-count",
         type=int,
         default=8,
-        help="batches of a weight update: a multiple of 4 (8)",
+        help="batches per weight update, a multiple of 4 (8)",
     )
     flags.add_argument(
         "--model_shard_position",
@@ -77,7 +77,7 @@ def main() -> None:
         default=7,
         choices=range(1, 18),
         metavar="1..17",
-        help="how many of the 18 layers are in the first stage (7)",
+        help="number of layers, of 18, in the first stage (7)",
     )
     arguments = flags.parse_args()
     if arguments.ipus < STAGES or arguments.ipus % STAGES:

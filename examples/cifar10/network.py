@@ -1,10 +1,10 @@
-"""What the four scripts have in common: the layers, the data, and the flags."""
+"""Shared code of the four scripts: layers, data and flags."""
 
 from __future__ import annotations
 
 import argparse
 
-import convoy.data  # before keras: chooses its JAX backend
+import convoy.data  # before keras: selects its JAX backend
 
 import keras  # isort: skip
 import numpy as np
@@ -49,12 +49,12 @@ def load_data(folder: str) -> tuple[tuple, tuple]:
 def parser(description: str) -> argparse.ArgumentParser:
     """Return a parser with the flags that all scripts have."""
     made = argparse.ArgumentParser(description=description)
-    made.add_argument("--batch-size", type=int, default=16, help="samples of a step (16)")
-    made.add_argument("--epochs", type=int, default=150, help="passes through the data (150)")
+    made.add_argument("--batch-size", type=int, default=16, help="samples per step (16)")
+    made.add_argument("--epochs", type=int, default=150, help="number of epochs (150)")
     made.add_argument(
         "--dataset-path",
         default=".",
-        help="where cifar-10-batches-py or another form of CIFAR-10 is; else it is downloaded",
+        help="folder of CIFAR-10 in one of its formats (default: download it)",
     )
     return made
 
@@ -66,7 +66,7 @@ def logits_loss(labels: keras.KerasTensor, logits: keras.KerasTensor) -> keras.K
 
 
 def accuracy(logits: np.ndarray, labels: np.ndarray) -> float:
-    """Return the share of samples whose largest logit is that of their class."""
+    """Return the fraction of samples whose largest logit is that of their class."""
     return float(np.mean(np.argmax(logits, axis=-1) == labels))
 
 

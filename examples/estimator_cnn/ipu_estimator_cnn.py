@@ -12,7 +12,7 @@ import logging
 import time
 from typing import Any
 
-import convoy.data  # before keras: chooses its JAX backend
+import convoy.data  # before keras: selects its JAX backend
 
 import keras  # isort: skip
 import numpy as np
@@ -65,7 +65,7 @@ def model_fn(features: Any, labels: Any, mode: str, params: dict[str, Any]) -> I
 
 
 def logging_hook(seconds: float) -> IPULoggingTensorHook:
-    """Return a hook that logs the mean of the losses since the line before."""
+    """Return a hook that logs the mean loss since its last line."""
 
     def shown(values: dict[str, np.ndarray]) -> str:
         return ", ".join(f" {name} = {np.mean(value):.3f}" for name, value in values.items())
@@ -89,13 +89,13 @@ def load(arguments: argparse.Namespace) -> tuple[Split, Split]:
 
 
 def training_steps(samples: int, arguments: argparse.Namespace) -> int:
-    """Return the steps of all epochs, up to the next whole device loop."""
+    """Return the steps of all epochs, rounded up to whole device calls."""
     steps = int(arguments.epochs * samples / arguments.batch_size)
     return steps + arguments.batches_per_step - steps % arguments.batches_per_step
 
 
 def test_steps(samples: int, arguments: argparse.Namespace) -> int:
-    """Return the steps of one pass, down to a whole device loop."""
+    """Return the steps of one epoch, rounded down to whole device calls."""
     steps = samples // arguments.batch_size
     return steps - steps % arguments.batches_per_step
 
@@ -132,30 +132,32 @@ def test(estimator: IPUEstimator, data: Split, arguments: argparse.Namespace) ->
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="A small CNN on CIFAR-10 with IPUEstimator.")
-    parser.add_argument("--batch-size", type=int, default=32, help="samples of a batch (32)")
+    parser.add_argument("--batch-size", type=int, default=32, help="samples in a batch (32)")
     parser.add_argument(
-        "--batches-per-step", type=int, default=100, help="batches of a device loop (100)"
+        "--batches-per-step", type=int, default=100, help="steps per device call (100)"
     )
-    parser.add_argument("--epochs", type=float, default=100, help="passes through the data (100)")
-    parser.add_argument("--learning-rate", type=float, default=0.01, help="of SGD (0.01)")
+    parser.add_argument("--epochs", type=float, default=100, help="number of epochs (100)")
+    parser.add_argument(
+        "--learning-rate", type=float, default=0.01, help="learning rate of SGD (0.01)"
+    )
     parser.add_argument(
         "--test-only", action="store_true", help="test the newest checkpoint of --model-dir"
     )
     parser.add_argument("--train-only", action="store_true", help="do not test")
     parser.add_argument(
-        "--log-interval", type=float, default=3, help="seconds between two losses in the log (3)"
+        "--log-interval", type=float, default=3, help="seconds between log lines (3)"
     )
     parser.add_argument(
-        "--summary-interval", type=int, default=1, help="steps between two summaries (1)"
+        "--summary-interval", type=int, default=1, help="steps between summaries (1)"
     )
     parser.add_argument(
-        "--model-dir", help="where checkpoints and summaries are; by default a temporary folder"
+        "--model-dir", help="folder of checkpoints and summaries (default: a temporary one)"
     )
     parser.add_argument("--generated-data", action="store_true", help="random data")
     parser.add_argument(
         "--dataset-path",
         default=".",
-        help="where cifar-10-batches-py or another form of CIFAR-10 is; else it is downloaded",
+        help="folder of CIFAR-10 in one of its formats (default: download it)",
     )
     return parser.parse_args()
 

@@ -5,7 +5,7 @@
 Expected: about 0.93 training accuracy after 3 epochs.
 """
 
-import convoy  # noqa: F401 - chooses Keras's JAX backend
+import convoy  # noqa: F401 - selects Keras's JAX backend
 import keras
 import numpy as np
 

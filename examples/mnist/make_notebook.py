@@ -1,4 +1,4 @@
-"""Make the notebook from this folder's page: `python3 make_notebook.py`."""
+"""Write the notebook from README.md: `python3 make_notebook.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PAGE, NOTEBOOK = FOLDER / "README.md", FOLDER / "walkthrough.ipynb"
 
 
 def cells(page: str) -> list[tuple[str, str]]:
-    """Cut a page into text and Python."""
+    """Return the text and the Python blocks of a page, in their order."""
     parts = re.split(r"^```python\n(.*?)^```\n", page, flags=re.MULTILINE | re.DOTALL)
     kinds = ["markdown", "code"] * len(parts)
     return [(kind, part.strip()) for kind, part in zip(kinds, parts, strict=False) if part.strip()]

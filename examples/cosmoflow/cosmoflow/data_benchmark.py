@@ -1,10 +1,9 @@
-"""How fast the input is, and how much of the time training would wait for it."""
+"""Benchmark of the input: its speed, and the share of time that training waits for it."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
 
 import keras
 import numpy as np
@@ -17,50 +16,54 @@ from cosmoflow.volume_batches import VolumeBatches
 from cosmoflow.volume_files import VolumeFiles
 
 EPOCHS = 10
-HEAD = "Epoch, Bandwidth(GB/s), Samples/Second"
+TABLE_HEAD = "Epoch, Bandwidth(GB/s), Samples/Second"
 ROUNDS = 3
-# Steps of a round; enough that what was made ahead does not count for much.
+# The steps of a round: enough that batches prepared before it do not matter much.
 STEPS = 64
 
 
 def measure_input(data: Input, output: Output) -> None:
-    """Go through the training data without training, and print how fast that was."""
-    output.line(HEAD)
-    sample = int(np.prod(data.train.make.shape[1:])) * data.train.make.dtype.itemsize
+    """Read the training data without training, and print the speed."""
+    output.line(TABLE_HEAD)
+    sample_bytes = int(np.prod(data.train.job.shape[1:])) * data.train.job.dtype.itemsize
     rates = []
     for epoch in range(EPOCHS):
-        began, samples = time.perf_counter(), 0
-        for volumes, _ in _own(data):
-            samples += len(volumes)
+        start, samples = time.perf_counter(), 0
+        for number in filter(data.is_local, range(data.train.num_batches)):
+            samples += len(data.train[number][0])
         data.train.on_epoch_end()
-        rate = _together(samples / (time.perf_counter() - began))
+        rate = float(sum(distributed.from_all(samples / (time.perf_counter() - start))))
         rates.append(rate)
-        output.line(f"{epoch + 1}, {rate * sample / 1e9:.4f}, {rate:.3f}")
+        output.line(f"{epoch + 1}, {rate * sample_bytes / 1e9:.4f}, {rate:.3f}")
     files = data.splits.train
     if isinstance(files, VolumeFiles):
         rate = statistics.median(rates)
         stored = files.stored_bytes / len(files)
         output.line(
             f"Files: {rate * stored / 1e6:.1f} MB/s of {stored / 1e6:.3f} MB a sample, "
-            f"{rate * sample / 2 / 1e6:.1f} MB/s of 16-bit volumes; the median of {EPOCHS} epochs"
+            f"{rate * sample_bytes / 2 / 1e6:.1f} MB/s of 16-bit volumes; the median of {EPOCHS} "
+            "epochs"
         )
 
 
 def measure_waiting(model: keras.Model, data: Input, output: Output) -> None:
-    """Train on the input and on volumes in memory, taking turns, and print how they compare."""
-    step = data.plan.batch.replicas
-    steps = min(STEPS, data.plan.steps_per_epoch) // data.plan.batch.accumulation
-    count = max(1, steps) * data.plan.batch.accumulation * step
-    kinds = {"input": _First(data.train, count), "memory": _InMemory(data.train, count, step)}
-    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    """Train in turns on the input and on volumes in memory, and print the difference."""
+    batch = data.plan.batch
+    updates = max(1, min(STEPS, data.plan.steps_per_epoch) // batch.accumulation)
+    count = updates * batch.accumulation * batch.replicas
+    sources = {
+        "input": _FirstBatches(data.train, count),
+        "memory": _BatchesInMemory(data.train, count, batch.replicas),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in sources}
     for turn in range(ROUNDS + 1):
-        for kind, batches in kinds.items():
-            began = time.perf_counter()
+        for name, batches in sources.items():
+            start = time.perf_counter()
             model.fit(batches, shuffle=False, verbose=0)
-            if turn:  # the first compiles
-                seconds[kind].append(time.perf_counter() - began)
-    samples = count * data.plan.batch.micro_batch
-    speed = {kind: samples / statistics.median(took) for kind, took in seconds.items()}
+            if turn:  # the first turn compiles
+                seconds[name].append(time.perf_counter() - start)
+    samples = count * batch.micro_batch
+    speed = {name: samples / statistics.median(took) for name, took in seconds.items()}
     waits = [1 - m / i for i, m in zip(seconds["input"], seconds["memory"], strict=True)]
     output.line(
         f"Training: {speed['input']:.2f} samples per second from the input, "
@@ -70,19 +73,8 @@ def measure_waiting(model: keras.Model, data: Input, output: Output) -> None:
     )
 
 
-def _own(data: Input) -> Iterator[Batch]:
-    for number in range(data.train.num_batches):
-        if data.is_own(number):
-            yield data.train[number]
-
-
-def _together(rate: float) -> float:
-    """Add up what all processes do."""
-    return float(sum(distributed.from_all(rate)))
-
-
-class _First(keras.utils.PyDataset):
-    """The first batches of every epoch; whoever asks again gets those of the next."""
+class _FirstBatches(keras.utils.PyDataset):
+    """The first batches of each epoch."""
 
     def __init__(self, batches: VolumeBatches, count: int) -> None:
         super().__init__()
@@ -99,8 +91,8 @@ class _First(keras.utils.PyDataset):
         self.batches.on_epoch_end()
 
 
-class _InMemory(keras.utils.PyDataset):
-    """As many batches, of which a few are kept in memory and come again and again."""
+class _BatchesInMemory(keras.utils.PyDataset):
+    """Some batches that are kept in memory and repeated."""
 
     def __init__(self, batches: VolumeBatches, count: int, kept: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Training by an estimator."""
+"""Training with an estimator."""
 
 from __future__ import annotations
 
@@ -24,109 +24,103 @@ from cosmoflow.network import (
     learning_rate,
     make_network,
     make_optimizer,
-    metrics_of,
+    metric_names,
 )
-from cosmoflow.progress import Report
-from cosmoflow.run_plan import Plan
+from cosmoflow.progress import Progress
+from cosmoflow.run_plan import RunPlan
 from cosmoflow.training import SHOWN, compare
 
 
-class _Tell(Hook):
-    """Tells a report of what an estimator does."""
+class _ProgressHook(Hook):
+    """Reports the device calls of an estimator."""
 
-    def __init__(self, report: Report) -> None:
-        self.report = report
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
         self.losses: list[float] = []
 
     def after_execution(self, run: Run) -> None:
         self.losses.append(run.loss or 0.0)
-        self.report.after_call(run.global_step, self.losses[-1])
+        self.progress.after_call(run.global_step, self.losses[-1])
 
 
 def make_estimator(
-    networks: Networks, plan: Plan, strategy: convoy.Strategy, folder: Path
+    networks: Networks, plan: RunPlan, strategy: convoy.Strategy, folder: Path
 ) -> Estimator:
-    """Return an estimator whose checkpoints are in a folder."""
+    """Return an estimator with its checkpoints in a folder."""
     settings = plan.settings
 
     def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
-        del labels  # the loss and the metrics are given them
+        del labels  # loss and metrics receive them
         predictions = make_network(networks, settings)(features)
         return EstimatorSpec(
             mode,
             predictions=predictions,
             loss=keras.losses.get(settings.train.loss),
             optimizer=make_optimizer(settings, learning_rate(plan)),
-            metrics={name: keras.metrics.get(name) for name in metrics_of(settings)},
+            metrics={name: keras.metrics.get(name) for name in metric_names(settings)},
         )
 
     config = RunConfig(
         folder,
         strategy=strategy,
-        steps_per_execution=plan.steps_per_call,
-        stages=settings.devices.stages,
+        steps_per_execution=plan.steps_per_execution,
+        stages=settings.ipu_config.stages,
         seed=settings.train.seed,
         log_every=None,
     )
     return Estimator(model_fn, config=config)
 
 
-def train(estimator: Estimator, data: Input, report: Report) -> list[str]:
-    """Train from the newest checkpoint on; validate after every epoch, if at all.
+def train(estimator: Estimator, data: Input, progress: Progress) -> list[str]:
+    """Train from the newest checkpoint on, with validation after every epoch.
 
     Returns:
-        What there is to say at the end.
+        Lines about the predictions, to be printed at the end.
     """
     plan = data.plan
     newest = estimator.latest_checkpoint()
     done = 0 if newest is None else checkpoints.global_step(checkpoints.read(newest))
     if done >= plan.steps:
         return [f"Nothing was trained: {newest} has {done} of {plan.steps} steps."]
-    report.start_at(done)
-    report.begin()
+    progress.begin(done)
     while done < plan.steps:
         epoch = done // plan.steps_per_epoch + 1
         end = epoch * plan.steps_per_epoch if data.validation is not None else plan.steps
-        tell = _Tell(report)
+        hook = _ProgressHook(progress)
         first = done * plan.batch.replicas
-        estimator.train(lambda first=first: data.own_train(first), [tell], max_steps=end)
+        estimator.train(lambda first=first: data.local_train_batches(first), [hook], max_steps=end)
         done = end
-        values = {"loss": float(np.mean(tell.losses))}
-        values |= _validated(estimator, data)
-        report.after_epoch(done // plan.steps_per_epoch, values)
-        report.resume_clock()
-        if report.reached_target(values):
+        values = {"loss": float(np.mean(hook.losses))} | _validate(estimator, data)
+        progress.after_epoch(done // plan.steps_per_epoch, values)
+        progress.restart_clock()
+        if progress.reached_target(values):
             break
-    report.end()
-    return _predicted(estimator, data, report)
+    progress.end()
+    if data.validation is None:
+        return []
+    predictions = islice(estimator.predict(lambda: data.validation), SHOWN)
+    return compare(np.stack(list(predictions)), data, progress.folder)
 
 
-def _validated(estimator: Estimator, data: Input) -> dict[str, float]:
+def _validate(estimator: Estimator, data: Input) -> dict[str, float]:
     if data.validation is None:
         return {}
     found = estimator.evaluate(lambda: data.validation)
     return {f"val_{name}": value for name, value in found.items() if name != "global_step"}
 
 
-def _predicted(estimator: Estimator, data: Input, report: Report) -> list[str]:
-    if data.validation is None:
-        return []
-    samples = islice(estimator.predict(lambda: data.validation), SHOWN)
-    return compare(np.stack(list(samples)), data, report.folder)
-
-
 @contextlib.contextmanager
 def checkpoint_folder(path: Path) -> Iterator[Path]:
-    """Return where a process has its checkpoints: the first one's are those of the run.
+    """Return the checkpoint folder of this process: that of the run, in the first process.
 
-    The others write the same to folders of their own, which are removed.
+    The other processes write the same checkpoints to temporary folders.
     """
     if distributed.is_first():
         distributed.wait_for_all("checkpoints are copied")
         yield path
         return
-    with tempfile.TemporaryDirectory() as own:
-        copy = Path(own) / "checkpoints"
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "checkpoints"
         if path.is_dir():
             shutil.copytree(path, copy)
         distributed.wait_for_all("checkpoints are copied")

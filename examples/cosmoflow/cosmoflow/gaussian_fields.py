@@ -1,11 +1,11 @@
-"""Volumes that are shaped like matter in the universe, made from four numbers.
+"""Synthetic matter distributions from four cosmological parameters.
 
-A Gaussian random field whose power spectrum follows from a cosmology is grown to several
-redshifts, made positive (its exponential), and particles are thrown into it. It is no simulation:
-it is there so that a network has something to learn whose difficulty is known.
+A Gaussian random field with the power spectrum of a cosmology is scaled to several redshifts and
+exponentiated, and particle counts are drawn from it. This is no simulation: it gives a network
+something to learn whose difficulty is known.
 
-The transfer function is that of Bardeen, Bond, Kaiser and Szalay (1986) for cold dark matter, and
-the growth that of Carroll, Press and Turner (1992). Lengths are in Mpc/h.
+The transfer function is that of Bardeen, Bond, Kaiser and Szalay (1986) for cold dark matter, the
+growth factor that of Carroll, Press and Turner (1992). Lengths are in Mpc/h.
 """
 
 from __future__ import annotations
@@ -19,29 +19,30 @@ import numpy as np
 from cosmoflow.volume_files import STORED
 
 REDSHIFTS = (0.0, 0.5, 1.5, 3.0)
-"""Of the channels."""
+"""Redshift of each channel."""
 SIDE = 128.0
-"""Of a volume."""
+"""Side length of a volume."""
 PARTICLES = 32.0
-"""In a voxel, in the mean."""
+"""Mean number of particles in a voxel."""
 _LARGEST = float(np.iinfo(STORED).max)
-_SPHERE = 8.0
+# The radius of the spheres in the definition of sigma_8.
+_RADIUS = 8.0
 
 
 class Cosmology(NamedTuple):
-    """What a universe is made of.
+    """Parameters of a universe.
 
     Attributes:
-        matter: its share of the energy, Ω_m.
-        clumping: deviation of the density in spheres with a radius of 8, σ_8.
-        tilt: of the first power spectrum, n_s.
-        hubble: the expansion, in 100 km/s/Mpc.
+        omega_m: fraction of the energy density that is matter, Ω_m.
+        sigma_8: standard deviation of the density in spheres of radius 8, σ_8.
+        n_s: spectral index of the primordial fluctuations, n_s.
+        h: Hubble constant in units of 100 km/s/Mpc.
     """
 
-    matter: float
-    clumping: float
-    tilt: float
-    hubble: float
+    omega_m: float
+    sigma_8: float
+    n_s: float
+    h: float
 
 
 CENTRE = Cosmology(0.3089, 0.8159, 0.9667, 0.6774)
@@ -49,56 +50,62 @@ SPREAD = 0.3
 NAMES = ("Omega_m", "sigma_8", "n_s", "H_0")
 
 
-def cosmology(targets: Sequence[float]) -> Cosmology:
-    """Return what four targets from -1 to 1 stand for: 30 % around the universe that we live in."""
+def cosmology_of(targets: Sequence[float]) -> Cosmology:
+    """Return the parameters for four targets from -1 to 1: 30 % around those of our universe."""
     return Cosmology(*(np.array(CENTRE) * (1 + SPREAD * np.asarray(targets))).tolist())
 
 
-def power(k: np.ndarray, universe: Cosmology) -> np.ndarray:
-    """Return the power spectrum today at some wave numbers; none where they are zero."""
-    lengths = np.geomspace(1e-4, 20, 2000)
-    x = lengths * _SPHERE
+def power(k: np.ndarray, cosmology: Cosmology) -> np.ndarray:
+    """Return the power spectrum at redshift 0; zero at wave number 0.
+
+    Args:
+        k: wave numbers.
+        cosmology: parameters of the universe.
+    """
+    samples = np.geomspace(1e-4, 20, 2000)
+    x = samples * _RADIUS
     window = 3 * (np.sin(x) - x * np.cos(x)) / x**3
-    spectrum = _shape(lengths, universe) * (window * lengths) ** 2 / (2 * np.pi**2)
-    variance = np.trapezoid(spectrum, lengths)
-    return universe.clumping**2 / variance * _shape(k, universe)
+    spectrum = _shape(samples, cosmology) * (window * samples) ** 2 / (2 * np.pi**2)
+    variance = np.trapezoid(spectrum, samples)
+    return cosmology.sigma_8**2 / variance * _shape(k, cosmology)
 
 
-def _shape(k: np.ndarray, universe: Cosmology) -> np.ndarray:
-    there = np.maximum(k, 1e-12)
-    q = there / (universe.matter * universe.hubble)
+def _shape(k: np.ndarray, cosmology: Cosmology) -> np.ndarray:
+    positive = np.maximum(k, 1e-12)
+    q = positive / (cosmology.omega_m * cosmology.h)
     sums = 1 + 3.89 * q + (16.1 * q) ** 2 + (5.46 * q) ** 3 + (6.71 * q) ** 4
     transfer = np.log1p(2.34 * q) / (2.34 * q) * sums**-0.25
-    return np.where(k > 0, there**universe.tilt * transfer**2, 0.0)
+    return np.where(k > 0, positive**cosmology.n_s * transfer**2, 0.0)
 
 
-def growth(redshift: float, matter: float) -> float:
-    """Return how large fluctuations were, as a share of what they are today."""
+def growth(redshift: float, omega_m: float) -> float:
+    """Return the growth factor of fluctuations, relative to redshift 0."""
 
     def unscaled(z: float) -> float:
-        expansion = matter * (1 + z) ** 3 + 1 - matter
-        m, rest = matter * (1 + z) ** 3 / expansion, (1 - matter) / expansion
-        return 2.5 * m / (m ** (4 / 7) - rest + (1 + m / 2) * (1 + rest / 70)) / (1 + z)
+        expansion = omega_m * (1 + z) ** 3 + 1 - omega_m
+        matter, dark_energy = omega_m * (1 + z) ** 3 / expansion, (1 - omega_m) / expansion
+        correction = (1 + matter / 2) * (1 + dark_energy / 70)
+        return 2.5 * matter / (matter ** (4 / 7) - dark_energy + correction) / (1 + z)
 
     return unscaled(redshift) / unscaled(0.0)
 
 
 def gaussian_field(
-    size: int, universe: Cosmology, rng: np.random.Generator, side: float = SIDE
+    size: int, cosmology: Cosmology, rng: np.random.Generator, side: float = SIDE
 ) -> tuple[np.ndarray, float]:
-    """Return a field with the power spectrum of today, and the variance that is expected of it.
+    """Return a random field with the power spectrum at redshift 0, and its expected variance.
 
     Args:
         size: voxels along each side.
-        universe: decides the power spectrum.
-        rng: decides everything else.
-        side: length of the cube.
+        cosmology: parameters of the universe.
+        rng: random generator.
+        side: side length of the cube.
     """
     k = _wave_numbers(size, side)
-    spectrum = power(k, universe) * (size / side) ** 3
+    spectrum = power(k, cosmology) * (size / side) ** 3
     noise = np.fft.rfftn(rng.standard_normal((size, size, size), np.float32))
     field = np.fft.irfftn(noise * np.sqrt(spectrum), (size, size, size), (0, 1, 2))
-    # All but the first and the last plane of the last axis stand for two waves.
+    # rfftn keeps half of the waves: all but the first and last plane stand for two.
     waves = np.full(k.shape[-1], 2.0)
     waves[[0, -1] if size % 2 == 0 else [0]] = 1.0
     return field, float((spectrum * waves).sum() / size**3)
@@ -113,21 +120,21 @@ def make_volume(
     particles: float = PARTICLES,
     channels: int = len(REDSHIFTS),
 ) -> np.ndarray:
-    """Return the particles in each voxel, as 16-bit numbers; a channel for each redshift.
+    """Return the number of particles in each voxel as 16-bit integers, a channel per redshift.
 
     Args:
         size: voxels along each side.
         targets: four numbers from -1 to 1.
-        rng: decides everything else.
-        side: length of the cube.
-        particles: in a voxel, in the mean.
-        channels: how many of the redshifts.
+        rng: random generator.
+        side: side length of the cube.
+        particles: mean number of particles in a voxel.
+        channels: number of redshifts.
     """
-    universe = cosmology(targets)
-    field, variance = gaussian_field(size, universe, rng, side)
+    cosmology = cosmology_of(targets)
+    field, variance = gaussian_field(size, cosmology, rng, side)
     volume = np.empty((size, size, size, channels), STORED)
     for channel, redshift in enumerate(REDSHIFTS[:channels]):
-        grown = growth(redshift, universe.matter)
+        grown = growth(redshift, cosmology.omega_m)
         expected = particles * np.exp(grown * field - grown**2 * variance / 2)
         found = rng.poisson(np.minimum(expected, _LARGEST))
         volume[..., channel] = np.minimum(found, _LARGEST)

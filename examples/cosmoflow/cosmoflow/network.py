@@ -1,101 +1,108 @@
-"""From settings to a model that is ready to be trained."""
+"""Networks, optimizers, devices and compiled models from settings."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import convoy
 import keras
 from convoy import distributed
 from convoy.pipeline import canonical_name
+from keras.optimizers.schedules import LearningRateSchedule
 
 from cosmoflow.learning_rate import make_schedule
-from cosmoflow.run_plan import Plan
+from cosmoflow.run_plan import RunPlan
 from cosmoflow.settings import Settings
 
 Networks = Mapping[str, Callable[..., keras.Model]]
+"""Functions that return a network, by name."""
 MAE = "mae"
 
 
-def check_settings(networks: Networks, settings: Settings, *, by_estimator: bool) -> None:
-    """Refuse a network, an optimizer, a loss or a metric that there is not.
+def check_settings(networks: Networks, settings: Settings, *, use_estimator: bool) -> None:
+    """Check names and combinations of settings before anything is built.
 
     Args:
-        networks: functions that make a network, by name.
-        settings: of the run.
-        by_estimator: whether an estimator trains.
+        networks: the available networks.
+        settings: settings of the run.
+        use_estimator: whether to train with an estimator.
 
     Raises:
-        ValueError: with the setting that is wrong.
+        ValueError: with the name of the invalid setting.
     """
-    arguments = dict(settings.model)
-    name = arguments.pop("name")
+    name = settings.model.name
     if name not in networks:
         raise ValueError(f"model.name {name!r} is not one of {', '.join(networks)}.")
     known = list(inspect.signature(networks[name]).parameters)
-    unknown = sorted(set(arguments) - set(known))
+    unknown = sorted(set(settings.model.arguments) - set(known))
     if unknown:
         raise ValueError(
-            f"model.{unknown[0]}: the network {name} does not take it; it takes {', '.join(known)}."
+            f"model.{unknown[0]} is not an argument of the network {name}. It takes "
+            f"{', '.join(known)}."
         )
-    make_optimizer(settings, settings.learning_rate.base_lr)
-    for section, get, asked in (
+    make_optimizer(settings, settings.learning_rate.base_lr or 0.0)
+    for setting, get, names in (
         ("loss", keras.losses.get, [settings.train.loss]),
         ("metrics", keras.metrics.get, settings.train.metrics),
     ):
-        for word in asked:
+        for name in names:
             try:
-                get(word)
+                get(name)
             except ValueError:
-                raise ValueError(f"train.{section}: Keras has no {word!r}.") from None
+                raise ValueError(f"train.{setting}: Keras has no {name!r}.") from None
     if settings.train.target_mae is not None and not settings.data.n_valid:
-        raise ValueError("train.target_mae is of validation: set data.n_valid to more than 0.")
-    devices = settings.devices
-    if devices.recompute and devices.stages == 1:
-        raise ValueError("ipu_config.recompute is of stages: set ipu_config.stages to 2 or more.")
-    if by_estimator and (devices.recompute or canonical_name(devices.pipeline_schedule) != "1f1b"):
+        raise ValueError("train.target_mae needs validation. Set data.n_valid to more than 0.")
+    devices = settings.ipu_config
+    if devices.activation_checkpointing and devices.stages == 1:
         raise ValueError(
-            "--use-estimator runs stages by the 1f1b schedule and keeps activations. Leave "
-            "ipu_config.pipeline_schedule and recompute out."
+            "ipu_config.activation_checkpointing needs stages. Set ipu_config.stages to 2 or more."
+        )
+    has_options = devices.activation_checkpointing or _schedule(settings) != "1f1b"
+    if use_estimator and has_options:
+        raise ValueError(
+            "--use-estimator runs stages by the 1f1b schedule and keeps activations. Remove "
+            "ipu_config.pipeline_schedule and activation_checkpointing."
         )
 
 
+def _schedule(settings: Settings) -> str:
+    return canonical_name(settings.ipu_config.pipeline_schedule)
+
+
 def make_network(networks: Networks, settings: Settings) -> keras.Model:
-    """Return the network that was asked for.
+    """Return the network of the settings.
 
     Raises:
-        ValueError: if its arguments do not fit together.
+        ValueError: if its arguments are inconsistent.
     """
-    arguments = dict(settings.model)
-    return networks[arguments.pop("name")](**arguments)
+    return networks[settings.model.name](**settings.network_arguments)
 
 
-def make_optimizer(settings: Settings, rate: Any) -> keras.optimizers.Optimizer:
-    """Return the optimizer that was asked for.
+def make_optimizer(
+    settings: Settings, learning_rate: float | LearningRateSchedule
+) -> keras.optimizers.Optimizer:
+    """Return the optimizer of the settings.
 
     Raises:
-        ValueError: if Keras has none of that name, or it does not take an argument.
+        ValueError: if Keras has no such optimizer, or it does not take an argument.
     """
-    arguments = dict(settings.optimizer)
-    name = arguments.pop("name")
+    name = settings.optimizer.name
     kind = getattr(keras.optimizers, name, None)
     if not (isinstance(kind, type) and issubclass(kind, keras.optimizers.Optimizer)):
         raise ValueError(f"optimizer.name: Keras has no optimizer {name!r}.")
     try:
-        return kind(learning_rate=rate, **arguments)
+        return kind(learning_rate=learning_rate, **settings.optimizer.arguments)
     except (TypeError, ValueError) as error:
         raise ValueError(f"optimizer: {error}") from None
 
 
-def metrics_of(settings: Settings) -> list[str]:
-    """Return what is measured: what was asked for, and the MAE."""
-    asked = list(settings.train.metrics)
-    return asked if MAE in asked else [*asked, MAE]
+def metric_names(settings: Settings) -> list[str]:
+    """Return the metrics of the settings, and the MAE."""
+    return list(dict.fromkeys([*settings.train.metrics, MAE]))
 
 
-def learning_rate(plan: Plan) -> Any:
+def learning_rate(plan: RunPlan) -> float | LearningRateSchedule:
     """Return the learning rate of a run, or its schedule."""
     batch = plan.batch
     return make_schedule(
@@ -103,33 +110,32 @@ def learning_rate(plan: Plan) -> Any:
     )
 
 
-def make_strategy(plan: Plan) -> convoy.Strategy:
-    """Return the devices of a run; in a launched one, those of all its distributed."""
-    devices = plan.settings.devices
-    half = devices.precision.startswith("16.")
+def make_strategy(plan: RunPlan) -> convoy.Strategy:
+    """Return the strategy of a run; in a launched run, with the devices of all processes."""
+    precision = plan.settings.ipu_config.precision
     return convoy.Strategy(
         devices=None if distributed.count() > 1 else plan.devices,
         gradient_accumulation=plan.batch.accumulation,
-        precision=devices.precision,
-        loss_scale="auto" if half else None,
+        precision=precision,
+        loss_scale="auto" if precision.startswith("16.") else None,
     )
 
 
-def make_model(networks: Networks, plan: Plan, strategy: convoy.Strategy) -> keras.Model:
-    """Make, compile and, if asked to, cut the network."""
-    settings, devices = plan.settings, plan.settings.devices
+def make_model(networks: Networks, plan: RunPlan, strategy: convoy.Strategy) -> keras.Model:
+    """Return the compiled model, split into pipeline stages if the settings have several."""
+    settings, devices = plan.settings, plan.settings.ipu_config
     with strategy.scope():
         model = make_network(networks, settings)
         model.compile(
             make_optimizer(settings, learning_rate(plan)),
             settings.train.loss,
-            metrics=metrics_of(settings),
-            steps_per_execution=plan.steps_per_call,
+            metrics=metric_names(settings),
+            steps_per_execution=plan.steps_per_execution,
             auto_scale_loss=False,
         )
     if devices.stages > 1:
         convoy.split(model, devices.stages, batch_size=plan.batch.micro_batch)
         model.set_pipelining_options(
-            schedule=devices.pipeline_schedule, recompute=devices.recompute
+            schedule=devices.pipeline_schedule, recompute=devices.activation_checkpointing
         )
     return model

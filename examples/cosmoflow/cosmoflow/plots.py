@@ -1,4 +1,4 @@
-"""Curves of a run, and what was predicted beside what is true."""
+"""Plots of a run: loss curves, and predictions against true values."""
 
 from __future__ import annotations
 
@@ -10,15 +10,23 @@ import numpy as np
 TITLES = (r"$\Omega_m$", r"$\sigma_8$", r"$n_s$", r"$H_0$")
 
 
-def draw_curves(history: Sequence[Mapping[str, float]], picture: Path) -> Path | None:
-    """Draw loss and MAE by epoch; returns `None` where matplotlib is not installed."""
+def draw_curves(history: Sequence[Mapping[str, float]], path: Path) -> Path | None:
+    """Draw loss and MAE by epoch.
+
+    Args:
+        history: values of each epoch.
+        path: path of the PNG file.
+
+    Returns:
+        The path; `None` if matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return None
     figure = Figure(figsize=(9, 3.5), layout="constrained")
     for axis, name in zip(figure.subplots(1, 2), ("loss", "mae"), strict=True):
-        for column, label in ((name, "training"), (f"val_{name}", "held out")):
+        for column, label in ((name, "training"), (f"val_{name}", "validation")):
             rows = [row for row in history if column in row]
             if rows:
                 mark = "o" if len(rows) < 20 else None
@@ -28,12 +36,21 @@ def draw_curves(history: Sequence[Mapping[str, float]], picture: Path) -> Path |
         axis.grid(alpha=0.3)
         if axis.lines:
             axis.legend()
-    figure.savefig(picture, dpi=120)
-    return picture
+    figure.savefig(path, dpi=120)
+    return path
 
 
-def draw_predictions(true: np.ndarray, predicted: np.ndarray, picture: Path) -> Path | None:
-    """Draw a panel for each target; returns `None` where matplotlib is not installed."""
+def draw_predictions(true: np.ndarray, predicted: np.ndarray, path: Path) -> Path | None:
+    """Draw predictions against true values, with a panel for each target.
+
+    Args:
+        true: true targets, a row for each sample.
+        predicted: predicted targets.
+        path: path of the PNG file.
+
+    Returns:
+        The path; `None` if matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -53,10 +70,10 @@ def draw_predictions(true: np.ndarray, predicted: np.ndarray, picture: Path) -> 
             aspect="equal",
         )
         axis.grid(alpha=0.3)
-    figure.savefig(picture, dpi=120)
-    return picture
+    figure.savefig(path, dpi=120)
+    return path
 
 
 def mean_error(true: np.ndarray) -> float:
-    """Return the mean absolute error of predicting the mean of all targets, whatever is seen."""
+    """Return the mean absolute error of always predicting the mean of the targets."""
     return float(np.abs(true - true.mean(axis=0)).mean())

@@ -1,4 +1,4 @@
-"""The folder of a run: settings, history, pictures, weights. Only the first process writes."""
+"""Folder of a run: settings, history, plots and weights. Only the first process writes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from cosmoflow.plots import draw_curves, draw_predictions
 
 
 class RunFolder:
-    """What a run leaves behind.
+    """Files of a run.
 
     Args:
-        path: of the folder; it is made.
-        tree: what the run was told, as in a YAML file.
+        path: path of the folder, which is created.
+        tree: settings as in a YAML file.
     """
 
     def __init__(self, path: Path, tree: Mapping[str, Any]) -> None:
@@ -31,12 +31,10 @@ class RunFolder:
         if self.writes:
             path.mkdir(parents=True, exist_ok=True)
             (path / "config.pkl").write_bytes(pickle.dumps(dict(tree)))
-            (path / "config.yaml").write_text(
-                yaml.safe_dump(dict(tree), sort_keys=False, default_flow_style=None)
-            )
+            (path / "config.yaml").write_text(dump(tree))
 
     def add(self, row: Mapping[str, float]) -> None:
-        """Write the values of an epoch at once, so that a run that is cut short has left them."""
+        """Write the values of an epoch at once, so that an interrupted run keeps them."""
         self.history.append(dict(row))
         if not self.writes:
             return
@@ -63,3 +61,8 @@ class RunFolder:
         if not self.writes:
             return None
         return draw_predictions(true, predicted, self.path / "predicted.png")
+
+
+def dump(tree: Mapping[str, Any]) -> str:
+    """Return settings as YAML."""
+    return yaml.safe_dump(dict(tree), sort_keys=False, default_flow_style=None)

@@ -1,4 +1,4 @@
-"""From settings to the numbers of a run."""
+"""Step arithmetic of a run: samples, steps, device calls, weight updates, epochs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cosmoflow.settings import Settings
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The numbers of a run.
+class RunPlan:
+    """Settings of a run and the numbers that follow from them.
 
     Attributes:
-        settings: as asked for.
-        batch: how samples are divided.
+        settings: settings of the run.
+        batch: micro-batch size, replicas and gradient accumulation.
     """
 
     settings: Settings
@@ -25,12 +25,16 @@ class Plan:
 
     @property
     def devices(self) -> int:
-        return self.batch.replicas * self.settings.devices.stages
+        return self.batch.replicas * self.settings.ipu_config.stages
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples of a step, in which every replica processes one micro-batch."""
+        return self.batch.micro_batch * self.batch.replicas
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps of an epoch; in each, every replica takes a micro-batch."""
-        return self.settings.data.n_train // (self.batch.micro_batch * self.batch.replicas)
+        return self.settings.data.n_train // self.samples_per_step
 
     @property
     def updates_per_epoch(self) -> int:
@@ -41,33 +45,29 @@ class Plan:
         return self.settings.data.n_epochs * self.steps_per_epoch
 
     @property
-    def steps_per_call(self) -> int:
-        """Steps of a device call, which ends with an epoch in any case."""
-        return min(self.settings.devices.iterations_per_loop, self.steps_per_epoch)
+    def steps_per_execution(self) -> int:
+        """Steps of a device call; a call never exceeds an epoch."""
+        return min(self.settings.ipu_config.iterations_per_loop, self.steps_per_epoch)
 
     @property
     def calls(self) -> int:
         """Device calls of the run."""
-        return self.settings.data.n_epochs * -(-self.steps_per_epoch // self.steps_per_call)
-
-    @property
-    def samples_per_step(self) -> int:
-        return self.batch.micro_batch * self.batch.replicas
+        return self.settings.data.n_epochs * -(-self.steps_per_epoch // self.steps_per_execution)
 
 
-def make_plan(settings: Settings) -> Plan:
-    """Work out the numbers of a run; in a launched one, its replicas are those of the launch.
+def make_plan(settings: Settings) -> RunPlan:
+    """Compute the numbers of a run; a launched run has the replicas of the launch.
 
     Raises:
-        ValueError: if they do not divide.
+        ValueError: if samples, replicas or steps do not divide evenly.
     """
-    data, devices = settings.data, settings.devices
+    data, devices = settings.data, settings.ipu_config
     replicas = devices.num_ipus
     if distributed.count() > 1:
         replicas = len(jax.devices()) // devices.stages
         if not replicas or replicas % distributed.count():
             raise ValueError(
-                f"{len(jax.devices())} devices in {distributed.count()} processes do not make "
+                f"{len(jax.devices())} devices in {distributed.count()} processes do not form "
                 f"replicas of {devices.stages} stages. Launch with --ipus-per-replica "
                 f"{devices.stages}."
             )
@@ -75,15 +75,15 @@ def make_plan(settings: Settings) -> Plan:
     if data.n_train % batch.global_batch:
         near = data.n_train // batch.global_batch * batch.global_batch or batch.global_batch
         raise ValueError(
-            f"data.n_train {data.n_train} is not whole weight updates of {batch.global_batch} "
-            f"samples: micro_batch_size {batch.micro_batch} x {replicas} replicas x "
+            f"data.n_train {data.n_train} is not a multiple of the global batch size "
+            f"{batch.global_batch}: micro_batch_size {batch.micro_batch} x {replicas} replicas x "
             f"gradient_accumulation {batch.accumulation}. Set it to {near}."
         )
-    plan = Plan(settings, batch)
-    if plan.steps_per_call % batch.accumulation:
+    plan = RunPlan(settings, batch)
+    if plan.steps_per_execution % batch.accumulation:
         raise ValueError(
-            f"ipu_config.iterations_per_loop {plan.steps_per_call} is not a multiple of "
+            f"ipu_config.iterations_per_loop {plan.steps_per_execution} is not a multiple of "
             f"gradient_accumulation {batch.accumulation}. Set it to "
-            f"{-(-plan.steps_per_call // batch.accumulation) * batch.accumulation}."
+            f"{-(-plan.steps_per_execution // batch.accumulation) * batch.accumulation}."
         )
     return plan

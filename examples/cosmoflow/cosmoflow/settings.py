@@ -1,223 +1,248 @@
-"""What a run is told: a YAML file, and flags that override it."""
+"""Settings of a run: the sections of a YAML file, which flags override."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Literal
 
-from cosmoflow.sections import at_least, check_keys, mapping, one_of, read_section
+from convoy.configuration import (
+    Configuration,
+    Count,
+    NotNegative,
+    Option,
+    Whole,
+    read,
+)
+from pydantic import BeforeValidator, Field
 
-DATA_SETS = ("dummy", "cosmo")
-SCALINGS = ("none", "linear", "sqrt")
+Scaling = Literal["none", "linear", "sqrt"]
+PositiveFloat = Annotated[float, Field(gt=0)]
+WholeNotNegative = Annotated[Whole, Field(ge=0)]
+ExpandedPath = Annotated[Path, BeforeValidator(os.path.expandvars)]
+"""A path in which environment variables are replaced by their values."""
 
 
 @dataclass(frozen=True)
-class Data:
-    """What is trained on.
+class Data(Configuration):
+    """The section `data`.
 
     Attributes:
-        name: `"dummy"`, random volumes; or `"cosmo"`, record files.
-        data_dir: where the folders `train` and `validation` are.
-        n_train: samples to train on.
-        n_valid: samples to validate on; 0 does not validate.
-        sample_shape: of a volume, with its channels.
-        target_shape: how many targets, in a list.
-        micro_batch_size: samples that a replica takes at a time.
-        n_epochs: passes through the data.
-        shard: whether each process has files of its own to train on.
-        samples_per_file: records of a file.
-        shuffle_train: whether each epoch has an order of its own.
-        shuffle_valid: must be false: all validation samples are read, in their order.
-        apply_log: whether volumes are `log(x + 1)`, else `x` over its mean.
-        subtract_mean: whether a volume's mean is then taken from it.
-        staged_files: whether files are first copied to a disk of this host.
-        stage_dir: where to; by default the folder for temporary files.
-        prefetch: batches that are made ahead.
-        workers: processes that make them; by default one for each core.
+        name: `"dummy"` for random volumes, or `"cosmo"` for record files.
+        n_train: number of training samples.
+        sample_shape: shape of a volume, with its channels.
+        data_dir: folder of the folders `train` and `validation`.
+        n_valid: number of validation samples; 0 disables validation.
+        target_shape: number of targets, in a list.
+        micro_batch_size: samples per replica and step.
+        n_epochs: number of epochs.
+        shard: whether each process trains on its own files.
+        samples_per_file: number of records in a file.
+        shuffle_train: whether the order of files differs in each epoch.
+        shuffle_valid: must be false.
+        apply_log: whether volumes are `log(x + 1)`, else `x` divided by its mean.
+        subtract_mean: whether the mean of a volume is then subtracted.
+        staged_files: whether files are first copied to a local disk.
+        stage_dir: folder of the copies; by default that of temporary files.
+        prefetch: number of batches prepared in advance.
+        workers: number of processes that prepare batches; by default one for each core.
+    """
+
+    name: Literal["dummy", "cosmo"]
+    n_train: Annotated[Count, Option("number of training samples")]
+    sample_shape: tuple[Count, ...]
+    data_dir: Annotated[ExpandedPath | None, Option("folder of train and validation")] = None
+    n_valid: Annotated[WholeNotNegative, Option("number of validation samples")] = 0
+    target_shape: tuple[Count, ...] = (4,)
+    micro_batch_size: Annotated[Count, Option("samples per replica and step")] = 1
+    n_epochs: Annotated[Count, Option("number of epochs")] = 1
+    shard: bool = True
+    samples_per_file: Count = 1
+    shuffle_train: bool = True
+    shuffle_valid: bool = False
+    apply_log: Annotated[bool, Option("1: log(x + 1); 0: x divided by its mean")] = False
+    subtract_mean: Annotated[bool, Option("1: then subtract the mean of each volume")] = False
+    staged_files: Annotated[bool, Option("1: first copy files to a local disk")] = False
+    stage_dir: Annotated[ExpandedPath | None, Option("folder of the copies")] = None
+    prefetch: Annotated[Count, Option("batches prepared in advance")] = 4
+    workers: Annotated[WholeNotNegative | None, Option("processes that prepare batches")] = None
+
+    def __post_init__(self) -> None:
+        if len(self.sample_shape) != 4:
+            raise ValueError(
+                f"sample_shape {list(self.sample_shape)} is not three sides and channels, such as "
+                "[64, 64, 64, 4]."
+            )
+        if len(self.target_shape) != 1:
+            raise ValueError(f"target_shape {list(self.target_shape)} is not a single number.")
+        if self.name == "cosmo" and self.data_dir is None:
+            raise ValueError("name cosmo needs data_dir. Set it, or pass --data-dir.")
+        if self.shuffle_valid:
+            raise ValueError(
+                "shuffle_valid has no effect, since every validation reads all samples once. "
+                "Remove it."
+            )
+
+
+@dataclass(frozen=True)
+class Model(Configuration):
+    """The section `model`.
+
+    Attributes:
+        name: name of the network.
+        arguments: arguments of the network; in the section, they stand beside the name.
     """
 
     name: str
-    n_train: int
-    sample_shape: tuple[int, ...]
-    data_dir: str | None = None
-    n_valid: int = 0
-    target_shape: tuple[int, ...] = (4,)
-    micro_batch_size: int = 1
-    n_epochs: int = 1
-    shard: bool = True
-    samples_per_file: int = 1
-    shuffle_train: bool = True
-    shuffle_valid: bool = False
-    apply_log: bool = False
-    subtract_mean: bool = False
-    staged_files: bool = False
-    stage_dir: str | None = None
-    prefetch: int = 4
-    workers: int | None = None
-
-    def __post_init__(self) -> None:
-        one_of("data.name", self.name, DATA_SETS)
-        for name in ("n_train", "micro_batch_size", "n_epochs", "samples_per_file", "prefetch"):
-            at_least("data", name, getattr(self, name), 1)
-        at_least("data", "n_valid", self.n_valid, 0)
-        if self.workers is not None:
-            at_least("data", "workers", self.workers, 0)
-        if len(self.sample_shape) != 4 or min(self.sample_shape) < 1:
-            raise ValueError(
-                f"data.sample_shape {list(self.sample_shape)} is not three sides and channels, as "
-                "[64, 64, 64, 4] is."
-            )
-        if len(self.target_shape) != 1 or self.target_shape[0] < 1:
-            raise ValueError(f"data.target_shape {list(self.target_shape)} is not one number.")
-        if self.name == "cosmo" and self.data_dir is None:
-            raise ValueError("data.name cosmo needs data.data_dir, or --data-dir.")
-        if self.shuffle_valid:
-            raise ValueError(
-                "data.shuffle_valid: all validation samples are read once, so that their order "
-                "changes nothing. Leave it out."
-            )
+    arguments: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class LearningRate:
-    """The learning rate over a run.
+class Optimizer(Configuration):
+    """The section `optimizer`.
 
     Attributes:
-        base_lr: before it is scaled.
-        scaling: by the batch: `"none"`, `"linear"` or `"sqrt"`.
-        base_batch_size: that `base_lr` is for; by default the batch of one replica.
-        n_warmup_epochs: in which it rises from `base_lr`.
-        decay_schedule: by what it is multiplied after so many epochs.
+        name: Keras's name of the optimizer.
+        lr: learning rate before scaling, instead of `lr_schedule.base_lr`.
+        lr_scaling: scaling of the learning rate, instead of `lr_schedule.scaling`.
+        arguments: other arguments of the optimizer; in the section, they stand beside the name.
     """
 
-    base_lr: float
-    scaling: str = "none"
-    base_batch_size: int | None = None
-    n_warmup_epochs: int = 0
-    decay_schedule: dict[int, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        one_of("lr_scaling", self.scaling, SCALINGS)
-        at_least("lr_schedule", "n_warmup_epochs", self.n_warmup_epochs, 0)
-        if self.base_batch_size is not None:
-            at_least("lr_schedule", "base_batch_size", self.base_batch_size, 1)
-        if self.base_lr <= 0:
-            raise ValueError(f"The learning rate {self.base_lr} is not more than 0.")
+    name: str
+    lr: Annotated[PositiveFloat | None, Option("learning rate before scaling")] = None
+    lr_scaling: Scaling | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Train:
-    """What is made smaller, what is measured, and when to stop.
+class LearningRate(Configuration):
+    """The section `lr_schedule`.
 
     Attributes:
-        loss: as Keras calls it.
-        metrics: as Keras calls them.
-        target_mae: the validation MAE at which training ends.
-        seed: of all that chance decides.
+        base_lr: learning rate before scaling.
+        scaling: scaling with the global batch size.
+        base_batch_size: batch size for `base_lr`; by default the micro-batch size.
+        n_warmup_epochs: number of epochs in which the rate rises from `base_lr`.
+        decay_schedule: factors of the rate, by the epoch after which they apply.
+    """
+
+    base_lr: PositiveFloat | None = None
+    scaling: Scaling = "none"
+    base_batch_size: Count | None = None
+    n_warmup_epochs: WholeNotNegative = 0
+    decay_schedule: dict[Whole, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Train(Configuration):
+    """The section `train`.
+
+    Attributes:
+        loss: Keras's name of the loss.
+        metrics: Keras's names of metrics.
+        target_mae: validation MAE below which training ends.
+        seed: seed of weights, dropout and the order of samples.
     """
 
     loss: str = "mse"
     metrics: tuple[str, ...] = ()
-    target_mae: float | None = None
-    seed: int = 0
+    target_mae: NotNegative | None = None
+    seed: Whole = 0
 
 
 @dataclass(frozen=True)
-class Devices:
-    """How the run is divided over devices.
+class Devices(Configuration):
+    """The section `ipu_config`: data and pipeline parallelism, and precision.
 
     Attributes:
-        num_ipus: replicas; in a launched run, those of the launch.
-        iterations_per_loop: steps in one device call; it ends with an epoch in any case.
+        num_ipus: number of replicas; in a launched run, that of the launch.
+        iterations_per_loop: steps per device call, which never exceeds an epoch.
         gradient_accumulation: micro-batches per weight update and replica.
-        stages: into how many stages, each on a device of its own, the network is cut.
-        pipeline_schedule: of the stages.
-        recompute: whether stages compute activations again instead of keeping them.
-        precision: `"32.32"`, `"16.32"`, `"16.16"`, `"bf16.32"` or `"bf16.16"`.
+        stages: number of pipeline stages, each on its own device.
+        pipeline_schedule: name of the pipeline schedule.
+        activation_checkpointing: whether stages recompute activations in the backward pass.
+        precision: compute and weight precision: `"32.32"`, `"16.32"`, `"16.16"`, `"bf16.32"` or
+            `"bf16.16"`.
     """
 
-    num_ipus: int = 1
-    iterations_per_loop: int = 1
-    gradient_accumulation: int = 1
-    stages: int = 1
-    pipeline_schedule: str = "1f1b"
-    recompute: bool = False
-    precision: str = "32.32"
+    num_ipus: Annotated[Count, Option("number of replicas")] = 1
+    iterations_per_loop: Annotated[Count, Option("steps per device call")] = 1
+    gradient_accumulation: Annotated[Count, Option("micro-batches per update and replica")] = 1
+    stages: Annotated[Count, Option("pipeline stages, each on its own device")] = 1
+    pipeline_schedule: Annotated[str, Option("pipeline schedule")] = "1f1b"
+    activation_checkpointing: Annotated[bool, Option("1: recompute activations")] = False
+    precision: Annotated[str, Option("32.32, 16.32, 16.16, bf16.32 or bf16.16")] = "32.32"
+
+
+@dataclass(frozen=True)
+class Settings(Configuration):
+    """All settings of a run.
+
+    Attributes:
+        data: the samples.
+        model: the network.
+        optimizer: the optimizer.
+        output_dir: folder of the run's files.
+        lr_schedule: learning rate over the run.
+        train: loss, metrics and end of training.
+        ipu_config: devices.
+    """
+
+    data: Data
+    model: Model
+    optimizer: Optimizer
+    output_dir: Annotated[ExpandedPath, Option("folder of the run's files")] = Path("results")
+    lr_schedule: LearningRate = LearningRate()
+    train: Train = Train()
+    ipu_config: Devices = Devices()
 
     def __post_init__(self) -> None:
-        for name in ("num_ipus", "iterations_per_loop", "gradient_accumulation", "stages"):
-            at_least("ipu_config", name, getattr(self, name), 1)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """All that a run is told.
-
-    Attributes:
-        output_dir: of the run's files.
-        data: what is trained on.
-        model: the network's name, and its arguments.
-        optimizer: as Keras calls it, and its arguments.
-        learning_rate: over the run.
-        train: what is made smaller.
-        devices: how the run is divided.
-    """
-
-    output_dir: Path
-    data: Data
-    model: dict[str, Any]
-    optimizer: dict[str, Any]
-    learning_rate: LearningRate
-    train: Train
-    devices: Devices
-
-    @classmethod
-    def of(cls, tree: Mapping[str, Any]) -> Self:
-        """Understand what a YAML file says.
-
-        Raises:
-            ValueError: if something is unknown, missing, or of another kind.
-        """
-        known = ("output_dir", "data", "model", "optimizer", "lr_schedule", "train", "ipu_config")
-        check_keys("", tree, known)
-        parts = {name: mapping(name, tree.get(name) or {}) for name in known[1:]}
-        optimizer = dict(parts["optimizer"])
-        if "name" not in parts["model"] or "name" not in optimizer:
-            missing = "optimizer" if "name" in parts["model"] else "model"
-            raise ValueError(f"{missing}.name is missing.")
-        rate = {"base_lr": optimizer.pop("lr", None), "scaling": optimizer.pop("lr_scaling", None)}
-        rate = {name: value for name, value in rate.items() if value is not None}
-        if "base_lr" not in rate | parts["lr_schedule"]:
+        if self.learning_rate.base_lr is None:
             raise ValueError("optimizer.lr is missing.")
-        if not isinstance(rate.get("base_lr", 1.0), (int, float)):
-            raise ValueError(f"optimizer.lr: {rate['base_lr']!r} is not a number.")
-        data = read_section(Data, "data", parts["data"])
-        settings = cls(
-            Path(os.path.expandvars(str(tree.get("output_dir", "results")))),
-            data,
-            {"input_shape": data.sample_shape, "target_size": data.target_shape[0]}
-            | parts["model"],
-            optimizer,
-            read_section(LearningRate, "lr_schedule", parts["lr_schedule"] | rate),
-            read_section(Train, "train", parts["train"]),
-            read_section(Devices, "ipu_config", parts["ipu_config"]),
-        )
-        settings._check_model()
-        return settings
+        for name, expected, source in (
+            ("input_shape", list(self.data.sample_shape), "sample_shape"),
+            ("target_size", self.data.target_shape[0], "target_shape"),
+        ):
+            given = self.model.arguments.get(name, expected)
+            if given != expected:
+                raise ValueError(
+                    f"model.{name} {given} differs from data.{source} {expected}. Remove it, or "
+                    "set both to the same."
+                )
 
-    def _check_model(self) -> None:
-        shape, targets = self.model["input_shape"], self.model["target_size"]
-        shape = list(shape) if isinstance(shape, (list, tuple)) else shape
-        if shape != list(self.data.sample_shape):
-            raise ValueError(
-                f"model.input_shape {shape} is not data.sample_shape "
-                f"{list(self.data.sample_shape)}. Leave it out, or make them the same."
-            )
-        if targets != self.data.target_shape[0]:
-            raise ValueError(
-                f"model.target_size {targets} is not data.target_shape "
-                f"{list(self.data.target_shape)}. Leave it out, or make them the same."
-            )
+    @property
+    def learning_rate(self) -> LearningRate:
+        """`lr_schedule`, with the values that `optimizer` overrides."""
+        return replace(
+            self.lr_schedule,
+            base_lr=self.optimizer.lr or self.lr_schedule.base_lr,
+            scaling=self.optimizer.lr_scaling or self.lr_schedule.scaling,
+        )
+
+    @property
+    def network_arguments(self) -> dict[str, Any]:
+        """Arguments of the network, with the shapes of the data."""
+        shapes = {"input_shape": self.data.sample_shape, "target_size": self.data.target_shape[0]}
+        return self.model.arguments | shapes
+
+
+def read_settings(tree: Mapping[str, Any], where: str = "") -> Settings:
+    """Return the settings in the sections of a YAML file.
+
+    Args:
+        tree: values by section; sections without a value are ignored.
+        where: beginning of error messages, such as the name of the file.
+
+    Raises:
+        ConfigurationError: if a key is unknown or missing, or a value is invalid.
+    """
+    sections = {name: section for name, section in tree.items() if section is not None}
+    for name, schema in (("model", Model), ("optimizer", Optimizer)):
+        section = sections.get(name)
+        if isinstance(section, Mapping):
+            known = {f.name: section[f.name] for f in fields(schema) if f.name in section}
+            others = {key: value for key, value in section.items() if key not in known}
+            sections[name] = known | {"arguments": others}
+    return read(Settings, sections, where)

@@ -1,4 +1,4 @@
-"""Batches of volumes, which worker processes read and decompress while others are trained on."""
+"""Batches of volumes that worker processes read and decompress in advance."""
 
 from __future__ import annotations
 
@@ -13,22 +13,32 @@ from cosmoflow.volume_files import Volumes
 
 
 @dataclass(frozen=True)
-class MakeVolumes:
-    """Makes a batch of volumes; in a process of its own, or in this one."""
+class VolumeJob:
+    """Assembles batches of volumes, in a worker process or in this one.
+
+    Attributes:
+        volumes: the samples.
+        batch_size: samples in a batch.
+    """
 
     volumes: Volumes
-    size: int
+    batch_size: int
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (self.size, *self.volumes.shape)
+        return (self.batch_size, *self.volumes.shape)
 
     @property
     def dtype(self) -> np.dtype:
         return np.dtype(np.float32)
 
     def run(self, task: np.ndarray, out: np.ndarray) -> np.ndarray:
-        """Fill an array with volumes, and return their targets."""
+        """Fill an array with volumes and return their targets.
+
+        Args:
+            task: indices of the samples; fewer than `batch_size` in an incomplete batch.
+            out: array of shape `shape`.
+        """
         return np.stack(
             [
                 self.volumes.read(int(index), volume)
@@ -38,35 +48,46 @@ class MakeVolumes:
 
 
 class Order(Protocol):
-    """Which volumes are in which batch of the run."""
+    """The order of samples over a run."""
 
-    def indices(self, position: int) -> np.ndarray: ...
+    def indices(self, position: int) -> np.ndarray:
+        """Return the samples of a batch.
+
+        Args:
+            position: index of the batch in the run.
+        """
+        ...
 
 
 class FileOrder:
-    """Which samples are in which batch of a run whose every replica takes a batch in a step.
+    """Order of samples in which each replica takes one batch per step.
 
-    Files are shuffled, and the samples of one come one after the other. Every shard has files of
-    its own, and the replicas of a process take samples of one shard only.
+    Files are shuffled, and the samples of a file follow each other. Each shard has its own files,
+    and the replicas of a process take samples of one shard only.
+
+        step          0                       1
+        replica       0     1     2     3     0     1     2     3
+        batch         0     1     2     3     4     5     6     7
+        shard         0     0     1     1     0     0     1     1      (2 processes)
 
     Args:
-        files: how many.
-        per_file: samples of each.
-        size: samples in a batch.
-        replicas: how many take a batch in a step.
-        shards: into how many parts the files are divided, by processes.
-        shuffle: whether each epoch has an order of its own.
-        seed: decides orders, together with epoch and shard.
+        files: number of files.
+        samples_per_file: number of samples in each.
+        batch_size: samples in a batch.
+        replicas: number of replicas.
+        shards: number of parts into which the files are divided.
+        shuffle: whether the order of files differs in each epoch.
+        seed: seed of the orders, together with epoch and shard.
 
     Raises:
-        ValueError: if the samples do not divide.
+        ValueError: if files or samples do not divide evenly.
     """
 
     def __init__(
         self,
         files: int,
-        per_file: int,
-        size: int,
+        samples_per_file: int,
+        batch_size: int,
         *,
         replicas: int = 1,
         shards: int = 1,
@@ -75,24 +96,24 @@ class FileOrder:
     ) -> None:
         if files % shards:
             raise ValueError(
-                f"{files} files do not divide over {shards} processes. Ask for the samples of "
+                f"{files} files do not divide over {shards} processes. Use the samples of "
                 f"{files - files % shards or shards} files, or set data.shard to false."
             )
-        samples, step = files * per_file, replicas * size
+        samples, step = files * samples_per_file, replicas * batch_size
         if not samples or samples % step:
             raise ValueError(
-                f"{samples} samples are not whole steps of {replicas} replicas x "
-                f"micro_batch_size {size}. Ask for {samples - samples % step or step}."
+                f"{samples} samples are not a multiple of a step: {replicas} replicas x "
+                f"micro_batch_size {batch_size}. Use {samples - samples % step or step}."
             )
-        self.files, self.per_file, self.size = files, per_file, size
+        self.files, self.samples_per_file, self.batch_size = files, samples_per_file, batch_size
         self.replicas, self.shards = replicas, shards
         self.shuffle, self.seed = shuffle, seed
-        self.num_batches = samples // size
-        # The orders of an epoch are drawn once, and kept while workers begin with the next.
-        self._drawn: dict[tuple[int, int], np.ndarray] = {}
+        self.num_batches = samples // batch_size
+        # Orders are kept for two epochs: workers start on the next one before this one ends.
+        self._orders: dict[tuple[int, int], np.ndarray] = {}
 
     def shard_of(self, number: int) -> int:
-        """Return from which shard a batch of an epoch is."""
+        """Return the shard of a batch of an epoch."""
         return number % self.replicas // (self.replicas // self.shards)
 
     def files_of(self, shard: int) -> range:
@@ -100,45 +121,44 @@ class FileOrder:
         return range(shard, self.files, self.shards)
 
     def indices(self, position: int) -> np.ndarray:
-        """Return the samples of a batch, counted from the run's first."""
         epoch, number = divmod(position, self.num_batches)
         step, replica = divmod(number, self.replicas)
-        shard, lane = divmod(replica, self.replicas // self.shards)
-        first = (step * (self.replicas // self.shards) + lane) * self.size
-        return self._pass(epoch, shard)[first : first + self.size]
+        shard, local_replica = divmod(replica, self.replicas // self.shards)
+        first = (step * (self.replicas // self.shards) + local_replica) * self.batch_size
+        return self._order(epoch, shard)[first : first + self.batch_size]
 
-    def _pass(self, epoch: int, shard: int) -> np.ndarray:
+    def _order(self, epoch: int, shard: int) -> np.ndarray:
         key = epoch, shard
-        if key not in self._drawn:
-            if len(self._drawn) >= 2 * self.shards:
-                self._drawn.clear()
+        if key not in self._orders:
+            if len(self._orders) >= 2 * self.shards:
+                self._orders.clear()
             files = np.array(self.files_of(shard))
             if self.shuffle:
                 files = np.random.default_rng((self.seed, epoch, shard)).permutation(files)
-            numbers = files[:, None] * self.per_file + np.arange(self.per_file)
-            self._drawn[key] = numbers.reshape(-1)
-        return self._drawn[key]
+            samples = files[:, None] * self.samples_per_file + np.arange(self.samples_per_file)
+            self._orders[key] = samples.reshape(-1)
+        return self._orders[key]
 
 
 class VolumeBatches(ResumableDataset):
-    """Batches of volumes, for `fit`, `evaluate` and `predict`.
+    """A dataset of volumes for `fit`, `evaluate` and `predict`.
 
     Args:
-        make: what makes a batch.
-        order: which volumes are in it.
-        num_batches: of an epoch.
-        workers: processes that make batches ahead; 0 makes each where and when it is asked for.
-        prefetch: how many batches they may be ahead.
+        job: the job that assembles a batch.
+        order: order of the samples.
+        num_batches: batches in an epoch.
+        workers: number of processes that prepare batches; 0 prepares each batch on request.
+        prefetch: number of batches prepared in advance.
     """
 
     def __init__(
-        self, make: MakeVolumes, order: Order, num_batches: int, workers: int, prefetch: int
+        self, job: VolumeJob, order: Order, num_batches: int, workers: int, prefetch: int
     ) -> None:
         super().__init__(num_batches)
-        self.make = make
+        self.job = job
         self.order = order
         slots = -(-prefetch // workers) if workers else 0
-        self._prefetcher = Prefetcher(make, order.indices, workers, slots)
+        self._prefetcher = Prefetcher(job, order.indices, workers, slots)
 
     def __getitem__(self, number: int) -> Batch:
         volumes, targets = self._prefetcher.take(self.position(number))

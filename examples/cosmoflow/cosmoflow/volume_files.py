@@ -1,15 +1,19 @@
-"""Volumes with their targets, one by one: in the record files of CosmoFlow's data set, or random.
+"""Volumes and their targets: in record files of the CosmoFlow dataset, or random.
 
-A record is a `tf.train.Example` with `x`, the bytes of 16-bit numbers, and `y`, floats.
+A record is a `tf.train.Example` with two features: `x`, the bytes of 16-bit integers, and `y`,
+floats.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -27,7 +31,7 @@ class Volumes(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one volume, with its channels."""
+        """Shape of a volume, with its channels."""
         ...
 
     @property
@@ -36,16 +40,20 @@ class Volumes(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, index: int, out: np.ndarray) -> np.ndarray:
-        """Put a volume into a float32 array, and return its targets.
+        """Write a volume to a float32 array and return its targets.
 
         Raises:
-            DamagedDataError: if it is not what was written; the message names the file.
+            DamagedDataError: if the data is damaged; the message names the file.
         """
+        ...
+
+    def targets(self, indices: Sequence[int]) -> np.ndarray:
+        """Return the targets of some volumes."""
         ...
 
 
 def encode(volume: np.ndarray, targets: Sequence[float]) -> bytes:
-    """Return the data of a record with a volume and its targets."""
+    """Return a record with a volume and its targets."""
     stored = np.ascontiguousarray(volume, STORED)
     return examples.encode(
         {_VOLUME: [stored.tobytes()], _TARGETS: [float(target) for target in targets]}
@@ -56,22 +64,23 @@ def decode(data: bytes, shape: tuple[int, ...], target_size: int) -> tuple[np.nd
     """Return the volume and the targets of a record.
 
     Raises:
-        DamagedDataError: if they are not there, or are of another size.
+        DamagedDataError: if one of them is missing, or has another size.
     """
     found = examples.decode(data, (_VOLUME, _TARGETS))
     volume = found.get(_VOLUME, [])
     if len(volume) != 1 or not isinstance(volume[0], bytes):
         raise DamagedDataError(f"it has no volume: no feature {_VOLUME!r} of bytes")
-    if len(volume[0]) != math.prod(shape) * STORED.itemsize:
+    expected = math.prod(shape) * STORED.itemsize
+    if len(volume[0]) != expected:
         raise DamagedDataError(
-            f"its volume has {len(volume[0]):,} bytes, and one of the shape {list(shape)} has "
-            f"{math.prod(shape) * STORED.itemsize:,}. Set data.sample_shape to that of the files"
+            f"its volume has {len(volume[0]):,} bytes, but shape {list(shape)} needs {expected:,}. "
+            "Set data.sample_shape to the shape of the files"
         )
     targets = found.get(_TARGETS, [])
     if len(targets) != target_size or not all(isinstance(value, float) for value in targets):
         raise DamagedDataError(
-            f"it has {len(targets)} targets, and {target_size} were expected. Set "
-            "data.target_shape to that of the files"
+            f"it has {len(targets)} targets instead of {target_size}. Set data.target_shape to "
+            "that of the files"
         )
     return np.frombuffer(volume[0], STORED).reshape(shape), np.array(targets, np.float32)
 
@@ -81,12 +90,12 @@ class VolumeFiles:
     """Volumes in record files.
 
     Attributes:
-        files: each with equally many records.
-        shape: of a volume, with its channels.
-        target_size: targets of a volume.
-        samples_per_file: records of a file.
-        apply_log: whether volumes are `log(x + 1)`, else `x` over its mean.
-        subtract_mean: whether a volume's mean is then taken from it.
+        files: paths of files with an equal number of records.
+        shape: shape of a volume, with its channels.
+        target_size: number of targets of a volume.
+        samples_per_file: number of records in a file.
+        apply_log: whether volumes are `log(x + 1)`, else `x` divided by its mean.
+        subtract_mean: whether the mean of a volume is then subtracted.
     """
 
     files: tuple[Path, ...]
@@ -95,7 +104,7 @@ class VolumeFiles:
     samples_per_file: int = 1
     apply_log: bool = False
     subtract_mean: bool = False
-    # The records of the file that was read last: those of one file come one after the other.
+    # The records of the last file: the samples of a file are read one after the other.
     _last: dict[int, list[bytes]] = field(default_factory=dict, compare=False, repr=False)
 
     def __len__(self) -> int:
@@ -103,7 +112,7 @@ class VolumeFiles:
 
     @property
     def stored_bytes(self) -> int:
-        """What all files take on disk."""
+        """Size of all files on disk."""
         return sum(path.stat().st_size for path in self.files)
 
     def read(self, index: int, out: np.ndarray) -> np.ndarray:
@@ -119,7 +128,6 @@ class VolumeFiles:
         return targets
 
     def targets(self, indices: Sequence[int]) -> np.ndarray:
-        """Return the targets of some volumes."""
         out = np.empty(self.shape, np.float32)
         return np.stack([self.read(index, out) for index in indices])
 
@@ -132,7 +140,7 @@ class VolumeFiles:
                 raise DamagedDataError(f"{path} cannot be read: {error.strerror}.") from None
             if len(found) != self.samples_per_file:
                 raise DamagedDataError(
-                    f"{path} has {len(found)} records, and data.samples_per_file is "
+                    f"{path} has {len(found)} records, but data.samples_per_file is "
                     f"{self.samples_per_file}."
                 )
             self._last.clear()
@@ -153,32 +161,32 @@ def find_volumes(
     apply_log: bool = False,
     subtract_mean: bool = False,
 ) -> VolumeFiles:
-    """Return the first volumes in a folder, by the names of their files.
+    """Return the first volumes in a folder, in the order of file names.
 
-    The first file is read, so that files of another shape are found before anything is compiled.
+    Reads the first file, so that files of another shape are detected before anything is compiled.
 
     Raises:
         ValueError: if there are too few.
-        DamagedDataError: if the first is not what was asked for.
+        DamagedDataError: if the first file is damaged or has another shape.
     """
     if importlib.util.find_spec("google_crc32c") is None:
         raise ValueError(
-            "Checking volumes needs the package google-crc32c. Install it with: "
+            "Record checksums need the package google-crc32c. Install it with: "
             "pip install google-crc32c"
         )
     if not folder.is_dir():
-        raise ValueError(f"There is no folder {folder}. Set data.data_dir to one that has it.")
+        raise ValueError(f"There is no folder {folder}. Set data.data_dir to its parent.")
     found = sorted(entry.name for entry in os.scandir(folder) if entry.name.endswith(ENDINGS))
-    needed, rest = divmod(samples, samples_per_file)
-    if rest:
+    needed, remainder = divmod(samples, samples_per_file)
+    if remainder:
         raise ValueError(
-            f"{samples} samples do not fill files of samples_per_file {samples_per_file}. Ask for "
-            f"{samples - rest or samples_per_file}."
+            f"{samples} samples do not fill files of samples_per_file {samples_per_file}. Use "
+            f"{samples - remainder or samples_per_file}."
         )
     if len(found) < needed:
         raise ValueError(
-            f"{folder} has {len(found)} files {' or '.join(f'*{end}' for end in ENDINGS)}, and "
-            f"{samples} samples take {needed}. Ask for {len(found) * samples_per_file} or fewer."
+            f"{folder} has {len(found)} files {' or '.join(f'*{end}' for end in ENDINGS)}, but "
+            f"{samples} samples need {needed}. Use {len(found) * samples_per_file} or fewer."
         )
     files = tuple(folder / name for name in found[:needed])
     volumes = VolumeFiles(files, shape, target_size, samples_per_file, apply_log, subtract_mean)
@@ -188,26 +196,57 @@ def find_volumes(
 
 
 def normalise(volume: np.ndarray, out: np.ndarray, *, apply_log: bool) -> None:
-    """Put a volume of counts into a float32 array: `log(x + 1)`, or `x` over its mean."""
+    """Write a volume of counts to a float32 array: `log(x + 1)`, or `x` divided by its mean."""
     out[...] = volume
     if apply_log:
         out += 1
         np.log(out, out=out)
     else:
-        # A volume with nothing in it stays zero.
+        # An empty volume stays zero.
         out /= volume.mean(dtype=np.float64) or 1.0
 
 
-class RandomVolumes:
-    """Volumes and targets of pure chance, from 0 to 1, each different from all others.
-
-    They are windows of one sequence of random numbers, so that reading one costs a copy.
+@contextlib.contextmanager
+def staged(
+    volumes: VolumeFiles, indices: Iterable[int], folder: Path | None
+) -> Iterator[VolumeFiles]:
+    """Copy files to a local disk for the duration of a run.
 
     Args:
-        samples: how many.
-        shape: of a volume, with its channels.
-        target_size: targets of a volume.
-        seed: of chance.
+        volumes: the original files.
+        indices: indices of the files to copy; the others are read in place.
+        folder: parent folder of the copies; by default that of temporary files.
+
+    Raises:
+        ValueError: if a file cannot be read or the disk is full.
+    """
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="convoy-staged-", dir=folder) as copies:
+        files = list(volumes.files)
+        for index in indices:
+            copy = Path(copies) / f"{index:08}-{files[index].name}"
+            try:
+                shutil.copyfile(files[index], copy)
+            except OSError as error:
+                raise ValueError(
+                    f"{files[index]} cannot be copied to {copies}: {error.strerror}. Set "
+                    "data.stage_dir to a folder with more space, or data.staged_files to false."
+                ) from None
+            files[index] = copy
+        yield replace(volumes, files=tuple(files), _last={})
+
+
+class RandomVolumes:
+    """Random volumes and targets between 0 and 1, all different.
+
+    Volumes are windows of one sequence of random numbers, so reading one costs only a copy.
+
+    Args:
+        samples: number of volumes.
+        shape: shape of a volume, with its channels.
+        target_size: number of targets of a volume.
+        seed: seed of the random numbers.
     """
 
     def __init__(self, samples: int, shape: tuple[int, ...], target_size: int, seed: int) -> None:
@@ -216,24 +255,24 @@ class RandomVolumes:
         self.target_size = target_size
         rng = np.random.default_rng(seed)
         size = math.prod(shape)
-        self._begins = max(size, samples)
-        # Without a common divisor all windows begin elsewhere, those of neighbours far apart.
+        self._starts = max(size, samples)
+        # A stride coprime to the number of starts makes all windows different; near the golden
+        # ratio, windows of neighbouring samples are far apart.
         self._stride = next(
             stride
-            for stride in range(round(self._begins * 0.618), self._begins + 2)
-            if math.gcd(stride, self._begins) == 1
+            for stride in range(round(self._starts * 0.618), self._starts + 2)
+            if math.gcd(stride, self._starts) == 1
         )
-        self._numbers = rng.random(size + self._begins, np.float32)
+        self._numbers = rng.random(size + self._starts, np.float32)
         self._targets = rng.random((samples, target_size), np.float32)
 
     def __len__(self) -> int:
         return self.samples
 
     def read(self, index: int, out: np.ndarray) -> np.ndarray:
-        begin = index * self._stride % self._begins
-        out[...] = self._numbers[begin : begin + out.size].reshape(out.shape)
+        start = index * self._stride % self._starts
+        out[...] = self._numbers[start : start + out.size].reshape(out.shape)
         return self._targets[index]
 
     def targets(self, indices: Sequence[int]) -> np.ndarray:
-        """Return the targets of some volumes."""
         return self._targets[list(indices)]

@@ -1,9 +1,9 @@
-"""Write volumes of Gaussian random fields, in the record files of CosmoFlow's data set.
+"""Write volumes of Gaussian random fields to record files in the format of the CosmoFlow dataset.
 
     python data_gen/make_fields.py --output data/fields
 
-Their power spectrum follows from four targets, so that there is something to learn. The default
-makes 6,656 volumes of 16x16x16x4, which configs/fields.yaml trains on, in about a minute.
+Four targets determine the power spectrum, which a network can learn. By default, it writes the
+6,656 volumes of 16x16x16x4 for configs/fields.yaml, in about a minute.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from convoy.data import records
 
-# The folder of the example's package: Python adds only the script's own.
+# The package `cosmoflow` is in the parent folder, which Python does not search by itself.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cosmoflow import volume_files
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def encoded(size: int, seed: tuple[int, int], numbers: range, side: float) -> Iterator[bytes]:
-    """Return samples, each of which follows from the seed and its number."""
+    """Yield encoded samples; each depends only on the seed and its number."""
     for number in numbers:
         rng = np.random.default_rng((*seed, number))
         targets = rng.uniform(-1, 1, len(NAMES))
@@ -51,16 +51,15 @@ def encoded(size: int, seed: tuple[int, int], numbers: range, side: float) -> It
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", required=True, help="folder of train and validation")
-    parser.add_argument("--n-train", type=int, default=6144, help="samples to train on (6144)")
-    parser.add_argument("--n-valid", type=int, default=512, help="samples to validate on (512)")
-    parser.add_argument("--size", type=int, default=16, help="voxels along each side (16)")
-    parser.add_argument(
-        "--side", type=float, default=SIDE, help=f"length of a side, in Mpc/h ({SIDE:g})"
-    )
-    parser.add_argument("--samples-per-file", type=int, default=1, help="records of a file (1)")
-    parser.add_argument("--plain", action="store_true", help="do not compress files")
-    parser.add_argument("--seed", type=int, default=0, help="of all that chance decides (0)")
+    add = parser.add_argument
+    add("--output", required=True, help="folder of the folders train and validation")
+    add("--n-train", type=int, default=6144, help="number of training samples (6144)")
+    add("--n-valid", type=int, default=512, help="number of validation samples (512)")
+    add("--size", type=int, default=16, help="voxels along each side (16)")
+    add("--side", type=float, default=SIDE, help=f"side length in Mpc/h ({SIDE:g})")
+    add("--samples-per-file", type=int, default=1, help="number of records in a file (1)")
+    add("--plain", action="store_true", help="do not compress the files")
+    add("--seed", type=int, default=0, help="random seed (0)")
     options = parser.parse_args()
     for split in ("n_train", "n_valid"):
         if getattr(options, split) % options.samples_per_file:

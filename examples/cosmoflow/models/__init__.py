@@ -1,4 +1,4 @@
-"""The networks, by name: plain Keras, from a volume to numbers between -1.2 and 1.2."""
+"""Networks by name: plain Keras models with outputs between -1.2 and 1.2."""
 
 from models.cosmoflow import cosmoflow, mlperf
 from models.cosmoflow_v1 import cosmoflow_v1

@@ -1,4 +1,4 @@
-"""The network that doubles its channels where it halves the sides, and MLPerf's larger one."""
+"""CosmoFlow: convolutions with pooling that doubles the channels; and MLPerf's larger network."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ def cosmoflow(
     return keras.Model(inputs, x, name="cosmoflow")
 
 
-# The reference network of MLPerf HPC: 32 to 512 channels, kernels of 3.
+# The reference network of MLPerf HPC: 32 to 512 channels, kernels of size 3.
 mlperf = functools.partial(cosmoflow, conv_size=32, kernel_size=3, dropout=0.5)

@@ -1,4 +1,4 @@
-"""The first network: as many channels in every layer, and no padding."""
+"""The first version of CosmoFlow: the same number of channels in every layer, no padding."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cosmoflow_v1(
     """Return the network: 19,476 parameters for 64x64x64x4."""
     if min(input_shape[:3]) < smallest_side():
         raise ValueError(
-            f"A side of {min(input_shape[:3])} has nothing left after {LAYERS} layers. Take "
+            f"A side of {min(input_shape[:3])} is too small for {LAYERS} layers. Use "
             f"volumes with sides of {smallest_side()} or more."
         )
     inputs = x = keras.Input(input_shape)

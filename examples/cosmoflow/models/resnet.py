@@ -20,7 +20,15 @@ def resnet(
     filters: Sequence[int] = (32, 64, 128, 256),
     blocks: Sequence[int] = (2, 2, 2, 2),
 ) -> keras.Model:
-    """Return a network with stacks of so many blocks, of so many filters."""
+    """Return a residual network.
+
+    Args:
+        input_shape: shape of a volume, with its channels.
+        target_size: number of targets.
+        dropout: dropout rate before the output layer.
+        filters: filters of each stack.
+        blocks: number of blocks in each stack.
+    """
     if len(filters) != len(blocks):
         raise ValueError(f"model.filters {filters} and model.blocks {blocks} differ in length.")
     inputs = keras.Input(input_shape)

@@ -5,7 +5,7 @@
 Expected: about 0.93 training accuracy after 3 epochs.
 """
 
-from convoy import ipu  # before keras: chooses its JAX backend
+from convoy import ipu  # before keras: selects its JAX backend
 
 import keras  # isort: skip
 import numpy as np

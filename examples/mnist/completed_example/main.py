@@ -1,4 +1,4 @@
-"""Handwritten digits, with flags for everything that the tutorial shows.
+"""Handwritten digits, with flags for all steps of the tutorial.
 
     python3 completed_example/main.py
     python3 completed_example/main.py --use-ipu
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 
-from convoy import ipu  # before keras: chooses its JAX backend
+from convoy import ipu  # before keras: selects its JAX backend
 
 import keras  # isort: skip
 from model import model_fn

@@ -14,15 +14,17 @@ DEFAULT_ACCUMULATION = 8
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Handwritten digits, on a CPU or on two devices.")
     parser.add_argument("--use-ipu", action="store_true", help="run on two devices")
-    parser.add_argument("--pipelining", action="store_true", help="put a stage on each device")
+    parser.add_argument(
+        "--pipelining", action="store_true", help="run a pipeline stage on each device"
+    )
     parser.add_argument(
         "--gradient-accumulation-count",
         "--gradient-accumulation-steps-per-replica",
         type=int,
-        help=f"batches of a weight update, with --pipelining; {DEFAULT_ACCUMULATION} by default",
+        help=f"batches per weight update, with --pipelining (default: {DEFAULT_ACCUMULATION})",
     )
     parser.add_argument(
-        "--batch-size", type=int, default=80, help="samples of a step, over both replicas"
+        "--batch-size", type=int, default=80, help="samples per step, over both replicas"
     )
     arguments = parser.parse_args()
     if arguments.batch_size < 1:

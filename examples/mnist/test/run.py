@@ -1,15 +1,15 @@
-"""Run a script on digits from a file instead of a download.
+"""Run a script with digits from a file instead of a download.
 
     python3 test/run.py mnist.npz demo.py
 
-The file holds `x_train`, `y_train`, `x_test` and `y_test`, as `keras.datasets.mnist` keeps them.
+The file has the arrays of `keras.datasets.mnist`: `x_train`, `y_train`, `x_test` and `y_test`.
 """
 
 import runpy
 import sys
 from pathlib import Path
 
-import convoy  # noqa: F401 - chooses Keras's JAX backend
+import convoy  # noqa: F401 - selects Keras's JAX backend
 import keras
 import numpy as np
 

@@ -1,35 +1,35 @@
-"""The fields have the spectrum that four numbers ask for."""
+"""Gaussian random fields have the power spectrum of their cosmology."""
 
 import numpy as np
 import pytest
 
 from cosmoflow import gaussian_fields
-from cosmoflow.gaussian_fields import CENTRE, Cosmology, cosmology, growth, make_volume, power
+from cosmoflow.gaussian_fields import CENTRE, Cosmology, cosmology_of, growth, make_volume, power
 
 
-def test_targets_are_shares_of_the_spread_around_the_centre():
-    assert cosmology((0, 0, 0, 0)) == pytest.approx(CENTRE)
-    assert cosmology((1, -1, 0, 0.5)) == pytest.approx(
-        (CENTRE.matter * 1.3, CENTRE.clumping * 0.7, CENTRE.tilt, CENTRE.hubble * 1.15)
+def test_targets_scale_the_parameters_around_the_centre():
+    assert cosmology_of((0, 0, 0, 0)) == pytest.approx(CENTRE)
+    assert cosmology_of((1, -1, 0, 0.5)) == pytest.approx(
+        (CENTRE.omega_m * 1.3, CENTRE.sigma_8 * 0.7, CENTRE.n_s, CENTRE.h * 1.15)
     )
 
 
-def test_the_spectrum_is_that_of_the_tilt_on_large_scales_and_turns_over():
+def test_the_spectrum_follows_the_spectral_index_on_large_scales_and_turns_over():
     low = power(np.array([1e-5, 2e-5]), CENTRE)
-    assert np.log2(low[1] / low[0]) == pytest.approx(CENTRE.tilt, abs=0.01)
+    assert np.log2(low[1] / low[0]) == pytest.approx(CENTRE.n_s, abs=0.01)
     k = np.geomspace(1e-4, 10, 500)
     assert 0.008 < k[np.argmax(power(k, CENTRE))] < 0.03
     assert power(np.zeros(1), CENTRE) == 0
 
 
-def test_growth_is_that_of_a_universe_of_matter_alone_and_slower_otherwise():
+def test_growth_is_known_for_matter_alone_and_slower_with_dark_energy():
     assert growth(0, 0.3) == 1
     assert growth(3, 1.0) == pytest.approx(1 / 4, rel=1e-3)
     assert 1 / 4 < growth(3, 0.4) < growth(3, 0.2)
 
 
-def test_a_field_has_the_power_that_it_was_asked_for(rng):
-    """By bins of wave numbers, within four deviations of what chance does to the mean."""
+def test_a_field_has_the_requested_power_spectrum(rng):
+    """By bins of wave numbers, within four standard errors of the mean."""
     size, side = 32, 64.0
     field, variance = gaussian_fields.gaussian_field(size, CENTRE, rng, side)
     along = 2 * np.pi * np.fft.fftfreq(size, side / size)
@@ -42,21 +42,21 @@ def test_a_field_has_the_power_that_it_was_asked_for(rng):
     assert field.var() == pytest.approx(variance, rel=0.2)
 
 
-def test_fluctuations_in_spheres_of_eight_are_as_large_as_asked_for():
+def test_fluctuations_in_spheres_of_eight_have_the_requested_deviation():
     k = np.geomspace(1e-4, 20, 4000)
     x = 8 * k
     window = 3 * (np.sin(x) - x * np.cos(x)) / x**3
-    for clumping in (0.6, 1.0):
-        spectrum = power(k, Cosmology(0.3, clumping, 1.0, 0.7))
+    for sigma_8 in (0.6, 1.0):
+        spectrum = power(k, Cosmology(0.3, sigma_8, 1.0, 0.7))
         found = np.trapezoid(spectrum * window**2 * k**2, k) / (2 * np.pi**2)
-        assert np.sqrt(found) == pytest.approx(clumping, rel=1e-3)
+        assert np.sqrt(found) == pytest.approx(sigma_8, rel=1e-3)
 
 
 def test_a_volume_is_counts_that_clump_with_time(rng):
     volume = make_volume(16, (0, 0, 0, 0), rng, side=64)
     assert (volume.dtype, volume.shape) == (np.dtype("<i2"), (16, 16, 16, 4))
     assert volume.min() >= 0
-    # 32 particles a voxel, whatever the redshift; the nearer, the more they clump.
+    # 32 particles per voxel at every redshift; they clump more at lower redshifts.
     np.testing.assert_allclose(volume.mean((0, 1, 2)), 32, rtol=0.35)
     spread = volume.std((0, 1, 2))
     assert list(spread) == sorted(spread, reverse=True)

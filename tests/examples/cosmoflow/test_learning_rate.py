@@ -1,9 +1,9 @@
-"""The learning rate of a run: scaled by the batch, rising, and falling in steps."""
+"""The learning rate of a run: scaling, warm-up and stepwise decay."""
 
 import keras
 import pytest
 
-from cosmoflow.learning_rate import make_schedule, scale
+from cosmoflow.learning_rate import WarmUpAndDecay, make_schedule, scale
 from cosmoflow.settings import LearningRate
 
 
@@ -44,6 +44,25 @@ def test_mlperfs_rate_rises_for_four_epochs_and_falls_twice():
         }
     )
     assert float(schedule(19)) == float(schedule(10))
+
+
+def test_a_decay_during_the_warm_up_applies_after_it():
+    schedule = WarmUpAndDecay(0.1, 0.4, 3, {1: 0.5, 5: 0.25}, 2)
+    by_epoch = [float(schedule(2 * epoch + 1)) for epoch in range(8)]
+    assert by_epoch == pytest.approx([0.1, 0.2, 0.3, 0.2, 0.2, 0.2, 0.1, 0.1])
+
+
+def test_a_schedule_of_an_earlier_version_can_be_loaded():
+    config = {"base": 0.1, "peak": 0.2, "warm_up": 2, "shares": {"3": 0.5}, "updates": 5}
+    saved = {
+        "module": "convoy.volumes.learning_rate",
+        "class_name": "WarmUpAndDecay",
+        "config": config,
+        "registered_name": "convoy>WarmUpAndDecay",
+    }
+    schedule = keras.saving.deserialize_keras_object(saved)
+    assert isinstance(schedule, WarmUpAndDecay)
+    assert float(schedule(25)) == pytest.approx(0.1)
 
 
 def test_a_schedule_can_be_saved():

@@ -1,13 +1,13 @@
-"""What the YAML says is what happens, and what it cannot mean is refused with its name."""
+"""Settings in YAML files and flags; invalid ones are refused by name."""
 
 from pathlib import Path
 
 import pytest
 import yaml
+from convoy.configuration import override, read_yaml
 
-from cosmoflow.command_line import overridden, parse
-from cosmoflow.sections import read_yaml
-from cosmoflow.settings import Settings
+from cosmoflow.command_line import parse
+from cosmoflow.settings import read_settings
 
 CONFIGS = Path(__file__).parents[3] / "examples" / "cosmoflow" / "configs"
 
@@ -23,26 +23,26 @@ def tree(**sections):
     return made
 
 
-def test_graphcores_file_says_what_it_always_said():
-    settings = Settings.of(read_yaml(CONFIGS / "graphcore.yaml"))
+def test_graphcores_file_has_its_settings():
+    settings = read_settings(read_yaml(CONFIGS / "graphcore.yaml"))
     data = settings.data
     assert (data.name, data.n_train, data.n_valid, data.n_epochs) == ("dummy", 10_000, 0, 30)
     assert (data.sample_shape, data.target_shape) == ((64, 64, 64, 4), (4,))
     assert (data.micro_batch_size, data.shard) == (1, True)
-    assert settings.model["dropout"] == 0.2
-    assert settings.optimizer == {"name": "Adadelta"}
+    assert settings.model.arguments["dropout"] == 0.2
+    assert (settings.optimizer.name, settings.optimizer.arguments) == ("Adadelta", {})
     assert (settings.learning_rate.base_lr, settings.learning_rate.scaling) == (0.5, "none")
     assert (settings.train.loss, settings.train.metrics) == ("mse", ("mae",))
-    assert (settings.devices.iterations_per_loop, settings.devices.num_ipus) == (5000, 1)
+    assert (settings.ipu_config.iterations_per_loop, settings.ipu_config.num_ipus) == (5000, 1)
 
 
 def test_mlperfs_recipe_is_that_of_its_reference():
-    settings = Settings.of(read_yaml(CONFIGS / "mlperf.yaml"))
+    settings = read_settings(read_yaml(CONFIGS / "mlperf.yaml"))
     assert settings.data.sample_shape == (128, 128, 128, 4)
     assert (settings.data.n_train, settings.data.n_valid) == (524_288, 65_536)
     assert (settings.data.micro_batch_size, settings.data.n_epochs) == (4, 128)
     assert settings.data.apply_log
-    assert settings.optimizer == {"name": "SGD", "momentum": 0.9}
+    assert (settings.optimizer.name, settings.optimizer.arguments) == ("SGD", {"momentum": 0.9})
     rate = settings.learning_rate
     assert (rate.base_lr, rate.scaling, rate.base_batch_size) == (0.001, "linear", 64)
     assert (rate.n_warmup_epochs, rate.decay_schedule) == (4, {32: 0.25, 64: 0.125})
@@ -50,60 +50,51 @@ def test_mlperfs_recipe_is_that_of_its_reference():
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_file_that_ships_is_understood(path):
-    Settings.of(read_yaml(path))
+def test_the_configs_of_the_example_are_valid(path):
+    read_settings(read_yaml(path))
 
 
 @pytest.mark.parametrize(
     ("sections", "problem"),
     [
-        ({"data": {"n_trian": 3}}, r"data\.n_trian is unknown; known: apply_log, data_dir"),
-        ({"extra": {}}, r"^extra is unknown; known: data, ipu_config"),
+        ({"data": {"n_trian": 3}}, r"^data\.n_trian is unknown\. Did you mean n_train"),
+        ({"data": {"zzz": 3}}, r"^data\.zzz is unknown\. Known: apply_log, data_dir"),
+        ({"extra": {}}, r"^extra is unknown\. Known: data, ipu_config"),
         ({"data": {"n_train": "many"}}, r"data\.n_train: 'many' is not a whole number"),
         ({"data": {"n_train": True}}, r"data\.n_train: True is not a whole number"),
-        ({"data": {"n_train": 0}}, r"data\.n_train 0 is too small\. Set it to 1 or more"),
-        ({"data": {"shard": "perhaps"}}, r"data\.shard: 'perhaps' is not true or false"),
+        ({"data": {"n_train": 0}}, r"data\.n_train 0: pass 1 or more"),
+        ({"data": {"shard": "perhaps"}}, r"data\.shard: 'perhaps' is neither true nor false"),
         ({"data": {"sample_shape": 64}}, r"data\.sample_shape: 64 is not a list"),
         ({"data": {"sample_shape": [64, 64, 4]}}, r"sample_shape \[64, 64, 4\] is not three sides"),
-        ({"data": {"target_shape": [2, 2]}}, r"data\.target_shape \[2, 2\] is not one number"),
-        ({"data": {"name": "cosmos"}}, r"data\.name 'cosmos' is not one of dummy, cosmo"),
-        ({"data": {"name": "cosmo"}}, r"data\.name cosmo needs data\.data_dir, or --data-dir"),
-        ({"data": {"shuffle_valid": True}}, r"data\.shuffle_valid: all validation samples"),
+        ({"data": {"target_shape": [2, 2]}}, r"data: target_shape \[2, 2\] is not a single number"),
+        ({"data": {"name": "cosmos"}}, r"data\.name: 'cosmos' is not one of 'dummy' or 'cosmo'"),
+        ({"data": {"name": "cosmo"}}, r"data: name cosmo needs data_dir\. .* --data-dir"),
+        ({"data": {"shuffle_valid": True}}, r"data: shuffle_valid has no effect"),
         ({"data": 3}, r"data: 3 is not a section"),
-        ({"model": {"input_shape": [4, 4, 4, 1]}}, r"input_shape \[4, 4, 4, 1\] is not data\.samp"),
-        ({"model": {"input_shape": 64}}, r"model\.input_shape 64 is not data\.sample_shape"),
-        ({"model": {"target_size": 3}}, r"model\.target_size 3 is not data\.target_shape \[4\]"),
+        ({"model": {"input_shape": [4, 4, 4, 1]}}, r"input_shape \[4, 4, 4, 1\] differs from data"),
+        ({"model": {"input_shape": 64}}, r"model\.input_shape 64 differs from data\.sample_shape"),
+        ({"model": {"target_size": 3}}, r"model\.target_size 3 differs from data\.target_shape 4"),
         ({"optimizer": {"lr": None}}, r"optimizer\.lr is missing"),
         ({"optimizer": {"lr": "fast"}}, r"optimizer\.lr: 'fast' is not a number"),
-        ({"optimizer": {"lr": -1}}, r"The learning rate -1\.0 is not more than 0"),
-        ({"optimizer": {"lr_scaling": "cubic"}}, r"lr_scaling 'cubic' is not one of none, linear"),
-        ({"lr_schedule": {"decay_schedule": {1: "x"}}}, r"decay_schedule: 'x' is not a number"),
+        ({"optimizer": {"lr": -1}}, r"optimizer\.lr -1: pass more than 0"),
+        ({"optimizer": {"lr_scaling": "cubic"}}, r"lr_scaling: 'cubic' is not one of 'none', 'lin"),
+        ({"lr_schedule": {"decay_schedule": {1: "x"}}}, r"decay_schedule\.1: 'x' is not a number"),
         ({"train": {"metrics": "mae"}}, r"train\.metrics: 'mae' is not a list"),
-        ({"ipu_config": {"stages": 0}}, r"ipu_config\.stages 0 is too small"),
+        ({"ipu_config": {"stages": 0}}, r"ipu_config\.stages 0: pass 1 or more"),
     ],
 )
-def test_what_is_wrong_is_named(sections, problem):
+def test_an_invalid_setting_is_named(sections, problem):
     with pytest.raises(ValueError, match=problem):
-        Settings.of(tree(**sections))
+        read_settings(tree(**sections))
 
 
 @pytest.mark.parametrize("missing", ["data.n_train", "model.name", "optimizer.name"])
-def test_what_is_missing_is_named(missing):
+def test_a_missing_setting_is_named(missing):
     section, name = missing.split(".")
     whole = tree()
     del whole[section][name]
     with pytest.raises(ValueError, match=rf"{missing} is missing"):
-        Settings.of(whole)
-
-
-def test_files_that_are_none_are_named(tmp_path):
-    for text, problem in (("- 1", "it has no names"), ("a: [", "is not YAML")):
-        path = tmp_path / "some.yaml"
-        path.write_text(text)
-        with pytest.raises(ValueError, match=rf"some\.yaml.*{problem}"):
-            read_yaml(path)
-    with pytest.raises(ValueError, match=r"none\.yaml cannot be read: No such file"):
-        read_yaml(tmp_path / "none.yaml")
+        read_settings(whole)
 
 
 def test_flags_override_the_file(monkeypatch, tmp_path):
@@ -115,26 +106,28 @@ def test_flags_override_the_file(monkeypatch, tmp_path):
         "--hidden-activation relu --dropout 0.5 --optimizer Adam --lr 1e-3 --precision bf16.32"
     )
     line = parse(words.split(), "train.py", tmp_path)
-    settings = Settings.of(overridden(tree(), line.overrides))
+    settings = read_settings(override(tree(), line.overrides))
     assert settings.output_dir == Path("/somewhere/one")
-    assert (settings.data.data_dir, settings.data.n_train, settings.data.n_valid) == ("d", 4, 2)
+    assert (settings.data.data_dir, settings.data.n_train) == (Path("d"), 4)
+    assert settings.data.n_valid == 2
     assert (settings.data.micro_batch_size, settings.data.n_epochs) == (2, 3)
     assert (settings.data.apply_log, settings.data.staged_files) == (True, False)
-    assert (settings.devices.iterations_per_loop, settings.devices.num_ipus) == (7, 2)
-    assert settings.devices.precision == "bf16.32"
-    given = {name: settings.model[name] for name in ("conv_size", "fc1_size", "fc2_size")}
+    assert (settings.ipu_config.iterations_per_loop, settings.ipu_config.num_ipus) == (7, 2)
+    assert settings.ipu_config.precision == "bf16.32"
+    given = {name: settings.model.arguments[name] for name in ("conv_size", "fc1_size", "fc2_size")}
     assert given == {"conv_size": 8, "fc1_size": 32, "fc2_size": 16}
-    assert (settings.model["hidden_activation"], settings.model["dropout"]) == ("relu", 0.5)
-    assert settings.optimizer["name"] == "Adam"
+    assert settings.model.arguments["hidden_activation"] == "relu"
+    assert settings.model.arguments["dropout"] == 0.5
+    assert settings.optimizer.name == "Adam"
     assert settings.learning_rate.base_lr == 1e-3
-    assert yaml.safe_load(yaml.safe_dump(overridden(tree(), line.overrides)))
+    assert yaml.safe_load(yaml.safe_dump(override(tree(), line.overrides)))
 
 
 def test_the_file_has_a_default_and_old_flags_are_taken(tmp_path):
     line = parse(["-d", "-v", "--print-fom"], "train.py", tmp_path)
     assert line.config == tmp_path / "configs" / "cosmo.yaml"
     assert (line.verbose, line.print_fom) == (True, True)
-    assert "--distributed has no effect" in line.notes[0]
+    assert line.distributed
 
 
 def test_an_estimator_is_not_benchmarked(tmp_path, capsys):

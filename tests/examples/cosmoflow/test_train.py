@@ -242,14 +242,14 @@ def test_the_data_benchmark_says_what_files_give_and_what_they_cost(script, caps
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--n-train", "12"], r"data\.n_train 12: .*train has 8 files .* Ask for 8 or fewer"),
+        (["--n-train", "12"], r"data\.n_train 12: .*train has 8 files .* Use 8 or fewer"),
         (["--model", "vgg"], r"small\.yaml: model\.name 'vgg' is not one of cosmoflow, "),
-        (["--model", "resnet"], r"model\.conv_size: the network resnet does not take it"),
+        (["--model", "resnet"], r"model\.conv_size is not an argument of the network resnet"),
         (["--optimizer", "SDG"], r"optimizer\.name: Keras has no optimizer 'SDG'"),
-        (["--recompute", "1"], r"ipu_config\.recompute is of stages"),
+        (["--activation-checkpointing", "1"], r"activation_checkpointing needs stages"),
         (["--use-estimator", "--pipeline-schedule", "grouped"], r"--use-estimator runs stages by"),
         (["--data-dir", "/nowhere"], r"There is no folder /nowhere/train"),
-        (["--micro-batch-size", "3"], r"n_train 8 is not whole weight updates of 3 samples"),
+        (["--micro-batch-size", "3"], r"n_train 8 is not a multiple of the global batch size 3"),
     ],
 )
 def test_what_cannot_be_is_one_line_and_nothing_is_written(
@@ -280,7 +280,16 @@ def test_a_file_that_is_damaged_ends_the_run_with_its_name(script, capsys, confi
     [
         ("--staged-files", "1"),
         ("--stages", "2", "--gradient-accumulation", "2"),
-        ("--stages", "2", "--gradient-accumulation", "2", "--recompute", "1", "--num-ipus", "2"),
+        (
+            "--stages",
+            "2",
+            "--gradient-accumulation",
+            "2",
+            "--activation-checkpointing",
+            "1",
+            "--num-ipus",
+            "2",
+        ),
         ("--precision", "16.32"),
         ("--precision", "bf16.32", "--stages", "2"),
         ("--model", "mini_resnet"),

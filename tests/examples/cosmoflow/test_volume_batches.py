@@ -5,7 +5,7 @@ import pytest
 from convoy.data.records import DamagedDataError
 from tests.examples.cosmoflow.record_files import SHAPE, targets, write_volumes
 
-from cosmoflow.volume_batches import FileOrder, MakeVolumes, VolumeBatches
+from cosmoflow.volume_batches import FileOrder, VolumeBatches, VolumeJob
 from cosmoflow.volume_files import find_volumes
 
 
@@ -42,8 +42,11 @@ def test_without_shuffling_samples_come_as_their_files_are_named():
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"shards": 2}, r"7 files do not divide over 2 processes\. Ask for the samples of 6 files"),
-        ({"replicas": 2}, r"7 samples are not whole steps of 2 replicas x micro_batch_size 2\. A"),
+        ({"shards": 2}, r"7 files do not divide over 2 processes\. Use the samples of 6 files"),
+        (
+            {"replicas": 2},
+            r"7 samples are not a multiple of a step: 2 replicas x micro_ba",
+        ),
     ],
 )
 def test_files_that_do_not_divide_are_refused(settings, problem):
@@ -54,7 +57,7 @@ def test_files_that_do_not_divide_are_refused(settings, problem):
 def make(folder, workers, prefetch=4):
     volumes = find_volumes(folder, 6, SHAPE, 4, apply_log=True)
     order = FileOrder(6, 1, 2, shuffle=True, seed=1)
-    return VolumeBatches(MakeVolumes(volumes, 2), order, 3, workers, prefetch)
+    return VolumeBatches(VolumeJob(volumes, 2), order, 3, workers, prefetch)
 
 
 def test_workers_make_what_one_process_makes(tmp_path):

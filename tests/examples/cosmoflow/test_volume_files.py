@@ -7,8 +7,7 @@ from convoy.data.records import DamagedDataError
 from tests.examples.cosmoflow.record_files import SHAPE, targets, volume, write_volumes
 
 from cosmoflow import volume_files
-from cosmoflow.staging import staged
-from cosmoflow.volume_files import RandomVolumes, find_volumes
+from cosmoflow.volume_files import RandomVolumes, find_volumes, staged
 
 
 def read(volumes, index):
@@ -57,7 +56,7 @@ def test_the_mean_of_a_volume_can_be_taken_from_it(tmp_path):
 
 def test_too_few_files_are_counted_with_their_folder(tmp_path):
     write_volumes(tmp_path / "train", 3)
-    with pytest.raises(ValueError, match=r"train has 3 files .* 5 samples take 5\. Ask for 3"):
+    with pytest.raises(ValueError, match=r"train has 3 files .* 5 samples need 5\. Use 3"):
         find_volumes(tmp_path / "train", 5, SHAPE, 4)
     with pytest.raises(ValueError, match=r"5 samples do not fill files of samples_per_file 2"):
         find_volumes(tmp_path / "train", 5, SHAPE, 4, samples_per_file=2)
@@ -69,8 +68,8 @@ def test_too_few_files_are_counted_with_their_folder(tmp_path):
     ("settings", "problem"),
     [
         ({"shape": (4, 4, 4, 4)}, r"a00000\.tfrecord, record 0: its volume has 256 bytes.* 512"),
-        ({"target_size": 3}, r"a00000\.tfrecord, record 0: it has 4 targets, and 3 were"),
-        ({"samples_per_file": 2}, r"a00000\.tfrecord has 1 records, and data\.samples_per_file"),
+        ({"target_size": 3}, r"a00000\.tfrecord, record 0: it has 4 targets instead of 3"),
+        ({"samples_per_file": 2}, r"a00000\.tfrecord has 1 records, but data\.samples_per_file"),
     ],
 )
 def test_files_of_another_shape_are_refused_when_they_are_found(tmp_path, settings, problem):
