@@ -33,9 +33,8 @@ def train(model: keras.Model, data: Input, progress: Progress) -> list[str]:
     progress.folder.save_weights(model)
     if data.validation is None:
         return []
-    order = SequentialOrder(
-        min(SHOWN, data.plan.settings.data.n_valid), data.plan.batch.micro_batch
-    )
+    samples = min(SHOWN, data.plan.settings.data.n_valid)
+    order = SequentialOrder(samples, data.plan.batch.micro_batch)
     batches = VolumeBatches(data.validation.job, order, order.num_batches, 0, 0)
     return compare(np.asarray(model.predict(batches, verbose=0)), data, progress.folder)
 
