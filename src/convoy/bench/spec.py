@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from convoy.configuration import (
     Configuration,
     ConfigurationError,
-    Option,
     Whole,
     read,
     read_yaml,
@@ -86,7 +85,7 @@ def _notebook(value: Any) -> Any:
     return {"file": value} if isinstance(value, str) else value
 
 
-Reduction = Annotated[str, Option("reduction", choices=("mean", "final", "min", "value"))]
+Reduction = Literal["mean", "final", "min", "value"]
 Seconds = Annotated[float, Field(gt=0)]
 
 
