@@ -1,4 +1,4 @@
-"""Strict settings for every test: four devices, nothing kept from earlier runs."""
+"""Strict settings for every test: four devices, no implicit promotion, no state of earlier runs."""
 
 import os
 import shutil
@@ -11,10 +11,11 @@ import jax
 import keras
 import numpy as np
 import pytest
-from tests import parts
+from tests import parts, strict
 from tests.frozen import Frozen
 
 jax.config.update("jax_num_cpu_devices", 4)
+strict.enable()
 
 PROGRAMS = "JAX_COMPILATION_CACHE_DIR"
 KEEP_ALL = {

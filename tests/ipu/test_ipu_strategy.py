@@ -180,7 +180,8 @@ def test_runs_functions(configure):
     strategy = ipu.ipu_strategy.IPUStrategy()
     index = ipu.replication_ops.replication_index
     total = strategy.run(
-        lambda x: ipu.cross_replica_ops.cross_replica_sum(x * index()), args=(np.float32(3),)
+        lambda x: ipu.cross_replica_ops.cross_replica_sum(x * index().astype("float32")),
+        args=(np.float32(3),),
     )
     assert total == 3
     with pytest.raises(RuntimeError, match=r"Call run\(\)"):
@@ -236,7 +237,7 @@ def test_reduces_over_replicas(configure):
     strategy = ipu.ipu_strategy.IPUStrategy()
     index = ipu.replication_ops.replication_index
     assert strategy.run(lambda: strategy.reduce("SUM", index() + 1)) == 3
-    assert strategy.run(lambda: strategy.reduce("mean", index() + 1.0)) == 1.5
+    assert strategy.run(lambda: strategy.reduce("mean", index().astype("float32") + 1)) == 1.5
     assert strategy.run(lambda x: strategy.reduce("SUM", x, axis=0), (np.ones(3, "float32"),)) == 6
     assert strategy.supports_loss_scaling
     assert strategy.reduce("MEAN", 3.0) == 3  # on the host
