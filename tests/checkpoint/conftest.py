@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 from convoy.engine.prepared_model import PreparedModel
+from convoy_command import cli
 from keras import layers
 from tests import parts
 
@@ -137,3 +138,17 @@ def fill(folder):
         while file.write(bytes(4096)):
             pass
     return filler
+
+
+@pytest.fixture(scope="package")
+def run(plain, tmp_path_factory):
+    """A folder with the checkpoints of three epochs."""
+    folder = tmp_path_factory.mktemp("run") / "state"
+    plain.run(convoy.Checkpoints(folder, keep=9, recipe={"name": "a recipe"}))
+    return folder
+
+
+@pytest.fixture
+def call():
+    """Run `convoy checkpoint` with some arguments, and return its exit status."""
+    return lambda *arguments: cli.main(["checkpoint", *map(str, arguments)])

@@ -1,7 +1,6 @@
 """A run that was stopped and goes on is the same run, bit for bit."""
 
 import resource
-import threading
 import warnings
 
 import convoy
@@ -51,7 +50,7 @@ class Keeping(convoy.Checkpoints):
         self.kept = []
 
     def _save(self, progress):
-        arrays = self._snapshots.take(progress).arrays
+        arrays = self._snapshotter.take(progress).arrays
         self.kept.append((arrays, {name: array.copy() for name, array in arrays.items()}))
 
 
@@ -279,7 +278,7 @@ def test_a_run_that_a_callback_ended_says_that_more_epochs_do_not_help(plain, tm
         plain.run(convoy.Checkpoints(tmp_path), stopping, epochs=9, verbose=2)
     (line,) = said(capsys)
     assert "after 2 of 9 epochs, where a callback ended the run: nothing is left" in line
-    assert line.endswith("Pass another folder to begin anew.")
+    assert line.endswith("Pass another folder to start a new run.")
 
 
 def test_nothing_is_said_with_verbose_0(plain, tmp_path, capsys):
@@ -305,7 +304,7 @@ def test_a_learning_rate_that_the_checkpoint_overrides_is_said(plain, tmp_path):
             pytest.warns(
                 UserWarning,
                 match=r"compiled with learning_rate 0\.05 \(the run began with 0\.01\)\. The "
-                "checkpoint's value counts",
+                "value of the checkpoint is used",
             ),
             pytest.raises(StopError),
         ):
@@ -336,7 +335,7 @@ def test_settings_that_are_other_ones_from_here_on_are_said(plain, tmp_path, cap
         optimizer.beta_1 = 0.8
         plain.run(convoy.Checkpoints(tmp_path), epochs=2, spoil=True, verbose=2)
         assert said(capsys)[1:] == [
-            "The optimizer's settings are other ones from here on: beta_1 0.8 (it was 0.9)"
+            "The optimizer's settings change from here on: beta_1 0.8 (previously 0.9)"
         ]
         plain.run(convoy.Checkpoints(tmp_path), epochs=3, spoil=True, verbose=2)
         assert said(capsys)[1:] == []
@@ -388,10 +387,10 @@ def test_the_newest_and_the_best_are_kept(plain, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"every": "day"}, "every='day' is not a distance"),
-        ({"every": 0}, "every=0 is not a distance"),
+        ({"every": "day"}, "every='day' is not an interval"),
+        ({"every": 0}, "every=0 is not an interval"),
         ({"keep": 0}, "keep=0 is not a number of checkpoints"),
-        ({"best": "val_foo"}, "best='val_foo' does not say whether more is better"),
+        ({"best": "val_foo"}, "best='val_foo' does not say whether a larger value is better"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(tmp_path, settings, match):
@@ -415,7 +414,7 @@ def test_a_damaged_checkpoint_is_passed_over(plain, tmp_path):
     assert newest == Position(1, 4)
     (Folder(tmp_path).at(newest) / store.ARRAYS).write_bytes(b"damaged")
     with pytest.warns(
-        UserWarning, match=r"damaged in its header.*The checkpoint before it is used"
+        UserWarning, match=r"the checksum of its header is wrong.*The checkpoint before it is used"
     ):
         actual = plain.run(convoy.Checkpoints(tmp_path, every=2), spoil=True)
     assert actual == expected
@@ -454,39 +453,43 @@ def test_an_earlier_run_is_not_mixed_with_another_one(plain, tmp_path):
         plain.run(convoy.Checkpoints(tmp_path, resume=False))
 
 
+def wait_for_writing(checkpoints):
+    if checkpoints._writing is not None:
+        checkpoints._writing.exception()
+
+
 class LimitFiles(keras.callbacks.Callback):
     """Lets no file grow from some epoch on to another: to a program much like a full disk."""
 
-    def __init__(self, first, last):
+    def __init__(self, checkpoints, first, last):
         super().__init__()
-        self.first, self.last = first, last
+        self.checkpoints, self.first, self.last = checkpoints, first, last
         self.before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def on_epoch_end(self, epoch, logs=None):
-        for thread in threading.enumerate():
-            if thread.name == "convoy-checkpoint":
-                thread.join()
+        wait_for_writing(self.checkpoints)
         limited = self.first <= epoch < self.last
         limit = (1000, self.before[1]) if limited else self.before
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
 
 
 def test_a_disk_that_is_full_for_a_while_does_not_stop_a_run(plain, tmp_path):
-    limit = LimitFiles(1, 2)
-    with pytest.warns(UserWarning, match="File too large.*Training goes on"):
-        actual = plain.run(limit, convoy.Checkpoints(tmp_path))
+    checkpoints = convoy.Checkpoints(tmp_path)
+    with pytest.warns(UserWarning, match="File too large.*Training continues"):
+        actual = plain.run(LimitFiles(checkpoints, 1, 2), checkpoints)
     assert actual == plain.run()
     assert positions(tmp_path) == [(1, 0), (3, 0)]
 
 
 def test_a_disk_that_stays_full_is_an_error_at_the_end_and_the_model_is_there(plain, tmp_path):
-    limit = LimitFiles(1, 9)
+    checkpoints = convoy.Checkpoints(tmp_path)
+    limit = LimitFiles(checkpoints, 1, 9)
     try:
         with (
             pytest.warns(UserWarning, match="File too large"),
             pytest.raises(CheckpointError, match="could not be written: File too large"),
         ):
-            plain.run(limit, convoy.Checkpoints(tmp_path))
+            plain.run(limit, checkpoints)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit.before)
     values = plain.values()
@@ -497,14 +500,13 @@ def test_a_disk_that_stays_full_is_an_error_at_the_end_and_the_model_is_there(pl
 class FillDisk(keras.callbacks.Callback):
     """Fills a file system from some epoch on to another."""
 
-    def __init__(self, folder, first, last):
+    def __init__(self, checkpoints, folder, first, last):
         super().__init__()
+        self.checkpoints = checkpoints
         self.folder, self.first, self.last = folder, first, last
 
     def on_epoch_end(self, epoch, logs=None):
-        for thread in threading.enumerate():
-            if thread.name == "convoy-checkpoint":
-                thread.join()
+        wait_for_writing(self.checkpoints)
         if epoch == self.first:
             fill(self.folder)
         elif epoch == self.last:
@@ -512,18 +514,20 @@ class FillDisk(keras.callbacks.Callback):
 
 
 def test_a_file_system_that_is_full_for_a_while_does_not_stop_a_run(plain, small_disk):
-    with pytest.warns(UserWarning, match="No space left on device.*Training goes on"):
-        actual = plain.run(FillDisk(small_disk, 1, 2), convoy.Checkpoints(small_disk / "run"))
+    checkpoints = convoy.Checkpoints(small_disk / "run")
+    with pytest.warns(UserWarning, match="No space left on device.*Training continues"):
+        actual = plain.run(FillDisk(checkpoints, small_disk, 1, 2), checkpoints)
     assert actual == plain.run()
     assert positions(small_disk / "run") == [(1, 0), (3, 0)]
 
 
 def test_a_run_that_met_a_full_file_system_goes_on_when_there_is_room(plain, small_disk):
+    checkpoints = convoy.Checkpoints(small_disk / "run")
     with (
         pytest.warns(UserWarning, match="No space left on device"),
         pytest.raises(CheckpointError, match="could not be written: No space left on device"),
     ):
-        plain.run(FillDisk(small_disk, 1, 9), convoy.Checkpoints(small_disk / "run"))
+        plain.run(FillDisk(checkpoints, small_disk, 1, 9), checkpoints)
     assert plain.values() == plain.run()[2]
     assert positions(small_disk / "run") == [(1, 0)]
     (small_disk / "filler").unlink()

@@ -9,7 +9,7 @@ from convoy.checkpoint import preemption
 
 @pytest.fixture
 def listening():
-    made = preemption.Leaving()
+    made = preemption.Preemption()
     made.begin()
     yield made
     made.end()
@@ -22,17 +22,17 @@ def until(condition):
 
 def test_a_signal_is_noted(listening):
     os.kill(os.getpid(), signal.SIGTERM)
-    until(lambda: listening.asked)
-    assert listening.asked == signal.SIGTERM
+    until(lambda: listening.signal)
+    assert listening.signal == signal.SIGTERM
 
 
 def test_a_signal_waits_while_a_process_is_made(listening):
-    preemption._hold_signals()
+    preemption._before_fork()
     signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
     time.sleep(0.05)
-    assert listening.asked is None
-    preemption._let_signals_in()
-    until(lambda: listening.asked)
+    assert listening.signal is None
+    preemption._after_fork_in_parent()
+    until(lambda: listening.signal)
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
 
 
@@ -47,4 +47,4 @@ def test_a_process_that_is_told_to_leave_at_once_does_not_tell_its_parent(listen
         _, status = os.waitpid(child, 0)
         assert os.WTERMSIG(status) == signal.SIGTERM
     time.sleep(0.05)
-    assert listening.asked is None
+    assert listening.signal is None

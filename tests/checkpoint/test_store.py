@@ -28,7 +28,7 @@ def content(seed=0):
         "numerics/0/flag": np.array([True, False]),
     }
     state = {"epoch": 1, "logs": {"loss": 0.1 + seed, "bad": float("nan")}, "pair": (1, 2)}
-    return store.Content(arrays, state, {"versions": {}}, '{"model": "é"}')
+    return store.Checkpoint(arrays, state, {"versions": {}}, '{"model": "é"}')
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def newest_seed(folder):
 
 def assert_falls_back(folder, match):
     with pytest.raises(DamagedError, match=match):
-        store.verify(folder.at(SECOND))
+        store.read(folder.at(SECOND))
     with pytest.warns(UserWarning, match=f"{SECOND.name}.*The checkpoint before it is used"):
         assert newest_seed(folder) == 1
 
@@ -93,7 +93,7 @@ def test_a_changed_byte_anywhere_is_found(folder, name):
             damaged[place] ^= change
             file.write_bytes(damaged)
             with pytest.raises(DamagedError, match=SECOND.name):
-                store.verify(folder.at(SECOND))
+                store.read(folder.at(SECOND))
     assert_falls_back(folder, "damaged")
     file.write_bytes(whole)
     assert newest_seed(folder) == 2
@@ -106,15 +106,15 @@ def test_a_file_cut_short_anywhere_is_found(folder, name):
     for length in range(0, len(whole), 1 if len(whole) < 100 else 11):
         file.write_bytes(whole[:length])
         with pytest.raises(DamagedError, match=SECOND.name):
-            store.verify(folder.at(SECOND))
-    assert_falls_back(folder, "damaged|cut short")
+            store.read(folder.at(SECOND))
+    assert_falls_back(folder, "damaged|truncated")
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_longer_file_is_found(folder, name):
     with (folder.at(SECOND) / name).open("ab") as file:
         file.write(b" ")
-    assert_falls_back(folder, "damaged|longer")
+    assert_falls_back(folder, "damaged")
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -133,7 +133,7 @@ def test_a_folder_in_place_of_a_file_is_found(folder, name):
 @pytest.mark.parametrize("name", [store.MANIFEST, store.ARRAYS])
 def test_a_file_of_another_checkpoint_is_found(folder, name):
     shutil.copy(folder.at(FIRST) / name, folder.at(SECOND) / name)
-    assert_falls_back(folder, "damaged|renamed|not what was written")
+    assert_falls_back(folder, "damaged|renamed")
 
 
 def test_checkpoints_that_were_swapped_are_found(folder):
@@ -149,13 +149,13 @@ def test_arrays_that_were_swapped_within_the_file_are_found(folder):
     data = file.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     file.write_bytes(data[:start] + data[start + 4 : start + 8] + data[start : start + 4])
-    assert_falls_back(folder, "damaged|cut short")
+    assert_falls_back(folder, "damaged|truncated")
 
 
 def assert_falls_back_to_nothing(folder):
     with (
         pytest.warns(UserWarning, match="has been renamed"),
-        pytest.raises(CheckpointError, match=r"None of the 2 checkpoints"),
+        pytest.raises(CheckpointError, match=r"All 2 checkpoints"),
     ):
         folder.newest()
 
@@ -165,7 +165,7 @@ def test_damage_to_all_of_them_is_an_error_that_says_so(folder):
         (folder.at(position) / store.ARRAYS).write_bytes(b"")
     with (
         pytest.warns(UserWarning, match="The checkpoint before it is used"),
-        pytest.raises(CheckpointError, match=r"None of the 2 checkpoints .* is whole"),
+        pytest.raises(CheckpointError, match=r"All 2 checkpoints .* are damaged"),
     ):
         folder.newest()
 
@@ -174,7 +174,7 @@ def test_a_newer_format_is_refused_by_name(folder, monkeypatch):
     monkeypatch.setattr(store, "VERSION", 2)
     folder.write(Position(2, 0), content(3))
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="of version 2; this Convoy reads up to 1"):
+    with pytest.raises(CheckpointError, match=r"version 2; this .* up to version 1"):
         folder.newest()
 
 
@@ -197,7 +197,7 @@ def test_a_pickle_is_not_loaded(folder):
     for name in FILES:
         (folder.at(SECOND) / name).write_bytes(data)
     with pytest.raises(DamagedError):
-        store.verify(folder.at(SECOND))
+        store.read(folder.at(SECOND))
     assert not (folder.path / "harm").exists()
 
 
@@ -213,7 +213,7 @@ def test_a_full_disk_is_an_error_and_leaves_the_earlier_ones(folder):
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:
         with pytest.raises(CheckpointError, match=r"could not be written: File too large.*Earlier"):
-            folder.write(Position(2, 0), store.Content(arrays, {}, {}))
+            folder.write(Position(2, 0), store.Checkpoint(arrays, {}, {}))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert sorted(folder.path.iterdir()) == before
@@ -227,7 +227,7 @@ def test_a_file_system_without_room_is_an_error_and_leaves_the_earlier_ones(smal
     before = sorted(folder.path.iterdir())
     arrays = dict(content(3).arrays) | {"more": np.zeros(1 << 20, "uint8")}
     with pytest.raises(CheckpointError, match=r"could not be written: No space left on device"):
-        folder.write(SECOND, store.Content(arrays, {}, {}))
+        folder.write(SECOND, store.Checkpoint(arrays, {}, {}))
     assert sorted(folder.path.iterdir()) == before
     filler = fill(small_disk)
     with pytest.raises(CheckpointError, match=r"could not be written: No space left on device"):
@@ -248,7 +248,7 @@ def test_a_failure_at_any_point_of_writing_leaves_the_earlier_ones(folder, step,
     targets = {
         "mkdir": (Path, "mkdir"),
         "arrays": (tensors, "write"),
-        "manifest": (store, "_write_file"),
+        "manifest": (store, "write_synced"),
         "sync": (store, "_sync_folder"),
         "rename": (Path, "rename"),
     }
@@ -296,6 +296,6 @@ def test_the_hash_is_that_of_the_state(folder):
         return store.state_hash(store.read_manifest(folder.at(position)))
 
     same = content(1)
-    folder.write(Position(3, 0), store.Content(same.arrays, same.state, {"versions": "other"}))
+    folder.write(Position(3, 0), store.Checkpoint(same.arrays, same.state, {"versions": "other"}))
     assert hashed(Position(3, 0)) == hashed(FIRST)
     assert hashed(SECOND) != hashed(FIRST)

@@ -276,7 +276,7 @@ def test_a_spec_has_what_its_mode_needs(arguments, match):
         ({"steps_per_execution": 0}, "steps_per_execution=0"),
         ({"keep": True}, "keep=True"),
         ({"checkpoint_every": "epoch"}, "an estimator counts steps"),
-        ({"checkpoint_every": "often"}, "not a distance between checkpoints"),
+        ({"checkpoint_every": "often"}, "not an interval between checkpoints"),
     ],
 )
 def test_refuses_a_configuration_that_has_no_meaning(arguments, match):

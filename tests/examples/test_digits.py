@@ -52,7 +52,7 @@ def test_an_interrupted_run_goes_on_when_it_is_started_again(tmp_path):
     assert (process.returncode, errors) == (EXIT_STATUS, "")
     left, last = printed.splitlines()[-2:]
     where = left.split("checkpoint to resume from: ")[1]
-    assert left.startswith("Left on SIGINT")
+    assert left.startswith("Stopped by SIGINT")
     assert last == "Run it again to go on."
     assert [file.name for file in tmp_path.iterdir()] == ["unfinished"]
 

@@ -172,7 +172,7 @@ def test_a_run_that_has_only_begun_has_a_page(recorded, tmp_path):
 
 def test_a_run_that_can_be_resumed_does_not_look_like_one_that_failed(recorded, tmp_path):
     _, _, report = recorded
-    told = "Left on SIGINT; checkpoint to resume from: here"
+    told = "Stopped by SIGINT; checkpoint to resume from: here"
     stopped = replace(
         report,
         run=report.run

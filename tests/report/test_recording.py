@@ -210,7 +210,7 @@ class Interrupts(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         signal.raise_signal(signal.SIGINT)
-        while self.checkpoints._leaving.asked is None:
+        while self.checkpoints._preemption.signal is None:
             time.sleep(0.001)
 
 
@@ -225,7 +225,7 @@ def test_a_run_that_was_told_to_leave_has_stopped_and_not_failed(recorded, tmp_p
         model.fit(x, y, batch_size=BATCH, verbose=0, callbacks=interrupted)
     run = read(tmp_path / "report").run
     assert (run["state"], run["error"], run["runs"][0]["error"]) == ("stopped", "", "")
-    assert run["runs"][0]["stopped"].startswith("Left on SIGINT")
+    assert run["runs"][0]["stopped"].startswith("Stopped by SIGINT")
     # It goes on in the same process, and is recorded once more.
     with strategy.record(tmp_path / "report"):
         model.fit(x, y, batch_size=BATCH, verbose=0, callbacks=[checkpoints])

@@ -1,4 +1,4 @@
-"""Checkpoints that survive anything, and runs that go on from them bit for bit."""
+"""Atomic checkpoints of runs, and bit-exact resumption from them."""
 
 from convoy.checkpoint.callback import Checkpoints
 from convoy.checkpoint.errors import CheckpointError, DamagedError

@@ -1,50 +1,51 @@
-"""The callback that writes checkpoints, and has an interrupted run go on."""
+"""The callback that writes checkpoints, and resumes an interrupted run."""
 
 from __future__ import annotations
 
 import os
 import warnings
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import keras
 from convoy import distributed
 from convoy.checkpoint import optimizer_settings, snapshot
-from convoy.checkpoint.background import Background
 from convoy.checkpoint.errors import CheckpointError
 from convoy.checkpoint.folder import Folder, Position
 from convoy.checkpoint.optimizer_settings import Settings
-from convoy.checkpoint.policy import Best, Every, kept
-from convoy.checkpoint.preemption import EXIT_STATUS, Leaving, Left
-from convoy.checkpoint.store import Content
+from convoy.checkpoint.policy import Best, Interval, kept
+from convoy.checkpoint.preemption import EXIT_STATUS, Preempted, Preemption
+from convoy.checkpoint.store import Checkpoint
 from convoy.engine.checkpointer import Progress, Resumption
 from convoy.engine.observer import pause
 
 
 class Checkpoints(keras.callbacks.Callback):
-    """Writes checkpoints of a run, and goes on from the newest one.
+    """Writes checkpoints of a run, and resumes it from the newest one.
 
-    Call `fit` again with the same arguments after a run was killed, and it ends with the same bits
-    as if it had not been: weights, optimizer, metrics, history, order of the data. A line says from
-    where it goes on, unless `verbose=0`. A checkpoint is taken between two device calls and written
-    while the next ones run.
+    If a run is interrupted, call `fit` again with the same arguments: the result is bit-identical
+    to that of an uninterrupted run, in weights, optimizer, metrics, history and order of the data.
+    A line on the standard output names the checkpoint, unless `verbose=0`. A checkpoint is taken
+    between two device calls and written while the next ones run.
 
-    On SIGTERM or SIGINT the running device call is finished, a checkpoint is written, and the
-    program ends with exit status 75. A second signal ends it at once.
+    On SIGTERM or SIGINT, the running device call ends, a checkpoint is written, and the program
+    exits with status 75. A second signal ends it at once.
 
     Args:
-        folder: where checkpoints are; each is a folder in it. One run writes there at a time.
-        every: how often: `"epoch"`, a number of steps, or a time such as `"10m"`. It is looked at
-            between device calls. The end of the run is always written.
-        keep: how many of the newest ones are kept.
-        best: the metric by which one more is kept, such as `"val_accuracy"`; `"min:..."` or
-            `"max:..."` if its name does not tell what is better. Asked for at the end of epochs.
-        resume: whether to go on from what is in the folder. If not, it must be empty.
-        recipe: what else to note in every checkpoint, as JSON can hold it.
+        folder: the folder of the run's checkpoints; only one run can use it at a time.
+        every: interval between checkpoints: `"epoch"`, a number of steps, or a time such as
+            `"10m"`. It is checked between device calls. The end of the run is always saved.
+        keep: number of newest checkpoints to keep.
+        best: metric by which the best checkpoint is kept too, such as `"val_accuracy"`;
+            `"min:..."` or `"max:..."` if its name does not imply the direction. It is evaluated at
+            the end of each epoch.
+        resume: whether to resume from the folder. If `False`, the folder must be empty.
+        recipe: further information to store in each checkpoint, as JSON.
 
     Raises:
-        ValueError: if an argument is none of these.
+        ValueError: if an argument is not valid.
 
     Example:
     ```python
@@ -66,14 +67,15 @@ class Checkpoints(keras.callbacks.Callback):
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise ValueError(f"keep={keep!r} is not a number of checkpoints. Pass 1 or more.")
         self.folder = Folder(folder)
-        self.every = Every(every)
+        self.interval = Interval(every)
         self.keep = keep
         self.best = None if best is None else Best.parse(best)
         self.resume = resume
         self.recipe = recipe
-        self._leaving = Leaving()
-        self._background = Background()
-        self._snapshots: snapshot.Snapshots | None = None
+        self._preemption = Preemption()
+        self._writer: ThreadPoolExecutor | None = None
+        self._writing: Future[None] | None = None
+        self._snapshotter: snapshot.Snapshotter | None = None
         self._best: tuple[float, Position] | None = None
         self._failure: CheckpointError | None = None
 
@@ -81,7 +83,7 @@ class Checkpoints(keras.callbacks.Callback):
         del logs
         if "fit" not in vars(self.model):
             raise CheckpointError(
-                "Checkpoints works with models that Convoy runs. Make the model in a strategy's "
+                "Checkpoints works with models that Convoy runs. Create the model in a strategy's "
                 "scope, or pass it to convoy.prepare()."
             )
 
@@ -90,159 +92,171 @@ class Checkpoints(keras.callbacks.Callback):
 
     def set_state(self, state: dict[str, Any]) -> None:
         if state["best"] is not None:
-            value, epoch, step = state["best"]
-            self._best = value, Position(epoch, step)
+            score, epoch, step = state["best"]
+            self._best = score, Position(epoch, step)
 
     def begin_run(self, progress: Progress) -> Resumption | None:
-        """Find the newest checkpoint that is whole, and return it if the run is to go on there.
+        """Return the newest intact checkpoint, if the run resumes from one.
 
         Raises:
-            CheckpointError: if the folder cannot be used, or what is in it.
+            CheckpointError: if the folder or its checkpoints cannot be used.
         """
         if distributed.is_first():
             self.folder.open_for_writing()
+            self._writer = ThreadPoolExecutor(1, "convoy-checkpoint")
         progress.feed.make_repeatable()
         settings = optimizer_settings.describe(progress.model.optimizer)
-        found, content = self._find(progress)
-        if found is not None and content is not None:
-            then = content.about.get("optimizer", {})
-            self._say_what_differs(settings, then, content)
+        resumption, checkpoint = self._find(progress)
+        if resumption is not None and checkpoint is not None:
+            then = checkpoint.about.get("optimizer", {})
+            self._report_changes(settings, then, checkpoint)
             settings = optimizer_settings.of_resumed(settings, then)
-        self._snapshots = snapshot.Snapshots(progress, self.recipe, settings)
+        self._snapshotter = snapshot.Snapshotter(progress, self.recipe, settings)
         self._best = self._failure = None
-        self.every.begin(found.total if found else 0)
+        self.interval.begin(resumption.total if resumption else 0)
         reason = progress.feed.why_not_resumable
         if reason is not None:
             warnings.warn(
                 f"A run on this input cannot be resumed exactly, since {reason}. A resumed epoch "
-                "reads it again and drops what was done. For the same bits pass arrays, or a "
-                "keras.utils.PyDataset whose batches follow from their index.",
+                "reads the input again and skips the steps that are done. For bit-identical "
+                "results, pass arrays, or a keras.utils.PyDataset whose batches depend only on "
+                "their index.",
                 stacklevel=2,
             )
-        self._leaving.begin()
-        return found
+        self._preemption.begin()
+        return resumption
 
-    def _find(self, progress: Progress) -> tuple[Resumption | None, Content | None]:
+    def _find(self, progress: Progress) -> tuple[Resumption | None, Checkpoint | None]:
         if not self.resume:
             if self.folder.positions():
                 raise CheckpointError(
                     f"{self.folder.path} has checkpoints of an earlier run, but resume=False was "
-                    "passed. Pass an empty folder, or resume=True to go on with that run."
+                    "passed. Pass an empty folder, or resume=True to resume that run."
                 )
             return None, None
         newest = self.folder.newest() if distributed.is_first() else None
-        content = snapshot.of_first(newest and newest[1])
-        if content is None:
+        checkpoint = snapshot.from_first_process(newest and newest[1])
+        if checkpoint is None:
             return None, None
-        found = snapshot.resumption(progress, content)
+        resumption = snapshot.resumption(progress, checkpoint)
         if newest is not None:
             self.folder.set_aside_after(newest[0])
-            self._say(_where_it_goes_on(self.folder.at(newest[0]), found, progress))
-        return found, content
+            self._print(_describe_resumption(self.folder.at(newest[0]), resumption, progress))
+        return resumption, checkpoint
 
-    def _say_what_differs(self, now: Settings, then: Settings, content: Content) -> None:
-        """Tell of settings of the optimizer that are not those of the run that goes on."""
-        if dropped := optimizer_settings.dropped(now, then, content.arrays):
+    def _report_changes(self, now: Settings, then: Settings, checkpoint: Checkpoint) -> None:
+        """Report settings of the optimizer that differ from those of the resumed run."""
+        if ignored := optimizer_settings.ignored(now, then, checkpoint.arrays):
             warnings.warn(
-                f"The optimizer was compiled with {', '.join(dropped)}. The checkpoint's value "
-                "counts, so that the run goes on bit for bit. Pass another folder to begin anew.",
+                f"The optimizer was compiled with {', '.join(ignored)}. The value of the "
+                "checkpoint is used, so that the resumed run is bit-identical. Pass another folder "
+                "to start a new run.",
                 stacklevel=2,
             )
         if changed := optimizer_settings.changed(now, then):
-            self._say(f"The optimizer's settings are other ones from here on: {', '.join(changed)}")
+            self._print(f"The optimizer's settings change from here on: {', '.join(changed)}")
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         if distributed.is_first() and self.params.get("verbose") != 0:
             print(line, flush=True)
 
     def record(self, progress: Progress) -> None:
-        """Write a checkpoint if one is due, and leave if that was asked for.
+        """Write a checkpoint if one is due, and exit if the run is preempted.
 
         Raises:
-            Left: in that case, when the checkpoint is written.
+            Preempted: if the run is preempted, after the checkpoint is written.
         """
         better = self._is_better(progress)
-        leaving, due = distributed.any_of([bool(self._leaving.asked), self.every.due(progress)])
-        if leaving or better or progress.finished or due:
+        signalled = self._preemption.signal is not None
+        preempted, due = distributed.any_of([signalled, self.interval.due(progress)])
+        if preempted or better or progress.finished or due:
             with pause("checkpoint"):
                 self._save(progress)
-        if not (leaving or progress.finished):
+        if not (preempted or progress.finished):
             return
         self._wait()
         if self._failure is not None:
             raise self._failure
-        if leaving:
+        if preempted:
             distributed.wait_for_all("the checkpoint is written")
-            raise Left(self._say_leaving(progress))
+            raise Preempted(self._report_preemption(progress))
 
-    def _say_leaving(self, progress: Progress) -> str:
-        where = self.folder.at(Position(progress.epoch, progress.step))
-        signal = self._leaving.asked
+    def _report_preemption(self, progress: Progress) -> str:
+        path = self.folder.at(Position(progress.epoch, progress.step))
+        signal = self._preemption.signal
         reason = signal.name if signal else "a signal to another process"
-        message = f"Left on {reason}, exit status {EXIT_STATUS}; checkpoint to resume from: {where}"
+        message = (
+            f"Stopped by {reason}, exit status {EXIT_STATUS}; checkpoint to resume from: {path}"
+        )
         if distributed.is_first():
-            # A progress bar does not end its line before the epoch is over.
+            # A progress bar ends its line only at the end of an epoch.
             in_line = progress.step and self.params.get("verbose") in (1, "auto")
             print(f"\n{message}" if in_line else message, flush=True)
         return message
 
     def wants_to_leave(self) -> bool:
-        return distributed.any_of([self._leaving.asked is not None])[0]
+        return distributed.any_of([self._preemption.signal is not None])[0]
 
     def end_run(self) -> None:
-        self._leaving.end()
+        self._preemption.end()
         self._wait()
+        if self._writer is not None:
+            self._writer.shutdown()
+            self._writer = None
         self.folder.close()
 
     def _is_better(self, progress: Progress) -> bool:
         if self.best is None or progress.step:
             return False
-        value = self.best.value(progress.logs)
-        if self._best is not None and value <= self._best[0]:
+        score = self.best.score(progress.logs)
+        if self._best is not None and score <= self._best[0]:
             return False
-        self._best = value, Position(progress.epoch, progress.step)
+        self._best = score, Position(progress.epoch, progress.step)
         return True
 
     def _save(self, progress: Progress) -> None:
-        assert self._snapshots is not None
+        assert self._snapshotter is not None
         self._wait()
         self._failure = None
-        self.every.begin(progress.total)
-        content = self._snapshots.take(progress)
+        self.interval.begin(progress.total)
+        checkpoint = self._snapshotter.take(progress)
         position = Position(progress.epoch, progress.step)
         best = self._best and self._best[1]
 
         def write() -> None:
-            self.folder.write(position, content)
+            self.folder.write(position, checkpoint)
             self.folder.keep_only(kept(self.folder.positions(), self.keep, best))
 
-        if distributed.is_first():
-            self._background.start(write)
+        if self._writer is not None:
+            self._writing = self._writer.submit(write)
 
     def _wait(self) -> None:
-        """Wait until the last checkpoint is written, and say so if it could not be."""
-        error = self._background.wait()
+        """Wait until the last checkpoint is written, and warn if that failed."""
+        writing, self._writing = self._writing, None
+        error = None if writing is None else writing.exception()
         if error is None:
             return
         if not isinstance(error, CheckpointError | OSError):
             raise error
         self._failure = CheckpointError(str(error))
-        warnings.warn(f"{error} Training goes on.", stacklevel=2)
+        warnings.warn(f"{error} Training continues.", stacklevel=2)
 
 
-def _where_it_goes_on(path: Path, found: Resumption | None, progress: Progress) -> str:
-    """Say from which checkpoint a run goes on, and how much of it is done."""
-    if found is None:
-        return f"Begins with the weights of {path}"
+def _describe_resumption(path: Path, resumption: Resumption | None, progress: Progress) -> str:
+    """Return a line about the checkpoint of a resumed run, and how much of the run is done."""
+    if resumption is None:
+        return f"Starting with the weights of {path}"
     epochs = progress.last_epoch
-    counted = "1 step" if found.step == 1 else f"{found.step} steps"
-    steps = f" and {counted} of the next" if found.step else ""
-    said = f"Resumed from {path} after {found.epoch} of {epochs} epochs{steps}"
-    if found.epoch > epochs:
-        said = f"Resumed from {path} after {found.epoch} epochs{steps}, more than epochs={epochs}"
-    if found.stopped and not found.step:
-        said += ", where a callback ended the run"
-        return f"{said}: nothing is left to train. Pass another folder to begin anew."
-    if found.epoch >= epochs:
-        return f"{said}: nothing is left to train. Pass more epochs, or another folder."
-    return said
+    counted = "1 step" if resumption.step == 1 else f"{resumption.step} steps"
+    steps = f" and {counted} of the next" if resumption.step else ""
+    line = f"Resumed from {path} after {resumption.epoch} of {epochs} epochs{steps}"
+    if resumption.epoch > epochs:
+        line = (
+            f"Resumed from {path} after {resumption.epoch} epochs{steps}, more than epochs={epochs}"
+        )
+    if resumption.stopped and not resumption.step:
+        line += ", where a callback ended the run"
+        return f"{line}: nothing is left to train. Pass another folder to start a new run."
+    if resumption.epoch >= epochs:
+        return f"{line}: nothing is left to train. Pass more epochs, or another folder."
+    return line

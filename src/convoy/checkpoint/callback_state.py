@@ -1,4 +1,4 @@
-"""What other callbacks remember from epoch to epoch: the best value so far, the history."""
+"""Saving and restoring of the state of callbacks, such as the best value so far or the history."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Callbacks = list[keras.callbacks.Callback]
 
 
 def capture(callbacks: Callbacks) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
-    """Return the state of callbacks that have one: for JSON, and arrays by name.
+    """Return the states of callbacks: values for JSON, and arrays by name.
 
-    These are Keras's own that monitor something, and all that have `get_state()` and
-    `set_state(state)`.
+    Callbacks with a state are Keras's own that monitor a metric, and all that have `get_state()`
+    and `set_state(state)`.
     """
-    found: list[dict[str, Any]] = []
+    states: list[dict[str, Any]] = []
     arrays: dict[str, np.ndarray] = {}
     for callback in callbacks:
         state = _state_of(callback)
@@ -28,27 +28,27 @@ def capture(callbacks: Callbacks) -> tuple[list[dict[str, Any]], dict[str, np.nd
         values = {}
         for name, value in state.items():
             if _is_arrays(value):
-                prefix = f"callbacks/{len(found)}/{name}"
+                prefix = f"callbacks/{len(states)}/{name}"
                 arrays |= {f"{prefix}/{i}": np.array(array) for i, array in enumerate(value)}
                 values[name] = {_ARRAYS: prefix, "count": len(value)}
             else:
                 values[name] = _plain(value)
-        found.append({"type": type(callback).__name__, "state": values})
-    return found, arrays
+        states.append({"type": type(callback).__name__, "state": values})
+    return states, arrays
 
 
 def restore(
     callbacks: Callbacks, states: list[dict[str, Any]], arrays: Mapping[str, np.ndarray]
 ) -> None:
-    """Give callbacks their state back: to each the next one of its type."""
-    left = list(states)
+    """Restore the states of callbacks; each callback gets the next state of its type."""
+    remaining = list(states)
     for callback in callbacks:
-        entry = next((one for one in left if one["type"] == type(callback).__name__), None)
+        entry = next((one for one in remaining if one["type"] == type(callback).__name__), None)
         if entry is None:
             continue
-        left.remove(entry)
-        state = {name: _find(value, arrays) for name, value in entry["state"].items()}
-        if _has_own(callback):
+        remaining.remove(entry)
+        state = {name: _with_arrays(value, arrays) for name, value in entry["state"].items()}
+        if _has_own_methods(callback):
             callback.set_state(state)
         else:
             for name, value in state.items():
@@ -56,13 +56,13 @@ def restore(
 
 
 def _state_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    if _has_own(callback):
+    if _has_own_methods(callback):
         return callback.get_state()
     names = keras_bridge.callback_state_names(callback)
     return {name: getattr(callback, name) for name in names if hasattr(callback, name)}
 
 
-def _has_own(callback: keras.callbacks.Callback) -> bool:
+def _has_own_methods(callback: keras.callbacks.Callback) -> bool:
     return all(callable(getattr(callback, name, None)) for name in ("get_state", "set_state"))
 
 
@@ -70,14 +70,14 @@ def _is_arrays(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and isinstance(value[0], np.ndarray)
 
 
-def _find(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+def _with_arrays(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     if isinstance(value, dict) and set(value) == {_ARRAYS, "count"}:
         return [arrays[f"{value[_ARRAYS]}/{i}"] for i in range(value["count"])]
     return value
 
 
 def _plain(value: Any) -> Any:
-    """Turn numbers of NumPy and JAX into Python's."""
+    """Convert scalars of NumPy and JAX to Python's."""
     if isinstance(value, dict):
         return {name: _plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):

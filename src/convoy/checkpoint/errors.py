@@ -1,11 +1,11 @@
-"""What can go wrong with a checkpoint."""
+"""Errors of reading and writing checkpoints."""
 
 from __future__ import annotations
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be written, found, or used."""
+    """A checkpoint cannot be written, found, or used."""
 
 
 class DamagedError(CheckpointError):
-    """A checkpoint is not what was written: cut short, changed, or incomplete."""
+    """A checkpoint differs from what was written: it is truncated, changed, or incomplete."""

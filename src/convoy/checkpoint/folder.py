@@ -1,4 +1,4 @@
-"""The checkpoints of one run, in one folder: which there are, which is the newest whole one."""
+"""The folder with the checkpoints of one run: listing, locking, reading and removal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAME = re.compile(r"epoch-(\d{4,})-step-(\d{8,})")
 
 
 class Position(NamedTuple):
-    """Where a run is: whole epochs that are done, and steps of the one after."""
+    """The position of a run: the number of complete epochs, and of steps of the next one."""
 
     epoch: int
     step: int
@@ -44,7 +44,7 @@ class Folder:
         self._lock: int | None = None
 
     def positions(self) -> list[Position]:
-        """Return where checkpoints were taken, oldest first; damaged ones are among them."""
+        """Return the positions of all checkpoints, damaged ones too, oldest first."""
         if not self.path.is_dir():
             return []
         found = (Position.parse(entry.name) for entry in self.path.iterdir() if entry.is_dir())
@@ -53,32 +53,32 @@ class Folder:
     def at(self, position: Position) -> Path:
         return self.path / position.name
 
-    def newest(self) -> tuple[Position, store.Content] | None:
-        """Read the newest checkpoint that is whole; say so of those that are not.
+    def newest(self) -> tuple[Position, store.Checkpoint] | None:
+        """Read the newest intact checkpoint, and warn about newer damaged ones.
 
         Raises:
-            CheckpointError: if there are checkpoints, but none that is whole.
+            CheckpointError: if there are checkpoints, but all are damaged.
         """
         positions = self.positions()
         for position in reversed(positions):
             try:
-                content = store.read(self.at(position))
+                checkpoint = store.read(self.at(position))
             except DamagedError as error:
                 warnings.warn(f"{error} The checkpoint before it is used.", stacklevel=2)
                 continue
-            return position, content
+            return position, checkpoint
         if positions:
             raise CheckpointError(
-                f"None of the {len(positions)} checkpoints in {self.path} is whole. Restore the "
-                "folder from a copy, or pass another one to begin anew."
+                f"All {len(positions)} checkpoints in {self.path} are damaged. Restore the folder "
+                "from a copy, or pass another one to start a new run."
             )
         return None
 
     def open_for_writing(self) -> None:
-        """Make the folder if need be, keep other runs out, and clear what a dead one left.
+        """Create the folder if needed, lock it, and remove temporary files of an earlier run.
 
         Raises:
-            CheckpointError: if it cannot be written, or another run writes there.
+            CheckpointError: if the folder cannot be written, or another run has locked it.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -101,28 +101,28 @@ class Folder:
                 shutil.rmtree(entry, ignore_errors=True)
 
     def close(self) -> None:
-        """Let other runs write here."""
+        """Release the lock."""
         if self._lock is not None:
-            # Not only closed: a process that was forked meanwhile has the descriptor as well.
+            # Closing is not enough: a process forked in the meantime holds the descriptor too.
             fcntl.flock(self._lock, fcntl.LOCK_UN)
             os.close(self._lock)
             self._lock = None
 
     def set_aside_after(self, position: Position | None) -> None:
-        """Rename what is newer than the checkpoint that a run goes on from: it is damaged."""
+        """Rename the damaged checkpoints that are newer than the one a run resumes from."""
         for newer in self.positions():
             if position is None or newer > position:
                 target = self.path / f"{_DAMAGED}{newer.name}"
                 shutil.rmtree(target, ignore_errors=True)
                 self.at(newer).rename(target)
 
-    def write(self, position: Position, content: store.Content) -> None:
-        """Add a checkpoint, unless this very one is there."""
+    def write(self, position: Position, checkpoint: store.Checkpoint) -> None:
+        """Write a checkpoint, unless there is one of this position."""
         if not self.at(position).exists():
-            store.write(self.at(position), content)
+            store.write(self.at(position), checkpoint)
 
     def keep_only(self, kept: Iterable[Position]) -> None:
-        """Remove all other checkpoints; a reader sees each of them whole or not at all."""
+        """Remove all other checkpoints. Each is renamed first, so readers never see a part."""
         for position in set(self.positions()) - set(kept):
             removed = self.path / f"{_REMOVED}{position.name}"
             self.at(position).rename(removed)

@@ -1,4 +1,16 @@
-"""SIGTERM and SIGINT: finish the device call, write a checkpoint, leave; at once if asked twice."""
+"""Preemption by SIGTERM and SIGINT: the run saves a checkpoint and exits.
+
+The first signal lets the running device call end; then a checkpoint is written and the process
+exits. The second signal ends the process at once.
+
+Python runs its own signal handlers between two bytecode instructions, and a device call is a single
+one. So the C-level handler writes each signal to a socket (the "wakeup file descriptor"), and a
+second thread reads it while the main thread is still in the device call:
+
+    signal --> C handler --> socket --> listening thread --> `Preemption.signal`
+                                              |
+                                              +-- second signal: exit at once
+"""
 
 from __future__ import annotations
 
@@ -12,13 +24,13 @@ from typing import Any
 from convoy_command import LEFT
 
 EXIT_STATUS = LEFT
-"""A run that was asked to leave ends with this."""
+"""Exit status of a preempted run."""
 
-_HEARD = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Left(SystemExit):
-    """Ends a program that was asked to leave, after its checkpoint was written."""
+class Preempted(SystemExit):
+    """Ends a preempted program after its checkpoint is written."""
 
     def __init__(self, message: str) -> None:
         super().__init__(EXIT_STATUS)
@@ -28,85 +40,86 @@ class Left(SystemExit):
         return self.message
 
 
-class Leaving:
+class Preemption:
     """Listens for signals from `begin` to `end`.
 
-    Python runs its own handlers between two of its instructions, and a device call is one. So a
-    second thread is told of each signal by the handler in C, and need not wait for the call.
-    Signals can be heard from the main thread only: elsewhere this does nothing.
+    Signals can be received in the main thread only; in others, this does nothing.
+
+    Attributes:
+        signal: the signal that was received, if any.
     """
 
     def __init__(self) -> None:
-        self.asked: signal.Signals | None = None
-        self._before: dict[int, Any] = {}
-        self._ends: tuple[socket.socket, socket.socket] | None = None
+        self.signal: signal.Signals | None = None
+        self._previous_handlers: dict[int, Any] = {}
+        self._sockets: tuple[socket.socket, socket.socket] | None = None
         self._previous_wakeup = -1
 
     def begin(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
-        self.asked = None
-        inner, outer = self._ends = socket.socketpair()
-        outer.setblocking(False)
-        self._previous_wakeup = signal.set_wakeup_fd(outer.fileno(), warn_on_full_buffer=False)
-        self._before = {number: signal.signal(number, self._note) for number in _HEARD}
+        self.signal = None
+        receiver, sender = self._sockets = socket.socketpair()
+        sender.setblocking(False)
+        self._previous_wakeup = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+        self._previous_handlers = {
+            number: signal.signal(number, self._ignore) for number in _SIGNALS
+        }
         _active.add(self)
-        threading.Thread(target=self._listen, args=(inner,), daemon=True).start()
+        threading.Thread(target=self._listen, args=(receiver,), daemon=True).start()
 
     def end(self) -> None:
-        if self._ends is None:
+        if self._sockets is None:
             return
-        for number, handler in self._before.items():
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._previous_wakeup)
         _active.discard(self)
-        self._ends[1].close()
-        self._ends = None
+        self._sockets[1].close()
+        self._sockets = None
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        """Do nothing: it is there so that Python's handler in C is."""
+    def _ignore(self, number: int, frame: FrameType | None) -> None:
+        """Do nothing. The C-level handler is only installed together with a Python handler."""
 
-    def _listen(self, inner: socket.socket) -> None:
-        with inner:
-            while numbers := inner.recv(1):
-                if numbers[0] not in _HEARD:
+    def _listen(self, receiver: socket.socket) -> None:
+        with receiver:
+            while numbers := receiver.recv(1):
+                if numbers[0] not in _SIGNALS:
                     continue
-                if self.asked is not None:
+                if self.signal is not None:
                     os._exit(128 + numbers[0])
-                self.asked = signal.Signals(numbers[0])
+                self.signal = signal.Signals(numbers[0])
 
 
-_active: set[Leaving] = set()
-_forking = threading.local()
+# A forked worker process inherits the handlers and the socket. It must not report its own signals
+# to the parent, so signals are blocked during the fork, until the child has reset its handlers.
+
+_active: set[Preemption] = set()
+_fork_state = threading.local()
 
 
-def _hold_signals() -> None:
-    """Have signals to a new process wait until it has its own way with them.
-
-    One that came before would be written where we read ours, and taken for one to us.
-    """
+def _before_fork() -> None:
     if _active:
-        _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+        _fork_state.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
 
 
-def _let_signals_in() -> None:
-    if (mask := getattr(_forking, "mask", None)) is not None:
-        _forking.mask = None
+def _after_fork_in_parent() -> None:
+    if (mask := getattr(_fork_state, "mask", None)) is not None:
+        _fork_state.mask = None
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _forget_in_child() -> None:
-    """Have worker processes end when told, and not tell us of it.
-
-    Ctrl-C in a terminal reaches them too; they go on until their parent has read what it needs.
-    """
+def _after_fork_in_child() -> None:
     if _active:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # Ctrl-C in a terminal reaches workers too; they go on until the parent ends them.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _let_signals_in()
+    _after_fork_in_parent()
 
 
 os.register_at_fork(
-    before=_hold_signals, after_in_parent=_let_signals_in, after_in_child=_forget_in_child
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
 )

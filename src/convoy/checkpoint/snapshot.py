@@ -1,4 +1,4 @@
-"""A run's whole state as host arrays and JSON, and back into a model."""
+"""Capturing and restoring of a run's whole state, as host arrays and JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 from convoy import distributed, keras_bridge
 from convoy.checkpoint import callback_state
 from convoy.checkpoint.errors import CheckpointError
-from convoy.checkpoint.store import Content, Json
+from convoy.checkpoint.store import Checkpoint, Json
 from convoy.engine import random_state
 from convoy.engine.checkpointer import Progress, Resumption
 from convoy.engine.data.chunks import Place
@@ -26,15 +26,20 @@ from convoy.engine.state import State, Variables
 
 _PACKAGES = ("keras-convoy", "keras", "jax", "jaxlib", "numpy")
 
-# Keras numbers the layers that it names, over all models of a process.
+# Keras numbers the layers of a process, so equal models differ in these numbers.
 _NUMBER = re.compile(r"_\d+(?=[_/]|$)")
 
 
-class Snapshots:
+class Snapshotter:
     """Takes snapshots of one run.
 
-    On a CPU nothing is copied: a snapshot holds the values where they are. The next device call
-    would take their memory for its outcome, finds that it is in use, and takes other.
+    On a CPU nothing is copied: a snapshot references the values' buffers. The next device call
+    would donate these buffers to its results; while they are referenced, it allocates others.
+
+    Args:
+        progress: the run.
+        recipe: further information for each checkpoint.
+        optimizer: the optimizer's settings.
     """
 
     def __init__(
@@ -46,8 +51,8 @@ class Snapshots:
         self.model = describe(progress.model)
         self._versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
 
-    def take(self, progress: Progress) -> Content:
-        """Return the state of a run as host arrays, which waits for its devices."""
+    def take(self, progress: Progress) -> Checkpoint:
+        """Return the state of a run; this waits for the devices."""
         named = dict(named_values(self.variables, progress))
         present = list(named.values())
         if progress.config.placement.spans_processes:
@@ -64,7 +69,7 @@ class Snapshots:
             "random": random_state.capture().to_json(),
             "callbacks": callbacks,
         }
-        return Content(values | arrays, state, self._about(progress), self.model)
+        return Checkpoint(values | arrays, state, self._about(progress), self.model)
 
     def _about(self, progress: Progress) -> Json:
         return {
@@ -78,40 +83,41 @@ class Snapshots:
         }
 
 
-def of_first(content: Content | None) -> Content | None:
-    """Return what the first process of a run has read; only that one looks into the folder."""
+def from_first_process(checkpoint: Checkpoint | None) -> Checkpoint | None:
+    """Send the checkpoint from the first process, the only one that reads files, to the others."""
     if distributed.count() == 1:
-        return content
-    kinds = {n: (list(a.shape), str(a.dtype)) for n, a in content.arrays.items()} if content else {}
-    said = distributed.from_first(content and {"arrays": kinds, "state": content.state})
-    if said is None:
+        return checkpoint
+    arrays = checkpoint.arrays if checkpoint else {}
+    types = {name: (list(array.shape), str(array.dtype)) for name, array in arrays.items()}
+    header = distributed.from_first(checkpoint and {"arrays": types, "state": checkpoint.state})
+    if header is None:
         return None
-    empty = [np.zeros(shape, jnp.dtype(dtype)) for shape, dtype in said["arrays"].values()]
-    arrays = distributed.arrays_from_first(list(content.arrays.values()) if content else empty)
-    return Content(dict(zip(said["arrays"], arrays, strict=True)), said["state"], {})
+    empty = [np.zeros(shape, jnp.dtype(dtype)) for shape, dtype in header["arrays"].values()]
+    received = distributed.arrays_from_first(list(arrays.values()) if checkpoint else empty)
+    return Checkpoint(dict(zip(header["arrays"], received, strict=True)), header["state"], {})
 
 
-def resumption(progress: Progress, content: Content) -> Resumption | None:
-    """Return where a run goes on from a checkpoint.
+def resumption(progress: Progress, checkpoint: Checkpoint) -> Resumption | None:
+    """Return the point from which a run resumes.
 
-    If the checkpoint has nothing but weights, the model is given them, and the run begins.
+    If the checkpoint has only weights, they are assigned to the model, and a new run begins.
 
     Raises:
         CheckpointError: if the checkpoint is of another model.
     """
     variables = Variables(progress.model, "train")
-    state = content.state
+    state = checkpoint.state
     if state.get("weights_only"):
-        check_fits(variables, progress, content, ("trainable", "non_trainable"))
-        for part, values in zip(variables.parts[:2], _by_part(variables, content), strict=False):
+        check_fits(variables, progress, checkpoint, ("trainable", "non_trainable"))
+        for part, values in zip(variables.parts[:2], _by_part(variables, checkpoint), strict=False):
             keras_bridge.assign(part, values)
         return None
-    check_fits(variables, progress, content)
+    check_fits(variables, progress, checkpoint)
 
     def restore() -> None:
-        for part, values in zip(variables.parts, _by_part(variables, content), strict=True):
+        for part, values in zip(variables.parts, _by_part(variables, checkpoint), strict=True):
             keras_bridge.assign(part, values)
-        callback_state.restore(progress.callbacks, state["callbacks"], content.arrays)
+        callback_state.restore(progress.callbacks, state["callbacks"], checkpoint.arrays)
         random_state.restore(RandomState.from_json(state["random"]))
 
     return Resumption(
@@ -126,7 +132,7 @@ def resumption(progress: Progress, content: Content) -> Resumption | None:
 
 
 def named_values(variables: Variables, progress: Progress) -> Iterator[tuple[str, jax.Array]]:
-    """Return the values of all variables of a run by name."""
+    """Yield the names and values of all variables of a run."""
     for part, kind in zip(variables.parts, variables.parts._fields, strict=True):
         kept = progress.metrics if kind == "metrics" else None
         values = keras_bridge.values(part) if kept is None else kept
@@ -141,19 +147,19 @@ def name_of(kind: str, index: int, variable: keras.Variable) -> str:
 def check_fits(
     variables: Variables,
     progress: Progress,
-    content: Content,
+    checkpoint: Checkpoint,
     kinds: tuple[str, ...] = State._fields,
 ) -> None:
-    """Refuse a checkpoint of another model.
+    """Check that a checkpoint is of the same model.
 
     Args:
-        variables: those of the model.
-        progress: the run that is to go on.
-        content: the checkpoint.
-        kinds: what of the model it has to hold.
+        variables: the model's variables.
+        progress: the run to resume.
+        checkpoint: the checkpoint.
+        kinds: the kinds of variables that the checkpoint must have.
 
     Raises:
-        CheckpointError: with the first variable that differs.
+        CheckpointError: if it is of another model; the message names the first difference.
     """
     wanted = [
         (_comparable(name), tuple(value.shape), str(value.dtype))
@@ -162,44 +168,44 @@ def check_fits(
     ]
     found = [
         (_comparable(name), array.shape, str(array.dtype))
-        for name, array in content.arrays.items()
+        for name, array in checkpoint.arrays.items()
         if not name.startswith("callbacks/")
     ]
     if wanted == found:
         return
-    for model, checkpoint in zip(wanted, found, strict=False):
-        if model != checkpoint:
+    for own, saved in zip(wanted, found, strict=False):
+        if own != saved:
             raise CheckpointError(
-                f"The checkpoint is of another model: it has {_say(checkpoint)} where this one has "
-                f"{_say(model)}. Build and compile the model as it was, or pass another folder."
+                f"The checkpoint is of another model: it has {_format(saved)} where this one has "
+                f"{_format(own)}. Build and compile the same model, or pass another folder."
             )
     raise CheckpointError(
         f"The checkpoint is of another model: it has {len(found)} variables, and this one "
-        f"{len(wanted)}. Build and compile the model as it was, or pass another folder."
+        f"{len(wanted)}. Build and compile the same model, or pass another folder."
     )
 
 
 def describe(model: keras.Model) -> str | None:
-    """Return a model's description as Keras saves it; `None` if it has none."""
+    """Return a model's configuration in Keras's JSON format; `None` if it has none."""
     try:
         return model.to_json()
     except (NotImplementedError, TypeError, ValueError):
-        return None  # a subclass without `get_config`
+        return None  # A subclass without `get_config`.
 
 
-def _by_part(variables: Variables, content: Content) -> Iterator[list[jax.Array]]:
-    arrays = iter(content.arrays.values())
+def _by_part(variables: Variables, checkpoint: Checkpoint) -> Iterator[list[jax.Array]]:
+    arrays = iter(checkpoint.arrays.values())
     for part in variables.parts:
         yield [jnp.array(next(arrays)) for _ in part]
 
 
 def _comparable(name: str) -> str:
-    """Return a name without what differs between two models that are made alike."""
+    """Return a name without the parts that differ between two equal models."""
     kind, index, path = name.split("/", 2)
-    # A model that was loaded does not put its own name in front of its layers'.
+    # In a loaded model, the paths of variables do not begin with the model's name.
     return "/".join([kind, index, *_NUMBER.sub("", path).split("/")[-2:]])
 
 
-def _say(entry: tuple[str, tuple[int, ...], str]) -> str:
+def _format(entry: tuple[str, tuple[int, ...], str]) -> str:
     name, shape, dtype = entry
     return f"{name.split('/', 2)[-1]!r} {list(shape)} {dtype}"

@@ -1,6 +1,6 @@
-"""Arrays in one file, in the safetensors format: a length, a JSON header, and plain bytes.
+"""Reader and writer of the safetensors format: a length, a JSON header, and the arrays' bytes.
 
-There is nothing in such a file that could be run.
+Such a file contains no code.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from convoy.checkpoint.errors import DamagedError
 
 Arrays = Mapping[str, np.ndarray]
 
-# Headers are far smaller; a damaged length must not have us ask for gigabytes.
-_LARGEST_HEADER = 100 << 20
+# Headers are far smaller; without a limit, a damaged length would allocate gigabytes.
+_MAX_HEADER_BYTES = 100 << 20
 
 _TYPES = {
     "BOOL": np.dtype(bool),
@@ -43,7 +43,7 @@ _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 
 
 def describe(arrays: Arrays) -> dict[str, Any]:
-    """Return the header for some arrays: type, shape and place of each."""
+    """Return the header for some arrays: type, shape and offsets of each."""
     header = {}
     offset = 0
     for name, array in arrays.items():
@@ -58,10 +58,10 @@ def describe(arrays: Arrays) -> dict[str, Any]:
 
 
 def write(path: Path, arrays: Arrays) -> dict[str, str]:
-    """Write arrays to a new file, all the way to the disk.
+    """Write arrays to a new file, and sync it to the disk.
 
     Returns:
-        The SHA-256 of the bytes of each array, by name, and that of the header as `""`.
+        The SHA-256 of each array's bytes by name, and that of the header under the name `""`.
     """
     header = json.dumps(describe(arrays)).encode()
     header += b" " * (-len(header) % 8)
@@ -79,14 +79,14 @@ def write(path: Path, arrays: Arrays) -> dict[str, str]:
 
 
 def read(path: Path, checksums: Mapping[str, str]) -> Iterator[tuple[str, np.ndarray]]:
-    """Read the arrays of a file, one after the other.
+    """Yield the names and arrays of a file.
 
     Args:
         path: the file.
-        checksums: what `write` returned.
+        checksums: the return value of `write`.
 
     Raises:
-        DamagedError: if the file is not what was written.
+        DamagedError: if the file differs from what was written.
     """
     try:
         with path.open("rb") as file:
@@ -100,22 +100,22 @@ def _read(
 ) -> Iterator[tuple[str, np.ndarray]]:
     start = file.read(8)
     length = int.from_bytes(start, "little")
-    header = file.read(length) if length <= _LARGEST_HEADER else b""
+    header = file.read(length) if length <= _MAX_HEADER_BYTES else b""
     if hashlib.sha256(start + header).hexdigest() != checksums[""]:
-        raise DamagedError(f"{path} is damaged in its header, or not the file that belongs.")
+        raise DamagedError(f"{path} is damaged: the checksum of its header is wrong.")
     described = json.loads(header)
     if set(described) | {""} != set(checksums):
-        raise DamagedError(f"{path} does not hold the arrays that the manifest lists.")
+        raise DamagedError(f"{path} does not have the arrays that the manifest lists.")
     for name, entry in described.items():
         begin, end = entry["data_offsets"]
         data = bytearray(end - begin)
         if file.readinto(data) != len(data):
-            raise DamagedError(f"{path} is cut short: {name!r} is not whole.")
+            raise DamagedError(f"{path} is truncated: {name!r} is incomplete.")
         if hashlib.sha256(data).hexdigest() != checksums[name]:
-            raise DamagedError(f"{path} is damaged: {name!r} is not what was written.")
+            raise DamagedError(f"{path} is damaged: the checksum of {name!r} is wrong.")
         yield name, np.frombuffer(data, _TYPES[entry["dtype"]]).reshape(entry["shape"])
     if file.read(1):
-        raise DamagedError(f"{path} is longer than what was written.")
+        raise DamagedError(f"{path} is damaged: it has extra bytes at its end.")
 
 
 def _bytes(array: np.ndarray) -> memoryview:

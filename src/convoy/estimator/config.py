@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 
 import convoy
-from convoy.checkpoint.policy import Every
+from convoy.checkpoint.policy import Interval
 
 
 @dataclass(frozen=True)
@@ -57,4 +57,4 @@ class RunConfig:
                 "checkpoint_every='epoch': an estimator counts steps. Pass a number of them, or a "
                 "time such as '10m'."
             )
-        Every(self.checkpoint_every)
+        Interval(self.checkpoint_every)

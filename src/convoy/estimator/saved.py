@@ -16,7 +16,7 @@ from convoy import keras_bridge
 from convoy.checkpoint import CheckpointError, store
 from convoy.checkpoint.folder import Folder, Position
 from convoy.checkpoint.snapshot import name_of
-from convoy.checkpoint.store import Content
+from convoy.checkpoint.store import Checkpoint
 from convoy.engine.observer import pause
 from convoy.engine.prepared_model import PreparedModel
 
@@ -45,7 +45,7 @@ class Saved:
         self.folder = Folder(path)
         self.keep = keep
 
-    def newest(self) -> tuple[Path, Content] | None:
+    def newest(self) -> tuple[Path, Checkpoint] | None:
         """Read the newest checkpoint that is whole, if there is one."""
         found = self.folder.newest()
         return None if found is None else (self.folder.at(found[0]), found[1])
@@ -59,7 +59,7 @@ class Saved:
         return self.folder.at(position)
 
 
-def read(path: str | Path) -> Content:
+def read(path: str | Path) -> Checkpoint:
     """Read a checkpoint, or the newest in a folder.
 
     Raises:
@@ -74,7 +74,7 @@ def read(path: str | Path) -> Content:
     return found[1]
 
 
-def global_step(content: Content) -> int:
+def global_step(content: Checkpoint) -> int:
     """Return how many steps a checkpoint's network was trained.
 
     Raises:
@@ -88,7 +88,7 @@ def global_step(content: Content) -> int:
     return int(content.state["global_step"])
 
 
-def restore(model: keras.Model, content: Content, *, training: bool) -> None:
+def restore(model: keras.Model, content: Checkpoint, *, training: bool) -> None:
     """Give a model the weights of a checkpoint; to train on, its optimizer's state too.
 
     Raises:
@@ -135,7 +135,7 @@ def warm_start(model: keras.Model, source: WarmStart) -> None:
         )
 
 
-def _content(model: keras.Model, step: int, logs: dict[str, float]) -> Content:
+def _content(model: keras.Model, step: int, logs: dict[str, float]) -> Checkpoint:
     arrays = {
         name_of(kind, index, variable): np.asarray(variable.value)
         for kind in (*_WEIGHTS, "optimizer", "numerics")
@@ -143,7 +143,7 @@ def _content(model: keras.Model, step: int, logs: dict[str, float]) -> Content:
     }
     state = {"global_step": step, "epoch": 0, "step": step, "total": step, "logs": logs}
     about = {"written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-    return Content(arrays, state, about)
+    return Checkpoint(arrays, state, about)
 
 
 def _variables(model: keras.Model, kind: str) -> list[Any]:
@@ -156,7 +156,7 @@ def _variables(model: keras.Model, kind: str) -> list[Any]:
     return list(getattr(model, f"{kind}_variables"))
 
 
-def _arrays(content: Content, kind: str) -> Iterator[tuple[str, np.ndarray]]:
+def _arrays(content: Checkpoint, kind: str) -> Iterator[tuple[str, np.ndarray]]:
     for name, array in content.arrays.items():
         if name.split("/")[0] == kind:
             yield name, array

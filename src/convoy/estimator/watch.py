@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 import numpy as np
-from convoy.checkpoint.policy import Every
+from convoy.checkpoint.policy import Interval
 from convoy.estimator.hooks import Cadence, Hook, Run
 from convoy.estimator.network import Network
 from convoy.estimator.saved import Saved
@@ -21,7 +21,7 @@ class WatchTraining(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self.run, self.network, self.hooks, self.checkpoints = run, network, hooks, checkpoints
-        every = Every(run.estimator.config.checkpoint_every)
+        every = Interval(run.estimator.config.checkpoint_every)
         self.cadence = Cadence(every.steps, every.seconds)
         self.first = run.global_step
         self._saved_at: int | None = None

@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self, cast
 import jax
 import keras
 from convoy import cpu, distributed
-from convoy.checkpoint.preemption import Left
+from convoy.checkpoint.preemption import Preempted
 from convoy.engine import observer
 from convoy.engine.chunk_runner import ChunkRunner, ModelRunner, Outcome
 from convoy.engine.data.chunks import Chunk, Feed
@@ -86,7 +86,7 @@ class Recording:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if error is not None and not isinstance(error, Left):
+        if error is not None and not isinstance(error, Preempted):
             self._error = _say(error)
         self.close()
 
@@ -128,7 +128,7 @@ class Recording:
         self._running += 1
         try:
             yield
-        except Left as asked:
+        except Preempted as asked:
             noted["stopped"] = str(asked)
             raise
         except BaseException as error:

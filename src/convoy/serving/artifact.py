@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from convoy.atomic_file import write_synced
 from convoy.checkpoint import tensors
 from convoy.checkpoint.errors import DamagedError
 from convoy.serving.errors import ArtifactError
@@ -117,7 +118,7 @@ def write(base: Path, artifact: Artifact, version: int | None, saved: Path | Non
 
     def fill(folder: Path) -> None:
         manifest = _write_content(folder, artifact, saved)
-        _write_file(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+        write_synced(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
 
     return add_version(base, version, fill)
 
@@ -205,7 +206,7 @@ def _write_content(folder: Path, artifact: Artifact, saved: Path | None) -> dict
     files, programs = {}, {}
     for size, program in sorted(artifact.programs.items()):
         name = f"program-{size}.stablehlo"
-        _write_file(folder / name, program.code)
+        write_synced(folder / name, program.code)
         files[name] = hashlib.sha256(program.code).hexdigest()
         programs[str(size)] = {"file": name, "weights": list(program.weights)}
     if saved is not None:
@@ -233,13 +234,6 @@ def _rename(unfinished: Path, base: Path, version: int | None) -> Path:
     while (base / str(number)).exists():  # Another export has just written it.
         number += 1
     return unfinished.rename(base / str(number))
-
-
-def _write_file(path: Path, data: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _checksum(path: Path) -> str:

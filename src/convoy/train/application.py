@@ -15,7 +15,7 @@ import convoy
 import keras
 import numpy as np
 from convoy import distributed
-from convoy.checkpoint.preemption import Left
+from convoy.checkpoint.preemption import Preempted
 from convoy.progress_bar import Output
 from convoy.report.recording import Recording
 from convoy.train import resume
@@ -115,7 +115,7 @@ class Application:
             print(f"Interrupted; the run so far is in {self.folder.path}", file=sys.stderr)
             self._say_how_to_go_on(training)
             return INTERRUPTED
-        except Left:
+        except Preempted:
             self.output.end()
             self._say_how_to_go_on(training)
             raise

@@ -8,7 +8,7 @@ from typing import Any
 
 import convoy
 from convoy.checkpoint.folder import Folder
-from convoy.checkpoint.policy import Every
+from convoy.checkpoint.policy import Interval
 from convoy.configuration import ConfigurationError, read
 from convoy.train.graphcore_options import GraphcoreOptions
 from convoy.train.options import Options
@@ -27,7 +27,7 @@ def check_resumable(options: Options) -> None:
     """
     if options.state_every != NEVER:
         try:
-            Every(_every(options.state_every, 1))
+            Interval(_every(options.state_every, 1))
         except ValueError:
             raise ValueError(
                 f"--state-every {options.state_every}: pass epoch, a number of weight updates, a "
