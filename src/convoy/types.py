@@ -25,3 +25,6 @@ Logs: TypeAlias = dict[str, Any]
 
 Json: TypeAlias = dict[str, Any]
 """A JSON object."""
+
+Tensor: TypeAlias = Any
+"""A tensor of Keras: an array with values, traced or symbolic."""

@@ -1,11 +1,9 @@
-"""Layers of models that `convoy train` makes; importing them lets Keras read such models."""
+"""Layers of the models that `convoy train` builds. Importing them lets Keras load such models."""
 
-from convoy.layers.dirac import Dirac
-from convoy.layers.images import Decompress, Preprocess, SyntheticImages
-from convoy.layers.normalization import UpdateBatchNormalization
-from convoy.layers.offset import Offset
-from convoy.layers.views import MeanOfViews, Views
-from convoy.layers.whiten import Whiten
+from convoy.layers.batch_normalization import UpdateBatchNormalization
+from convoy.layers.cifar_fast import Dirac, Offset, Whiten
+from convoy.layers.preprocessing import Decompress, Preprocess, SyntheticImages
+from convoy.layers.test_time_augmentation import MeanOfViews, Views
 
 __all__ = [
     "Decompress",

@@ -1,4 +1,4 @@
-"""Optimizers beside Keras's own, and what can be put around any of them."""
+"""LARS, and wrappers that add regularisation, clipping or Lookahead to any Keras optimizer."""
 
 from convoy.optimizers.lars import LARS
 from convoy.optimizers.lookahead import Lookahead

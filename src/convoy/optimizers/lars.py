@@ -1,12 +1,12 @@
-"""LARS: each layer's step is as large as its weights allow."""
+"""LARS: stochastic gradient descent with a step size for each layer, relative to its weights."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import keras
+from convoy.types import Json, Tensor
 from keras import ops
 
 
@@ -22,33 +22,33 @@ class LARS(keras.optimizers.Optimizer):
     W     = W - m
     ```
 
-    Weights whose name has one of the words of `exclude` in it have `trust = 1` and no decay.
-    Norms are computed in float32.
+    Weights whose name contains a word of `exclude` have `trust = 1` and no decay. Norms are
+    computed in float32.
 
     Args:
         learning_rate: a number, a schedule or a callable.
-        momentum: of the steps, from 0 to 1.
-        weight_decay: a part of the gradient that draws weights to zero. It is not the
-            `weight_decay` of Keras's optimizers, which goes past the momentum and the trust ratio.
+        momentum: momentum of the steps, from 0 to 1.
+        weight_decay: coefficient of weight decay as part of the gradient. The `weight_decay` of
+            Keras's optimizers is another one: it bypasses the momentum and the trust ratio.
         eeta: the trust coefficient.
-        epsilon: keeps the ratio finite; 0 stands for 1e-7.
-        exclude: words in the names of the weights that are left out.
-        name: of the optimizer.
-        **kwargs: those of `keras.optimizers.Optimizer`, such as `clipnorm`.
+        epsilon: summand that keeps the ratio finite; 0 stands for 1e-7.
+        exclude: words in the names of the weights that are excluded.
+        name: name of the optimizer.
+        **kwargs: arguments of `keras.optimizers.Optimizer`, such as `clipnorm`.
 
     Reference: You, Gitman, Ginsburg, "Large Batch Training of Convolutional Networks", 2017.
     """
 
     def __init__(
         self,
-        learning_rate: Any = 0.01,
+        learning_rate: Tensor = 0.01,
         momentum: float = 0.9,
         weight_decay: float = 0.0,
         eeta: float = 0.001,
         epsilon: float = 0.0,
         exclude: Sequence[str] = ("beta", "gamma", "bias"),
         name: str = "lars",
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         super().__init__(learning_rate=learning_rate, name=name, **kwargs)
         limits = {"weight_decay": weight_decay, "eeta": eeta, "epsilon": epsilon}
@@ -69,7 +69,9 @@ class LARS(keras.optimizers.Optimizer):
         super().build(variables)
         self.momentums = self.add_optimizer_variables(variables, "momentum")
 
-    def update_step(self, gradient: Any, variable: keras.Variable, learning_rate: Any) -> None:
+    def update_step(
+        self, gradient: Tensor, variable: keras.Variable, learning_rate: Tensor
+    ) -> None:
         wide, gradient = ops.cast(variable, "float32"), ops.cast(gradient, "float32")
         learning_rate = ops.cast(learning_rate, "float32")
         if not self._is_excluded(variable):
@@ -80,7 +82,7 @@ class LARS(keras.optimizers.Optimizer):
         self.assign(steps, ops.cast(new, variable.dtype))
         self.assign(variable, ops.cast(wide - new, variable.dtype))
 
-    def _trust(self, weight: Any, gradient: Any) -> Any:
+    def _trust(self, weight: Tensor, gradient: Tensor) -> Tensor:
         weight_norm, gradient_norm = _norm(weight), _norm(gradient)
         ratio = (
             self.eeta
@@ -92,7 +94,7 @@ class LARS(keras.optimizers.Optimizer):
     def _is_excluded(self, variable: keras.Variable) -> bool:
         return any(re.search(word, variable.name) for word in self.exclude)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Json:
         return super().get_config() | {
             "momentum": self.momentum,
             "weight_decay": self.layer_decay,
@@ -102,5 +104,5 @@ class LARS(keras.optimizers.Optimizer):
         }
 
 
-def _norm(value: Any) -> Any:
+def _norm(value: Tensor) -> Tensor:
     return ops.sqrt(ops.sum(ops.square(value)))

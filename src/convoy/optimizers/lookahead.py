@@ -1,17 +1,16 @@
-"""Lookahead: weights that go ahead for some updates, and are drawn back to their average."""
+"""Lookahead: weights that are pulled back to their moving average every few updates."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
-from convoy.optimizers.wrapper import Around
+from convoy.optimizers.wrapper import OptimizerWrapper
+from convoy.types import Json, Tensor
 from keras import ops
 
 
 @keras.saving.register_keras_serializable(package="convoy")
-class Lookahead(Around):
-    """Draws weights to their moving average every few updates, ever more strongly.
+class Lookahead(OptimizerWrapper):
+    """Pulls weights back to their moving average every few updates, with growing strength.
 
     After update `t` of `updates`, if `every` divides `t`, with `W` a weight and `S` its average:
 
@@ -26,10 +25,10 @@ class Lookahead(Around):
 
     Args:
         optimizer: any Keras optimizer.
-        updates: of the whole training.
-        every: so many updates.
-        momentum: of the average at the end of training, by update.
-        name: of the optimizer.
+        updates: number of updates of the whole training.
+        every: number of updates between two pulls.
+        momentum: momentum of the average at the end of training, per update.
+        name: name of the optimizer.
 
     References: Zhang et al., "Lookahead Optimizer: k steps forward, 1 step back", 2019; the
     strength by Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU", 2024.
@@ -50,8 +49,8 @@ class Lookahead(Around):
         super().__init__(optimizer, name)
         if optimizer.gradient_accumulation_steps:
             raise ValueError(
-                "Lookahead() received an optimizer that accumulates gradients, and would take each "
-                "of them for an update. Pass gradient_accumulation to convoy.Strategy instead."
+                "Lookahead() received an optimizer that accumulates gradients, and would count "
+                "each micro-batch as an update. Pass gradient_accumulation to convoy.Strategy."
             )
         self.updates = updates
         self.every = every
@@ -66,17 +65,17 @@ class Lookahead(Around):
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """Those of the optimizer inside, and the averages."""
+        """Variables of the wrapped optimizer, and the averages."""
         return self.optimizer.variables + self.averages
 
-    def update(self, grads: list[Any], variables: list[keras.Variable]) -> None:
-        """Have the optimizer inside update the weights, then look whether they are drawn back."""
+    def update(self, grads: list[Tensor], variables: list[keras.Variable]) -> None:
+        """Update the weights by the wrapped optimizer, and pull them back if that is due."""
         self.optimizer.apply(grads, variables)
         done = self.iterations
-        is_whole = done % self.every == 0
-        is_due = is_whole | (done == self.updates)
+        is_regular = done % self.every == 0
+        is_due = is_regular | (done == self.updates)
         progress = ops.minimum(ops.cast(done, "float32") / self.updates, 1.0)
-        kept = ops.where(is_whole, self.momentum**self.every * progress**3, 1.0)
+        kept = ops.where(is_regular, self.momentum**self.every * progress**3, 1.0)
         kept = ops.where(done <= self.every, 0.0, kept)
         for variable in variables:
             average = self.averages[self._get_variable_index(variable)]
@@ -85,6 +84,6 @@ class Lookahead(Around):
             self.assign(average, ops.cast(after, average.dtype))
             self.assign(variable, ops.cast(ops.where(is_due, after, wide), variable.dtype))
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Json:
         own = {"updates": self.updates, "every": self.every, "momentum": self.momentum}
         return super().get_config() | own

@@ -1,21 +1,25 @@
-"""What every optimizer has that goes around another one."""
+"""The base class of optimizers that wrap another optimizer."""
 
 from __future__ import annotations
 
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Self
 
 import keras
+from convoy.types import Json, Tensor
 
 
-class Around(keras.optimizers.Optimizer):
-    """Goes around an optimizer, whose learning rate, iterations and state are its own.
+class OptimizerWrapper(keras.optimizers.Optimizer):
+    """An optimizer around another one, whose learning rate, iterations and state it shares.
+
+    Subclasses implement `update`.
 
     Args:
         optimizer: any Keras optimizer that does not scale the loss.
-        name: of this one.
+        name: name of the wrapper.
 
     Raises:
-        ValueError: if the optimizer scales the loss: nobody would tell it to.
+        ValueError: if the optimizer scales the loss: inside a wrapper that has no effect.
     """
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, name: str) -> None:
@@ -28,7 +32,7 @@ class Around(keras.optimizers.Optimizer):
         if optimizer.loss_scale_factor is not None:
             raise ValueError(
                 f"{own}() received an optimizer with loss_scale_factor="
-                f"{optimizer.loss_scale_factor}, which divides gradients of a loss that nobody has "
+                f"{optimizer.loss_scale_factor}, which divides gradients of a loss that was not "
                 "scaled. Leave it out, and pass loss_scale to convoy.Strategy."
             )
         super().__init__(learning_rate=0.0, name=name)
@@ -41,47 +45,47 @@ class Around(keras.optimizers.Optimizer):
         super().build(variables)
 
     def apply(
-        self, grads: list[Any], trainable_variables: list[keras.Variable] | None = None
+        self,
+        grads: Sequence[Tensor],
+        trainable_variables: Sequence[keras.Variable] | None = None,
     ) -> None:
         """Update the weights."""
         if not self.built:
             self.build(list(trainable_variables or []))
-        self.update(grads, list(trainable_variables or self._trainable_variables))
+        self.update(list(grads), list(trainable_variables or self._trainable_variables))
 
-    def update(self, grads: list[Any], variables: list[keras.Variable]) -> None:
-        """Have the optimizer inside update the weights, with what this one does around it."""
+    def update(self, grads: list[Tensor], variables: list[keras.Variable]) -> None:
+        """Update the weights by the wrapped optimizer, and do the wrapper's own work."""
         raise NotImplementedError
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """Those of the optimizer inside."""
+        """Variables of the wrapped optimizer."""
         return self.optimizer.variables
 
     @property
-    def learning_rate(self) -> Any:
+    def learning_rate(self) -> Tensor:
         return self.optimizer.learning_rate
 
     @learning_rate.setter
-    def learning_rate(self, learning_rate: Any) -> None:
+    def learning_rate(self, learning_rate: Tensor) -> None:
         self.optimizer.learning_rate = learning_rate
 
     @property
-    def iterations(self) -> Any:
+    def iterations(self) -> keras.Variable:
         return self.optimizer.iterations
 
     def finalize_variable_values(self, var_list: list[keras.Variable]) -> None:
         self.optimizer.finalize_variable_values(var_list)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Json:
         return {
             "optimizer": keras.saving.serialize_keras_object(self.optimizer),
             "name": self.name,
         }
 
     @classmethod
-    def from_config(
-        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
-    ) -> Self:
+    def from_config(cls, config: Json, custom_objects: Json | None = None) -> Self:
         optimizer = keras.saving.deserialize_keras_object(
             config["optimizer"], custom_objects=custom_objects
         )

@@ -21,7 +21,7 @@ from convoy.configuration import (
 )
 from convoy.data.augment import Border
 from convoy.data.catalog import DATASETS, Normalisation
-from convoy.layers.views import WEIGHTS as VIEWS
+from convoy.layers.test_time_augmentation import WEIGHTS as VIEWS
 from convoy.pipeline import ALIASES, NAMES, canonical_name
 from convoy.precision import PRECISIONS
 from pydantic import AfterValidator, BeforeValidator, Field

@@ -1,8 +1,6 @@
-"""The layers that turn what is moved to the device into what the network takes."""
+"""Preprocessing layers: they turn what is moved to the device into the input of a network."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import keras
 from convoy.data.catalog import (
@@ -11,6 +9,7 @@ from convoy.data.catalog import (
     SYNTHETIC_MEAN,
     Normalisation,
 )
+from convoy.types import Json, Tensor
 from keras import layers, ops
 
 
@@ -18,30 +17,30 @@ from keras import layers, ops
 class Decompress(layers.Layer):
     """Turns bytes into numbers."""
 
-    def call(self, images: Any) -> Any:
+    def call(self, images: Tensor) -> Tensor:
         return ops.cast(images, self.compute_dtype)
 
-    def compute_output_spec(self, images: Any) -> keras.KerasTensor:
+    def compute_output_spec(self, images: Tensor) -> keras.KerasTensor:
         return keras.KerasTensor(images.shape, self.compute_dtype)
 
 
 @keras.saving.register_keras_serializable(package="convoy")
 class Preprocess(layers.Layer):
-    """Mirrors images by chance while training, then normalises them.
+    """Flips images at random in training, then normalises them.
 
     Args:
-        normalisation: as in `convoy.data.DatasetInfo`.
-        flip: whether to mirror.
-        **kwargs: those of a layer.
+        normalisation: normalisation, as in `convoy.data.DatasetInfo`.
+        flip: whether to flip at random.
+        **kwargs: arguments of `keras.layers.Layer`.
     """
 
-    def __init__(self, normalisation: Normalisation, flip: bool = False, **kwargs: Any) -> None:
+    def __init__(self, normalisation: Normalisation, flip: bool = False, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.normalisation = normalisation
         self.flip = flip
         self.seed_generator = keras.random.SeedGenerator() if flip else None
 
-    def call(self, images: Any, training: bool | None = None) -> Any:
+    def call(self, images: Tensor, training: bool | None = None) -> Tensor:
         if self.flip and training:
             shape = (ops.shape(images)[0], 1, 1, 1)
             chance = keras.random.uniform(shape, dtype="float32", seed=self.seed_generator)
@@ -51,16 +50,18 @@ class Preprocess(layers.Layer):
             normalise(ops.cast(images, "float32"), self.normalisation), self.compute_dtype
         )
 
-    def compute_output_spec(self, images: Any, training: bool | None = None) -> keras.KerasTensor:
+    def compute_output_spec(
+        self, images: Tensor, training: bool | None = None
+    ) -> keras.KerasTensor:
         del training
         return keras.KerasTensor(images.shape, self.compute_dtype)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Json:
         return super().get_config() | {"normalisation": self.normalisation, "flip": self.flip}
 
 
-def normalise(images: Any, normalisation: Normalisation) -> Any:
-    """Normalise images from 0 to 255."""
+def normalise(images: Tensor, normalisation: Normalisation) -> Tensor:
+    """Normalise images whose pixels are from 0 to 255."""
     if normalisation == "scale":
         return images / 255
     if normalisation in CHANNELS:
@@ -72,21 +73,21 @@ def normalise(images: Any, normalisation: Normalisation) -> Any:
 
 @keras.saving.register_keras_serializable(package="convoy")
 class SyntheticImages(layers.Layer):
-    """Makes random images on the device, one for each number that comes in.
+    """Generates random images on the device, one for each number of its input.
 
     Args:
-        shape: of an image.
-        as_bytes: whether to cut values to whole numbers from 0 to 255.
-        **kwargs: those of a layer.
+        shape: shape of an image.
+        as_bytes: whether values are integers from 0 to 255.
+        **kwargs: arguments of `keras.layers.Layer`.
     """
 
-    def __init__(self, shape: tuple[int, ...], as_bytes: bool = False, **kwargs: Any) -> None:
+    def __init__(self, shape: tuple[int, ...], as_bytes: bool = False, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.shape = tuple(shape)
         self.as_bytes = as_bytes
         self.seed_generator = keras.random.SeedGenerator()
 
-    def call(self, numbers: Any) -> Any:
+    def call(self, numbers: Tensor) -> Tensor:
         images = keras.random.truncated_normal(
             (ops.shape(numbers)[0], *self.shape),
             SYNTHETIC_MEAN,
@@ -96,8 +97,8 @@ class SyntheticImages(layers.Layer):
         images = ops.floor(ops.clip(images, 0, 255)) if self.as_bytes else images
         return ops.cast(images, self.compute_dtype)
 
-    def compute_output_spec(self, numbers: Any) -> keras.KerasTensor:
+    def compute_output_spec(self, numbers: Tensor) -> keras.KerasTensor:
         return keras.KerasTensor((numbers.shape[0], *self.shape), self.compute_dtype)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Json:
         return super().get_config() | {"shape": self.shape, "as_bytes": self.as_bytes}

@@ -1,10 +1,9 @@
-"""Batch normalisation that knows of weight updates."""
+"""Batch normalisation with statistics by weight update instead of by micro-batch."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
+from convoy.types import Json, Tensor
 from keras import layers, ops
 
 
@@ -12,40 +11,43 @@ from keras import layers, ops
 class UpdateBatchNormalization(layers.BatchNormalization):
     """Batch normalisation whose moving statistics advance by one step per weight update.
 
-    After the micro-batches of an update they are `momentum` times the old ones and `1 - momentum`
-    times the mean of the micro-batches' own. With one micro-batch this is
+    After the micro-batches of an update, they are `momentum` times the old statistics plus
+    `1 - momentum` times the mean over the micro-batches. With one micro-batch this is
     `keras.layers.BatchNormalization`.
 
     Args:
-        micro_batches: in a weight update.
-        **kwargs: those of `keras.layers.BatchNormalization`.
+        micro_batches: number of micro-batches in a weight update.
+        **kwargs: arguments of `keras.layers.BatchNormalization`.
     """
 
-    momentum: Any
+    momentum: Tensor
 
-    def __init__(self, micro_batches: int = 1, **kwargs: Any) -> None:
+    def __init__(self, micro_batches: int = 1, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.micro_batches = micro_batches
 
-    def build(self, input_shape: tuple) -> None:
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
         self.position = self.add_weight(
             shape=(), dtype="int32", initializer="zeros", trainable=False, name="position"
         )
 
-    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+    def call(self, inputs: Tensor, training: bool | None = None, mask: Tensor = None) -> Tensor:
         if not training or not self.trainable or self.micro_batches == 1:
             return super().call(inputs, training=training, mask=mask)
-        # In a mean that is made step by step, the old value counts for what it is made of.
+        # With n micro-batches, old statistics S, and M_i those of micro-batch i, the result is
+        #     m * S + (1 - m) / n * (M_1 + ... + M_n)
+        # After i of them, the sum of the weights so far is `before`, so the running mean takes the
+        # next one with a momentum of before / (before + (1 - m) / n).
         each = (1.0 - self.momentum) / self.micro_batches
         before = self.momentum + each * ops.cast(self.position, "float32")
-        whole, self.momentum = self.momentum, before / (before + each)
+        momentum, self.momentum = self.momentum, before / (before + each)
         try:
             outputs = super().call(inputs, training=training, mask=mask)
         finally:
-            self.momentum = whole
+            self.momentum = momentum
         self.position.assign((self.position + 1) % self.micro_batches)
         return outputs
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Json:
         return super().get_config() | {"micro_batches": self.micro_batches}
