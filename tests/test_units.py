@@ -7,6 +7,7 @@ from convoy.units import (
     format_count,
     format_number,
     format_seconds,
+    format_table,
     format_value,
     parse_bytes,
     parse_bytes_per_second,
@@ -104,3 +105,9 @@ def test_sizes_are_in_binary_units(size, shown):
 )
 def test_values_are_shown_with_their_unit(value, unit, shown):
     assert format_value(value, unit) == shown
+
+
+def test_the_columns_of_a_table_are_aligned():
+    rows = [("name", "n"), ("a", "10")]
+    assert format_table(rows) == ["name  n", "a     10"]
+    assert format_table(rows, str.rjust) == ["name   n", "   a  10"]

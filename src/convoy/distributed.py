@@ -21,11 +21,11 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any
 
 import jax
 import numpy as np
+from convoy.versions import installed_versions
 from convoy_command import LEFT, ended_by_interrupt
 
 COORDINATOR = "CONVOY_COORDINATOR"
@@ -45,7 +45,6 @@ JOIN_SECONDS = 300
 END_SECONDS = 7 * 24 * 3600
 SILENCE_SECONDS = 60
 BEAT_SECONDS = 0.5
-_PACKAGES = ("keras-convoy", "keras", "jax", "jaxlib", "numpy")
 
 
 @dataclass(frozen=True)
@@ -342,8 +341,7 @@ def _padded(text: np.ndarray, length: int) -> np.ndarray:
 
 
 def _versions() -> dict[str, Any]:
-    versions: dict[str, Any] = {name: metadata.version(name) for name in _PACKAGES}
-    return versions | {"python": platform.python_version()}
+    return {**installed_versions(), "python": platform.python_version()}
 
 
 def _exchange_at(address: str | None) -> None:

@@ -1,9 +1,10 @@
-"""Quantities as text: formatting and parsing of sizes, rates, durations and counts."""
+"""Quantities as text: formatting and parsing of sizes, rates, durations and counts; tables."""
 
 from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Callable, Sequence
 
 _DECIMAL = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BINARY = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
@@ -69,6 +70,19 @@ def format_clock(seconds: float) -> str:
 def format_count(count: int, noun: str) -> str:
     """Return a number with its noun: `1 device`, `2 devices`."""
     return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def format_table(
+    rows: Sequence[Sequence[str]], justify: Callable[[str, int], str] = str.ljust
+) -> list[str]:
+    """Return the lines of a table.
+
+    Args:
+        rows: cells of each row.
+        justify: alignment of cells, `str.ljust` or `str.rjust`.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(justify, row, widths)).rstrip() for row in rows]
 
 
 def parse_bytes(text: str) -> float:

@@ -1,4 +1,4 @@
-"""Versions of Keras and JAX that Convoy is tested with."""
+"""Installed versions, and the versions of Keras and JAX that Convoy is tested with."""
 
 from __future__ import annotations
 
@@ -24,6 +24,14 @@ class VersionRange(NamedTuple):
 # Neither is pinned in pyproject.toml: most releases change nothing that Convoy uses. But
 # `keras_bridge` uses private names of Keras, and `cpu` replaces lowering rules of JAX.
 TESTED = {"keras": VersionRange("3.15", "3.15"), "jax": VersionRange("0.10", "0.12")}
+
+# The packages whose versions are recorded in checkpoints, reports and benchmark results.
+RECORDED = ("keras-convoy", "keras", "jax", "jaxlib", "numpy")
+
+
+def installed_versions() -> dict[str, str]:
+    """Return the installed versions of Convoy and of the packages that determine its results."""
+    return {name: metadata.version(name) for name in RECORDED}
 
 
 def warn_of_untested() -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from convoy.bench.results import NAME, Result
 from convoy.bench.spec import SpecError
+from convoy.units import format_table
 
 
 class Measured(NamedTuple):
@@ -93,13 +94,8 @@ def comparison_table(now: Measurements, before: Measurements) -> list[str]:
         if not compared:
             where = "the earlier run" if metrics else "this run"
             notes.append(f"{variant}: not compared, {where} has no figures of it")
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    table = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
     missing = sorted(set(before) - set(now))
-    return [*table, *notes, *(f"{variant}: not in this run" for variant in missing)]
+    return [*format_table(rows), *notes, *(f"{variant}: not in this run" for variant in missing)]
 
 
 def draw_chart(now: Measurements, before: Measurements, folder: Path) -> Path | None:

@@ -9,9 +9,10 @@ import statistics
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from xml.etree import ElementTree
+
+from convoy.versions import installed_versions
 
 COLUMNS = ("throughput", "latency", "total_compiling_time")
 NAME = "benchmark_results"
@@ -96,7 +97,8 @@ def write_results(
         details: whether the CSV file has columns for duration, loss, result, command and so on.
     """
     commit = git_commit()
-    common = {"git_commit_hash": commit, "versions": versions()}
+    system = {"python": platform.python_version(), "machine": platform.platform()}
+    common = {"git_commit_hash": commit, "versions": system | installed_versions()}
     by_benchmark: dict[str, list[dict[str, object]]] = {}
     for result in results:
         by_benchmark.setdefault(result.benchmark_name, []).append(asdict(result) | common)
@@ -112,12 +114,6 @@ def write_results(
     tree = ElementTree.ElementTree(_junit(results))
     ElementTree.indent(tree)
     tree.write(folder / f"{NAME}.xml", encoding="utf-8", xml_declaration=True)
-
-
-def versions() -> dict[str, str]:
-    names = ("keras-convoy", "jax", "keras", "numpy")
-    found = {name: metadata.version(name) for name in names}
-    return {"python": platform.python_version(), "machine": platform.platform()} | found
 
 
 def git_commit(folder: Path | None = None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 import re
 import time
@@ -23,8 +22,7 @@ from convoy.engine.data.chunks import Place
 from convoy.engine.data.device_put import fetch_absent, to_host
 from convoy.engine.random_state import RandomState
 from convoy.engine.state import State, Variables
-
-_PACKAGES = ("keras-convoy", "keras", "jax", "jaxlib", "numpy")
+from convoy.versions import installed_versions
 
 # Keras numbers the layers of a process, so equal models differ in these numbers.
 _NUMBER = re.compile(r"_\d+(?=[_/]|$)")
@@ -49,7 +47,7 @@ class Snapshotter:
         self.recipe = dict(recipe or {})
         self.optimizer = optimizer
         self.model = describe(progress.model)
-        self._versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
+        self._versions = installed_versions()
 
     def take(self, progress: Progress) -> Checkpoint:
         """Return the state of a run; this waits for the devices."""

@@ -8,12 +8,13 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from convoy.bench.results import git_commit, versions
+from convoy.bench.results import git_commit
 from convoy.plan import show
 from convoy.plan.machine import Machine
 from convoy.plan.profile import Profile
 from convoy.plan.search import Found
 from convoy.units import format_number
+from convoy.versions import installed_versions
 
 
 def markdown(
@@ -21,7 +22,7 @@ def markdown(
 ) -> str:
     """Return the page: what it would give, and what that rests on."""
     today = datetime.now(UTC).date()
-    about = versions()
+    versions = installed_versions()
     lines = [
         f"# {options.model} on {options.devices[0]} to {options.devices[-1]} devices, {today}",
         "",
@@ -30,7 +31,7 @@ def markdown(
         "",
         f"    convoy plan {shlex.join(sys.argv[2:])}",
         "",
-        f"Commit {git_commit()[:7]}, jax {about['jax']}, keras {about['keras']}.",
+        f"Commit {git_commit()[:7]}, jax {versions['jax']}, keras {versions['keras']}.",
         "",
         "| devices | hosts | " + " | ".join(show.COLUMNS) + " | of linear |",
         "|---" * (len(show.COLUMNS) + 3) + "|",

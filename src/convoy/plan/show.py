@@ -8,7 +8,7 @@ from convoy.pipeline import render_text
 from convoy.plan.machine import Machine
 from convoy.plan.predict import Prediction, Predictor
 from convoy.plan.search import Found
-from convoy.units import format_count, format_number, format_seconds
+from convoy.units import format_count, format_number, format_seconds, format_table
 
 COLUMNS = (
     "replicas",
@@ -55,12 +55,7 @@ def file_row(prediction: Prediction) -> tuple[str, ...]:
 
 
 def table(predictions: Sequence[Prediction]) -> str:
-    rows = [COLUMNS, *map(row, predictions)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        for line in rows
-    )
+    return "\n".join(format_table([COLUMNS, *map(row, predictions)], str.rjust))
 
 
 def assumptions(machine: Machine, costs: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import os
 import platform
 import time
@@ -13,8 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from convoy.versions import installed_versions
 
-PACKAGES = ("keras-convoy", "keras", "jax", "jaxlib", "numpy")
 # A product of matrices and a convolution, large enough to keep a device busy.
 SIDE = 1024
 IMAGES = (8, 28, 28, 128)
@@ -28,7 +27,7 @@ SECONDS, RUNS = 0.2, 20
 def framework() -> dict[str, Any]:
     """Return versions and the machine."""
     return {
-        "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
+        "versions": installed_versions(),
         "python": platform.python_version(),
         "system": platform.platform(),
         "machine": platform.machine(),
