@@ -50,14 +50,14 @@ class Network:
     stages: bool = True
 
     def configurations(self, devices: int) -> list[Any]:
-        from convoy.plan.configuration import Configuration
+        from convoy.plan.predict import ParallelConfiguration
 
         count = self.micro_batches
         if devices == 1:
-            return [Configuration(1, 1, self.micro_batch, count)]
-        ways = [Configuration(2, 1, self.micro_batch, count // 2)]
+            return [ParallelConfiguration(1, 1, self.micro_batch, count)]
+        ways = [ParallelConfiguration(2, 1, self.micro_batch, count // 2)]
         if self.stages:
-            ways.append(Configuration(1, 2, self.micro_batch, count, "1f1b"))
+            ways.append(ParallelConfiguration(1, 2, self.micro_batch, count, "1f1b"))
         return ways
 
 
@@ -106,23 +106,22 @@ def predictor(network: Network, devices: Any) -> Any:
     from benchmarks.peers import keras_models
     from convoy import devices as device_choice
     from convoy.pipeline.balance.layer_costs import transfer_seconds
-    from convoy.plan import timing
-    from convoy.plan.estimate import estimate
+    from convoy.plan import machine as machines
     from convoy.plan.machine import Machine
-    from convoy.plan.measured import measured
     from convoy.plan.predict import Predictor
+    from convoy.plan.profile import estimate_profile, measure_profile
 
     model = getattr(keras_models, network.make)()
-    estimated = estimate(model, *timing.speed(devices), "")
-    profile = measured(model, estimated, devices, largest=network.micro_batch)
+    estimated = estimate_profile(model, *machines.compute_speed(devices), "")
+    profile = measure_profile(model, estimated, devices, largest=network.micro_batch)
     link = 1 / transfer_seconds(devices) if len(devices) > 1 else 1e9
     machine = Machine(
         devices=len(devices),
         per_host=len(devices),
         memory=device_choice.memory(devices),
         link=link,
-        exchange=timing.exchange_speed(devices),
-        update=timing.update_speed(devices),
+        exchange=machines.exchange_speed(devices),
+        update=machines.update_speed(devices),
     )
     return Predictor(profile, machine, slots=1)
 

@@ -6,10 +6,9 @@ import keras
 import pytest
 import yaml
 from convoy.cli.train import parse
-from convoy.plan import timing
-from convoy.plan.configuration import Configuration
-from convoy.plan.predict import Predictor
-from convoy.plan.recipe import command, flags
+from convoy.plan import machine as machines
+from convoy.plan.output import training_command, training_flags
+from convoy.plan.predict import ParallelConfiguration, Predictor
 from convoy.train.run_settings import make_plan
 from convoy_command.cli import main
 from tests.plan.networks import chain, machine
@@ -27,7 +26,7 @@ def test_the_best_few_come_with_their_recipe_and_a_picture(capsys, tmp_path):
     assert run(*SMALL, "--devices", "2", *ELSEWHERE, "--best", "3", "--csv", str(table)) == 0
     shown, told = capsys.readouterr()
     assert told.splitlines()[0] == "making cifar_resnet8 ..."
-    assert told.splitlines()[-1] == "comparing divisions over 2 devices ..."
+    assert told.splitlines()[-1] == "comparing configurations of 2 devices ..."
     assert "costs       estimated from 1,000 GFLOP/s and 100 GB/s of a device" in shown
     lines = shown.splitlines()
     head = next(number for number, line in enumerate(lines) if "samples/s" in line)
@@ -63,7 +62,8 @@ def test_it_is_said_when_nothing_fits(capsys):
     assert run(*words, "--devices", "2", *ELSEWHERE) == 1
     shown = capsys.readouterr().out
     assert re.search(
-        r"Nothing fits into 0.0001 GB: of \d+ ways, the smallest takes .*\(1 replica x 2 stages",
+        r"Nothing fits into 0.0001 GB: of \d+ configurations, the smallest takes .*"
+        r"\(1 replica x 2 stages",
         shown,
     )
 
@@ -91,10 +91,10 @@ def test_what_cannot_be_planned_is_one_line(capsys, words, message):
 
 
 def test_several_hosts_are_launched():
-    one = Configuration(8, 4, 2, 8, "zero-bubble", True)
+    one = ParallelConfiguration(8, 4, 2, 8, "zero-bubble", True)
     predictor = Predictor(chain(), machine(32, per_host=8), 1)
-    found = flags(predictor.predict(one), predictor.profile, {"model": "toy_model"})
-    assert command(predictor.predict(one), found, predictor.machine) == (
+    found = training_flags(predictor.predict(one), predictor.profile, {"model": "toy_model"})
+    assert training_command(predictor.predict(one), found, predictor.machine) == (
         "convoy launch --num-instances 4 --num-replicas 8 --devices-per-replica 4 "
         "examples/cnns/train.py --model toy_model --num-replicas 8 --micro-batch-size 2 "
         "--gradient-accumulation 8 --pipeline-splits layer1 layer2 layer3 "
@@ -114,8 +114,8 @@ def test_the_cuts_are_layers_that_a_model_can_be_split_at(capsys):
 
 
 def test_a_small_model_is_measured(capsys, monkeypatch):
-    monkeypatch.setattr(timing, "SECONDS", 0.0)
-    monkeypatch.setattr(timing, "BYTES", 1 << 16)
+    monkeypatch.setattr(machines, "SECONDS", 0.0)
+    monkeypatch.setattr(machines, "BYTES", 1 << 16)
     words = ("--model", "toy_model", "--global-batch", "8", "--memory", "1GB")
     assert run(*words, "--devices", "2", "--measure") == 0
     shown = capsys.readouterr()

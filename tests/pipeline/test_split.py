@@ -4,7 +4,6 @@ import convoy
 import keras
 import pytest
 from convoy.pipeline import split as split_module
-from convoy.pipeline.balance.layer_costs import LayerCost
 from convoy.pipeline.balance.partition import allowed_cuts
 from convoy.pipeline.split import split_by_name
 from convoy.pipeline.stages import calls_of, stage_assignment
@@ -100,10 +99,10 @@ def test_the_shares_of_the_stages_are_logged(caplog):
 
 
 def test_a_stage_with_next_to_nothing_to_do_is_warned_of(caplog, monkeypatch):
-    def costs(model, calls, *_):
-        return [LayerCost(100.0 if call.name == "shared" else 1.0, 1, 1, 1, 1) for call in calls]
+    def seconds(model, layers, device):
+        return [100.0 if layer.stage.calls[0].name == "shared" else 1.0 for layer in layers]
 
-    monkeypatch.setattr(split_module, "measure_layers", costs)
+    monkeypatch.setattr(split_module, "measure_layers", seconds)
     convoy.split(convoy.prepare(shared()), stages=2)
     (record,) = [r for r in caplog.records if r.levelname == "WARNING"]
     assert record.getMessage() == (

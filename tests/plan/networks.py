@@ -11,13 +11,13 @@ def chain(shares=(1, 1, 1, 1), **changes):
     count = len(shares)
     settings = {
         "names": tuple(f"layer{number}" for number in range(count)),
-        "may_cut": tuple(range(1, count)),
-        "shares": tuple(share / sum(shares) for share in shares),
+        "allowed_cuts": tuple(range(1, count)),
+        "time_shares": tuple(share / sum(shares) for share in shares),
         "weights": (10 * MB,) * count,
         "statistics": (0,) * count,
         "activations": (1.0 * MB,) * count,
         "live": (1.0 * MB,) * count,
-        "points": ((1, 0.1),),
+        "step_times": ((1, 0.1),),
     }
     return Profile(**(settings | changes))
 

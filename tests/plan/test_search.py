@@ -1,13 +1,12 @@
 import pytest
-from convoy.plan.configuration import configurations
 from convoy.plan.predict import Predictor
-from convoy.plan.search import search
+from convoy.plan.search import configurations, search
 from tests.plan.networks import MB, chain, machine
 
 
 @pytest.mark.parametrize(("devices", "batch"), [(1, 1), (6, 24), (16, 8192), (7, 64), (100, 30)])
 def test_every_configuration_keeps_the_batch_and_finds_room(devices, batch):
-    found = list(configurations(devices, min(devices, 8), batch, most_stages=5))
+    found = list(configurations(devices, min(devices, 8), batch, max_stages=5))
     assert found
     assert len(set(found)) == len(found)
     for one in found:

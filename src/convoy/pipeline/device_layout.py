@@ -59,7 +59,6 @@ class PipelinePlacement(Placement):
         self.own = [r for r, row in enumerate(self.rows) if any(map(is_local, row))]
         """The replicas that have a device in this process."""
         self.readers = tuple(readers)
-        self.left_over = tuple(devices[self.replicas * width :])
 
     @property
     def spans_processes(self) -> bool:

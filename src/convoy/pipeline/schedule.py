@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -132,15 +132,10 @@ class Schedule:
         A stage is on the device on whose line its actions are; `validate` detects a stage on two
         lines.
         """
-        rows = [
+        actions = tuple(
             tuple(Action.parse(cell) for cell in row if cell.strip())
             for row in csv.reader(io.StringIO(text))
-        ]
-        return cls.from_rows(rows)
-
-    @classmethod
-    def from_rows(cls, rows: Iterable[Sequence[Action]]) -> Schedule:
-        actions = tuple(tuple(row) for row in rows)
+        )
         found = {action.stage: device for device, row in enumerate(actions) for action in row}
         if not found:
             raise ValueError("The schedule has no action. Write a line of them for each device.")

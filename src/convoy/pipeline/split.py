@@ -16,7 +16,7 @@ from convoy.engine.data.chunks import size
 from convoy.engine.data.input import DEFAULT_BATCH
 from convoy.engine.prepared_model import PreparedModel
 from convoy.keras_bridge import GraphCall
-from convoy.pipeline.balance.layer_costs import LayerCost, measure_layers, transfer_seconds
+from convoy.pipeline.balance.layer_costs import layer_sizes, measure_layers, transfer_seconds
 from convoy.pipeline.balance.partition import StageMemory, allowed_cuts, partition
 from convoy.pipeline.stages import calls_of, set_stage_assignment
 
@@ -163,14 +163,15 @@ def split_by_cost(
     cuts_allowed = allowed_cuts(calls)
     if len(cuts_allowed) < stages - 1:
         raise ValueError(_too_few_cuts(model, calls, cuts_allowed, stages))
-    costs = measure_layers(model, calls, batch_size, devices[0])
+    layers = layer_sizes(model, calls, batch_size)
+    seconds = measure_layers(model, layers, devices[0])
     rate = transfer_seconds(devices)
     limit = device_choice.memory(tuple(devices))
-    memory = StageMemory(costs, _optimizer_slots(model))
+    memory = StageMemory(layers, _optimizer_slots(model))
     cuts = partition(
-        [cost.seconds for cost in costs],
+        seconds,
         stages,
-        [2 * rate * cost.live for cost in costs],
+        [2 * rate * layer.live for layer in layers],
         allowed=cuts_allowed,
         fits=lambda first, end, after: memory.bytes(first, end, after) <= limit,
     )
@@ -181,7 +182,7 @@ def split_by_cost(
             "more stages, or pass a smaller batch_size."
         )
     if distributed.index() == 0:
-        _log_shares(model, calls, costs, cuts)
+        _log_shares(model, calls, seconds, cuts)
     return _assignment(cuts, len(calls))
 
 
@@ -190,15 +191,14 @@ def _assignment(cuts: Sequence[int], calls: int) -> list[int]:
 
 
 def _log_shares(
-    model: keras.Model, calls: Sequence[GraphCall], costs: Sequence[LayerCost], cuts: Sequence[int]
+    model: keras.Model, calls: Sequence[GraphCall], seconds: Sequence[float], cuts: Sequence[int]
 ) -> None:
     """Log each stage's share of the time, and warn of a stage with almost none."""
-    borders = [0, *cuts, len(costs)]
-    seconds = [sum(c.seconds for c in costs[first:end]) for first, end in pairwise(borders)]
     total = sum(seconds)
     if not total:
         return
-    shares = [each / total for each in seconds]
+    borders = [0, *cuts, len(calls)]
+    shares = [sum(seconds[first:end]) / total for first, end in pairwise(borders)]
     logger.info(
         "%s in %d stages of %s of the time",
         model.name,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 
 from convoy.pipeline.schedule import Action, Kind, Schedule
@@ -32,21 +31,19 @@ def validate(schedule: Schedule) -> Schedule:
     return schedule
 
 
-def _positions(schedule: Schedule) -> Iterator[tuple[int, int, Action]]:
-    for device, row in enumerate(schedule.actions):
-        for position, action in enumerate(row):
-            yield device, position, action
-
-
 def _check_devices(schedule: Schedule) -> None:
     seen: dict[Action, tuple[int, int]] = {}
-    for device, position, action in _positions(schedule):
-        at = (device, position)
+    cells = (
+        ((device, position), action)
+        for device, row in enumerate(schedule.actions)
+        for position, action in enumerate(row)
+    )
+    for at, action in cells:
         if not 0 <= action.stage < schedule.stages:
             raise ScheduleError(schedule, f"{action} is of a stage that does not exist", at)
         if not 0 <= action.micro_batch < schedule.micro_batches:
             raise ScheduleError(schedule, f"{action} is of a micro-batch that does not exist", at)
-        if schedule.mapping[action.stage] != device:
+        if schedule.mapping[action.stage] != at[0]:
             home = schedule.mapping[action.stage]
             raise ScheduleError(schedule, f"{action} belongs on device {home} but is", at)
         if action in seen:

@@ -1,1 +1,1 @@
-"""Which division of a model over devices would be fastest."""
+"""Search for the fastest parallel configuration of a model (`convoy plan`)."""

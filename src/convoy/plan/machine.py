@@ -1,26 +1,44 @@
-"""The devices that are planned for: how fast they compute, and how fast they send."""
+"""The devices of a plan: how fast they compute and communicate, as given or as measured here."""
 
 from __future__ import annotations
 
 import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from convoy.engine.replica_axis import AXIS
+from convoy.engine.step.replicate import EVERYWHERE, over_replicas
+from convoy.types import PyTree
+
+# A program is timed RUNS times, or until it has taken SECONDS in MIN_RUNS or more; the median
+# counts.
+RUNS, SECONDS, MIN_RUNS = 10, 3.0, 3
+# Runs that are dispatched before waiting: devices wait for each other only at the end of a weight
+# update.
+IN_A_ROW = 3
+# Size of measured arrays, larger than a cache.
+BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Devices that are all alike, on hosts that are all alike.
+    """Equal devices on equal hosts.
 
     Attributes:
-        devices: how many.
-        per_host: how many of them a host has.
-        memory: bytes of one.
-        link: bytes per second from a device to another one of the same host; stages of a pipeline
-            are on one host.
-        exchange: bytes per second at which devices of a host add up their gradients.
+        devices: number of devices.
+        per_host: devices per host.
+        memory: bytes of memory per device.
+        link: bytes per second between two devices of a host; all stages of a replica are on one.
+        exchange: bytes per second at which devices of a host all-reduce gradients.
         network: bytes per second that a host sends to others.
-        latency: seconds until a message between hosts has begun to arrive.
+        latency: seconds before a message between hosts begins to arrive.
         update: bytes of weights per second that an optimizer updates.
-        host_action: seconds of the host for each action of a pipeline.
+        host_action: seconds of host time per action of a pipeline.
     """
 
     devices: int
@@ -33,20 +51,100 @@ class Machine:
     update: float = 1e9
     host_action: float = 250e-6
 
-    def exchange_seconds(self, replicas: int, stages: int, size: float) -> float:
-        """Return how long `replicas` take to add up gradients of so many bytes.
+    @property
+    def hosts(self) -> int:
+        return -(-self.devices // self.per_host)
 
-        Each device sends and receives 2 (n - 1) / n of them, n being the devices that take part:
-        first those of a host among each other, then hosts, which share what is left over their
-        devices. That takes 2 log2(hosts) messages, one after the other.
+    def exchange_seconds(self, replicas: int, stages: int, size: float) -> float:
+        """Return how long `replicas` take to all-reduce gradients of some bytes.
+
+        Each device sends and receives 2 (n - 1) / n of them, n being the number of devices that
+        take part: first the devices of a host, then the hosts, which divide what is left over their
+        devices. That takes 2 log2(hosts) consecutive messages.
         """
         if replicas == 1 or not size:
             return 0.0
-        together = min(replicas, max(1, self.per_host // stages))
-        hosts = math.ceil(replicas / together)
-        seconds = 2 * (together - 1) / together * size / self.exchange
+        on_a_host = min(replicas, max(1, self.per_host // stages))
+        hosts = math.ceil(replicas / on_a_host)
+        seconds = 2 * (on_a_host - 1) / on_a_host * size / self.exchange
         if hosts > 1:
             # All stages of a host share its network.
             seconds += 2 * (hosts - 1) / hosts * size * stages / self.network
             seconds += 2 * math.log2(hosts) * self.latency
         return seconds
+
+
+def time_together(
+    function: Callable[..., PyTree], arguments: Sequence[Sequence[PyTree]], *, feeds: bool = False
+) -> float:
+    """Return the seconds of a function that runs on several devices at once.
+
+    Args:
+        function: function to time.
+        arguments: arguments for each device.
+        feeds: whether the result becomes the first argument of the next run.
+    """
+    own = [list(each) for each in arguments]
+    seconds: list[float] = []
+    for run in range(RUNS + 1):
+        start = time.perf_counter()
+        for _ in range(IN_A_ROW):
+            results = [function(*each) for each in own]
+            if feeds:
+                own = [[result, *each[1:]] for each, result in zip(own, results, strict=True)]
+        jax.block_until_ready(results)
+        if run:  # not the first run, which compiles
+            seconds.append((time.perf_counter() - start) / IN_A_ROW)
+        if len(seconds) >= MIN_RUNS and IN_A_ROW * sum(seconds) > SECONDS:
+            break
+    return statistics.median(seconds)
+
+
+def compute_speed(devices: Sequence[jax.Device]) -> tuple[float, float]:
+    """Measure the floating-point operations and the memory bytes per second of each device.
+
+    The operations are those of a convolution of ResNet-50, the bytes those of an addition.
+    """
+    image, kernel = (8, 56, 56, 64), (3, 3, 64, 64)
+
+    def convolve(x: jax.Array, weights: jax.Array) -> jax.Array:
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, weights, (1, 1), "SAME", dimension_numbers=numbers)
+
+    operations = 2 * np.prod(image) * np.prod(kernel[:3])
+    arguments = [_on(device, np.ones(image, "f4"), np.ones(kernel, "f4")) for device in devices]
+    flops = operations / time_together(jax.jit(convolve), arguments)
+    ones = np.ones(BYTES // 4, "f4")
+    seconds = time_together(jax.jit(lambda x: x + 1), [_on(device, ones) for device in devices])
+    return float(flops), 2 * BYTES / seconds
+
+
+def update_speed(devices: Sequence[jax.Device]) -> float:
+    """Measure the bytes of weights per second that each device updates by SGD with momentum."""
+
+    def update(
+        state: tuple[jax.Array, jax.Array], gradient: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        weight, momentum = state
+        momentum = 0.9 * momentum - 0.01 * gradient
+        return weight + momentum, momentum
+
+    array = np.ones(BYTES // 4, "f4")
+    arguments = [[tuple(_on(device, array, array)), *_on(device, array)] for device in devices]
+    return BYTES / time_together(jax.jit(update, donate_argnums=0), arguments, feeds=True)
+
+
+def exchange_speed(devices: Sequence[jax.Device]) -> float:
+    """Measure the bytes per second at which devices all-reduce gradients."""
+    count = len(devices)
+    if count == 1:
+        return float("inf")
+    mesh = jax.sharding.Mesh(np.array(devices), (AXIS,))
+    mean = over_replicas(lambda x: (jax.lax.pmean(x, AXIS),), mesh, (EVERYWHERE,), (EVERYWHERE,))
+    everywhere = jax.sharding.NamedSharding(mesh, EVERYWHERE)
+    array = jax.device_put(jnp.ones(BYTES // 4, jnp.float32), everywhere)
+    return 2 * (count - 1) / count * BYTES / time_together(jax.jit(mean), [[array]])
+
+
+def _on(device: jax.Device, *arrays: np.ndarray) -> list[jax.Array]:
+    return [jax.device_put(array, device) for array in arrays]

@@ -1,4 +1,4 @@
-"""How fast a configuration would be, and what it takes of each device's memory."""
+"""Predictions for parallel configurations: time of a weight update and memory of each device."""
 
 from __future__ import annotations
 
@@ -10,35 +10,65 @@ from itertools import accumulate, pairwise
 from convoy.pipeline import Kind, Timeline, generate, simulate
 from convoy.pipeline.balance.partition import partition
 from convoy.pipeline.schedules import DEFAULT
-from convoy.plan.configuration import Configuration
 from convoy.plan.machine import Machine
 from convoy.plan.profile import Profile
 
 # Micro-batches per stage after which each further one takes as long as the one before.
-SETTLED = 3
-# An addition moves three arrays where an update moves five.
+STEADY = 3
+# Time of adding gradients relative to an update: it moves three arrays instead of five.
 ADDITION = 0.6
-# The part of a device's memory that activations may take before they are computed again.
-ACTIVATIONS = 0.5
-# Cuts of a model are found for this micro-batch, and taken for all.
-USUAL = 16
+# Fraction of a device's memory that activations may take before they are recomputed.
+MAX_ACTIVATIONS = 0.5
+# Micro-batch size for which cuts are chosen, unless they do not fit.
+TYPICAL_MICRO_BATCH = 16
+# Maximum number of segments of a model on one device that recomputes activations.
+MAX_SEGMENTS = 33
+
+
+@dataclass(frozen=True)
+class ParallelConfiguration:
+    """A division of a weight update over devices.
+
+    Attributes:
+        replicas: number of replicas (data parallelism).
+        stages: pipeline stages per replica, each on a device.
+        micro_batch: samples per micro-batch.
+        accumulation: micro-batches per weight update and replica (gradient accumulation).
+        schedule: pipeline schedule; empty if there is one stage.
+        recompute: whether activations are recomputed (activation checkpointing).
+    """
+
+    replicas: int
+    stages: int
+    micro_batch: int
+    accumulation: int
+    schedule: str = ""
+    recompute: bool = False
+
+    @property
+    def devices(self) -> int:
+        return self.replicas * self.stages
+
+    @property
+    def global_batch(self) -> int:
+        return self.replicas * self.micro_batch * self.accumulation
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a configuration would give.
+    """Prediction for a configuration.
 
     Attributes:
-        configuration: the way to divide a weight update.
-        cuts: the calls with which the second and later stages begin.
+        configuration: the configuration.
+        cuts: calls with which the second and later stages begin.
         compute: seconds of a weight update in which micro-batches are computed.
-        exchange: seconds in which replicas add up their gradients.
+        exchange: seconds in which replicas all-reduce gradients.
         update: seconds of the optimizer.
-        bubble: the part of the first in which devices wait.
-        memory: bytes of the device that needs most.
+        bubble: fraction of the compute time in which devices wait.
+        memory: bytes of the device that needs the most.
     """
 
-    configuration: Configuration
+    configuration: ParallelConfiguration
     cuts: tuple[int, ...]
     compute: float
     exchange: float
@@ -57,257 +87,244 @@ class Prediction:
 
 
 class Predictor:
-    """Predicts one pipeline by simulation; replicas of it are alike, and only exchange gradients.
+    """Predicts configurations by simulating one replica; replicas only exchange gradients.
 
     Args:
-        profile: what the network costs.
+        profile: costs of the network.
         machine: the devices.
-        slots: arrays of a weight's size in the optimizer.
+        slots: optimizer slots per weight.
     """
 
     def __init__(self, profile: Profile, machine: Machine, slots: float) -> None:
         self.profile, self.machine, self.slots = profile, machine, slots
         self._cuts: dict[tuple, tuple[int, ...]] = {}
 
-    def memory(self, configuration: Configuration) -> float:
-        """Return the bytes of the device that needs most."""
-        if configuration.stages == 1:
-            return self._memory_in_one_piece(configuration)
-        stash = self._stash(configuration)
-        borders = self._borders(configuration)
-        return max(
-            self._stage_memory(configuration, *ends, n)
-            for ends, n in zip(borders, stash, strict=True)
-        )
-
-    def fastest(self, configuration: Configuration) -> float:
-        """Return seconds that a weight update takes at least: those of the slowest stage."""
-        if configuration.stages == 1:
-            return configuration.accumulation * self._step_in_one_piece(configuration)
-        durations, _ = self._durations(configuration)
-        pairs = zip(durations[Kind.FORWARD], durations[Kind.BACKWARD], strict=True)
-        return configuration.accumulation * max(f + b for f, b in pairs)
-
-    def predict(self, configuration: Configuration) -> Prediction:
-        profile, machine = self.profile, self.machine
+    def predict(self, configuration: ParallelConfiguration) -> Prediction:
         stages, count = configuration.stages, configuration.accumulation
+        bubble = 0.0
         if stages == 1:
-            compute = count * self._step_in_one_piece(configuration)
-            bubble = 0.0
-            weights: Sequence[float] = [profile.weight_bytes]
+            compute = count * self._step_seconds(configuration)
         else:
-            borders = self._borders(configuration)
-            weights = [self._weights(*ends) for ends in borders]
             compute, busy = self._pipeline_seconds(configuration)
             bubble = 1 - count * busy / (stages * compute)
-        exchange = machine.exchange_seconds(configuration.replicas, stages, max(weights))
+        weights = max(self._weights(*ends) for ends in self._borders(configuration))
         return Prediction(
             configuration,
             self.cuts(configuration),
             compute,
-            exchange,
-            max(weights) / machine.update,
+            self.machine.exchange_seconds(configuration.replicas, stages, weights),
+            weights / self.machine.update,
             bubble,
             self.memory(configuration),
         )
 
-    def cuts(self, configuration: Configuration) -> tuple[int, ...]:
-        """Return where the model is cut: by cost, and where that does not fit, by memory too."""
-        stages = configuration.stages
-        if stages == 1:
-            return ()
-        by_cost = self._cuts_by_cost(stages)
-        stash = self._stash(configuration)
-        ends = pairwise((0, *by_cost, len(self.profile.names)))
-        needs = [self._stage_memory(configuration, *e, n) for e, n in zip(ends, stash, strict=True)]
-        if max(needs) <= self.machine.memory:
-            return by_cost
-        return self._cuts_that_fit(configuration) or by_cost
+    def lower_bound(self, configuration: ParallelConfiguration) -> float:
+        """Return a lower bound for the seconds of an update: those of the slowest stage."""
+        if configuration.stages == 1:
+            return configuration.accumulation * self._step_seconds(configuration)
+        durations, _ = self._durations(configuration)
+        pairs = zip(durations[Kind.FORWARD], durations[Kind.BACKWARD], strict=True)
+        return configuration.accumulation * max(f + b for f, b in pairs)
 
-    def timeline(self, configuration: Configuration, most: int) -> Timeline:
-        """Return what happens in a pipeline, for so many micro-batches at most."""
-        count = min(configuration.accumulation, most)
+    def timeline(self, configuration: ParallelConfiguration, max_micro_batches: int) -> Timeline:
+        """Return the simulated timeline of one replica, for a limited number of micro-batches."""
+        count = min(configuration.accumulation, max_micro_batches)
         durations, transfers = self._durations(configuration)
         schedule = generate(configuration.schedule or DEFAULT, configuration.stages, count)
         return simulate(schedule, durations, transfers)
 
     # Time.
 
-    def _step_in_one_piece(self, configuration: Configuration) -> float:
+    def _step_seconds(self, configuration: ParallelConfiguration) -> float:
+        """Return the time of one micro-batch without pipeline stages."""
         profile = self.profile
         seconds = profile.step_seconds(configuration.micro_batch)
         if configuration.recompute:
-            # All but the last part runs forwards twice.
-            parts = self._parts(configuration)[0]
-            seconds *= 1 + profile.forward * (parts - 1) / parts
+            # All but the last segment run the forward pass twice.
+            segments, _ = self._segments(configuration)
+            seconds *= 1 + profile.forward_share * (segments - 1) / segments
         if configuration.accumulation > 1:
             seconds += ADDITION * profile.weight_bytes / self.machine.update
         return seconds
 
-    def _pipeline_seconds(self, configuration: Configuration) -> tuple[float, float]:
-        """Return the time of all micro-batches, and the work of one, summed over devices.
-
-        Beyond some micro-batches each takes as long as the one before, so few are simulated.
-        """
+    def _pipeline_seconds(self, configuration: ParallelConfiguration) -> tuple[float, float]:
+        """Return the time of all micro-batches, and the work of one, summed over devices."""
         count, stages = configuration.accumulation, configuration.stages
         durations, transfers = self._durations(configuration)
-        known = SETTLED * stages, (SETTLED + 1) * stages
-        simulated = [count] if count <= known[1] else known
 
-        def seconds(count: int) -> float:
+        def simulated(count: int) -> float:
             schedule = generate(configuration.schedule, stages, count)
             return simulate(schedule, durations, transfers).seconds
 
-        found = [seconds(count) for count in simulated]
-        whole = found[0]
-        if len(found) > 1:
-            whole += (found[1] - found[0]) * (count - known[0]) / (known[1] - known[0])
+        # In the steady state each micro-batch takes as long as the one before: two short runs are
+        # simulated, and the line through them is extended.
+        few, more = STEADY * stages, (STEADY + 1) * stages
+        if count <= more:
+            seconds = simulated(count)
+        else:
+            seconds = simulated(few)
+            seconds += (simulated(more) - seconds) * (count - few) / (more - few)
         busy = sum(durations[Kind.FORWARD]) + sum(durations[Kind.BACKWARD])
         kinds = 3 if configuration.schedule == "zero-bubble" else 2
-        return max(whole, kinds * stages * count * self.machine.host_action), busy
+        return max(seconds, kinds * stages * count * self.machine.host_action), busy
 
     def _durations(
-        self, configuration: Configuration
+        self, configuration: ParallelConfiguration
     ) -> tuple[dict[Kind, list[float]], list[float]]:
         """Return the time of each kind of action by stage, and of each transfer."""
         profile, machine = self.profile, self.machine
-        step = profile.step_seconds(configuration.micro_batch) * profile.divided
+        step = profile.step_seconds(configuration.micro_batch) * profile.split_overhead
         forward, backward, transfers = [], [], []
         for first, end in self._borders(configuration):
-            own = step * (self._sums["shares"][end] - self._sums["shares"][first])
-            forward.append(own * profile.forward)
+            own = step * self._sum("time_shares", first, end)
+            forward.append(own * profile.forward_share)
             again = forward[-1] if configuration.recompute else 0.0
             addition = ADDITION * self._weights(first, end) / machine.update
-            backward.append(own * (1 - profile.forward) + again + addition)
+            backward.append(own * (1 - profile.forward_share) + again + addition)
             transfers.append(profile.live[end - 1] * configuration.micro_batch / machine.link)
         half = [seconds / 2 for seconds in backward]
-        durations = {
-            Kind.FORWARD: forward,
-            Kind.BACKWARD: backward,
-            Kind.BACKWARD_INPUT: half,
-            Kind.BACKWARD_WEIGHTS: half,
-        }
-        return durations, transfers
+        return dict(zip(Kind, (forward, backward, half, half), strict=True)), transfers
 
     # Memory.
 
-    def _memory_in_one_piece(self, configuration: Configuration) -> float:
-        profile = self.profile
-        state = self._state(0, len(profile.names), configuration)
+    def memory(self, configuration: ParallelConfiguration) -> float:
+        """Return the bytes of the device that needs the most."""
+        return self._memory_with(configuration, self.cuts(configuration))
+
+    def _memory_with(self, configuration: ParallelConfiguration, cuts: Sequence[int]) -> float:
+        if configuration.stages > 1:
+            borders = pairwise((0, *cuts, len(self.profile.names)))
+            stash = self._peak_stash(configuration)
+            pairs = zip(borders, stash, strict=True)
+            return max(self._stage_memory(configuration, *ends, held) for ends, held in pairs)
+        calls = len(self.profile.names)
+        state = self._state(0, calls, configuration)
         if configuration.recompute:
-            return state + self._parts(configuration)[1]
-        return state + self._activations(0, len(profile.names), configuration.micro_batch)
+            return state + self._segments(configuration)[1]
+        return state + self._activations(0, calls, configuration.micro_batch)
 
     def _stage_memory(
-        self, configuration: Configuration, first: int, end: int, stash: int
+        self, configuration: ParallelConfiguration, first: int, end: int, held: int
     ) -> float:
         """Return the bytes of a stage that holds so many micro-batches at once."""
         samples = configuration.micro_batch
         state = self._state(first, end, configuration)
         own = self._activations(first, end, samples)
         if not configuration.recompute:
-            return state + stash * own
+            return state + held * own
         received = self.profile.live[first - 1] * samples if first else 0.0
-        return state + stash * received + own
+        return state + held * received + own
 
-    def _state(self, first: int, end: int, configuration: Configuration) -> float:
-        """Return the bytes of weights, gradients, the optimizer and statistics."""
+    def _state(self, first: int, end: int, configuration: ParallelConfiguration) -> float:
+        """Return the bytes of weights, gradients, optimizer slots and statistics."""
         gradients = 1 if configuration.accumulation == 1 else 2
-        statistics = self._sums["statistics"][end] - self._sums["statistics"][first]
+        statistics = self._sum("statistics", first, end)
         return self._weights(first, end) * (1 + gradients + self.slots) + statistics
 
     def _activations(self, first: int, end: int, samples: int) -> float:
-        per_sample = self._sums["activations"][end] - self._sums["activations"][first]
-        return per_sample * samples * self.profile.held
+        return self._sum("activations", first, end) * samples * self.profile.held_share
 
-    def _parts(self, configuration: Configuration) -> tuple[int, float]:
-        """Cut a model in one piece so that its activations fit; return the parts and the bytes.
+    def _segments(self, configuration: ParallelConfiguration) -> tuple[int, float]:
+        """Divide a model without stages so that its activations fit; return segments and bytes.
 
-        What goes from part to part is kept, and one part's activations are there at a time.
+        The tensors between segments are kept, with the activations of one segment at a time.
         """
-        samples, places = configuration.micro_batch, self.profile.may_cut
+        samples, allowed = configuration.micro_batch, self.profile.allowed_cuts
         sums, last = self._sums["activations"], len(self.profile.names)
         best: tuple[int, float] | None = None
-        for parts in range(2, min(len(places), 32) + 2):
-            targets = [sums[-1] * part / parts for part in range(1, parts)]
-            cuts = sorted({min(places, key=lambda p: abs(sums[p] - at)) for at in targets})
-            held = sum(self.profile.live[cut - 1] for cut in cuts) * samples
+        for segments in range(2, min(len(allowed) + 1, MAX_SEGMENTS) + 1):
+            targets = [sums[-1] * part / segments for part in range(1, segments)]
+            cuts = sorted({min(allowed, key=lambda p: abs(sums[p] - at)) for at in targets})
+            kept = sum(self.profile.live[cut - 1] for cut in cuts) * samples
             ends = pairwise((0, *cuts, last))
-            need = held + max(self._activations(*each, samples) for each in ends)
-            if best is None or need < best[1]:
-                best = len(cuts) + 1, need
-            if best[1] <= ACTIVATIONS * self.machine.memory:
+            needed = kept + max(self._activations(*each, samples) for each in ends)
+            if best is None or needed < best[1]:
+                best = len(cuts) + 1, needed
+            if best[1] <= MAX_ACTIVATIONS * self.machine.memory:
                 break
         return best or (1, self._activations(0, last, samples))
 
-    # Cuts.
-
     @cached_property
     def _sums(self) -> dict[str, list[float]]:
-        """Of each kind of cost, the sums over the calls before each call."""
-        kinds = ("shares", "weights", "statistics", "activations")
+        """For each kind of cost, the sums over the calls before each call."""
+        kinds = ("time_shares", "weights", "statistics", "activations")
         return {kind: [0.0, *accumulate(getattr(self.profile, kind))] for kind in kinds}
 
-    def _weights(self, first: int, end: int) -> float:
-        return self._sums["weights"][end] - self._sums["weights"][first]
+    def _sum(self, kind: str, first: int, end: int) -> float:
+        return self._sums[kind][end] - self._sums[kind][first]
 
-    def _borders(self, configuration: Configuration) -> list[tuple[int, int]]:
+    def _weights(self, first: int, end: int) -> float:
+        return self._sum("weights", first, end)
+
+    def _peak_stash(self, configuration: ParallelConfiguration) -> tuple[int, ...]:
+        """Return the maximum number of micro-batches that each stage holds at once."""
+        count = min(configuration.accumulation, STEADY * configuration.stages)
+        schedule = generate(configuration.schedule, configuration.stages, count)
+        return simulate(schedule).peak_stash
+
+    # Cuts.
+
+    def cuts(self, configuration: ParallelConfiguration) -> tuple[int, ...]:
+        """Return the cuts of a model: the fastest, or the fastest that fit into memory."""
+        stages = configuration.stages
+        if stages == 1:
+            return ()
+        if (stages,) not in self._cuts:
+            self._cuts[stages,] = tuple(self._partition(stages, TYPICAL_MICRO_BATCH, None) or ())
+        fastest = self._cuts[stages,]
+        if self._memory_with(configuration, fastest) <= self.machine.memory:
+            return fastest
+        return self._cuts_that_fit(configuration) or fastest
+
+    def _borders(self, configuration: ParallelConfiguration) -> list[tuple[int, int]]:
         return list(pairwise((0, *self.cuts(configuration), len(self.profile.names))))
 
-    def _stash(self, configuration: Configuration) -> tuple[int, ...]:
-        """Return the most micro-batches that each stage holds at once."""
-        stages = configuration.stages
-        count = min(configuration.accumulation, SETTLED * stages)
-        return simulate(generate(configuration.schedule, stages, count)).peak_stash
-
-    def _cuts_by_cost(self, stages: int) -> tuple[int, ...]:
-        if (stages,) not in self._cuts:
-            self._cuts[stages,] = tuple(self._balance(stages, USUAL, None) or ())
-        return self._cuts[stages,]
-
-    def _cuts_that_fit(self, configuration: Configuration) -> tuple[int, ...] | None:
-        stash = self._stash(configuration)
+    def _cuts_that_fit(self, configuration: ParallelConfiguration) -> tuple[int, ...] | None:
+        stash = self._peak_stash(configuration)
         if not self._can_fit(configuration, stash):
             return None
         key = configuration.stages, configuration.micro_batch, configuration.recompute, stash
         if key not in self._cuts:
-            found = self._balance(configuration.stages, configuration.micro_batch, configuration)
+            found = self._partition(configuration.stages, configuration.micro_batch, configuration)
             self._cuts[key] = tuple(found or ())
         return self._cuts[key] or None
 
-    def _can_fit(self, configuration: Configuration, stash: Sequence[int]) -> bool:
-        """Say whether there is a cut that fits: give each stage as much as it can hold."""
-        places = [*self.profile.may_cut, len(self.profile.names)]
-        limit = self.machine.memory
+    def _can_fit(self, configuration: ParallelConfiguration, stash: Sequence[int]) -> bool:
+        """Return whether any cuts fit: give each stage in turn as many calls as it can hold."""
+        ends = [*self.profile.allowed_cuts, len(self.profile.names)]
         first = 0
         for held in stash:
-            room = [
+            fitting = [
                 end
-                for end in places
-                if end > first and self._stage_memory(configuration, first, end, held) <= limit
+                for end in ends
+                if end > first
+                and self._stage_memory(configuration, first, end, held) <= self.machine.memory
             ]
-            if not room:
+            if not fitting:
                 return False
-            first = room[-1]
-            if first == places[-1]:
+            first = fitting[-1]
+            if first == ends[-1]:
                 return True
         return False
 
-    def _balance(self, stages: int, samples: int, within: Configuration | None) -> list[int] | None:
+    def _partition(
+        self, stages: int, samples: int, within: ParallelConfiguration | None
+    ) -> list[int] | None:
+        """Return the fastest cuts; only those that fit into memory if a configuration is given."""
         profile = self.profile
         step = profile.step_seconds(samples)
-        stash = self._stash(within) if within else ()
+        stash = self._peak_stash(within) if within else ()
 
         def fits(first: int, end: int, after: int) -> bool:
             if within is None:
                 return True
-            need = self._stage_memory(within, first, end, stash[stages - 1 - after])
-            return need <= self.machine.memory
+            needed = self._stage_memory(within, first, end, stash[stages - 1 - after])
+            return needed <= self.machine.memory
 
         return partition(
-            [share * step for share in profile.shares],
+            [share * step for share in profile.time_shares],
             stages,
             [2 * live * samples / self.machine.link for live in profile.live],
-            allowed=profile.may_cut,
+            allowed=profile.allowed_cuts,
             fits=fits,
         )

@@ -1,67 +1,106 @@
-"""The best of all configurations."""
+"""Parallel configurations of a weight update, and the search for the fastest ones."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
-from convoy.plan.configuration import Configuration, configurations
-from convoy.plan.predict import Prediction, Predictor
+from convoy.plan.predict import ParallelConfiguration, Prediction, Predictor
+
+SCHEDULES = ("1f1b", "zero-bubble", "gpipe")
+MAX_MICRO_BATCH = 256
+MAX_STAGES = 16
+# Pipelines that use a smaller fraction of the devices are left out.
+MIN_USED_DEVICES = 0.9
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a search has found.
+class SearchResult:
+    """Result of a search.
 
     Attributes:
-        best: what fits, the fastest first.
-        fitting: how many configurations fit.
-        too_large: how many configurations do not fit.
-        smallest: of those, the one that needs the least memory, and how much it needs.
+        best: predictions for configurations that fit, the fastest first.
+        fitting: number of configurations that fit.
+        too_large: number of configurations that do not fit.
+        smallest: of those, the configuration that needs the least memory, and its bytes.
     """
 
     best: tuple[Prediction, ...]
     fitting: int
     too_large: int
-    smallest: tuple[Configuration, float] | None
+    smallest: tuple[ParallelConfiguration, float] | None
 
 
-def search(predictor: Predictor, global_batch: int, best: int | None = None) -> Found:
-    """Predict every sensible configuration, or those that may be among the best.
+def configurations(
+    devices: int, per_host: int, global_batch: int, max_stages: int
+) -> Iterator[ParallelConfiguration]:
+    """Yield the configurations with a given global batch, without those that are never the best.
 
-    Recomputing is never faster, so it is looked at only where keeping activations does not fit.
+    For each number of stages that fits on a host, there are as many replicas as devices allow and
+    as divide the global batch, unless that leaves many devices idle; each micro-batch size that
+    divides a replica's local batch; and each schedule but `sequential`, which is never faster.
 
     Args:
-        predictor: knows the network and the devices.
-        global_batch: samples of a weight update.
-        best: how many are asked for. What cannot be among them, as its slowest stage alone takes
-            too long, is not simulated.
+        devices: number of devices.
+        per_host: devices per host; all stages of a replica are on one host.
+        global_batch: samples per weight update.
+        max_stages: number of stages that the model can be cut into.
+    """
+    for stages in range(1, min(devices, per_host, max_stages, MAX_STAGES) + 1):
+        room = devices // per_host * (per_host // stages) + devices % per_host // stages
+        replicas = next(n for n in range(min(room, global_batch), 0, -1) if global_batch % n == 0)
+        if stages > 1 and replicas * stages < MIN_USED_DEVICES * min(devices, global_batch):
+            continue
+        local_batch = global_batch // replicas
+        sizes = range(1, min(local_batch, MAX_MICRO_BATCH) + 1)
+        for micro_batch, schedule, recompute in product(
+            [n for n in sizes if local_batch % n == 0],
+            SCHEDULES if stages > 1 else ("",),
+            (False, True),
+        ):
+            yield ParallelConfiguration(
+                replicas, stages, micro_batch, local_batch // micro_batch, schedule, recompute
+            )
+
+
+def search(predictor: Predictor, global_batch: int, best: int | None = None) -> SearchResult:
+    """Predict all configurations, or those that may be among the best.
+
+    Recomputation is never faster, so it is considered only if keeping activations does not fit.
+
+    Args:
+        predictor: predictor for a network on a machine.
+        global_batch: samples per weight update.
+        best: number of predictions that are needed. A configuration whose slowest stage alone takes
+            too long to be among them is not simulated.
     """
     machine = predictor.machine
-    most_stages = len(predictor.profile.may_cut) + 1
-    fitting: set[Configuration] = set()
-    large: list[tuple[Configuration, float]] = []
-    for one in configurations(machine.devices, machine.per_host, global_batch, most_stages):
+    max_stages = len(predictor.profile.allowed_cuts) + 1
+    fitting: set[ParallelConfiguration] = set()
+    too_large: list[tuple[ParallelConfiguration, float]] = []
+    for one in configurations(machine.devices, machine.per_host, global_batch, max_stages):
         if one.recompute and replace(one, recompute=False) in fitting:
             continue
         memory = predictor.memory(one)
         if memory > machine.memory:
-            large.append((one, memory))
+            too_large.append((one, memory))
         else:
             fitting.add(one)
-    bounds = sorted(((predictor.fastest(one), one) for one in fitting), key=lambda pair: pair[0])
+    bounds = sorted(((predictor.lower_bound(one), one) for one in fitting), key=lambda b: b[0])
     found: list[Prediction] = []
-    for fastest, one in bounds:
-        if best is not None and len(found) >= best and fastest > found[best - 1].seconds:
+    for bound, one in bounds:
+        if best is not None and len(found) >= best and bound > found[best - 1].seconds:
             break
         found.append(predictor.predict(one))
         found.sort(key=lambda prediction: prediction.seconds)
     found.sort(key=_rank)
-    smallest = min(large, key=lambda pair: pair[1], default=None)
-    return Found(tuple(found), len(fitting), len(large), smallest)
+    smallest = min(too_large, key=lambda pair: pair[1], default=None)
+    return SearchResult(tuple(found), len(fitting), len(too_large), smallest)
 
 
 def _rank(prediction: Prediction) -> tuple[float, ...]:
-    """Order by throughput; of what is level in three digits, the simpler first."""
+    """Order by throughput; of those equal in three digits, the simpler first."""
     one = prediction.configuration
     return (
         -float(f"{prediction.throughput:.3g}"),

@@ -1,7 +1,7 @@
 import jax
 import keras
 from convoy.pipeline.balance import layer_costs
-from convoy.pipeline.balance.layer_costs import input_shapes, measure_layers
+from convoy.pipeline.balance.layer_costs import input_shapes, layer_sizes, measure_layers
 from convoy.pipeline.stages import calls_of
 from keras import layers
 
@@ -26,10 +26,11 @@ def test_a_busy_second_does_not_decide(monkeypatch):
 
 def test_equal_layers_are_measured_once():
     model = keras.Sequential([keras.Input((6,)), *(layers.Dense(6) for _ in range(4))])
-    costs = measure_layers(model, calls_of(model), 8, jax.devices()[0])
+    sizes = layer_sizes(model, calls_of(model), 8)
+    seconds = measure_layers(model, sizes, jax.devices()[0])
     # The first has no gradient for its input; the last sends nothing on but the model's output.
-    assert costs[1].seconds == costs[2].seconds == costs[3].seconds
-    assert {(c.weights, c.statistics, c.activations, c.live) for c in costs} == {
+    assert seconds[1] == seconds[2] == seconds[3]
+    assert {(c.weights, c.statistics, c.activations, c.live) for c in sizes} == {
         (4 * (36 + 6), 0, 4 * 8 * 6, 4 * 8 * 6)
     }
 
@@ -39,8 +40,8 @@ def test_what_is_live_counts_skips_but_not_the_inputs():
     one = layers.Dense(2)(inputs)
     two = layers.Dense(4)(one)
     model = keras.Model(inputs, layers.Concatenate()([two, one, inputs]))
-    costs = measure_layers(model, calls_of(model), 3, jax.devices()[0])
-    assert [cost.live for cost in costs] == [4 * 3 * n for n in (2, 6, 8)]
+    sizes = layer_sizes(model, calls_of(model), 3)
+    assert [layer.live for layer in sizes] == [4 * 3 * n for n in (2, 6, 8)]
 
 
 def test_an_input_of_numbers_in_64_bits_is_timed_in_those_of_the_device():

@@ -1,7 +1,7 @@
 import itertools
 
 import pytest
-from convoy.pipeline.balance.layer_costs import LayerCost
+from convoy.pipeline.balance.layer_costs import LayerSizes
 from convoy.pipeline.balance.partition import StageMemory, partition
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -89,6 +89,6 @@ def test_what_cannot_be_cut_is_refused(stages, message):
 
 
 def test_a_stage_holds_as_many_micro_batches_as_stages_follow():
-    memory = StageMemory([LayerCost(1, 10, 5, 100, 0)] * 3, slots=2)
+    memory = StageMemory([LayerSizes(None, {}, {}, 10, 5, 100, 0)] * 3, slots=2)
     assert memory.bytes(0, 2, after=1) == 2 * (10 * 4 + 5) + 2 * 200
     assert memory.bytes(2, 3, after=0) == 10 * 4 + 5 + 100

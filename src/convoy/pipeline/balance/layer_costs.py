@@ -33,74 +33,82 @@ Program = tuple[TimedFunction, Callable[[], list[PyTree]]]
 
 
 @dataclass(frozen=True)
-class LayerCost:
-    """Cost of one call of a layer.
+class LayerSizes:
+    """Shapes and sizes of one call of a layer.
 
     Attributes:
-        seconds: time of its forward and backward pass for one micro-batch.
-        weights: bytes of its trainable variables.
-        statistics: bytes of its other variables.
-        activations: bytes of its outputs for one micro-batch.
+        stage: the call as a stage of its own.
+        inputs: shapes of its inputs.
+        outputs: shapes of its outputs.
+        weights: bytes of its trainable variables, unless an earlier call has them too.
+        statistics: bytes of its other variables, likewise.
+        activations: bytes of its outputs.
         live: bytes of all tensors that are read after it, which a cut here would transfer.
     """
 
-    seconds: float
+    stage: Stage
+    inputs: TensorShapes
+    outputs: TensorShapes
     weights: int
     statistics: int
     activations: int
     live: int
 
 
+def layer_sizes(
+    model: keras.Model, calls: Sequence[GraphCall], batch_size: int
+) -> list[LayerSizes]:
+    """Return the shapes and sizes of all calls of a model, for micro-batches of some samples.
+
+    Raises:
+        ValueError: if an input of the model has an unknown dimension.
+    """
+    shapes = input_shapes(model, batch_size)
+    seen: set[int] = set()
+    layers = []
+    stages = make_stages(model, calls, list(range(len(calls))))
+    for stage, after in zip(stages, live_after(model, calls), strict=True):
+        inputs = {tensor: shapes[tensor] for tensor in stage.inputs}
+        outputs = output_shapes(stage, inputs)
+        shapes |= outputs
+        weights, statistics = (
+            size(keras_bridge.values([v for v in variables if id(v) not in seen]))
+            for variables in (stage.trainable, stage.non_trainable)
+        )
+        seen |= {id(variable) for variable in stage.variables}
+        live = size([shapes[tensor] for tensor in after])
+        layers.append(LayerSizes(stage, inputs, outputs, weights, statistics, size(outputs), live))
+    return layers
+
+
 def measure_layers(
-    model: keras.Model, calls: Sequence[GraphCall], batch_size: int, device: jax.Device
-) -> list[LayerCost]:
+    model: keras.Model, layers: Sequence[LayerSizes], device: jax.Device
+) -> list[float]:
     """Compile and time every call of a model by itself, forward and backward.
 
     Calls of equal layers on equal shapes are timed once.
 
     Args:
         model: a functional or sequential model.
-        calls: all calls of the model.
-        batch_size: samples per micro-batch.
+        layers: shapes and sizes of all of its calls.
         device: device to run on.
 
-    Raises:
-        ValueError: if an input of the model has an unknown dimension.
+    Returns:
+        The seconds of each call, without those of a dispatch.
     """
-    model_inputs = input_shapes(model, batch_size)
-    stages = make_stages(model, calls, list(range(len(calls))))
-    shapes: TensorShapes = dict(model_inputs)
+    model_inputs = set(graph_inputs(model))
     idle = jax.device_put(np.float32(0), device)
     # The empty key is a program that computes nothing: its time is that of a dispatch.
     programs: dict[tuple, Program] = {(): (jax.jit(lambda x: x + 1), lambda: [idle])}
-    keys: list[tuple] = []
-    computed: list[TensorShapes] = []
-    for call, stage in zip(calls, stages, strict=True):
-        inputs = {tensor: shapes[tensor] for tensor in stage.inputs}
-        outputs = output_shapes(stage, inputs)
-        shapes |= outputs
-        computed.append(outputs)
-        keys.append(_key(call, stage, inputs))
-        if keys[-1] not in programs:
-            both = ForwardBackward(stage, inputs, outputs, set(model_inputs), device.platform)
-            programs[keys[-1]] = both.run, partial(both.arguments, device)
-    seconds = dict(zip(programs, time_in_turns(list(programs.values())), strict=True))
-    seen: set[int] = set()
-    costs = []
-    live = live_after(model, calls)
-    for key, stage, outputs, after in zip(keys, stages, computed, live, strict=True):
-        new = [variable for variable in stage.variables if id(variable) not in seen]
-        seen |= {id(variable) for variable in new}
-        costs.append(
-            LayerCost(
-                max(0.0, seconds[key] - seconds[()]),
-                variable_bytes([variable for variable in new if variable.trainable]),
-                variable_bytes([variable for variable in new if not variable.trainable]),
-                size(outputs),
-                size([shapes[tensor] for tensor in after]),
+    keys = list(map(_key, layers))
+    for key, layer in zip(keys, layers, strict=True):
+        if key not in programs:
+            both = ForwardBackward(
+                layer.stage, layer.inputs, layer.outputs, model_inputs, device.platform
             )
-        )
-    return costs
+            programs[key] = both.run, partial(both.arguments, device)
+    seconds = dict(zip(programs, time_in_turns(list(programs.values())), strict=True))
+    return [max(0.0, seconds[key] - seconds[()]) for key in keys]
 
 
 def transfer_seconds(devices: Sequence[jax.Device]) -> float:
@@ -138,12 +146,13 @@ def stage_outputs(stage: Stage) -> Callable[[Tensors], Tensors]:
     return lambda inputs: stage.forward(trainable, non_trainable, inputs, training=True)[0]
 
 
-def _key(call: GraphCall, stage: Stage, inputs: TensorShapes) -> tuple:
+def _key(layer: LayerSizes) -> tuple:
+    (call,) = layer.stage.calls
     settings = call.settings
     if settings is None:
         settings = f"only {id(call.operation)}"
-    variables = [(tuple(v.shape), v.dtype, v.trainable) for v in stage.variables]
-    return (settings, *((i.shape, i.dtype) for i in inputs.values()), *variables)
+    variables = [(tuple(v.shape), v.dtype, v.trainable) for v in layer.stage.variables]
+    return (settings, *((i.shape, i.dtype) for i in layer.inputs.values()), *variables)
 
 
 class ForwardBackward:
@@ -250,10 +259,6 @@ def _random(shape: jax.ShapeDtypeStruct) -> np.ndarray:
     if has_gradient(shape):
         return np.resize(_RANDOM, shape.shape).astype(shape.dtype)
     return np.zeros(shape.shape, shape.dtype)
-
-
-def variable_bytes(variables: Sequence[keras.Variable]) -> int:
-    return size(keras_bridge.values(list(variables)))
 
 
 def live_after(model: keras.Model, calls: Sequence[GraphCall]) -> list[list[int]]:

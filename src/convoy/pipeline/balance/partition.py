@@ -7,7 +7,7 @@ from functools import cache
 from itertools import accumulate
 
 from convoy.keras_bridge import GraphCall
-from convoy.pipeline.balance.layer_costs import LayerCost
+from convoy.pipeline.balance.layer_costs import LayerSizes
 
 Solution = tuple[float, float, tuple[int, ...]]
 """Time of the slowest stage, sum of the squared times of all stages, and the cuts."""
@@ -110,15 +110,15 @@ class StageMemory:
     """Memory of consecutive calls as a stage.
 
     Args:
-        costs: costs of all calls.
+        layers: sizes of all calls.
         slots: optimizer slots per weight.
     """
 
-    def __init__(self, costs: Sequence[LayerCost], slots: float) -> None:
+    def __init__(self, layers: Sequence[LayerSizes], slots: float) -> None:
         # A weight, its gradient, and the optimizer's slots.
-        state = [cost.weights * (2 + slots) + cost.statistics for cost in costs]
+        state = [layer.weights * (2 + slots) + layer.statistics for layer in layers]
         self._state = [0.0, *accumulate(state)]
-        self._activations = [0, *accumulate(cost.activations for cost in costs)]
+        self._activations = [0, *accumulate(layer.activations for layer in layers)]
 
     def bytes(self, first: int, end: int, after: int) -> float:
         """Return the bytes of calls `first` to `end - 1` as a stage with `after` stages after it.

@@ -1,0 +1,243 @@
+"""Output of `convoy plan`: tables, a Markdown page, the training command and its recipe."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import yaml
+from convoy.bench.results import git_commit
+from convoy.pipeline import render_text
+from convoy.plan.machine import Machine
+from convoy.plan.predict import Prediction, Predictor
+from convoy.plan.profile import Profile
+from convoy.plan.search import SearchResult
+from convoy.units import format_count, format_number, format_seconds, format_table
+from convoy.versions import installed_versions
+
+COLUMNS = (
+    "replicas",
+    "stages",
+    "micro-batch",
+    "accumulated",
+    "schedule",
+    "recompute",
+    "samples/s",
+    "bubble",
+    "GB/device",
+    "update",
+    "exchange",
+)
+# A CSV file has plain numbers in one unit.
+CSV_COLUMNS = tuple("ms/update" if column == "update" else column for column in COLUMNS)
+WIDTH = 100
+
+Flags = dict[str, str | int | bool | list[str] | list[int]]
+
+
+def row(prediction: Prediction) -> tuple[str, ...]:
+    one = prediction.configuration
+    return (
+        str(one.replicas),
+        str(one.stages),
+        str(one.micro_batch),
+        str(one.accumulation),
+        one.schedule or "-",
+        "yes" if one.recompute else "no",
+        format_number(prediction.throughput),
+        f"{prediction.bubble:.1%}",
+        f"{prediction.memory / 1e9:.2f}",
+        format_seconds(prediction.seconds, digits=4),
+        f"{prediction.exchange / prediction.seconds:.1%}",
+    )
+
+
+def csv_row(prediction: Prediction) -> tuple[str, ...]:
+    plain = {
+        "samples/s": f"{prediction.throughput:.3f}",
+        "update": f"{1e3 * prediction.seconds:.3f}",
+    }
+    cells = zip(COLUMNS, row(prediction), strict=True)
+    return tuple(plain.get(column, cell) for column, cell in cells)
+
+
+def table(predictions: Sequence[Prediction]) -> str:
+    return "\n".join(format_table([COLUMNS, *map(row, predictions)], str.rjust))
+
+
+def assumptions(machine: Machine, source: str) -> str:
+    """Return the assumptions of a prediction: the source of the costs, and the devices."""
+
+    def rate(value: float) -> str:
+        return f"{format_number(value / 1e9, 3)} GB/s"
+
+    lines = [
+        f"costs       {source}",
+        f"devices     {machine.devices} of {machine.memory / 1e9:.3g} GB, "
+        f"{machine.per_host} on each of {format_count(machine.hosts, 'host')}",
+        f"transfers   {rate(machine.link)} between stages; {rate(machine.exchange)} all-reduce on "
+        "a host",
+        f"update      {rate(machine.update)} of weights; {1e6 * machine.host_action:.0f} us of the "
+        "host per pipeline action",
+    ]
+    if machine.hosts > 1:
+        lines.append(
+            f"network     {rate(machine.network)} and {1e6 * machine.latency:.0f} us between "
+            "hosts; the exchange does not overlap with compute"
+        )
+    lines.append("not counted reading and decoding of images, checkpoints, compilation")
+    return "\n".join(lines)
+
+
+def timeline(predictor: Predictor, prediction: Prediction) -> str:
+    """Render the timeline of one replica, for some of its micro-batches."""
+    one = prediction.configuration
+    if one.stages == 1:
+        steps = " ".join(f"F{m} B{m}" for m in range(min(one.accumulation, 4)))
+        return f"every device  {steps}{' ...' * (one.accumulation > 4)} exchange update"
+    simulated = predictor.timeline(one, max_micro_batches=2 * one.stages)
+    shortest = min(event.end - event.start for event in simulated.events)
+    unit = max(shortest / 2, simulated.seconds / (WIDTH / 4))
+    shown = min(one.accumulation, 2 * one.stages)
+    title = f"{shown} of {one.accumulation} micro-batches, {1e3 * unit:.3g} ms a column"
+    return "\n".join([title, *render_text(simulated, unit).splitlines()[:-1]])
+
+
+def nothing_fits(found: SearchResult, machine: Machine) -> str:
+    if found.smallest is None:
+        return "No parallel configuration has this global batch on these devices."
+    one, memory = found.smallest
+    details = [
+        f"{format_count(one.replicas, 'replica')} x {format_count(one.stages, 'stage')}",
+        f"micro-batch {one.micro_batch}",
+        *([one.schedule] if one.schedule else []),
+        *(["recomputing"] if one.recompute else []),
+    ]
+    return (
+        f"Nothing fits into {machine.memory / 1e9:.3g} GB: of "
+        f"{format_count(found.too_large, 'configuration')}, the smallest takes "
+        f"{memory / 1e9:.3g} GB on a device ({', '.join(details)}). "
+        "Pass devices with more memory, more devices on a host, or a lower --precision."
+    )
+
+
+def markdown(
+    options: argparse.Namespace, profile: Profile, results: Sequence[tuple[Machine, SearchResult]]
+) -> str:
+    """Return a page with the best configuration for each number of devices."""
+    versions = installed_versions()
+    first: float | None = None
+    rows = []
+    for machine, found in results:
+        cells = [str(machine.devices), str(machine.hosts)]
+        if found.best:
+            each = found.best[0].throughput / machine.devices
+            first = first or each
+            cells += [*row(found.best[0]), f"{each / first:.0%}"]
+        else:
+            cells.append("nothing fits")
+        rows.append(f"| {' | '.join(cells)} |")
+    times = [f"| {n} | {format_number(1e3 * seconds)} |" for n, seconds in profile.step_times]
+    return PAGE.format(
+        model=options.model,
+        fewest=options.devices[0],
+        most=options.devices[-1],
+        date=datetime.now(UTC).date(),
+        command=shlex.join(sys.argv[2:]),
+        commit=git_commit()[:7],
+        jax=versions["jax"],
+        keras=versions["keras"],
+        columns=" | ".join(COLUMNS),
+        rule="|---" * (len(COLUMNS) + 3),
+        rows="\n".join(rows),
+        first=results[0][0].devices,
+        global_batch=options.global_batch,
+        assumptions=assumptions(results[-1][0], profile.source),
+        times="\n".join(times),
+    )
+
+
+PAGE = """\
+# {model} on {fewest} to {most} devices, {date}
+
+Predicted, not run. `convoy plan` simulates one replica and adds the time of the gradient exchange.
+
+    convoy plan {command}
+
+Commit {commit}, jax {jax}, keras {keras}.
+
+| devices | hosts | {columns} | of linear |
+{rule}|
+{rows}
+
+*Of linear* is the throughput per device relative to {first} devices. {global_batch:,} samples per
+weight update throughout.
+
+## Assumptions
+
+```
+{assumptions}
+```
+
+| micro-batch | ms per step, with all devices of this machine busy |
+|---|---|
+{times}
+
+- All devices and hosts are equal, and nothing else runs on them.
+- Devices of a host slow each other down no more than those of this machine did.
+- Gradients are exchanged after the last micro-batch, within a host and then between hosts:
+  2 (n - 1) / n of their bytes each, and 2 log2(hosts) consecutive messages.
+- Times between measured micro-batch sizes are interpolated linearly.
+"""
+
+
+def training_flags(prediction: Prediction, profile: Profile, common: Flags) -> Flags:
+    """Return the flags of `convoy train` for a configuration.
+
+    Args:
+        prediction: prediction for the configuration.
+        profile: profile with the names of the layers.
+        common: flags of the model, the dataset and the like.
+    """
+    one = prediction.configuration
+    flags = common | {
+        "num-replicas": one.replicas,
+        "micro-batch-size": one.micro_batch,
+        "gradient-accumulation": one.accumulation,
+    }
+    if one.stages > 1:
+        flags["pipeline-splits"] = [profile.names[cut] for cut in prediction.cuts]
+        flags["pipeline-schedule"] = one.schedule
+    elif one.recompute:
+        # With all stages on one device the model trains without stages, and recomputes activations.
+        flags["pipeline-splits"] = ["auto", "2"]
+        flags["device-mapping"] = [0, 0]
+    if one.recompute:
+        flags["activation-checkpointing"] = True
+    return flags
+
+
+def training_command(prediction: Prediction, flags: Flags, machine: Machine) -> str:
+    """Return the command line for one host or for several."""
+    words: list[str] = []
+    for name, value in flags.items():
+        values = value if isinstance(value, list) else [] if value is True else [value]
+        words += [f"--{name}", *map(str, values)]
+    one = prediction.configuration
+    if one.devices <= machine.per_host:
+        return f"convoy train {shlex.join(words)}"
+    on_a_host = machine.per_host // one.stages
+    launch = ["--num-instances", str(math.ceil(one.replicas / on_a_host))]
+    launch += ["--num-replicas", str(one.replicas)]
+    if one.stages > 1:
+        launch += ["--devices-per-replica", str(one.stages)]
+    return f"convoy launch {shlex.join(launch)} examples/cnns/train.py {shlex.join(words)}"
+
+
+def recipe(flags: Flags, name: str) -> str:
+    """Return the flags as the lines of a recipe file."""
+    return yaml.safe_dump({name: flags}, sort_keys=False, default_flow_style=False)
