@@ -49,7 +49,7 @@ def test_flags_of_wandb_are_left_out_unless_allowed(tmp_path):
     ]
 
 
-def test_braces_that_are_no_name_stay():
+def test_braces_around_other_text_stay():
     assert fill('{"a": 1} {b} {{b}}', {"b": 2}) == '{"a": 1} 2 {b}'
 
 

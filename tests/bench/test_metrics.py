@@ -93,7 +93,7 @@ def test_the_throughput_of_an_mpirun_is_that_of_all_processes(tmp_path):
     assert found.values == {"throughput": {"mean": 8}, "other": {"mean": 2}}
 
 
-def test_custom_metrics_see_all_of_the_output(tmp_path):
+def test_custom_metrics_receive_the_whole_output(tmp_path):
     metrics.register_custom_metric("lines", lambda out, err, status: len(out.splitlines()))
     metrics.register_custom_metric("broken", lambda out, err, status: 1 / status)
     found = found_in("a\nb\nc\n", {}, tmp=tmp_path)

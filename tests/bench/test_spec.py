@@ -8,7 +8,7 @@ def write(folder, text, name="benchmarks.yml"):
     return file
 
 
-def test_an_entry_with_everything_is_read(tmp_path):
+def test_an_entry_with_all_fields_is_read(tmp_path):
     (tmp_path / "inner").mkdir()
     spec = """
 common_options: &common_options
@@ -48,7 +48,7 @@ def test_a_table_of_parameters_is_a_variant_for_each_row(tmp_path):
     assert benchmark.parameters == ({"a": "1", "b": "2"}, {"a": "3", "b": "4"})
 
 
-def test_names_choose_and_order_and_convergence_is_asked_for(tmp_path):
+def test_names_select_and_order_and_convergence_needs_a_flag(tmp_path):
     spec = "one: {cmd: a}\ntwo: {cmd: b}\nthree_conv: {cmd: c}\nshared_options: {cmd: d}\n"
     file = write(tmp_path, spec)
 

@@ -16,9 +16,9 @@ from benchmarks.peers.workloads import WORKLOADS
         ("while.1", "others"),
     ],
 )
-def test_instructions_are_told_apart_by_name(instruction, kind):
+def test_instructions_are_classified_by_name(instruction, kind):
     assert kind_of(instruction, WORKLOADS["resnet50"]) == kind
 
 
-def test_without_training_our_kernels_are_convolutions_with_all_that_follows_them():
+def test_in_inference_our_kernels_count_as_convolutions_with_fused_operations():
     assert kind_of("ffi_call.3", WORKLOADS["infer-1"]) == FUSED

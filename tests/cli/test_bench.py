@@ -1,4 +1,4 @@
-"""Graphcore's cases for its benchmark runner, and ours; commands are real processes."""
+"""Cases of Graphcore's benchmark runner, and our own; commands are real processes."""
 
 import csv
 import json
@@ -88,7 +88,7 @@ def test_the_smaller_time_limit_counts(place, own, of_all, seconds):
     assert (place / "log" / "slow" / "stderr").read_text() == f"Timeout ({seconds})\n"
 
 
-def test_what_fails_is_counted_and_the_rest_is_run(place, capsys):
+def test_after_a_failure_the_other_benchmarks_run(place, capsys):
     spec = (
         SPEC
         + """
@@ -116,13 +116,13 @@ unset: {cmd: ls $NOT_SET_ANYWHERE}
     assert "out of luck" in (place / "log" / "breaks" / "stderr").read_text()
 
 
-def test_stops_at_the_first_failure_if_told_to(place, capsys):
+def test_stop_on_error_stops_at_the_first_failure(place, capsys):
     spec = "first: {cmd: 'false'}\nsecond: {cmd: 'true'}\n"
     assert run(place, spec, "--stop-on-error") == 1
     assert "1 failed, 0 passed" in capsys.readouterr().out
 
 
-def test_nothing_is_run_or_written_if_something_is_wrong(place, capsys):
+def test_nothing_is_run_or_written_after_an_error_in_a_spec(place, capsys):
     spec = SPEC + "wrong: {}\n"
     assert run(place, spec, "--benchmark", "pases", "wrong", "passes") == 2
     error = capsys.readouterr().err
@@ -131,7 +131,7 @@ def test_nothing_is_run_or_written_if_something_is_wrong(place, capsys):
     assert not (place / "log").exists()
 
 
-def test_an_earlier_run_is_compared_with_its_spread(place, capsys):
+def test_a_run_is_compared_with_an_earlier_one(place, capsys):
     assert run(place, SPEC, log="old") == 0
     changed = SPEC.replace("{rate}\n", "{rate}0\n").replace("'10,20'", "'10,30'")
     capsys.readouterr()
@@ -163,7 +163,7 @@ def test_repeated_runs_take_turns_and_give_their_median(place):
     assert (place / "log" / "counts" / "run_3" / "stdout").exists()
 
 
-def test_metrics_of_ones_own_are_registered_by_a_file(place, capsys):
+def test_a_file_registers_custom_metrics(place, capsys):
     (place / "mine.py").write_text(
         "from examples_utils.benchmarks.custom_metrics import register_custom_metric\n"
         "register_custom_metric('out', lambda out, err, status: len(out.splitlines()))\n"
@@ -179,7 +179,7 @@ def test_metrics_of_ones_own_are_registered_by_a_file(place, capsys):
     assert "it registers no metric" in capsys.readouterr().err
 
 
-def test_programs_are_only_compiled_if_told_to(place):
+def test_compile_only_adds_the_flag_and_reads_no_metrics(place):
     script = "import sys; print(sys.argv)"
     (place / "script.py").write_text(script)
     assert run(place, SPEC, "--compile-only") == 0
@@ -188,7 +188,7 @@ def test_programs_are_only_compiled_if_told_to(place):
     assert "'--compile-only'" in Path(first["log_paths"]["out"]).read_text()
 
 
-def test_quietly_shows_the_error_of_what_failed(place, capsys):
+def test_logging_errors_only_shows_the_stderr_of_failures(place, capsys):
     spec = "breaks: {cmd: python3 -c 'print(1); raise SystemExit(\"out of luck\")'}\n"
     assert run(place, spec, "--logging", "ERROR") == 1
     shown = capsys.readouterr()
@@ -198,7 +198,7 @@ def test_quietly_shows_the_error_of_what_failed(place, capsys):
 
 
 @parts.needs("ipykernel")
-def test_a_notebook_is_run_and_read_as_a_command_is(place):
+def test_a_notebook_runs_like_a_command(place):
     import nbformat
 
     for name, divisor in ("good", 1), ("bad", 0):
@@ -217,7 +217,7 @@ def test_a_notebook_is_run_and_read_as_a_command_is(place):
     assert (place / "good.ipynb").read_bytes() == before
 
 
-def test_is_installed_by_graphcores_name(place):
+def test_graphcores_command_runs_benchmarks(place):
     (place / "benchmarks.yml").write_text(SPEC)
     command = [sys.executable, "-m", "examples_utils", "benchmark", "--benchmark", "passes"]
     done = subprocess.run(command, cwd=place, capture_output=True, text=True, env=os.environ)
@@ -226,7 +226,7 @@ def test_is_installed_by_graphcores_name(place):
     assert len(list(place.glob("log_*/benchmark_results.json"))) == 1
 
 
-def test_other_parts_of_graphcores_tools_are_not_there(capsys):
+def test_other_commands_of_graphcores_tools_are_refused(capsys):
     assert examples_utils([]) == 1
     assert examples_utils(["paperspace"]) == 1
     assert "usage: python3 -m examples_utils benchmark" in capsys.readouterr().err

@@ -19,7 +19,7 @@ from tests.launch.running import SCRIPT, SOURCE, assert_same_run, in_one_process
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory):
-    """A run in two processes that nothing happens to: its folder, and how it ended."""
+    """An undisturbed run in two processes: its folder and its result."""
     folder = tmp_path_factory.mktemp("whole")
     words = [SCRIPT, folder, "--checkpoints", folder / "checkpoints"]
     ended = launch("--num-instances", 2, *words)
@@ -27,7 +27,7 @@ def two_processes(tmp_path_factory):
     return folder, ended
 
 
-def test_two_processes_train_as_one_does_and_the_first_one_shows_it(two_processes):
+def test_two_processes_train_as_one_does_and_the_first_shows_progress(two_processes):
     folder, ended = two_processes
     first, second = outcomes(folder, 2)
     assert first["processes"] == 2
@@ -48,7 +48,7 @@ def test_more_processes_and_replicas_train_as_one_does(tmp_path, arrangement):
 
 
 @pytest.mark.slow
-def test_each_process_reads_its_own_batches_of_a_data_set(tmp_path):
+def test_each_process_reads_its_own_batches_of_a_dataset(tmp_path):
     ended = launch("--num-instances", 2, SCRIPT, tmp_path, "--data-set")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     first, second = outcomes(tmp_path, 2)
@@ -128,9 +128,7 @@ def test_a_pipeline_across_processes_that_is_killed_ends_with_the_same_bits(tmp_
     assert first == second == in_one_process(2, staged="plain") | {"processes": 2}
 
 
-def test_a_process_that_is_killed_ends_all_and_a_restart_ends_with_the_same_bits(
-    two_processes, tmp_path
-):
+def test_a_killed_process_ends_the_run_and_a_restart_gives_the_same_bits(two_processes, tmp_path):
     words = [SCRIPT, tmp_path, "--checkpoints", tmp_path / "checkpoints", "--die", "1:3:SIGKILL"]
     ended = launch("--num-instances", 2, "--max-restarts", 1, *words)
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -149,7 +147,7 @@ def test_without_restarts_the_status_is_that_of_the_signal(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGSTOP])
-def test_a_process_that_leaves_or_hangs_takes_the_others_along(tmp_path, number):
+def test_a_process_that_exits_or_hangs_ends_the_others(tmp_path, number):
     words = [
         SCRIPT,
         tmp_path,
@@ -169,7 +167,7 @@ def test_a_process_that_leaves_or_hangs_takes_the_others_along(tmp_path, number)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
-def test_a_plain_script_runs_on_replicas_with_its_own_batch(tmp_path, monkeypatch, capsys):
+def test_a_plain_script_keeps_its_batch_size_as_the_global_one(tmp_path, monkeypatch, capsys):
     script = tmp_path / "plain.py"
     script.write_text(
         "import sys, keras, numpy as np\n"
@@ -219,7 +217,7 @@ def test_bad_input_is_one_line_and_status_2(capsys, words, message):
     assert said.count("\n") == 1
 
 
-def test_what_the_collectives_print_when_they_connect_is_left_out():
+def test_greetings_of_the_collectives_are_not_shown():
     greeting = "[Gloo] Rank 0 is connected to 1 peer ranks."
     ended = launch(
         "--num-instances", "1", "printf", f"{greeting}\\nfirst\\n[Gloo] Rank 0 timed out\\n"
@@ -227,14 +225,14 @@ def test_what_the_collectives_print_when_they_connect_is_left_out():
     assert ended.stdout.splitlines() == ["[0] first", "[0] [Gloo] Rank 0 timed out"]
 
 
-def test_options_of_graphcore_are_taken_and_those_without_effect_named(capsys):
+def test_graphcores_options_are_accepted_and_those_without_effect_named(capsys):
     words = "--vipu-partition p --numa-aware --ipus-per-replica 1 --num-replicas 1 true"
     assert launch_command.main(words.split()) == 0
     assert "--vipu-partition have no effect" in capsys.readouterr().err
     assert launch_command.main(["--numa-aware", "1", "--num-instances", "1", "true"]) == 0
 
 
-def test_a_cluster_gives_the_place_of_a_process(tmp_path):
+def test_a_cluster_determines_the_index_of_a_process(tmp_path):
     script = tmp_path / "show.py"
     script.write_text(
         "import os\n"

@@ -4,7 +4,7 @@ import numpy as np
 
 
 def write_digits(file, **counts):
-    """Write as many images to each part."""
+    """Write the given numbers of images."""
     rng = np.random.default_rng(0)
     arrays = {}
     for part, count in counts.items():

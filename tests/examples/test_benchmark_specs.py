@@ -15,7 +15,7 @@ SPECS = sorted(EXAMPLES.glob("*/benchmarks.yml"))
 VARIABLES = {"DATASETS_DIR": "/data", "CONVOY_BENCH_FOLDER": "/logs"}
 
 
-def test_every_example_has_one_for_a_laptop_and_one_for_a_cluster():
+def test_every_example_has_benchmarks_for_a_laptop_and_for_a_cluster():
     assert {spec.parent for spec in SPECS} == {path for path in EXAMPLES.iterdir() if path.is_dir()}
     for spec in SPECS:
         names = [entry.name for entry in read_benchmarks([spec], include_convergence=True)]
@@ -24,7 +24,7 @@ def test_every_example_has_one_for_a_laptop_and_one_for_a_cluster():
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.parent.name)
-def test_every_command_names_a_script_and_flags_that_are_there(spec):
+def test_every_command_names_an_existing_script_and_valid_flags(spec):
     for benchmark in read_benchmarks([spec], include_convergence=True):
         for parameters in benchmark.parameters:
             words = make_command(benchmark, parameters, VARIABLES)
@@ -44,7 +44,7 @@ def test_every_command_names_a_script_and_flags_that_are_there(spec):
         ("cnns", ["cnns_resnet8_laptop_synth", "cnns_serving_laptop_synth"]),
     ],
 )
-def test_those_for_a_laptop_pass(example, names, tmp_path, monkeypatch, capsys):
+def test_benchmarks_for_a_laptop_pass(example, names, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("DATASETS_DIR", str(write_cifar(tmp_path, per_batch=256, test=1280)))
     spec = EXAMPLES / example / "benchmarks.yml"
     words = ["--spec", str(spec), "--log-dir", str(tmp_path / "log"), "--benchmark", *names]

@@ -67,7 +67,7 @@ def test_every_script_prints_what_its_page_says(images, script, flags, lines):
     assert len(re.findall(r"^Validation loss: [\d.]+$", printed, re.MULTILINE)) == 1
 
 
-def test_every_name_leads_to_a_script_that_is_listed():
+def test_every_alternative_name_runs_a_listed_script():
     page = (FOLDER / "README.md").read_text()
     assert len(list(FOLDER.glob("cifar10_*.py"))) == 9
     for script in FOLDER.glob("cifar10_*.py"):
@@ -76,7 +76,7 @@ def test_every_name_leads_to_a_script_that_is_listed():
         assert (FOLDER / target).exists()
 
 
-def test_a_pass_through_the_data_is_whole_weight_updates(monkeypatch):
+def test_an_epoch_is_whole_weight_updates(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
     script = runpy.run_path(str(FOLDER / "cifar10_pipeline_estimator.py"))
     assert script["whole_steps"](10_000, batch=16, depth=8) == 624

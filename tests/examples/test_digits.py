@@ -41,7 +41,7 @@ def test_trains_and_writes_its_run(tmp_path):
     assert "images/s" in printed
 
 
-def test_an_interrupted_run_goes_on_when_it_is_started_again(tmp_path):
+def test_an_interrupted_run_resumes_when_it_is_started_again(tmp_path):
     words = "--epochs", 2, "--devices", 1, "--output", tmp_path
     process = start(*words)
     for line in process.stdout:
@@ -82,6 +82,6 @@ def test_an_interrupt_before_training_ends_it_without_a_traceback(tmp_path, seco
         (["--epochs", 0], "--epochs and --batch-size are 1 or more"),
     ],
 )
-def test_a_slip_is_answered_in_one_line(tmp_path, words, expected):
+def test_an_invalid_flag_is_reported_in_one_line(tmp_path, words, expected):
     status, _, errors = run(*words, "--output", tmp_path)
     assert (status, errors) == (2, f"train.py: error: {expected}\n")

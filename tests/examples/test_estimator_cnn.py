@@ -97,7 +97,7 @@ def test_trains_tests_and_reports(images, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_tests_what_another_run_has_trained(images, tmp_path):
+def test_a_checkpoint_of_another_run_can_be_tested(images, tmp_path):
     flags = ("--batch-size", "8", "--batches-per-step", "2", "--model-dir", "run")
     trained = run(tmp_path, images, *flags, "--epochs", "0.1", "--train-only")
     assert trained.returncode == 0, trained.stderr
@@ -113,7 +113,7 @@ def test_tests_what_another_run_has_trained(images, tmp_path):
 
 
 @pytest.mark.slow
-def test_takes_odd_numbers_and_generated_data(images, tmp_path):
+def test_fractional_epochs_and_generated_data_are_accepted(images, tmp_path):
     flags = ("--batch-size", "13", "--batches-per-step", "9", "--epochs", "0.001", "--train-only")
     done = run(tmp_path, images, *flags, "--generated-data")
     assert done.returncode == 0, done.stderr

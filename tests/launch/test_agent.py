@@ -11,7 +11,7 @@ def test_cores_are_divided_over_the_processes_of_a_host():
     assert agent.assigned_cores(1, 2 * len(cores), numa_aware=False) == []
 
 
-def test_processes_take_turns_on_numa_nodes(monkeypatch):
+def test_processes_alternate_over_numa_nodes(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.setattr(agent, "numa_nodes", lambda: [[0, 1, 2, 3], [4, 5, 6, 7]])
     shares = [agent.assigned_cores(n, 4, numa_aware=True) for n in range(4)]

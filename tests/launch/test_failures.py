@@ -1,4 +1,4 @@
-"""What is promised when a process is killed or hangs: at any time, all end, and can go on."""
+"""Kills and hangs at any time: all processes end, and the run can be resumed."""
 
 import signal
 
@@ -13,7 +13,7 @@ TWO = ["--num-instances", 2]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """What a run that nobody disturbs ends with."""
+    """The result of an undisturbed run."""
     folder = tmp_path_factory.mktemp("whole")
     ended = launch(*TWO, SCRIPT, folder, "--checkpoints", folder / "checkpoints")
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -25,7 +25,7 @@ def process_ids(folder):
 
 
 def starter(folder):
-    """Write a script that dies before it has joined the others, the first time; then works."""
+    """Write a script that kills itself before it joins the others, the first time it runs."""
     script = folder / "start.py"
     script.write_text(
         "import os, pathlib, runpy, signal, sys\n"
@@ -41,7 +41,7 @@ def starter(folder):
     return script
 
 
-def test_killed_while_it_starts_the_others_do_not_wait_for_it(tmp_path):
+def test_a_process_killed_at_startup_ends_the_run(tmp_path):
     ended = launch(*TWO, starter(tmp_path), tmp_path)
     assert ended.returncode == 128 + signal.SIGKILL
     assert "process 1 on localhost" in ended.stderr
@@ -51,14 +51,14 @@ def test_killed_while_it_starts_the_others_do_not_wait_for_it(tmp_path):
     assert not any(map(is_alive, process_ids(tmp_path)))
 
 
-def test_killed_while_it_starts_all_start_again(tmp_path, whole):
+def test_a_process_killed_at_startup_is_restarted_with_the_others(tmp_path, whole):
     words = [tmp_path, "--checkpoints", tmp_path / "checkpoints"]
     ended = launch(*TWO, "--max-restarts", 1, starter(tmp_path), *words)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert outcomes(tmp_path, 2) == whole
 
 
-def test_killed_while_it_writes_a_checkpoint_the_one_before_counts(tmp_path, whole):
+def test_after_a_kill_during_a_save_the_previous_checkpoint_is_used(tmp_path, whole):
     words = [SCRIPT, tmp_path, "--checkpoints", tmp_path / "checkpoints", "--die-in-save"]
     ended = launch(*TWO, *words)
     assert ended.returncode == 128 + signal.SIGKILL, ended.stdout + ended.stderr
@@ -71,7 +71,7 @@ def test_killed_while_it_writes_a_checkpoint_the_one_before_counts(tmp_path, who
     assert outcomes(tmp_path, 2) == whole
 
 
-def test_one_that_hangs_ends_all_and_a_restart_ends_with_the_same_bits(tmp_path, whole):
+def test_a_hung_process_ends_the_run_and_a_restart_gives_the_same_bits(tmp_path, whole):
     words = [SCRIPT, tmp_path, "--checkpoints", tmp_path / "checkpoints", "--die", "1:3:SIGSTOP"]
     ended = launch(*TWO, "--max-restarts", 1, "--heartbeat-timeout", 5, *words)
     assert ended.returncode == 0, ended.stdout + ended.stderr

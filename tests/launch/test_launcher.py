@@ -50,7 +50,7 @@ worker.make(convoy.Strategy()).fit(
 
 @pytest.fixture(autouse=True)
 def interrupts_are_heard():
-    """As in a terminal; what runs in the background of a shell would be started without."""
+    """Handle SIGINT as in a terminal; a background job of a shell would ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -64,7 +64,7 @@ def script(folder, text):
 
 @contextlib.contextmanager
 def launched(*words, **settings):
-    """Start the command as a process of its own; nothing is left of it afterwards."""
+    """Start `convoy launch` in its own process, which ends with the block."""
     variables = {n: v for n, v in os.environ.items() if not n.startswith("XLA_")}
     with subprocess.Popen(
         [sys.executable, "-m", "convoy", "launch", *map(str, words)],
@@ -81,7 +81,7 @@ def launched(*words, **settings):
 
 
 def readwait_until(launcher, word, times):
-    """Return what is printed up to the last of some lines that have a word in them."""
+    """Return the output up to the n-th line that contains a word."""
     lines = []
     for line in launcher.stdout:
         lines.append(line)
@@ -116,7 +116,7 @@ def test_processes_that_do_not_train_end_by_a_signal_as_python_does(tmp_path, nu
     assert not any(map(is_alive, pids(ready)))
 
 
-def test_a_second_signal_kills_processes_that_go_on(tmp_path):
+def test_a_second_signal_kills_processes_that_ignore_the_first(tmp_path):
     with launched("--num-instances", 2, script(tmp_path, IGNORES)) as launcher:
         ready = readwait_until(launcher, "ready", 2)
         launcher.send_signal(signal.SIGINT)
@@ -137,8 +137,8 @@ def test_sigint_is_ignored_where_the_launcher_was_started_to_ignore_it(ignored):
         assert launcher.stdout.read() == f"[0] {ignored}\n"
 
 
-def test_processes_that_were_sent_a_signal_take_the_time_that_they_need(tmp_path, monkeypatch):
-    """One ends at once; the other is not killed for that, but writes what it has to."""
+def test_processes_have_unlimited_time_after_a_signal(tmp_path, monkeypatch):
+    """One process ends at once; the other is not killed while it writes."""
     monkeypatch.setattr(process_group, "GRACE_SECONDS", 0)
     writes = (
         f"trap 'until [ -e {tmp_path}/go ]; do :; done; echo written; exit 75' TERM\n"
@@ -167,7 +167,7 @@ def test_processes_that_were_sent_a_signal_take_the_time_that_they_need(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_processes_that_train_write_a_checkpoint_and_leave(tmp_path, number):
+def test_training_processes_write_a_checkpoint_and_exit(tmp_path, number):
     folder = tmp_path / "checkpoints"
     with launched("--num-instances", 2, script(tmp_path, TRAINS), folder) as launcher:
         readwait_until(launcher, "ready", 2)
@@ -200,7 +200,7 @@ print("trained")
 """
 
 
-def test_an_exception_in_one_process_while_all_train_ends_them_and_is_said(tmp_path):
+def test_an_exception_in_one_process_ends_all_and_is_reported(tmp_path):
     ended = launch("--num-instances", 2, script(tmp_path, FAILS), tmp_path)
     assert ended.returncode == 1
     assert "[1] OSError: the disk is full" in ended.stdout
@@ -210,7 +210,7 @@ def test_an_exception_in_one_process_while_all_train_ends_them_and_is_said(tmp_p
 
 
 @pytest.mark.slow
-def test_after_an_exception_in_one_process_all_start_again(tmp_path):
+def test_an_exception_in_one_process_restarts_all(tmp_path):
     words = ["--num-instances", 2, "--max-restarts", 1]
     ended = launch(*words, script(tmp_path, FAILS), tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -246,7 +246,7 @@ def test_a_process_that_fails_does_not_wait_for_others(tmp_path, how, status, fi
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [True, False])
-def test_a_process_that_has_done_its_work_waits_for_others(tmp_path, first):
+def test_a_finished_process_waits_for_the_others(tmp_path, first):
     text = (
         "import atexit, pathlib, sys, time\n"
         "import convoy\n"

@@ -1,4 +1,4 @@
-"""Processes with addresses of their own: in network namespaces, and reached by ssh."""
+"""Processes with different addresses: in network namespaces, and over ssh."""
 
 import os
 import shutil
@@ -41,7 +41,7 @@ model.fit(x, x[:, :2], batch_size=4, epochs=10**9, verbose=0, callbacks=[Says()]
 
 
 def start(words, tools, folder):
-    """Start `convoy launch` with other programs in front of those of the system."""
+    """Start `convoy launch` with a folder of programs in front of the path."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("XLA_")}
     environment |= {
         "CONVOY_COMPILATION_CACHE": "0",
@@ -58,7 +58,7 @@ def start(words, tools, folder):
 
 
 def ends(launcher, folder):
-    """Wait for its end, for a bounded time, and return its status and what it printed."""
+    """Wait for the launcher, for a bounded time, and return its status and output."""
     try:
         status = launcher.wait(UNTIL)
     finally:
@@ -79,7 +79,7 @@ def ip(*words):
 
 @pytest.fixture
 def namespaces(tmp_path):
-    """Two networks with a cable between them, and an `ssh` that goes into them."""
+    """Two connected network namespaces, and an `ssh` that enters them."""
     parts.require("ip")
     made = ip("netns", "add", SPACES[0])
     if made.returncode:
@@ -119,7 +119,7 @@ def test_a_pipeline_across_hosts_with_addresses_of_their_own(tmp_path, namespace
     assert_same_run(first, in_one_process(2, staged="plain"))
 
 
-def test_a_link_that_is_cut_ends_all_and_is_said(tmp_path, namespaces):
+def test_a_broken_link_ends_all_processes_and_is_reported(tmp_path, namespaces):
     script = tmp_path / "endless.py"
     script.write_text(ENDLESS)
     words = ["--host", ",".join(ADDRESSES), "--heartbeat-timeout", 10, script, tmp_path]
@@ -143,7 +143,7 @@ def test_a_link_that_is_cut_ends_all_and_is_said(tmp_path, namespaces):
 
 @pytest.fixture
 def ssh(tmp_path):
-    """A server on the loopback address, and an `ssh` that knows its port and key."""
+    """An ssh server on loopback addresses, and an `ssh` with its port and key."""
     server = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin") or unpacked(tmp_path)
     if server is None or shutil.which("ssh") is None:
         parts.skip("ssh and sshd")
@@ -189,7 +189,7 @@ def ssh(tmp_path):
 
 
 def around(folder):
-    """Return what to start the server with, for it to find its user and its folder, as root."""
+    """Return a command prefix that gives the server its user and its folder, as root."""
     if os.geteuid() != 0:
         return []
     users = Path("/etc/passwd").read_text()
@@ -205,7 +205,7 @@ def libraries(folder):
 
 
 def unpacked(folder):
-    """Fetch Debian's package without installing it, and return its server, if that works."""
+    """Download Debian's package without installing it, and return its server if possible."""
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
         return None
     package = folder / "package"

@@ -26,14 +26,14 @@ def run(*scripts, heartbeat_timeout=60.0, environment=None):
     return group, group.run(), printed
 
 
-def test_shows_what_each_process_prints_line_by_line():
+def test_output_of_each_process_is_shown_line_by_line():
     _, status, printed = run("echo one; echo two >&2", "printf 'half\\rwhole\\nno end'")
     assert status == 0
     assert [line for index, line in printed if index == 0] == ["one", "two"]
     assert [line for index, line in printed if index == 1] == ["whole", "no end"]
 
 
-def test_one_that_fails_ends_the_others_and_gives_its_status():
+def test_a_failed_process_ends_the_others_and_determines_the_status():
     group, status, printed = run("echo $$; exec sleep 600", "echo first; exit 3")
     assert status == 3
     assert group.failed.task.index == 1
@@ -41,19 +41,19 @@ def test_one_that_fails_ends_the_others_and_gives_its_status():
     assert not is_alive(int(dict(printed)[0]))
 
 
-def test_one_that_is_killed_is_named_by_its_signal():
+def test_a_killed_process_is_reported_with_its_signal():
     group, status, _ = run("exec sleep 600", "kill -KILL $$")
     assert status == 128 + signal.SIGKILL
     assert "process 1 on localhost" in group.failed.describe_failure()
     assert "SIGKILL" in group.failed.describe_failure()
 
 
-def test_what_a_process_has_started_ends_with_it():
+def test_children_of_a_process_end_with_it():
     _, _, printed = run("sleep 600 & echo $!")
     assert not is_alive(int(printed[0][1]))
 
 
-def test_one_that_was_alive_and_falls_silent_is_taken_for_hung():
+def test_a_process_whose_heartbeats_stop_counts_as_hung():
     group, status, printed = run(
         "exec sleep 600",
         'echo $$; eval "printf . >&$CONVOY_HEARTBEAT"; exec sleep 600',
@@ -65,7 +65,7 @@ def test_one_that_was_alive_and_falls_silent_is_taken_for_hung():
     assert not is_alive(int(dict(printed)[1]))
 
 
-def test_a_program_that_does_not_exist_is_said_and_counted():
+def test_a_missing_program_is_reported():
     (task,) = shell_tasks("")
     task = replace(task, command=["no-such-program"])
     printed = []
@@ -75,8 +75,8 @@ def test_a_program_that_does_not_exist_is_said_and_counted():
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_nothing_is_left_behind_when_the_launcher_dies(tmp_path, number):
-    """The launcher is a process of its own here, and ended while its group runs."""
+def test_all_processes_end_when_the_launcher_dies(tmp_path, number):
+    """The launcher runs in its own process and is ended while its group runs."""
     program = f"""
 import os
 from tests.launch.test_process_group import run

@@ -6,7 +6,7 @@ def environments(topology):
     return [task.environment for task in topology.tasks(["true"])]
 
 
-def test_each_process_is_told_its_place_and_its_devices():
+def test_each_process_gets_its_index_and_its_devices():
     first, second = environments(Topology(instances=2, replicas=4, devices_per_replica=3))
     assert first["CONVOY_COORDINATOR"] == second["CONVOY_COORDINATOR"]
     assert first["CONVOY_COORDINATOR"].startswith("127.0.0.1:")
@@ -28,13 +28,13 @@ def test_processes_can_have_parts_of_one_replica():
         Topology(instances=4, replicas=2, devices_per_replica=3)
 
 
-def test_one_process_has_nobody_to_join():
+def test_a_single_process_has_no_coordinator():
     (only,) = environments(Topology(instances=1, replicas=2))
     assert only["CONVOY_DEVICES"] == "2"
     assert "CONVOY_COORDINATOR" not in only
 
 
-def test_hosts_take_processes_in_blocks_and_are_reached_by_their_names():
+def test_hosts_get_equal_blocks_of_processes_and_are_addressed_by_name():
     topology = Topology(instances=4, replicas=4, hosts=("h1", "h2"), port=4000)
     tasks = topology.tasks(["true"])
     assert [task.host for task in tasks] == ["h1", "h1", "h2", "h2"]
@@ -52,7 +52,7 @@ def test_hosts_take_processes_in_blocks_and_are_reached_by_their_names():
         ({"instances": 1, "replicas": 1, "devices_per_replica": 0}, "--devices-per-replica 0"),
     ],
 )
-def test_numbers_that_do_not_fit_say_what_to_pass(settings, message):
+def test_invalid_numbers_are_refused_with_advice(settings, message):
     with pytest.raises(LaunchError, match=message):
         Topology(**settings)
 

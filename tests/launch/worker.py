@@ -1,4 +1,4 @@
-"""Trains a small model in the processes that `convoy launch` starts, and tells what came out.
+"""Training of a small model in the processes of `convoy launch`, which writes its results.
 
 convoy launch --num-instances 2 worker.py OUTPUT [--checkpoints FOLDER] [...]
 """
@@ -42,7 +42,7 @@ def strategy_for(kind, devices=None):
 
 
 def branched():
-    """Skips a stage, drops out, adds a loss, and comes back to the first device."""
+    """Return a network with a skip connection over a stage, dropout and an added loss."""
     x = inputs = keras.Input((6, 6, 2))
     x = layers.Conv2D(4, 3, activation="relu", activity_regularizer="l2", name="first")(x)
     skip = x = layers.BatchNormalization()(x)
@@ -96,7 +96,7 @@ def make(strategy):
 
 
 def weight_after_one_update(devices, replicas, *, staged):
-    """Return the one weight that Graphcore's own test of this looks at: 1 - 2 mean(x^2)."""
+    """Return the weight that Graphcore's own test compares: 1 - 2 mean(x^2)."""
     found = []
     for accumulated in (1, 16 // replicas):
         strategy = convoy.Strategy(devices=devices, gradient_accumulation=accumulated)
@@ -118,7 +118,7 @@ def weight_after_one_update(devices, replicas, *, staged):
 
 
 class Noted(keras.utils.PyDataset):
-    """Notes which batches are read."""
+    """Records which batches are read."""
 
     def __init__(self, batch):
         super().__init__(workers=0)
@@ -136,7 +136,7 @@ class Noted(keras.utils.PyDataset):
 
 
 class Holds(keras.callbacks.Callback):
-    """Notes which weights this process holds while it trains."""
+    """Records which weights this process holds during training."""
 
     def on_train_batch_end(self, batch, logs=None):
         values = keras_bridge.values(self.model.weights)
@@ -158,7 +158,7 @@ class Dies(keras.callbacks.Callback):
 
 
 def train_on_data_set(strategy):
-    """Train on batches that are read one by one, and tell which were."""
+    """Train on a dataset, and return which batches were read."""
     model, dataset = make(strategy), Noted(8 // strategy.replicas)
     model.build((None, 6, 6, 2))
     model.fit(dataset, epochs=2, verbose=0, shuffle=True)
@@ -166,7 +166,7 @@ def train_on_data_set(strategy):
 
 
 def train(strategy, callbacks=(), *, staged=None, devices=None):
-    """Train, evaluate and predict, and return all of it."""
+    """Train, evaluate and predict, and return the results."""
     x, y = data()
     model = make_staged(strategy, staged) if staged else make(strategy)
     replicas = strategy.replicas // 2 if staged else strategy.replicas
@@ -186,7 +186,7 @@ def train(strategy, callbacks=(), *, staged=None, devices=None):
 
 
 def dies_in_save(folder, number):
-    """Send a signal to this process when it is about to name its second checkpoint."""
+    """Send a signal to this process when it is about to rename its second checkpoint."""
     renamed = 0
 
     def heard(event, arguments):

@@ -18,11 +18,11 @@ from cosmoflow.settings import LearningRate
     ],
 )
 def test_the_rate_is_scaled_by_the_batch(scaling, base, expected):
-    """Without a base batch, by the number of micro-batches in an update."""
+    """Without a base batch size, it is scaled by the micro-batches per update."""
     assert scale(LearningRate(0.1, scaling, base), 256, 32) == pytest.approx(expected)
 
 
-def test_a_rate_that_stays_the_same_is_a_number():
+def test_a_constant_rate_is_a_number():
     assert make_schedule(LearningRate(0.5), 4, 1, 10) == 0.5
 
 

@@ -6,13 +6,13 @@ from cosmoflow.plots import draw_curves, draw_predictions, mean_error
 
 
 def size_of(picture):
-    """Return width and height, which a PNG file begins with."""
+    """Return width and height from the header of a PNG file."""
     head = picture.read_bytes()[:24]
     assert head[1:4] == b"PNG"
     return struct.unpack(">II", head[16:24])
 
 
-def test_curves_and_predictions_are_pictures(tmp_path, rng):
+def test_curves_and_predictions_are_png_files(tmp_path, rng):
     history = [
         {"epoch": 1, "loss": 2.0, "mae": 0.5, "val_loss": 2.2, "val_mae": 0.6},
         {"epoch": 2, "loss": 1.0, "mae": 0.4},
@@ -25,5 +25,5 @@ def test_curves_and_predictions_are_pictures(tmp_path, rng):
     assert sizes == [(1080, 420), (1440, 384), (720, 384)]
 
 
-def test_predicting_the_mean_is_what_a_network_has_to_beat():
+def test_mean_error_is_that_of_predicting_the_mean():
     assert mean_error(np.array([[0.0, 1.0], [2.0, 1.0]])) == 0.5

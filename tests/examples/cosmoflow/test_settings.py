@@ -3,10 +3,8 @@
 from pathlib import Path
 
 import pytest
-import yaml
-from convoy.configuration import override, read_yaml
+from convoy.configuration import read_yaml
 
-from cosmoflow.command_line import parse
 from cosmoflow.settings import read_settings
 
 CONFIGS = Path(__file__).parents[3] / "examples" / "cosmoflow" / "configs"
@@ -36,7 +34,7 @@ def test_graphcores_file_has_its_settings():
     assert (settings.ipu_config.iterations_per_loop, settings.ipu_config.num_ipus) == (5000, 1)
 
 
-def test_mlperfs_recipe_is_that_of_its_reference():
+def test_mlperfs_recipe_has_the_settings_of_its_reference():
     settings = read_settings(read_yaml(CONFIGS / "mlperf.yaml"))
     assert settings.data.sample_shape == (128, 128, 128, 4)
     assert (settings.data.n_train, settings.data.n_valid) == (524_288, 65_536)
@@ -95,42 +93,3 @@ def test_a_missing_setting_is_named(missing):
     del whole[section][name]
     with pytest.raises(ValueError, match=rf"{missing} is missing"):
         read_settings(whole)
-
-
-def test_flags_override_the_file(monkeypatch, tmp_path):
-    monkeypatch.setenv("RUNS", "/somewhere")
-    words = (
-        "some.yaml --output-dir $RUNS/one --data-dir d --n-train 4 --n-valid 2 "
-        "--micro-batch-size 2 --n-epochs 3 --apply-log 1 --staged-files 0 "
-        "--iterations-per-loop 7 --num-ipus 2 --conv-size 8 --fc1-size 32 --fc2-size 16 "
-        "--hidden-activation relu --dropout 0.5 --optimizer Adam --lr 1e-3 --precision bf16.32"
-    )
-    line = parse(words.split(), "train.py", tmp_path)
-    settings = read_settings(override(tree(), line.overrides))
-    assert settings.output_dir == Path("/somewhere/one")
-    assert (settings.data.data_dir, settings.data.n_train) == (Path("d"), 4)
-    assert settings.data.n_valid == 2
-    assert (settings.data.micro_batch_size, settings.data.n_epochs) == (2, 3)
-    assert (settings.data.apply_log, settings.data.staged_files) == (True, False)
-    assert (settings.ipu_config.iterations_per_loop, settings.ipu_config.num_ipus) == (7, 2)
-    assert settings.ipu_config.precision == "bf16.32"
-    given = {name: settings.model.arguments[name] for name in ("conv_size", "fc1_size", "fc2_size")}
-    assert given == {"conv_size": 8, "fc1_size": 32, "fc2_size": 16}
-    assert settings.model.arguments["hidden_activation"] == "relu"
-    assert settings.model.arguments["dropout"] == 0.5
-    assert settings.optimizer.name == "Adam"
-    assert settings.learning_rate.base_lr == 1e-3
-    assert yaml.safe_load(yaml.safe_dump(override(tree(), line.overrides)))
-
-
-def test_the_file_has_a_default_and_old_flags_are_taken(tmp_path):
-    line = parse(["-d", "-v", "--print-fom"], "train.py", tmp_path)
-    assert line.config == tmp_path / "configs" / "cosmo.yaml"
-    assert (line.verbose, line.print_fom) == (True, True)
-    assert line.distributed
-
-
-def test_an_estimator_is_not_benchmarked(tmp_path, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        parse(["--use-estimator", "--data-benchmark"], "train.py", tmp_path)
-    assert "not allowed with argument" in capsys.readouterr().err

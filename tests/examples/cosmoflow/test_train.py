@@ -25,7 +25,7 @@ SHAPE = (8, 8, 8, 4)
 
 @pytest.fixture(scope="module")
 def script():
-    """What train.py and its networks are, in this process."""
+    """The names in train.py, run in this process."""
     sys.path.insert(0, str(FOLDER))
     try:
         yield runpy.run_path(str(FOLDER / "train.py"))
@@ -35,7 +35,7 @@ def script():
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Compressed files of volumes that are the denser, the larger their targets."""
+    """Compressed files of volumes whose density grows with their targets."""
     root = tmp_path_factory.mktemp("volumes")
     rng = np.random.default_rng(0)
     for split, count in (("train", 8), ("validation", 3)):
@@ -51,7 +51,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture
 def config(data, tmp_path):
-    """A file of settings for them."""
+    """A file of settings for these volumes."""
     tree = {
         "output_dir": str(tmp_path / "run"),
         "data": {
@@ -151,7 +151,7 @@ def test_residual_networks_are_bottlenecks_normalised_by_channel(script, network
 
 
 def test_the_command_of_the_page_trains_and_prints_its_table(script, capsys, tmp_path):
-    """At the size of the page, for a few steps."""
+    """At the size in the README, for a few steps."""
     flags = "--n-train 3 --n-epochs 2 --iterations-per-loop 2 --conv-size 2 --print-fom"
     printed = run(
         script,
@@ -186,7 +186,7 @@ def test_the_command_of_the_page_trains_and_prints_its_table(script, capsys, tmp
     }
 
 
-def test_the_estimator_trains_validates_and_trains_nothing_twice(script, capsys, config, tmp_path):
+def test_the_estimator_trains_and_validates_and_repeats_nothing(script, capsys, config, tmp_path):
     words = (config, "--use-estimator", "--n-epochs", 1)
     printed = run(script, capsys, *words)
     assert re.fullmatch(FINAL.format(2, 1), printed[-1])
@@ -197,7 +197,7 @@ def test_the_estimator_trains_validates_and_trains_nothing_twice(script, capsys,
 
 
 @pytest.mark.slow
-def test_the_estimator_goes_on_from_its_checkpoint(script, capsys, config):
+def test_the_estimator_resumes_from_its_checkpoint(script, capsys, config):
     run(script, capsys, config, "--use-estimator", "--n-epochs", 1)
     printed = run(script, capsys, config, "--use-estimator")
     epochs = [line.split("  ")[0] for line in printed if line.startswith("epoch")]
@@ -224,7 +224,7 @@ def test_two_instances_of_the_estimator_are_one_run(config, tmp_path):
     assert sorted(path.name for path in (tmp_path / "run").glob("epoch-*"))[-1].endswith("4")
 
 
-def test_the_data_benchmark_says_what_files_give_and_what_they_cost(script, capsys, config):
+def test_the_data_benchmark_prints_throughput_and_overhead(script, capsys, config):
     printed = run(script, capsys, config, "--data-benchmark")
     begin = printed.index("Epoch, Bandwidth(GB/s), Samples/Second")
     rows, said = printed[begin + 1 : begin + 11], printed[begin + 11 :]
@@ -252,7 +252,7 @@ def test_the_data_benchmark_says_what_files_give_and_what_they_cost(script, caps
         (["--micro-batch-size", "3"], r"n_train 8 is not a multiple of the global batch size 3"),
     ],
 )
-def test_what_cannot_be_is_one_line_and_nothing_is_written(
+def test_an_invalid_setting_is_one_line_and_nothing_is_written(
     script, capsys, config, tmp_path, words, problem
 ):
     assert script["main"](script["NETWORKS"], FOLDER, [str(config), *words]) == 2
@@ -262,7 +262,7 @@ def test_what_cannot_be_is_one_line_and_nothing_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_file_that_is_damaged_ends_the_run_with_its_name(script, capsys, config, data):
+def test_a_damaged_file_ends_the_run_and_is_named(script, capsys, config, data):
     bad = sorted((data / "train").iterdir())[5]
     whole = bad.read_bytes()
     bad.write_bytes(whole[:-200])
@@ -295,7 +295,7 @@ def test_a_file_that_is_damaged_ends_the_run_with_its_name(script, capsys, confi
         ("--model", "mini_resnet"),
     ],
 )
-def test_every_way_of_running_reaches_its_end(script, capsys, config, words):
+def test_every_configuration_trains_to_the_end(script, capsys, config, words):
     if "mini_resnet" in words:
         tree = yaml.safe_load(config.read_text())
         tree["model"] = {"name": "mini_resnet"}
@@ -305,7 +305,7 @@ def test_every_way_of_running_reaches_its_end(script, capsys, config, words):
 
 
 @pytest.mark.slow
-def test_a_pipeline_and_one_piece_have_the_same_losses(script, capsys, config):
+def test_a_pipeline_has_the_losses_of_a_single_device(script, capsys, config):
     words = ("--gradient-accumulation", "2")
     run(script, capsys, config, *words)
     whole = losses(config)
@@ -324,7 +324,7 @@ def test_staged_files_are_the_same_samples(script, capsys, config, tmp_path):
 
 
 @pytest.mark.slow
-def test_fields_that_were_made_are_trained_on(tmp_path, config):
+def test_synthetic_fields_can_be_trained_on(tmp_path, config):
     made = subprocess.run(
         [
             *(sys.executable, "data_gen/make_fields.py", "--output", tmp_path / "fields"),

@@ -16,7 +16,7 @@ def epoch(order, number):
 
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("per_file", [1, 2])
-def test_an_epoch_has_every_sample_once_in_an_order_of_its_own(shards, per_file):
+def test_an_epoch_has_every_sample_once_in_its_own_order(shards, per_file):
     order = FileOrder(12, per_file, 2, replicas=2, shards=shards, shuffle=True, seed=5)
     first, second = epoch(order, 0), epoch(order, 1)
     for found in (first, second):
@@ -34,7 +34,7 @@ def test_the_replicas_of_a_process_read_files_of_its_shard_only():
         assert {sample // 2 for sample in chosen} <= set(order.files_of(shard))
 
 
-def test_without_shuffling_samples_come_as_their_files_are_named():
+def test_without_shuffling_samples_follow_the_file_names():
     order = FileOrder(3, 2, 2, shuffle=False, seed=0)
     assert epoch(order, 0) == epoch(order, 1) == [[0, 1], [2, 3], [4, 5]]
 
@@ -60,7 +60,7 @@ def make(folder, workers, prefetch=4):
     return VolumeBatches(VolumeJob(volumes, 2), order, 3, workers, prefetch)
 
 
-def test_workers_make_what_one_process_makes(tmp_path):
+def test_workers_prepare_the_same_batches_as_one_process(tmp_path):
     write_volumes(tmp_path, 6, compressed=True)
     alone, worked = make(tmp_path, 0), make(tmp_path, 2, prefetch=3)
     for _ in range(2):

@@ -29,7 +29,7 @@ def test_every_sample_is_read_in_any_order(tmp_path, compressed, per_file):
         np.testing.assert_array_equal(its_targets, targets(index))
 
 
-def test_the_layout_is_that_of_the_public_set():
+def test_records_have_the_format_of_the_public_dataset():
     data = volume_files.encode(np.array([1, -2, 300], np.int16), [0.5, -1, 0, 1])
     assert examples.decode(data, {"x", "y"}) == {
         "x": [b"\x01\x00\xfe\xff\x2c\x01"],
@@ -47,14 +47,14 @@ def test_without_the_logarithm_a_volume_is_divided_by_its_mean(tmp_path):
     assert not empty.any()
 
 
-def test_the_mean_of_a_volume_can_be_taken_from_it(tmp_path):
+def test_the_mean_of_a_volume_can_be_subtracted(tmp_path):
     write_volumes(tmp_path, 1)
     found, _ = read(find_volumes(tmp_path, 1, SHAPE, 4, apply_log=True, subtract_mean=True), 0)
     logarithm = np.log1p(volume(0).astype(np.float64))
     np.testing.assert_allclose(found, logarithm - logarithm.mean(), atol=1e-6)
 
 
-def test_too_few_files_are_counted_with_their_folder(tmp_path):
+def test_too_few_files_are_reported_with_their_folder(tmp_path):
     write_volumes(tmp_path / "train", 3)
     with pytest.raises(ValueError, match=r"train has 3 files .* 5 samples need 5\. Use 3"):
         find_volumes(tmp_path / "train", 5, SHAPE, 4)
@@ -87,13 +87,13 @@ def test_files_of_another_shape_are_refused_when_they_are_found(tmp_path, settin
         (examples.encode({"x": [bytes(256)], "y": [1, 2, 3, 4]}), "it has 4 targets"),
     ],
 )
-def test_records_of_something_else_are_refused(tmp_path, data, problem):
+def test_records_with_other_features_are_refused(tmp_path, data, problem):
     records.write_file(tmp_path / "one.tfrecord", [data])
     with pytest.raises(DamagedDataError, match=rf"one\.tfrecord, record 0: {problem}"):
         find_volumes(tmp_path, 1, SHAPE, 4)
 
 
-def test_a_file_that_is_cut_short_later_is_named(tmp_path):
+def test_a_truncated_file_is_named(tmp_path):
     write_volumes(tmp_path, 2, compressed=True)
     volumes = find_volumes(tmp_path, 2, SHAPE, 4)
     volumes.files[1].write_bytes(volumes.files[1].read_bytes()[:100])
@@ -104,7 +104,7 @@ def test_a_file_that_is_cut_short_later_is_named(tmp_path):
         read(volumes, 1)
 
 
-def test_staged_files_are_copies_for_as_long_as_they_are_needed(tmp_path):
+def test_staged_files_are_temporary_copies(tmp_path):
     write_volumes(tmp_path / "slow", 4)
     volumes = find_volumes(tmp_path / "slow", 4, SHAPE, 4)
     with staged(volumes, [1, 3], tmp_path / "fast") as copies:
