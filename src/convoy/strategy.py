@@ -194,7 +194,7 @@ class Strategy:
 
         if isinstance(self.observer, Recording):
             self.observer.close()
-        return Recording(folder, self.devices).watch(self)
+        return Recording(folder, self.devices).observe(self)
 
     def _mesh(self) -> jax.sharding.Mesh | None:
         # One device that is JAX's default needs no placement, so arrays stay free to move.

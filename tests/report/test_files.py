@@ -2,12 +2,12 @@ import json
 import math
 
 import pytest
-from convoy.report.files import Files, ReportError, new_folder, read, write
+from convoy.report.files import ReportError, ReportWriter, new_folder, read, write
 
 
 @pytest.fixture
 def folder(tmp_path):
-    files = Files(tmp_path / "report")
+    files = ReportWriter(tmp_path / "report")
     about = dict.fromkeys(
         ("state", "error", "began", "seconds", "devices", "framework", "peak", "runs", "totals")
     )
@@ -26,7 +26,7 @@ def test_parts_are_put_together_in_order(folder):
 
 def test_a_new_report_takes_the_place_of_an_old_one(folder):
     (folder / "notes.txt").write_text("mine")
-    Files(folder)
+    ReportWriter(folder)
     assert sorted(path.name for path in folder.rglob("*")) == ["notes.txt", "parts", "programs"]
 
 
@@ -41,11 +41,11 @@ def test_numbers_that_json_does_not_have_are_written_as_text(tmp_path):
     [
         (lambda folder: (folder / "run.json").unlink(), "has no report: there is no run.json"),
         (lambda folder: (folder / "run.json").write_text('{"form'), "run.json is damaged"),
-        (lambda folder: (folder / "run.json").write_text("[]"), "run.json is damaged: it holds no"),
-        (lambda folder: (folder / "run.json").write_text("{}"), "is not of a report"),
+        (lambda folder: (folder / "run.json").write_text("[]"), "run.json is damaged: it is not"),
+        (lambda folder: (folder / "run.json").write_text("{}"), "is not a report"),
         (
             lambda folder: (folder / "run.json").write_text('{"format":"convoy-report"}'),
-            "is of version None",
+            "has version None",
         ),
         (
             lambda folder: (folder / "run.json").write_text(

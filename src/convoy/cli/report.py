@@ -1,4 +1,4 @@
-"""`convoy report`: a page and a trace from the files of a report."""
+"""`convoy report`: the page and the trace of a recorded run, or the comparison of two."""
 
 from __future__ import annotations
 
@@ -7,29 +7,30 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from convoy.report.chrome import chrome_trace
-from convoy.report.files import Report, ReportError, read
+from convoy.report.chrome_trace import chrome_trace
+from convoy.report.figures import table_lines
+from convoy.report.files import ReportError, read
 from convoy.report.page import make_page
-from convoy.report.summary import figures
-from convoy.units import format_value
 from convoy_command.parser import Parser
 
 
 def make_parser() -> Parser:
     parser = Parser(
         prog="convoy report",
-        description="Make one HTML page of a recorded run, or of two beside each other, and a "
-        "trace that Perfetto opens.",
+        description="Make an HTML page of a recorded run, or compare two, and write a trace for "
+        "Perfetto.",
     )
-    parser.add_argument("folder", type=Path, help="of strategy.record(), or convoy train --report")
-    parser.add_argument("other", type=Path, nargs="?", help="a report to compare it with")
-    parser.add_argument("--page", type=Path, help="where the page goes (FOLDER/report.html)")
-    parser.add_argument("--trace", type=Path, help="where the trace goes (FOLDER/trace.json)")
+    parser.add_argument(
+        "folder", type=Path, help="a folder of strategy.record() or convoy train --report"
+    )
+    parser.add_argument("other", type=Path, nargs="?", help="a report to compare with")
+    parser.add_argument("--page", type=Path, help="file of the page (FOLDER/report.html)")
+    parser.add_argument("--trace", type=Path, help="file of the trace (FOLDER/trace.json)")
     return parser
 
 
 def main(words: Sequence[str]) -> int:
-    """Make a page of a recorded run, or of two beside each other."""
+    """Make an HTML page of a recorded run, or compare two."""
     options = make_parser().parse_args(list(words))
     try:
         report = read(options.folder)
@@ -48,28 +49,6 @@ def main(words: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    _print(report, other)
+    print("\n".join(table_lines(report, other)))
     print(f"\npage   {page}\ntrace  {trace} (open it in https://ui.perfetto.dev)")
     return 0
-
-
-def _print(report: Report, other: Report | None) -> None:
-    """Print the figures; of two reports, with how they differ."""
-    beside = {(f.group, f.name): f for f in figures(other)} if other is not None else {}
-    group = ""
-    for figure in figures(report):
-        if figure.group != group:
-            group = figure.group
-            print(f"\n{group}" if group != "time" else group)
-        text = f"  {figure.name:<44} {format_value(figure.value, figure.unit):>14}"
-        second = beside.get((figure.group, figure.name))
-        if second is not None:
-            text += f" {format_value(second.value, second.unit):>14}"
-            text += _change(figure.value, second.value)
-        print(text)
-
-
-def _change(value: float | None, other: float | None) -> str:
-    if not value or other is None:
-        return ""
-    return f"  {other / value - 1:+.1%}"

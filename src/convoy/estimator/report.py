@@ -26,8 +26,8 @@ def reported(folder: str | os.PathLike[str] | None, network: Network) -> Iterato
         return
     if network.recording is None:
         network.recording = Recording(new_folder(folder), network.strategy.devices)
-    network.recording.watch(network.strategy)
+    network.recording.observe(network.strategy)
     try:
         yield
     finally:
-        network.recording.unwatch()
+        network.recording.stop_observing()

@@ -207,7 +207,7 @@ class Engine(convoy.Strategy):
             loss_scale or self.loss_scale,
         )
         if isinstance(self.observer, Recording):
-            self.observer.watch(changed)
+            self.observer.observe(changed)
         return changed
 
 

@@ -1,1 +1,1 @@
-"""What programs were compiled to and how they ran: recorded, and shown as a page."""
+"""Recording of runs, analysis of compiled programs, and the report as an HTML page."""

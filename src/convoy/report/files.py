@@ -1,8 +1,8 @@
-"""The files of a report: written whole or not at all, so that they can be read at any moment.
+"""The files of a report. Each is written atomically, so a report can be read at any time.
 
-`run.json` says what ran and adds everything up. `programs/` has a file for each compiled program,
-`parts/` what happened, a piece after the other; a piece is not changed any more when the next one
-begins. `docs/reports.md` describes what is in them.
+`run.json` has the environment, the runs and all totals. `programs/` has a file for each compiled
+program. `parts/` has the events in order; a part is final when the next one exists.
+`docs/reports.md` describes their content.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from convoy.atomic_file import written_whole
 FORMAT, VERSION = "convoy-report", 1
 RUN, PROGRAMS, PARTS = "run.json", "programs", "parts"
 LISTS = ("spans", "calls", "metrics", "epochs", "pipelines", "host_memory")
-"""What a part holds."""
+"""The lists of a part."""
 
 _RUN_KEYS = ("state", "error", "began", "seconds", "devices", "framework", "peak", "runs", "totals")
 _PROGRAM_KEYS = ("name", "seconds", "memory", "memory_course", "flops", "operations")
@@ -31,17 +31,17 @@ Json = dict[str, Any]
 
 
 class ReportError(ValueError):
-    """A report that is not there, or cannot be read."""
+    """A report does not exist, or cannot be read or written."""
 
 
-class Files:
-    """Writes a report into a folder, in the place of one that may be there.
+class ReportWriter:
+    """Writes a report to a folder, and replaces an earlier one.
 
     Args:
-        folder: where; it is made if need be.
+        folder: the folder; it is created if needed.
 
     Raises:
-        ReportError: if the folder cannot be made, or written to.
+        ReportError: if the folder cannot be created or written.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -50,7 +50,7 @@ class Files:
             self.folder.mkdir(parents=True, exist_ok=True)
             for name in (PROGRAMS, PARTS):
                 (self.folder / name).mkdir(exist_ok=True)
-            for old in _of_a_report(self.folder):
+            for old in _report_files(self.folder):
                 old.unlink()
         except OSError as error:
             raise ReportError(
@@ -73,10 +73,10 @@ class Report:
     """A report that was read.
 
     Attributes:
-        folder: where it is.
+        folder: the folder.
         run: the content of `run.json`.
-        programs: those of `programs/`, in order.
-        parts: of all files of `parts/` together, each of `LISTS`.
+        programs: the contents of the files in `programs/`, in order.
+        parts: the rows of all files in `parts/`, for each of `LISTS`.
     """
 
     folder: Path
@@ -89,14 +89,14 @@ class Report:
 
 
 def read(folder: str | os.PathLike[str]) -> Report:
-    """Read a report, also one that is still being written.
+    """Read a report; it may still be growing.
 
     Raises:
-        ReportError: if there is none, or a file of it is damaged.
+        ReportError: if there is no report, or one of its files is damaged.
     """
     path = Path(folder)
     if not path.is_dir():
-        raise ReportError(f"{path}: there is no such folder. Pass that of a report.")
+        raise ReportError(f"{path}: there is no such folder. Pass the folder of a report.")
     if not (path / RUN).is_file():
         inside = sorted(p.parent.name for p in path.glob(f"*/{RUN}"))
         hint = f" There are reports in it: {', '.join(inside)}." if inside else ""
@@ -106,11 +106,11 @@ def read(folder: str | os.PathLike[str]) -> Report:
         )
     run = _load(path / RUN)
     if run.get("format") != FORMAT:
-        raise ReportError(f"{path / RUN} is not of a report: its format is {run.get('format')!r}.")
+        raise ReportError(f"{path / RUN} is not a report: its format is {run.get('format')!r}.")
     if run.get("version") != VERSION:
         raise ReportError(
-            f"{path / RUN} is of version {run.get('version')!r} of the format, and this is version "
-            f"{VERSION}. Read it with the Convoy that wrote it."
+            f"{path / RUN} has version {run.get('version')!r} of the format; this Convoy reads "
+            f"version {VERSION}. Use the Convoy that wrote it."
         )
     _check(path / RUN, run, _RUN_KEYS)
     programs = []
@@ -126,7 +126,7 @@ def read(folder: str | os.PathLike[str]) -> Report:
 
 
 def write(path: Path, content: Json) -> None:
-    """Write JSON so that the file has its old content or the new one at any moment."""
+    """Write a JSON file atomically."""
     with written_whole(path) as unfinished:
         unfinished.write_text(_dumps(content))
 
@@ -139,7 +139,7 @@ def _dumps(content: Json) -> str:
 
 
 def finite(value: Any) -> Any:
-    """Write numbers that JSON does not have as text."""
+    """Replace numbers that JSON does not have, such as NaN, by strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
@@ -155,7 +155,7 @@ def _load(path: Path) -> Json:
     except (OSError, ValueError) as error:
         raise ReportError(f"{path} is damaged: {error}. Record the run again.") from None
     if not isinstance(content, dict):
-        raise ReportError(f"{path} is damaged: it holds no object. Record the run again.")
+        raise ReportError(f"{path} is damaged: it is not an object. Record the run again.")
     return content
 
 
@@ -166,7 +166,7 @@ def _check(path: Path, content: Json, keys: tuple[str, ...]) -> None:
 
 
 def new_folder(parent: str | os.PathLike[str]) -> Path:
-    """Make a folder whose name says when, and in which process; that of Graphcore's reports."""
+    """Create a folder with the time and the process in its name, as Graphcore's reports have."""
     while True:
         now = datetime.datetime.now().isoformat(timespec="milliseconds").replace(":", "-")
         folder = Path(parent) / f"tf_report__{now}__{os.getpid()}"
@@ -175,7 +175,7 @@ def new_folder(parent: str | os.PathLike[str]) -> Path:
             return folder
 
 
-def _of_a_report(folder: Path) -> Iterator[Path]:
+def _report_files(folder: Path) -> Iterator[Path]:
     if (folder / RUN).is_file():
         yield folder / RUN
     for name in (PROGRAMS, PARTS):

@@ -1,4 +1,4 @@
-"""A compiled program as XLA prints it: computations, and their instructions in order."""
+"""Parser of XLA's text form of a compiled program: computations and their instructions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAME = re.compile(r'op_name="([^"]*)"')
 
 @dataclass(frozen=True)
 class Array:
-    """A type and its dimensions."""
+    """The element type and the dimensions of an array."""
 
     dtype: str
     dims: tuple[int, ...]
@@ -39,15 +39,15 @@ class Array:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One operation.
+    """One instruction.
 
     Attributes:
-        name: unique in the program.
-        opcode: what it does.
-        results: its arrays; more than one if it is a tuple.
-        operands: the names of what it reads.
-        attributes: all that is printed after them.
-        is_root: whether its result is that of the computation.
+        name: its name, unique in the program.
+        opcode: the operation.
+        results: the resulting arrays; several for a tuple.
+        operands: the names of the operands.
+        attributes: the text after the operands.
+        is_root: whether its result is the result of the computation.
     """
 
     name: str
@@ -67,19 +67,19 @@ class Instruction:
 
     @cached_property
     def path(self) -> str:
-        """Where it comes from: JAX's nested names, with a slash between them."""
+        """JAX's nested names of its origin, separated by slashes."""
         found = _NAME.search(self.attributes)
         return found[1] if found else ""
 
     @property
     def target(self) -> str:
-        """The kernel that a custom call runs."""
+        """The target of a custom call."""
         found = re.search(r'custom_call_target="([^"]*)"', self.attributes)
         return found[1] if found else ""
 
     @property
     def called(self) -> list[str]:
-        """The computations that it runs."""
+        """The names of the computations that it calls."""
         names = _CALLED.findall(self.attributes)
         for branches in _BRANCHES.findall(self.attributes):
             names += re.findall(r"%([^\s,}]+)", branches)
@@ -87,21 +87,21 @@ class Instruction:
 
     @property
     def trips(self) -> int:
-        """How often a loop is run; 1 if that is not known before."""
+        """The number of iterations of a loop; 1 if it is unknown at compile time."""
         found = _TRIPS.search(self.attributes)
         return int(found[1]) if found else 1
 
 
 @dataclass(frozen=True)
 class Program:
-    """All computations of a program by name, and which of them is run."""
+    """A program: its computations by name, and the name of the entry computation."""
 
     computations: dict[str, list[Instruction]]
     entry: str
 
     @classmethod
     def parse(cls, text: str) -> Program:
-        """Read what `jax.stages.Compiled.as_text` returns."""
+        """Parse the text that `jax.stages.Compiled.as_text` returns."""
         computations: dict[str, list[Instruction]] = {}
         entry, current = "", None
         for line in text.splitlines():
@@ -116,9 +116,9 @@ class Program:
         return cls(computations, entry)
 
     def walk(self, computation: str | None = None, times: int = 1) -> Iterator[tuple[str, int]]:
-        """Return the computations that are run by themselves, and how often.
+        """Yield the computations that run on their own, and the number of their runs.
 
-        What a fusion or a reduction calls is part of it, and not among them.
+        Computations that a fusion or a reduction calls are part of it.
         """
         name = self.entry if computation is None else computation
         yield name, times
@@ -142,7 +142,7 @@ def _instruction(found: re.Match[str], rest: str) -> Instruction:
 
 
 def _until_balanced(text: str) -> tuple[str, str]:
-    """Divide a text after the bracket that closes its first one."""
+    """Split a text after the bracket that closes the first one."""
     depth = 0
     for match in re.finditer(r"[()]", text):
         depth += 1 if match[0] == "(" else -1

@@ -1,11 +1,11 @@
-"""One HTML page with everything in it: no network, no build step."""
+"""The HTML page of a report: one self-contained file that opens offline."""
 
 from __future__ import annotations
 
 import json
 from importlib import resources
 
-from convoy.report import summary
+from convoy.report import figures
 from convoy.report.files import Json, Report, finite
 
 SCRIPTS = (
@@ -24,9 +24,9 @@ SCRIPTS = (
 
 
 def make_page(report: Report, other: Report | None = None) -> str:
-    """Return the page of a report, or of two beside each other."""
+    """Return the page of a report, or of the comparison of two."""
     reports = [_content(one) for one in (report, other) if one is not None]
-    # In a script element only `<` could end the data before its end.
+    # Inside a script element, only `<` could end the data early.
     data = json.dumps(finite(reports), separators=(",", ":")).replace("<", "\\u003c")
     page = _asset("page.html")
     for name, text in (
@@ -39,7 +39,7 @@ def make_page(report: Report, other: Report | None = None) -> str:
 
 
 def _content(report: Report) -> Json:
-    return report.to_json() | {"figures": summary.to_json(report)}
+    return report.to_json() | {"figures": figures.to_json(report)}
 
 
 def _asset(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Records what the models of a strategy do, into a folder."""
+"""The observer that records the runs of a strategy's models to a folder."""
 
 from __future__ import annotations
 
@@ -22,27 +22,35 @@ from convoy.engine.data.chunks import Chunk, Feed
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.state import Mode
 from convoy.pipeline import Timeline, simulate, stage_durations
-from convoy.report import machine
-from convoy.report.background import DeviceCall, Waiter, Writer, numbers
-from convoy.report.files import Files, Json
-from convoy.report.models import describe as describe_model
-from convoy.report.notes import Notes
-from convoy.report.programs import ObservedProgram
-from convoy.report.programs import describe as describe_program
+from convoy.report import environment
+from convoy.report.event_log import EventLog
+from convoy.report.files import Json, ReportWriter
+from convoy.report.model_summary import summarize
+from convoy.report.observed import ObservedFeed, ObservedProgram, ObservedRunner
+from convoy.report.program_analysis import analyze
+from convoy.report.threads import CallWaiter, DeviceCall, PeriodicWriter, scalars
+
+
+class Observable(Protocol):
+    """A strategy."""
+
+    observer: observer.Observer
 
 
 class Recording:
-    """Writes down what is compiled and what is run, until it is closed or the process ends.
+    """Records compilations, device calls, metrics and memory until it is closed.
 
-    Made by `Strategy.record`. As a context manager, it is closed at the end of the block.
+    `Strategy.record` creates it. As a context manager, it is closed at the end of the block;
+    otherwise at the end of the process.
 
     Args:
-        folder: where the files go. A report that is there is replaced. Each process of a run in
-            several has a folder of its own: the first this one, others `process-1` in it and so on.
-        devices: those that it is about.
+        folder: the folder of the report; an earlier report is replaced. In a run of several
+            processes, the first one writes to this folder and the others to `process-1`,
+            `process-2`, ... in it.
+        devices: the devices of the strategy.
 
     Raises:
-        ReportError: if the folder cannot be written to.
+        ReportError: if the folder cannot be written.
     """
 
     times_actions = True
@@ -54,27 +62,28 @@ class Recording:
     ) -> None:
         path = Path(folder)
         self.folder = path if distributed.is_first() else path / f"process-{distributed.index()}"
-        self._files = Files(self.folder)
+        self._files = ReportWriter(self.folder)
         own = tuple(device for device in devices if device.process_index == distributed.index())
-        self._peak = machine.peak(own)
+        self._peak = environment.peak(own)
         self._devices = [str(device) for device in devices]
-        self._observed: list[Observed] = []
+        self._strategies: list[Observable] = []
         self._open = True
-        self._notes = Notes()
+        self._log = EventLog()
         self._runs: list[Json] = []
-        self._compiled: list[tuple[int, Json, Any]] = []
+        # Programs whose analysis is not written yet: number, name and times, and the program.
+        self._compiled: list[tuple[int, Json, jax.stages.Compiled]] = []
         self._programs = 0
         self._part = 0
         self._running = 0
         self._error = ""
-        self._started: dict[int | None, float] = {}
-        """The programs of the call that runs, and when they were last handed to the devices."""
+        # The programs of the current device call, and the times of their last dispatch.
+        self._dispatched: dict[int, float] = {}
         self._in_pipeline = False
         self._compiled_at = 0.0
         self._write()
-        self._waiter = Waiter(self._notes)
-        self._writer = Writer(self._write, self._write_meanwhile)
-        self._end_listening = observer.listen(self._pause)
+        self._waiter = CallWaiter(self._log)
+        self._writer = PeriodicWriter(self._write, self._write_if_running)
+        self._end_pauses = observer.listen(self._pause)
         atexit.register(self.close)
 
     def __enter__(self) -> Self:
@@ -87,104 +96,107 @@ class Recording:
         traceback: TracebackType | None,
     ) -> None:
         if error is not None and not isinstance(error, Preempted):
-            self._error = _say(error)
+            self._error = _describe(error)
         self.close()
 
-    def watch(self, strategy: Observed) -> Self:
-        """Record what the models of a strategy do, until it is closed."""
+    def observe(self, strategy: Observable) -> Self:
+        """Record the runs of a strategy's models."""
         strategy.observer = self
-        self._observed.append(strategy)
+        self._strategies.append(strategy)
         return self
 
-    def unwatch(self) -> None:
-        """Record no more, until it is told to watch again."""
-        for strategy in self._observed:
+    def stop_observing(self) -> None:
+        """Stop recording, until `observe` is called again."""
+        for strategy in self._strategies:
             if strategy.observer is self:
                 strategy.observer = observer.NULL_OBSERVER
-        self._observed.clear()
+        self._strategies.clear()
         if self._open:
-            self._writer.now()
+            self._writer.write_now()
 
     def close(self) -> None:
-        """Write what is left, and record no more."""
+        """Stop recording, and write the rest of the report."""
         if not self._open:
             return
         self._open = False
-        self.unwatch()
-        self._end_listening()
+        self.stop_observing()
+        self._end_pauses()
         atexit.unregister(self.close)
         self._waiter.close()
         self._writer.close()
 
-    # What the engine tells -----------------------------------------------------------------------
+    # The interface of an observer ----------------------------------------------------------------
 
     @contextlib.contextmanager
     def run(self, name: str, model: keras.Model, config: ExecutionConfig) -> Iterator[None]:
-        """Note a call of `fit` or one of its sisters, and write all of it when it has ended."""
+        """Record a call of `fit`, `evaluate` or the like, and write the report at its end."""
         begin = time.perf_counter()
-        noted: Json = {"name": name, "began": self._notes.seconds(begin), "ended": None}
-        noted |= {"error": "", "stopped": "", "model": describe_model(model, config)}
-        self._runs.append(noted)
+        entry: Json = {"name": name, "began": self._log.seconds(begin), "ended": None}
+        entry |= {"error": "", "stopped": "", "model": summarize(model, config)}
+        self._runs.append(entry)
         self._running += 1
         try:
             yield
-        except Preempted as asked:
-            noted["stopped"] = str(asked)
+        except Preempted as preempted:
+            entry["stopped"] = str(preempted)
             raise
         except BaseException as error:
-            noted["error"] = _say(error)
+            entry["error"] = _describe(error)
             raise
         finally:
-            self._waiter.settle()
+            self._waiter.flush()
             end = time.perf_counter()
-            noted["ended"] = self._notes.seconds(end)
-            self._notes.span(name, begin, end)
+            entry["ended"] = self._log.seconds(end)
+            self._log.span(name, begin, end)
             self._running -= 1
             if self._open:
-                self._writer.now()
+                self._writer.write_now()
 
     def program(self, name: str, program: Any, varying: int | None = None) -> Any:
-        return ObservedProgram(name, program, varying, self._note_program, self._note_started)
+        return ObservedProgram(name, program, varying, self._on_compiled, self._on_called)
 
     def programs(self, mode: Mode, programs: ModelRunner) -> ChunkRunner:
-        return ObservedPrograms(self, mode, programs)
+        return ObservedRunner(mode, programs, self._run_chunk)
 
     def feed(self, feed: Feed) -> Feed:
-        return cast(Feed, ObservedFeed(feed, self._notes))
+        return cast(Feed, ObservedFeed(feed, self._log))
 
     def callback(self, function: Callable[..., None]) -> Callable[..., None]:
-        notes = self._notes
+        log = self._log
 
         def timed(*arguments: Any) -> None:
             begin = time.perf_counter()
             function(*arguments)
-            notes.span("callbacks", begin, time.perf_counter())
+            log.span("callbacks", begin, time.perf_counter())
 
         return timed
 
     def epoch(self, epoch: int, logs: dict[str, Any]) -> None:
-        self._notes.epoch(epoch, numbers(logs))
+        self._log.epoch(epoch, scalars(logs))
 
-    def call(self, mode: Mode, programs: Any, chunk: Chunk) -> Any:
-        """Run a chunk of data, and note it."""
+    # Events --------------------------------------------------------------------------------------
+
+    def _run_chunk(self, mode: Mode, runner: Any, chunk: Chunk) -> Outcome:
         begin = time.perf_counter()
-        self._started, before = {}, self._programs
-        composition = getattr(programs, "composition", None)
+        self._dispatched, programs_before = {}, self._programs
+        composition = getattr(runner, "composition", None)
         self._in_pipeline = composition is None
-        outcome = programs.run(chunk)
+        outcome = runner.run(chunk)
         end = time.perf_counter()
-        number, started = next(reversed(self._started.items()), (None, begin))
+        number: int | None
+        number, dispatched = next(reversed(self._dispatched.items()), (None, begin))
         if composition is None:
-            number, started = None, max(begin, self._compiled_at)
-            timeline = getattr(programs, "timeline", None)
-            if timeline is not None and before == self._programs:
-                self._note_pipeline(programs, timeline)
+            number, dispatched = None, max(begin, self._compiled_at)
+            timeline = getattr(runner, "timeline", None)
+            # A call that compiled programs is not representative.
+            if timeline is not None and programs_before == self._programs:
+                self._log_pipeline(runner, timeline)
         elif number is not None:
             updates = chunk.micro_batches // composition.accumulated(chunk)
-            self._notes.ran(number, updates * composition.config.replicas)
+            self._log.count_runs(number, updates * composition.config.replicas)
         samples = chunk.micro_batches * chunk.batch
-        self._waiter.put(DeviceCall(mode, number, started, chunk.steps, samples, outcome))
-        self._notes.span("device call", begin, end)
+        self._waiter.put(DeviceCall(mode, number, dispatched, chunk.steps, samples, outcome))
+        self._log.span("device call", begin, end)
         return outcome
 
     @contextlib.contextmanager
@@ -193,58 +205,58 @@ class Recording:
         try:
             yield
         finally:
-            if self._observed:
-                self._notes.span(name, begin, time.perf_counter())
+            if self._strategies:
+                self._log.span(name, begin, time.perf_counter())
 
-    def _note_started(self, number: int) -> None:
-        self._started[number] = time.perf_counter()
+    def _on_called(self, number: int) -> None:
+        self._dispatched[number] = time.perf_counter()
         if self._in_pipeline:
-            self._notes.ran(number, 1)
+            self._log.count_runs(number, 1)
 
-    def _note_program(self, about: Json, compiled: Any, begin: float) -> int:
+    def _on_compiled(self, about: Json, compiled: jax.stages.Compiled, begin: float) -> int:
         number, self._programs = self._programs, self._programs + 1
-        about["at"] = self._notes.seconds(begin)
+        about["at"] = self._log.seconds(begin)
         self._compiled_at = begin + sum(about["seconds"].values())
-        self._notes.span("compile", begin, self._compiled_at)
+        self._log.span("compile", begin, self._compiled_at)
         self._compiled.append((number, about, compiled))
         return number
 
-    def _note_pipeline(self, programs: Any, timeline: Timeline) -> None:
-        if not self._notes.wants_pipeline():
+    def _log_pipeline(self, runner: Any, timeline: Timeline) -> None:
+        if not self._log.wants_pipeline():
             return
-        on_paper = simulate(programs.schedule, stage_durations(timeline))
-        self._notes.pipeline(
+        simulated = simulate(runner.schedule, stage_durations(timeline))
+        self._log.pipeline(
             {
-                "at": round(self._notes.seconds(timeline.began), 6),
-                "stages": programs.schedule.stages,
-                "micro_batches": programs.schedule.micro_batches,
-                "measured": _timeline(timeline),
-                "simulated": _timeline(on_paper),
+                "at": round(self._log.seconds(timeline.began), 6),
+                "stages": runner.schedule.stages,
+                "micro_batches": runner.schedule.micro_batches,
+                "measured": _timeline_json(timeline),
+                "simulated": _timeline_json(simulated),
             }
         )
 
-    # What is written -----------------------------------------------------------------------------
+    # Writing -------------------------------------------------------------------------------------
 
-    def _write_meanwhile(self) -> None:
+    def _write_if_running(self) -> None:
         if self._running:
             self._write()
 
     def _write(self) -> None:
-        """Write what is new; a disk that cannot take it is said once, and the run goes on."""
+        """Write new content. If the disk cannot take it, report that once and go on."""
         try:
             while self._compiled:
                 number, about, compiled = self._compiled.pop(0)
-                self._files.write_program(number, about | describe_program(about["name"], compiled))
-            if (size := machine.memory_in_use()) is not None:
-                self._notes.host_memory(size)
-            part, full = self._notes.take()
-            # First the totals: whoever finds a row, even after a kill, finds it counted.
-            self._files.write_run(self._about())
+                self._files.write_program(number, about | analyze(about["name"], compiled))
+            if (size := environment.memory_in_use()) is not None:
+                self._log.host_memory(size)
+            part, complete = self._log.take()
+            # The totals come first, so that after a kill they include every written row.
+            self._files.write_run(self._run_json())
             self._files.write_part(self._part, part)
-            self._part += full
+            self._part += complete
         except OSError as error:
             if not self._error:
-                self._error = f"not all of the report could be written: {error.strerror}"
+                self._error = f"the report is incomplete: {error.strerror}"
                 print(f"convoy: {self.folder}: {self._error}", file=sys.stderr)
 
     def _state(self) -> str:
@@ -254,64 +266,27 @@ class Recording:
             return "running"
         return "stopped" if self._runs and self._runs[-1]["stopped"] else "ended"
 
-    def _about(self) -> Json:
+    def _run_json(self) -> Json:
         return {
             "state": self._state(),
             "error": self._error,
-            "began": self._notes.wall,
-            "seconds": self._notes.seconds(),
+            "began": self._log.wall,
+            "seconds": self._log.seconds(),
             "process": {
                 "number": distributed.index(),
                 "of": distributed.count(),
                 "id": os.getpid(),
             },
             "devices": self._devices,
-            "framework": machine.framework(),
+            "framework": environment.framework(),
             "cpu_kernels": str(cpu.status()).splitlines()[0],
             "peak": self._peak,
             "runs": self._runs,
-            "totals": self._notes.summary(),
+            "totals": self._log.summary(),
         }
 
 
-class Observed(Protocol):
-    """A strategy."""
-
-    observer: observer.Observer
-
-
-class ObservedPrograms:
-    """Runs chunks of data, and has a recording note it."""
-
-    def __init__(self, recording: Recording, mode: Mode, programs: ModelRunner) -> None:
-        self._recording, self._mode, self._programs = recording, mode, programs
-
-    def run(self, chunk: Chunk) -> Outcome:
-        return self._recording.call(self._mode, self._programs, chunk)
-
-
-class ObservedFeed:
-    """Hands out a feed's data, and notes how long that took."""
-
-    def __init__(self, feed: Feed, notes: Notes) -> None:
-        self._feed, self._notes = feed, notes
-
-    def next(self, limit: int) -> Chunk | None:
-        begin = time.perf_counter()
-        chunk = self._feed.next(limit)
-        self._notes.span("input", begin, time.perf_counter())
-        return chunk
-
-    def prefetch(self, limit: int) -> None:
-        begin = time.perf_counter()
-        self._feed.prefetch(limit)
-        self._notes.span("prefetch", begin, time.perf_counter())
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._feed, name)
-
-
-def _timeline(timeline: Timeline) -> Json:
+def _timeline_json(timeline: Timeline) -> Json:
     return {
         "devices": timeline.devices,
         "seconds": timeline.seconds,
@@ -324,5 +299,5 @@ def _timeline(timeline: Timeline) -> Json:
     }
 
 
-def _say(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".rstrip(": ")

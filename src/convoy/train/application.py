@@ -90,7 +90,7 @@ class Application:
         self.report = self.folder.report
         recording = Recording(self.report, max((s.devices for s in self.strategies), key=len))
         for strategy in self.strategies:
-            recording.watch(strategy)
+            recording.observe(strategy)
         return recording
 
     def _run_phases(

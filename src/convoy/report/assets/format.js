@@ -1,4 +1,4 @@
-// Figures as people read them, and small helpers for elements.
+// Formatting of values, and helpers to create elements.
 
 function pick(value, scales) {
   for (const [size, name] of scales) if (Math.abs(value) >= size) return [value / size, name];

@@ -1,4 +1,4 @@
-// Puts the page together.
+// Assembles the page.
 
 const reports = JSON.parse(document.getElementById("data").textContent);
 if (reports.length > 1) reports.forEach((report, place) => { report.mark = "AB"[place]; });
@@ -7,8 +7,8 @@ function runLine(report) {
   const { run } = report, last = run.runs[run.runs.length - 1];
   const model = last ? last.model : null;
   const state = {
-    running: "still running when this page was made", failed: `failed: ${run.error}`,
-    stopped: "stopped; can be resumed", ended: "ended",
+    running: "running when this page was made", failed: `failed: ${run.error}`,
+    stopped: "preempted; can be resumed", ended: "ended",
   };
   const failed = run.runs.find((one) => one.error);
   return element("div", { class: "run" }, report.mark ? tag(report) : null, element("b", {}, report.name),
@@ -16,7 +16,7 @@ function runLine(report) {
     element("span", {}, `${run.devices.length} × ${run.devices[0].split(":")[0]}`),
     model && model.stages > 1 ? element("span", {}, `${model.stages} stages, ${model.schedule}`) : null,
     model && model.replicas > 1 ? element("span", {}, `${model.replicas} replicas`) : null,
-    model && model.gradient_accumulation > 1 ? element("span", {}, `accumulation ${model.gradient_accumulation}`) : null,
+    model && model.gradient_accumulation > 1 ? element("span", {}, `gradient accumulation ${model.gradient_accumulation}`) : null,
     element("span", {}, new Date(run.began * 1000).toISOString().slice(0, 16).replace("T", " ")),
     element("span", { class: `state ${failed ? "failed" : run.state}`, title: last && last.stopped ? last.stopped : null },
       failed ? `${failed.name}: ${failed.error}` : state[run.state]));

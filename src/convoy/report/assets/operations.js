@@ -1,9 +1,9 @@
-// What operations cost, and which kernel runs each convolution.
+// The costs of operations, and the kernel of each convolution.
 
 const SHOWN = 30;
 
-// The time of an operation if it were only computing, or only moving, at the machine's best.
-function leastSeconds(row, report) {
+// The roofline bound of an operation: its time at the measured peak compute or memory rate.
+function minimumSeconds(row, report) {
   const devices = report.run.devices.length / report.run.process.of || 1;
   return Math.max((row.flops * devices) / report.run.peak.flops_per_second, (row.bytes * devices) / report.run.peak.bytes_per_second);
 }
@@ -18,8 +18,8 @@ function operationsSection(reports) {
   choice.addEventListener("change", draw);
   draw();
   return [
-    element("p", {}, "Of one step on one device. The time is the least that the measured peak allows: for computing, " +
-      "or for moving the bytes, whichever is longer."),
+    element("p", {}, "Costs of one step on one device. The minimum time is the roofline bound: the operations at the " +
+      "measured peak compute rate, or the bytes at the measured memory bandwidth, whichever takes longer."),
     element("div", { class: "tools" }, choice, filter), table,
   ];
 }
@@ -30,33 +30,33 @@ function operationsTable(reports, name, wanted, more, draw) {
   found.forEach(([report, program], place) => {
     for (const row of program ? program.operations : []) {
       const key = `${row.layer}|${row.part}|${row.kind}`;
-      if (!rows.has(key)) rows.set(key, { row, least: reports.map(() => null) });
-      rows.get(key).least[place] = leastSeconds(row, report);
+      if (!rows.has(key)) rows.set(key, { row, minimum: reports.map(() => null) });
+      rows.get(key).minimum[place] = minimumSeconds(row, report);
     }
   });
   const all = [...rows.values()].filter(({ row }) => `${row.layer} ${row.kind} ${row.part}`.toLowerCase().includes(wanted))
-    .sort((a, b) => Math.max(...b.least) - Math.max(...a.least));
-  const most = Math.max(...all.map(({ least }) => Math.max(...least)), 1e-12);
-  const sums = reports.map((_, place) => [...rows.values()].reduce((sum, { least }) => sum + (least[place] || 0), 0));
+    .sort((a, b) => Math.max(...b.minimum) - Math.max(...a.minimum));
+  const most = Math.max(...all.map(({ minimum }) => Math.max(...minimum)), 1e-12);
+  const sums = reports.map((_, place) => [...rows.values()].reduce((sum, { minimum }) => sum + (minimum[place] || 0), 0));
   const listed = more.all ? all : all.slice(0, SHOWN);
-  const columns = [["layer"], ["pass"], ["operation"], ["count", true], ["work", true], ["bytes", true],
-    ...reports.map((report) => [report.mark ? `least time ${report.mark}` : "least time", true]), [""]];
-  const lines = listed.map(({ row, least }) => [
+  const columns = [["layer"], ["pass"], ["operation"], ["count", true], ["operations", true], ["bytes", true],
+    ...reports.map((report) => [report.mark ? `minimum time ${report.mark}` : "minimum time", true]), [""]];
+  const lines = listed.map(({ row, minimum }) => [
     row.layer || "–", row.part, row.kind, format(row.count, "count"), format(row.flops, "flops"),
-    format(row.bytes, "bytes"), ...least.map((value) => format(value, "seconds")),
-    least.map((value, place) => (value === null ? null : costBar(row, value, value / most, value / sums[place], place))),
+    format(row.bytes, "bytes"), ...minimum.map((value) => format(value, "seconds")),
+    minimum.map((value, place) => (value === null ? null : costBar(row, value, value / most, value / sums[place], place))),
   ]);
   const rest = element("button", { type: "button", onclick: () => { more.all = true; draw(); } }, `all ${all.length} rows`);
   return [tableOf(columns, lines, { id: "operations-table" }), all.length > listed.length ? rest : ""];
 }
 
 function costBar(row, value, width, share, place) {
-  const tell = (event) => tip.show(
+  const showTip = (event) => tip.show(
     `${[row.layer, row.kind].filter(Boolean).join(", ")}: ${format(value, "seconds")},\n` +
-    `${format(share, "share")} of the least time of a step`, event);
+    `${format(share, "share")} of the minimum step time`, event);
   return element("div", { style: "line-height:11px;min-width:90px" }, element("span", {
     class: "bar", style: `width:${Math.max(1, 84 * width)}px;background:var(--${place ? "orange" : "blue"})`,
-    onpointermove: tell, onpointerdown: tell, onpointerleave: () => tip.hide(),
+    onpointermove: showTip, onpointerdown: showTip, onpointerleave: () => tip.hide(),
   }));
 }
 
@@ -68,7 +68,7 @@ function convolutionsSection(reports) {
     for (const [, one] of rows) kernels.set(one.kernel, (kernels.get(one.kernel) || 0) + 1);
     parts.push(title(reports, report), element("p", {}, [...kernels].map(([name, count]) => `${count} by ${name}`).join(", ") +
       `. ${report.run.cpu_kernels}.`));
-    const columns = [["program"], ["layer"], ["kind"], ["kernel"], ["its name"], ["arrays"], ["work", true]];
+    const columns = [["program"], ["layer"], ["kind"], ["library"], ["kernel"], ["arrays"], ["operations", true]];
     const draw = (list) => tableOf(columns, list.map(([program, one]) => [
       program, one.layer || "–", one.kind, one.kernel, one.implementation || "–",
       `${one.operands.join(" × ")} → ${one.result}`, format(one.flops, "flops"),

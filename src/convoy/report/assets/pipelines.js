@@ -1,4 +1,4 @@
-// Recorded weight updates of a pipeline: every stage and micro-batch, measured and simulated.
+// Weight updates of a pipeline: all actions of its stages, measured and simulated.
 
 const ACTIONS = {
   F: ["forward", "green"], B: ["backward", "blue"], I: ["backward, input", "sky"], W: ["backward, weights", "purple"],
@@ -10,7 +10,7 @@ function pipelineRows(timeline) {
     const [, stage, kind, microBatch] = action.match(/^(\d+)([FBIW])(\d+)$/);
     const [name, hue] = ACTIONS[kind];
     const about = () => `stage ${stage}, ${name}, micro-batch ${microBatch}\n${format(end - start, "seconds")}\n` +
-      `from ${format(start, "seconds")} on, device ${device}`;
+      `at ${format(start, "seconds")}, device ${device}`;
     rows[device].items.push({ start, end, text: action, hue, about });
   }
   for (const row of rows) row.items.sort((a, b) => a.start - b.start);
@@ -18,11 +18,11 @@ function pipelineRows(timeline) {
 }
 
 function pipelineSection(reports) {
-  const parts = [element("p", {}, "A weight update in all of its actions: stage, kind and micro-batch. The simulation " +
-    "has each kind of action take its median time and transfers take none, so what it is faster by is waiting " +
-    "that the schedule does not ask for.")];
+  const parts = [element("p", {}, "One weight update with all its actions: stage, kind and micro-batch. The simulation uses " +
+    "the median time of each kind of action, and no time for transfers. The difference to the measurement is overhead " +
+    "that the schedule does not cause.")];
   for (const report of reports.filter((one) => one.pipelines.length)) {
-    const updates = report.pipelines, said = element("p");
+    const updates = report.pipelines, caption = element("p");
     const boxes = element("div");
     const choose = (number) => {
       const { measured, simulated, at } = updates[number];
@@ -32,10 +32,10 @@ function pipelineSection(reports) {
         boxes.append(element("h3", {}, `${name}: ${format(timeline.seconds, "seconds")}, bubble ${format(timeline.bubble, "share")}`));
         new Timeline(boxes, pipelineRows(timeline), view, `${name} weight update, bubble ${format(timeline.bubble, "share")}`);
       }
-      said.textContent = `Weight update ${number + 1} of ${updates.length} that were kept, at ${format(at, "seconds")}; ` +
+      caption.textContent = `Weight update ${number + 1} of ${updates.length} recorded ones, at ${format(at, "seconds")}; ` +
         `${updates[number].stages} stages, ${updates[number].micro_batches} micro-batches.`;
     };
-    parts.push(title(reports, report), said);
+    parts.push(title(reports, report), caption);
     if (updates.length > 1) {
       parts.push(element("div", { class: "tools" }, element("label", {}, "weight update "), element("input", {
         type: "range", min: 0, max: updates.length - 1, value: updates.length - 1,

@@ -1,8 +1,8 @@
-// A canvas with a horizontal axis that can be zoomed and moved: what timelines and curves share.
+// A canvas with a horizontal axis that can be zoomed and moved; the base of timelines and curves.
 
 const plots = [];
 
-// The part of an axis that is shown; several plots may share it.
+// The visible range of an axis; several plots may share it.
 class View {
   constructor(low, high) {
     this.bounds = [low, high > low ? high : low + 1e-9];
@@ -91,7 +91,7 @@ class Plot {
       return [event.clientX - box.left, event.clientY - box.top];
     };
     canvas.addEventListener("wheel", (event) => {
-      // Plain scrolling stays the page's own.
+      // Plain scrolling scrolls the page.
       if (!event.ctrlKey && !event.metaKey && !event.shiftKey) return;
       event.preventDefault();
       const amount = event.deltaY || event.deltaX;
@@ -151,7 +151,7 @@ function zoomTools(view, ...more) {
     element("span", {}, "drag to move; Ctrl and wheel, a pinch or + and − to zoom"), ...more);
 }
 
-// Round numbers between two values: of bytes, round in their own unit; of things counted, whole.
+// Round numbers between two values; bytes are round in their unit, counts are integers.
 function ticks(from, to, count, unit) {
   const size = unit === "bytes" ? 1024 ** Math.max(0, Math.floor(Math.log(to) / Math.log(1024))) : 1;
   const rough = (to - from) / count / size, power = 10 ** Math.floor(Math.log10(rough));

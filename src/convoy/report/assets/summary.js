@@ -1,10 +1,9 @@
-// The figures of a run, or of two beside each other.
+// The figures of a run, or the comparison of two.
 
+// Ids of the figures on cards, as in figures.py.
 const CARDS = [
-  ["training", "a step"], ["training", "samples"], ["time", "devices busy, of the time after compiling"],
-  ["training", "share of the measured peak"], ["time", "compiling"], ["time", "waiting for input"],
-  ["time", "checkpoint pauses"], ["pipeline", "bubble, measured"],
-  ["memory of a device", "largest program of training"], ["evaluation", "samples"],
+  "train.step_time", "train.throughput", "train.utilisation", "time.device_share", "time.compilation",
+  "time.input", "time.pauses", "pipeline.bubble", "memory.train", "evaluate.throughput",
 ];
 
 function change(figure, other) {
@@ -18,33 +17,34 @@ function change(figure, other) {
 
 function summarySection(reports) {
   const [first, second] = reports;
-  const key = (figure) => `${figure.group}/${figure.name}`;
-  const beside = new Map((second ? second.figures : []).map((figure) => [key(figure), figure]));
-  const cards = CARDS.map(([group, name]) => {
-    const figure = first.figures.find((one) => one.group === group && one.name === name);
+  const beside = new Map((second ? second.figures : []).map((figure) => [figure.id, figure]));
+  const cards = CARDS.map((id) => {
+    const figure = first.figures.find((one) => one.id === id);
     if (!figure) return null;
-    const other = beside.get(key(figure));
-    return element("div", { class: "card" },
-      element("div", { class: "name" }, group === "time" ? name : `${group}: ${name}`),
+    const other = beside.get(id);
+    return element("div", { class: "card", "data-figure": id },
+      element("div", { class: "name" }, figure.group === "time" ? figure.label : `${figure.group}: ${figure.label}`),
       element("div", { class: "value" }, format(figure.value, figure.unit)),
       other ? element("div", { class: "other" }, `B ${format(other.value, other.unit)} `, change(figure, other)) : null);
   });
   const body = element("tbody");
   let group = "";
-  for (const figure of first.figures.concat(second ? second.figures.filter((f) => !first.figures.some((g) => key(g) === key(f))).map((f) => ({ ...f, value: null })) : [])) {
+  const known = new Set(first.figures.map((figure) => figure.id));
+  const onlySecond = (second ? second.figures : []).filter((figure) => !known.has(figure.id));
+  for (const figure of [...first.figures, ...onlySecond.map((one) => ({ ...one, value: null }))]) {
     if (figure.group !== group) {
       group = figure.group;
       body.append(element("tr", { class: "group" }, element("th", { colspan: second ? 4 : 2 }, group)));
     }
-    const other = beside.get(key(figure));
+    const other = beside.get(figure.id);
     body.append(element("tr", {},
-      element("td", {}, figure.name),
+      element("td", {}, figure.label),
       element("td", { class: "n" }, format(figure.value, figure.unit)),
       second ? element("td", { class: "n" }, other ? format(other.value, other.unit) : "–") : null,
       second ? element("td", { class: "n" }, change(figure, other)) : null));
   }
   const head = second ? element("thead", {}, element("tr", {}, element("th", {}, ""),
-    element("th", { class: "n" }, "A"), element("th", { class: "n" }, "B"), element("th", { class: "n" }, "B to A"))) : null;
+    element("th", { class: "n" }, "A"), element("th", { class: "n" }, "B"), element("th", { class: "n" }, "change"))) : null;
   return [
     element("div", { class: "cards" }, cards),
     element("h3", {}, second ? "All figures, compared" : "All figures"),
@@ -53,8 +53,8 @@ function summarySection(reports) {
 }
 
 function programsSection(reports) {
-  const columns = [["program"], ["traced in", true], ["lowered in", true], ["compiled in", true],
-    ["runs of a step", true], ["work of a step", true], ["of the peak", true], ["memory", true]];
+  const columns = [["program"], ["tracing", true], ["lowering", true], ["compilation", true],
+    ["runs", true], ["operations per step", true], ["utilisation (MFU)", true], ["memory", true]];
   return reports.flatMap((report) => {
     const ran = report.run.totals.programs || {};
     const rows = report.programs.map((program, number) => {

@@ -32,7 +32,7 @@ class Timeline extends Plot {
       const item = row.items[place];
       if (item.start > this.view.to) break;
       const begin = this.x(item.start), end = this.x(item.end);
-      // Thousands of bars within a pixel are drawn once.
+      // Many bars within one pixel are drawn once.
       if (end < reached + 0.6 && end - begin < 0.6) continue;
       const size = Math.max(end - begin, 0.8);
       ink.fillStyle = colour(item.hue);
@@ -70,7 +70,7 @@ class Timeline extends Plot {
   }
 }
 
-// The first item that ends after a moment.
+// Returns the first item that ends after a time.
 function firstAfter(items, moment) {
   let low = 0, high = items.length;
   while (low < high) {

@@ -1,4 +1,4 @@
-// What the host and the devices did, over the whole run.
+// The timeline of the host and the devices, over the whole run.
 
 const HUES = {
   "input": "orange", "prefetch": "yellow", "device call": "blue", "callbacks": "purple",
@@ -10,22 +10,22 @@ const PLAIN = new Set(["input", "prefetch", "device call", "callbacks"]);
 function timeRows(report) {
   const rows = { outer: [], host: [], inside: [], devices: [] };
   for (const [kind, start, end] of report.spans) {
-    const about = () => `${kind}\n${format(end - start, "seconds")}\nfrom ${format(start, "seconds")} on`;
+    const about = () => `${kind}\n${format(end - start, "seconds")}\nat ${format(start, "seconds")}`;
     const row = OUTER.has(kind) ? "outer" : PLAIN.has(kind) ? "host" : "inside";
     rows[row].push({ start, end, text: kind, hue: HUES[kind] || "grey", about });
   }
   for (const [mode, program, start, end, steps, samples] of report.calls) {
     const name = program === null ? "pipeline" : report.programs[program] ? report.programs[program].name : mode;
     const about = () => `${mode}: ${name}\n${format(end - start, "seconds")} for ${steps} steps, ${samples} samples\n` +
-      `${format(samples / (end - start), "per second").replace(" /s", " samples/s")}\nfrom ${format(start, "seconds")} on`;
+      `${format(samples / (end - start), "per second").replace(" /s", " samples/s")}\nat ${format(start, "seconds")}`;
     rows.devices.push({ start, end, text: mode, hue: HUES[mode], about });
   }
   for (const items of Object.values(rows)) items.sort((a, b) => a.start - b.start);
-  const labels = { outer: "call", host: "host", inside: "of which", devices: "devices" };
+  const labels = { outer: "call", host: "host", inside: "compile, save", devices: "devices" };
   return Object.entries(rows).map(([name, items]) => ({ label: labels[name], items: withoutOverlap(items) }));
 }
 
-// A call inside of another one would hide it.
+// A nested call would hide the outer one.
 function withoutOverlap(items) {
   const kept = [];
   for (const item of items) {
@@ -40,8 +40,8 @@ function timesSection(reports) {
   const end = Math.max(...reports.map((report) => report.run.seconds));
   const view = new View(0, end);
   const parts = [
-    element("p", {}, "What Python did, and below it what the devices ran. Input is time in which the host waits " +
-      "for data; what it prepares while the devices compute is prefetch."),
+    element("p", {}, "Activity of the host (Python), and below it the device calls. Input is the time that the host " +
+      "waits for data; prefetch is the time that it prepares data while the devices compute."),
     zoomTools(view),
   ];
   for (const report of reports) {
@@ -50,7 +50,7 @@ function timesSection(reports) {
     parts.push(title(reports, report), box);
     new Timeline(box, rows, view, `Timeline of ${report.name}: ${rows.map((row) => `${row.items.length} in ${row.label}`).join(", ")}`);
     const left = report.run.totals.rows_left_out;
-    if (left) parts.push(element("p", {}, `${format(left, "count")} later spans are only in the sums.`));
+    if (left) parts.push(element("p", {}, `${format(left, "count")} later spans are included in the totals only.`));
   }
   const kinds = ["compile", "input", "prefetch", "device call", "callbacks", "checkpoint"];
   parts.push(legend([...kinds.map((kind) => [kind, HUES[kind]]), ["training", "green"], ["evaluation", "sky"], ["prediction", "purple"]]));

@@ -1,4 +1,4 @@
-"""What a run was made with: versions, the machine, and how fast that is at best."""
+"""The environment of a run: versions, the machine, and the measured peak of its devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from convoy.versions import installed_versions
 
-# A product of matrices and a convolution, large enough to keep a device busy.
+# A matrix product and a convolution, large enough to occupy a device.
 SIDE = 1024
 IMAGES = (8, 28, 28, 128)
 KERNEL = (3, 3, 128, 128)
@@ -25,7 +25,7 @@ SECONDS, RUNS = 0.2, 20
 
 @functools.cache
 def framework() -> dict[str, Any]:
-    """Return versions and the machine."""
+    """Return the versions of packages, and the machine."""
     return {
         "versions": installed_versions(),
         "python": platform.python_version(),
@@ -36,7 +36,7 @@ def framework() -> dict[str, Any]:
 
 
 def memory_in_use() -> int | None:
-    """Return the bytes that this process holds, where the system tells."""
+    """Return the resident memory of this process in bytes; `None` where it is unknown."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -46,14 +46,14 @@ def memory_in_use() -> int | None:
 
 @functools.cache
 def peak(devices: tuple[jax.Device, ...]) -> dict[str, float]:
-    """Measure how much some devices compute and move at best, all at the same time.
+    """Measure the peak compute and memory rates of some devices, all running at the same time.
 
-    Measured once in a process, in a few tenths of a second: the faster of a product of matrices and
-    a convolution, in float32; and a pass over an array that no cache holds.
+    The measurement is made once per process and takes a few tenths of a second: the faster of a
+    matrix product and a convolution, in float32; and a pass over an array larger than the caches.
 
     Returns:
-        `flops_per_second` and `bytes_per_second` of all devices together, and the `seconds` that it
-        took to find out.
+        `flops_per_second` and `bytes_per_second` of all devices together, and the `seconds` of the
+        measurement.
     """
     began = time.perf_counter()
     rng = np.random.default_rng(0)
@@ -83,7 +83,7 @@ def _convolve(images: jax.Array, kernel: jax.Array) -> jax.Array:
 def _fastest(
     function: Callable[..., Any], arguments: Sequence[np.ndarray], devices: Sequence[jax.Device]
 ) -> float:
-    """Return the fewest seconds in which all devices ran a function."""
+    """Return the shortest time in which all devices run a function, in seconds."""
     program = jax.jit(function)
     given = [[jax.device_put(value, device) for value in arguments] for device in devices]
     jax.block_until_ready([program(*values) for values in given])

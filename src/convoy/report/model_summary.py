@@ -1,4 +1,4 @@
-"""What a model is, and how its work is divided."""
+"""A summary of a model and its parallel configuration."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from convoy.pipeline.stages import stage_assignment
 from convoy.report.files import Json
 
 
-def describe(model: keras.Model, config: ExecutionConfig) -> Json:
-    """Return a model's layers and sizes, and the plan that it is run by."""
+def summarize(model: keras.Model, config: ExecutionConfig) -> Json:
+    """Return a model's layers, sizes and parallel configuration."""
     stages = stage_assignment(model)
     optimizer = getattr(model, "optimizer", None)
     pipeline: Any = config.pipeline
@@ -46,7 +46,7 @@ def _layers(model: keras.Model) -> Iterator[keras.layers.Layer]:
 def _layer(layer: keras.layers.Layer) -> Json:
     try:
         shape: Any = keras.tree.map_structure(lambda tensor: list(tensor.shape), layer.output)
-    except (AttributeError, ValueError):  # of a layer that is called several times
+    except (AttributeError, ValueError):  # The layer is called several times.
         shape = None
     parameters = layer.count_params() if layer.built else 0
     return {

@@ -1,4 +1,4 @@
-"""What a compiled program takes of a device's memory: by kind, and over operations."""
+"""The memory of a compiled program on a device: by kind, and after each operation."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ from collections.abc import Iterable
 from typing import Any
 
 from convoy.report.hlo import Instruction, Program
-from convoy.report.layers import where
+from convoy.report.layer_names import find_layer
 
-# Their results are other arrays under a new name.
+# Their results alias their operands.
 _ALIASES = {"bitcast", "get-tuple-element", "tuple", "while", "opt-barrier", "conditional", "call"}
-# Their result may take the place of an operand that nobody reads afterwards.
+# Their result may reuse the buffer of an operand that is not read afterwards.
 _IN_PLACE = {"fusion", "copy", "add", "multiply", "subtract", "dynamic-update-slice", "scatter"}
-# But not if each element of it is made from several.
+# Not if each element of the result depends on several elements of the operand.
 _GATHERING = {"dot", "convolution", "reduce", "gather", "transpose", "broadcast", "reverse"}
-POINTS = 2000
-"""So many points of the course are kept."""
-NAMED = 12
-"""So many arrays that are there at the peak are named."""
+# Maximum number of points of the timeline, and of arrays that are listed at the peak.
+MAX_POINTS = 2000
+MAX_ARRAYS = 12
 
 
 def by_kind(analysis: Any) -> dict[str, int]:
-    """Return XLA's own figures, in bytes on each device.
+    """Return XLA's memory analysis, in bytes per device.
 
     Args:
-        analysis: what `jax.stages.Compiled.memory_analysis` returns.
+        analysis: the result of `jax.stages.Compiled.memory_analysis`.
     """
     names = ("argument", "output", "alias", "temp", "generated_code")
     found = {name: int(getattr(analysis, f"{name}_size_in_bytes", 0)) for name in names}
@@ -32,32 +31,32 @@ def by_kind(analysis: Any) -> dict[str, int]:
     return found
 
 
-class Course:
-    """The bytes of temporary arrays that are there after each operation.
+class MemoryTimeline:
+    """The bytes of temporary arrays after each operation.
 
-    Follows XLA's schedule through the computation that holds most, the body of the device loop as a
-    rule. Arguments and results, which are there all the time, are not part of it.
+    It follows XLA's schedule through the computation with the highest peak, usually the body of the
+    device loop. Arguments and results exist all the time, and are not included.
     """
 
     def __init__(self, program: Program, *, trains: bool) -> None:
         self.trains = trains
         names = {name for name, _ in program.walk()}
-        courses = [_follow(program, name) for name in sorted(names)]
-        self.points, self.instructions, self.held = max(
-            courses, key=lambda course: max(course[0], default=0), default=([], [], [])
+        timelines = [_simulate(program, name) for name in sorted(names)]
+        self.points, self.instructions, self.live = max(
+            timelines, key=lambda timeline: max(timeline[0], default=0), default=([], [], [])
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the course, thinned out but for its peak, and what is there at the peak."""
+        """Return the downsampled timeline, and the arrays at its peak."""
         if not self.points:
             return {"points": [], "peak": 0, "at_peak": []}
         top = max(range(len(self.points)), key=self.points.__getitem__)
         rows = []
-        for place in _thinned(self.points):
-            layer, part = where(self.instructions[place].path, trains=self.trains)
+        for place in _downsampled(self.points):
+            layer, part = find_layer(self.instructions[place].path, trains=self.trains)
             operation = _operation(self.instructions[place])
             rows.append([place, self.points[place], layer, part, operation])
-        at_peak = sorted(self.held[top], key=lambda i: -i.bytes)[:NAMED]
+        at_peak = sorted(self.live[top], key=lambda i: -i.bytes)[:MAX_ARRAYS]
         return {
             "operations": len(self.points),
             "points": rows,
@@ -66,13 +65,20 @@ class Course:
         }
 
 
-def _follow(
+def _simulate(
     program: Program, computation: str
 ) -> tuple[list[int], list[Instruction], list[list[Instruction]]]:
-    """Return the bytes after each operation of a computation, and at the peak the arrays."""
+    """Allocate and free the arrays of a computation in the order of its instructions.
+
+    Returns:
+        For each operation, the bytes after it, the instruction, and the live arrays if the total is
+        the highest so far.
+    """
     instructions = program.computations.get(computation, [])
+    # The buffers of each result: its own, or those of the operands that it aliases.
     owners: dict[str, set[str]] = {}
     by_name = {i.name: i for i in instructions}
+    # The place of the last instruction that reads each buffer.
     last: dict[str, int] = {}
     for place, instruction in enumerate(instructions):
         owners[instruction.name] = _owners(instruction, owners)
@@ -87,7 +93,7 @@ def _follow(
     live: dict[str, int] = {}
     points: list[int] = []
     kept: list[Instruction] = []
-    held: list[list[Instruction]] = []
+    live_arrays: list[list[Instruction]] = []
     total = highest = 0
     for place, instruction in enumerate(instructions):
         dying = [by_name[name] for name in ends.get(place, ()) if name in live]
@@ -101,11 +107,11 @@ def _follow(
         if instruction.opcode not in _ALIASES | {"parameter", "constant"}:
             points.append(total)
             kept.append(instruction)
-            held.append([by_name[name] for name in live] if total > highest else [])
+            live_arrays.append([by_name[name] for name in live] if total > highest else [])
             highest = max(highest, total)
         for array in dying:
             total -= live.pop(array.name, 0)
-    return points, kept, held
+    return points, kept, live_arrays
 
 
 def _in_place(program: Program, instruction: Instruction) -> bool:
@@ -116,7 +122,7 @@ def _in_place(program: Program, instruction: Instruction) -> bool:
 
 
 def _owners(instruction: Instruction, owners: dict[str, set[str]]) -> set[str]:
-    """Return whose memory an instruction's result is: its own, or that of what it names anew."""
+    """Return the owners of the result's buffers: the instruction itself, or aliased operands."""
     if instruction.opcode in ("parameter", "constant"):
         return set()
     if instruction.opcode in _ALIASES:
@@ -124,9 +130,9 @@ def _owners(instruction: Instruction, owners: dict[str, set[str]]) -> set[str]:
     return {instruction.name}
 
 
-def _thinned(points: list[int]) -> Iterable[int]:
-    """Return which points to keep: of every group, the highest."""
-    width = -(-len(points) // POINTS)
+def _downsampled(points: list[int]) -> Iterable[int]:
+    """Return the places of the points to keep: the highest of each group."""
+    width = -(-len(points) // MAX_POINTS)
     for start in range(0, len(points), width):
         yield max(range(start, min(start + width, len(points))), key=points.__getitem__)
 
@@ -137,7 +143,7 @@ def _operation(instruction: Instruction) -> str:
 
 
 def _named(instruction: Instruction, *, trains: bool) -> dict[str, Any]:
-    layer, part = where(instruction.path, trains=trains)
+    layer, part = find_layer(instruction.path, trains=trains)
     shape = str(instruction.results[0]) if instruction.results else ""
     named = {"layer": layer, "part": part, "operation": _operation(instruction)}
     return named | {"shape": shape, "bytes": instruction.bytes}

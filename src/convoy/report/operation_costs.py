@@ -1,4 +1,4 @@
-"""What the operations of a compiled program cost: floating-point work, and bytes they move."""
+"""The costs of a compiled program's operations: floating-point operations and memory traffic."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from math import prod
 
 from convoy.report.hlo import Instruction, Program
-from convoy.report.layers import where
+from convoy.report.layer_names import find_layer
 
-# Operations on every element of our kernels' largest array.
+# Floating-point operations per element of the largest operand, by kernel of `convoy.cpu`.
 _KERNELS = {
     "convoy_moments": 4,
     "convoy_affine": 2,
@@ -20,7 +20,7 @@ _KERNELS = {
     "convoy_sum_pool": 1,
     "convoy_max_pool_gradient": 1,
 }
-# These only name, reorder or hand on.
+# Instructions without cost: they only name or pass on values.
 _FREE = {
     "parameter",
     "constant",
@@ -35,8 +35,9 @@ _FREE = {
     "partition-id",
     "replica-id",
 }
-# These read no more of their first operand than they return.
+# Instructions that read only as much of their first operand as they return.
 _PICKING = {"gather", "dynamic-slice", "slice"}
+# Instructions without floating-point operations.
 _MOVING = {
     "copy",
     "broadcast",
@@ -60,21 +61,21 @@ _MOVING = {
     "select",
     "compare",
 }
-LISTED = 200
-"""So many rows of a program are kept: the dearest ones."""
+# Number of rows that are kept, the most expensive ones.
+MAX_ROWS = 200
 
 
 @dataclass
 class Row:
-    """What operations of one kind cost in one pass through one layer, in a step.
+    """The costs per step of all operations of one kind in one pass of one layer.
 
     Attributes:
-        layer: the path of the Keras layer; empty for what belongs to none.
-        part: `"forward"`, `"backward"`, `"update"` or `"other"`.
-        kind: of the operation.
-        count: how many of them a step runs.
+        layer: the path of the Keras layer; empty if there is none.
+        part: the pass: `"forward"`, `"backward"`, `"update"` or `"other"`.
+        kind: the kind of operation.
+        count: number of operations per step.
         flops: floating-point operations.
-        bytes: what is read and written.
+        bytes: bytes that are read and written.
     """
 
     layer: str
@@ -86,14 +87,14 @@ class Row:
 
 
 class Costs:
-    """The costs of one program.
+    """The costs of one step of a program.
 
-    A loop counts as often as it is run, if that is known before; the device loop counts once, so
-    figures are those of one step.
+    A loop with a known number of iterations is counted that many times. The device loop is counted
+    once.
 
     Args:
-        program: what is run.
-        trains: whether it is of training.
+        program: the program.
+        trains: whether it is a training program.
     """
 
     def __init__(self, program: Program, *, trains: bool) -> None:
@@ -104,7 +105,7 @@ class Costs:
             for instruction in shapes.values():
                 if instruction.opcode in _FREE:
                     continue
-                layer, part = where(instruction.path, trains=trains)
+                layer, part = find_layer(instruction.path, trains=trains)
                 kind = self._kind(instruction)
                 row = rows.setdefault((layer, part, kind), Row(layer, part, kind))
                 row.count += times
@@ -121,18 +122,18 @@ class Costs:
         return sum(row.bytes for row in self.rows)
 
     def by_part(self) -> dict[str, float]:
-        """Return the floating-point work of each pass."""
+        """Return the floating-point operations of each pass."""
         found: dict[str, float] = defaultdict(float)
         for row in self.rows:
             found[row.part] += row.flops
         return dict(found)
 
     def listed(self) -> list[dict[str, object]]:
-        """Return the dearest rows, and all others as one."""
-        rows = [asdict(row) for row in self.rows[:LISTED]]
-        if rest := self.rows[LISTED:]:
-            total = Row("", "", f"{len(rest)} other rows")
-            for row in rest:
+        """Return the most expensive rows, and the sum of all others as one row."""
+        rows = [asdict(row) for row in self.rows[:MAX_ROWS]]
+        if others := self.rows[MAX_ROWS:]:
+            total = Row("", "", f"{len(others)} other rows")
+            for row in others:
                 total.count += row.count
                 total.flops += row.flops
                 total.bytes += row.bytes
@@ -157,14 +158,15 @@ class Costs:
         for place, name in enumerate(instruction.operands):
             if name not in shapes:
                 continue
+            # Inside a fusion, the readers of an operand are those of the parameter for it.
             readers = [instruction]
             if parameters:
                 own = parameters[place].name
                 readers = [inner for inner in inside if own in inner.operands[:1]]
                 if any(own in inner.operands[1:] for inner in inside):
                     readers = []
-            whole, picked = shapes[name].bytes, _picked(readers)
-            total += whole if picked is None else min(whole, picked)
+            size, picked = shapes[name].bytes, _picked(readers)
+            total += size if picked is None else min(size, picked)
         return total
 
     def _inside(self, instruction: Instruction) -> list[Instruction]:
@@ -181,7 +183,7 @@ class Costs:
         if opcode == "dot":
             return 2.0 * instruction.elements * _contracted(instruction, shapes)
         if opcode == "convolution":
-            return 2.0 * instruction.elements * window(instruction, shapes)
+            return 2.0 * instruction.elements * window_size(instruction, shapes)
         if opcode in ("reduce", "reduce-window", "select-and-scatter"):
             first = shapes.get(instruction.operands[0])
             return float(first.elements if first else instruction.elements)
@@ -191,20 +193,20 @@ class Costs:
 
 
 def _picked(readers: list[Instruction]) -> int | None:
-    """Return the bytes of an array that its readers look at, if they pick some of it."""
+    """Return the bytes of an array that its readers read, if all of them read only a part."""
     if not readers or any(reader.opcode not in _PICKING for reader in readers):
         return None
     return sum(reader.bytes for reader in readers)
 
 
-def description(instruction: Instruction) -> list[int]:
-    """Return the numbers by which our kernels are told of a convolution; none if it is not one."""
+def kernel_description(instruction: Instruction) -> list[int]:
+    """Return the numbers that describe a convolution to the CPU kernels; none for other calls."""
     found = re.search(r"description = dense<\[([^\]]*)\]>", instruction.attributes)
     return [int(number) for number in found[1].split(",")] if found else []
 
 
 def convolution_flops(numbers: list[int]) -> float:
-    """Return the multiplications and additions of a convolution, whichever of its three kinds."""
+    """Return the multiplications and additions of a forward convolution or a gradient."""
     rank, grouped = numbers[2], numbers[3]
     axes = rank + 2
     source, weights = numbers[4 : 4 + axes], numbers[4 + 2 * axes : 4 + 3 * axes + grouped]
@@ -214,7 +216,7 @@ def convolution_flops(numbers: list[int]) -> float:
 
 
 def _kernel_flops(instruction: Instruction, shapes: dict[str, Instruction]) -> float:
-    numbers = description(instruction)
+    numbers = kernel_description(instruction)
     if instruction.target in ("convoy_convolution", "convoy_fused_convolution") and numbers:
         return convolution_flops(numbers)
     sizes = [shapes[name].elements for name in instruction.operands if name in shapes]
@@ -229,8 +231,8 @@ def _contracted(instruction: Instruction, shapes: dict[str, Instruction]) -> int
     return prod(left.results[0].dims[int(axis)] for axis in found[1].split(",") if axis)
 
 
-def window(instruction: Instruction, shapes: dict[str, Instruction]) -> int:
-    """Return how many products are summed for each element of a convolution."""
+def window_size(instruction: Instruction, shapes: dict[str, Instruction]) -> int:
+    """Return the number of products that are summed for each element of a convolution."""
     labels = re.search(r"dim_labels=\w+_(\w+)->", instruction.attributes)
     kernel = shapes.get(instruction.operands[1])
     if not labels or kernel is None:

@@ -1,4 +1,4 @@
-"""The two threads of a recording: one waits for the devices, the other writes."""
+"""The background threads of a recording: one waits for device calls, one writes the files."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from typing import Any
 
 import jax
 import numpy as np
-from convoy.report.notes import Notes
+from convoy.engine.chunk_runner import Outcome
+from convoy.report.event_log import EventLog
 
 
 @dataclass(frozen=True)
 class DeviceCall:
-    """A call that has been started.
+    """A device call that was started.
 
     Attributes:
         mode: `"train"`, `"evaluate"` or `"predict"`.
-        program: the number of what runs; `None` for the programs of a pipeline.
-        started: when it was handed to the devices.
-        steps: as the user counts them.
-        samples: of all steps.
-        outcome: is there when the call has ended.
+        program: number of the program; `None` for the programs of a pipeline.
+        started: time of the dispatch.
+        steps: number of steps, as the user counts them.
+        samples: number of samples of all steps.
+        outcome: result of the call, which is ready when the call has ended.
     """
 
     mode: str
@@ -32,27 +33,27 @@ class DeviceCall:
     started: float
     steps: int
     samples: int
-    outcome: Any
+    outcome: Outcome
 
 
-class Waiter:
-    """Waits for one device call after the other, and notes when it ended.
+class CallWaiter:
+    """Waits for each device call, and logs its begin and end.
 
-    A call began when it had been started, and the one before it had ended.
+    A call begins when it is dispatched and the previous one has ended.
     """
 
-    def __init__(self, notes: Notes) -> None:
-        self.notes = notes
+    def __init__(self, log: EventLog) -> None:
+        self.log = log
         self._queue: SimpleQueue[DeviceCall | threading.Event | None] = SimpleQueue()
         self._steps: dict[str, int] = {}
         self._ended = 0.0
-        self._thread = threading.Thread(target=self._watch, name="convoy-report-wait", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="convoy-report-wait", daemon=True)
         self._thread.start()
 
     def put(self, call: DeviceCall) -> None:
         self._queue.put(call)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Wait until all calls so far have ended."""
         if self._thread.is_alive():
             reached = threading.Event()
@@ -63,7 +64,7 @@ class Waiter:
         self._queue.put(None)
         self._thread.join()
 
-    def _watch(self) -> None:
+    def _run(self) -> None:
         while (entry := self._queue.get()) is not None:
             if isinstance(entry, threading.Event):
                 entry.set()
@@ -74,55 +75,56 @@ class Waiter:
         try:
             jax.block_until_ready(call.outcome)
         except Exception:
-            return  # whoever asked for it gets the error
+            return  # The training loop raises the error.
         end = time.perf_counter()
         begin = min(end, max(self._ended, call.started))
         self._ended = end
-        self.notes.call(call.mode, call.program, begin, end, call.steps, call.samples)
+        self.log.call(call.mode, call.program, begin, end, call.steps, call.samples)
         step = self._steps[call.mode] = self._steps.get(call.mode, 0) + call.steps
         if call.mode != "predict":
-            self.notes.metrics(call.mode, step, numbers(call.outcome))
+            self.log.metrics(call.mode, step, scalars(call.outcome))
 
 
-class Writer:
-    """Writes every second, until it is closed, and whenever it is told to.
+class PeriodicWriter:
+    """Calls a function at regular intervals until it is closed.
 
     Args:
-        write: writes all that there is.
-        meanwhile: is called every second, and may write.
+        write: function that writes everything; it is called on request and at the end.
+        periodically: function that is called at each interval.
+        seconds: the interval.
     """
 
     def __init__(
-        self, write: Callable[[], None], meanwhile: Callable[[], None], seconds: float = 1.0
+        self, write: Callable[[], None], periodically: Callable[[], None], seconds: float = 1.0
     ) -> None:
-        self._write, self._meanwhile, self._seconds = write, meanwhile, seconds
+        self._write, self._periodically, self._seconds = write, periodically, seconds
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="convoy-report-write", daemon=True)
         self._thread.start()
 
-    def now(self) -> None:
+    def write_now(self) -> None:
         with self._lock:
             self._write()
 
     def close(self) -> None:
         self._closed.set()
         self._thread.join()
-        self.now()
+        self.write_now()
 
     def _run(self) -> None:
         while not self._closed.wait(self._seconds):
             with self._lock:
-                self._meanwhile()
+                self._periodically()
 
 
-def numbers(logs: Any) -> dict[str, float]:
-    """Return those of some logs that are single numbers."""
+def scalars(logs: Any) -> dict[str, float]:
+    """Return the entries of some logs that are scalars."""
     if not isinstance(logs, dict):
         return {}
-    arrays = {name: np.asarray(value) for name, value in logs.items() if _is_number(value)}
+    arrays = {name: np.asarray(value) for name, value in logs.items() if _is_scalar(value)}
     return {name: float(value) for name, value in arrays.items()}
 
 
-def _is_number(value: Any) -> bool:
+def _is_scalar(value: Any) -> bool:
     return isinstance(value, (int, float)) or getattr(value, "shape", None) == ()

@@ -1,8 +1,6 @@
-"""A report as a Chrome trace, which Perfetto and chrome://tracing open."""
+"""Export of a report as a Chrome trace, for Perfetto and chrome://tracing."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from convoy.report.files import Json, Report
 
@@ -11,7 +9,7 @@ _KINDS = {"F": "forward", "B": "backward", "I": "backward input", "W": "backward
 
 
 def chrome_trace(report: Report) -> Json:
-    """Return the trace: what the host did, what the devices ran, and recorded weight updates."""
+    """Return the trace: host spans, device calls, metrics, and weight updates of pipelines."""
     events: list[Json] = [
         _named("process_name", HOST, 0, "host"),
         _named("process_name", DEVICES, 0, "devices"),
@@ -49,18 +47,18 @@ def _pipelines(report: Report) -> list[Json]:
 
 
 def parse_action(text: str) -> tuple[int, str, int]:
-    """Take an action apart: `2F0` is stage 2, forward, micro-batch 0."""
+    """Parse an action: `2F0` is stage 2, forward, micro-batch 0."""
     kind = next(letter for letter in text if letter in _KINDS)
     stage, _, micro_batch = text.partition(kind)
     return int(stage), kind, int(micro_batch)
 
 
 def _event(
-    name: str, process: int, thread: int, begin: float, end: float, about: Any = None
+    name: str, process: int, thread: int, begin: float, end: float, about: Json | None = None
 ) -> Json:
     event = {"name": name, "ph": "X", "pid": process, "tid": thread}
     return event | {"ts": begin * 1e6, "dur": (end - begin) * 1e6, "args": about or {}}
 
 
-def _named(what: str, process: int, thread: int, name: str) -> Json:
-    return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
+def _named(kind: str, process: int, thread: int, name: str) -> Json:
+    return {"name": kind, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}

@@ -1,4 +1,4 @@
-"""Which kernel runs each convolution of a compiled program."""
+"""The kernels that run the convolutions of a compiled program."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 from convoy.cpu import library
 from convoy.report.hlo import Instruction, Program
-from convoy.report.layers import where
-from convoy.report.operations import convolution_flops, description, window
+from convoy.report.layer_names import find_layer
+from convoy.report.operation_costs import convolution_flops, kernel_description, window_size
 
 _KINDS = ("forward", "gradient of the input", "gradient of the weights", "inference")
 _TARGETS = ("convoy_convolution", "convoy_fused_convolution")
 
 
 def convolutions(program: Program) -> list[dict[str, Any]]:
-    """Return the convolutions of a program, in the order in which it runs them.
+    """Return the convolutions of a program, in the order of execution.
 
-    Each has its layer, which of a convolution's three kinds it is, whose kernel runs it
-    (`"oneDNN"`, one of our own, or `"XLA"`) and the kernel's own name, its operands and result, its
-    floating-point work, and how often a step runs it.
+    Each entry has the layer, the kind (forward pass or one of the gradients), the library of its
+    kernel (`"oneDNN"`, `"convoy"` or `"XLA"`), the kernel's name, the types of its operands and
+    result, its floating-point operations, and the number of runs per step.
     """
     found = []
     for computation, times in program.walk():
@@ -34,7 +34,7 @@ def convolutions(program: Program) -> list[dict[str, Any]]:
 def _within(
     program: Program, instruction: Instruction, shapes: dict[str, Instruction]
 ) -> list[tuple[Instruction, dict[str, Instruction]]]:
-    """Return an instruction if it is a convolution, or those in a fusion that are."""
+    """Return an instruction that is a convolution, or the convolutions inside a fusion."""
     if instruction.opcode == "convolution" or instruction.target in _TARGETS:
         return [(instruction, shapes)]
     if instruction.opcode != "fusion":
@@ -44,9 +44,9 @@ def _within(
 
 
 def _describe(instruction: Instruction, shapes: dict[str, Instruction]) -> dict[str, Any]:
-    layer, part = where(instruction.path, trains=True)
+    layer, part = find_layer(instruction.path, trains=True)
     operands = [shapes[name] for name in instruction.operands[:2] if name in shapes]
-    numbers = description(instruction)
+    numbers = kernel_description(instruction)
     if numbers:
         implementation = _implementation(instruction, numbers)
         kind, kernel = _KINDS[numbers[0]], library.kernel_family(implementation)
@@ -54,7 +54,7 @@ def _describe(instruction: Instruction, shapes: dict[str, Instruction]) -> dict[
     else:
         implementation = ""
         kind, kernel = "gradient" if part == "backward" else "forward", "XLA"
-        flops = 2.0 * instruction.elements * window(instruction, shapes)
+        flops = 2.0 * instruction.elements * window_size(instruction, shapes)
     return {
         "layer": layer,
         "kind": kind,
@@ -67,7 +67,7 @@ def _describe(instruction: Instruction, shapes: dict[str, Instruction]) -> dict[
 
 
 def _implementation(instruction: Instruction, numbers: list[int]) -> str:
-    """Ask the library what it computes a convolution with."""
+    """Return the name of the kernel that oneDNN selects for a convolution."""
     kernels = library.find()
     found = re.search(r"threads = (\d+) : i64", instruction.attributes)
     if kernels is None or found is None:

@@ -1,0 +1,126 @@
+"""Wrappers of programs, runners and feeds that report what they do to a recording."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from convoy.engine.chunk_runner import ModelRunner, Outcome
+from convoy.engine.data.chunks import Chunk, Feed
+from convoy.engine.state import Mode
+from convoy.report.event_log import EventLog
+from convoy.report.files import Json
+
+OnCompiled = Callable[[Json, jax.stages.Compiled, float], int]
+"""Takes the name and times of a compilation, the program, and the begin; returns its number."""
+
+_CACHE_HIT = "/jax/compilation_cache/cache_hits"
+_counts: dict[str, int] = {}
+
+
+class ObservedProgram:
+    """A jitted function that reports its compilations and calls.
+
+    It compiles the function ahead of the first call. JAX caches the result under the same key, so
+    the call does not compile again.
+
+    Args:
+        name: the name of the program.
+        program: the function that `jax.jit` returned.
+        varying: the argument whose shapes may differ from call to call, if there is one.
+        on_compiled: function that is called after each compilation.
+        on_called: function that is called with the program's number before each call.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        program: Any,
+        varying: int | None,
+        on_compiled: OnCompiled,
+        on_called: Callable[[int], None],
+    ) -> None:
+        self.name, self.program, self.varying = name, program, varying
+        self._on_compiled, self._on_called = on_compiled, on_called
+        self._numbers: dict[tuple, int] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        key: tuple = ()
+        if self.varying is not None:
+            key = tuple(leaf.shape for leaf in jax.tree.leaves(arguments[self.varying]))
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = self._compile(arguments)
+        self._on_called(number)
+        return self.program(*arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.program, name)
+
+    def _compile(self, arguments: tuple) -> int:
+        hits = _cache_hits()
+        times = [time.perf_counter()]
+        traced = self.program.trace(*arguments)
+        times.append(time.perf_counter())
+        lowered = traced.lower()
+        times.append(time.perf_counter())
+        compiled = lowered.compile()
+        times.append(time.perf_counter())
+        phases = ("trace", "lower", "compile")
+        seconds = {
+            phase: after - before
+            for phase, before, after in zip(phases, times, times[1:], strict=False)
+        }
+        about = {"name": self.name, "seconds": seconds, "cached": _cache_hits() > hits}
+        return self._on_compiled(about, compiled, times[0])
+
+
+def _cache_hits() -> int:
+    """Return the number of programs found in JAX's cache on disk since the first call."""
+    if not _counts:
+        _counts[_CACHE_HIT] = 0
+        jax.monitoring.register_event_listener(_count)
+    return _counts[_CACHE_HIT]
+
+
+def _count(event: str, **_: Any) -> None:
+    if event == _CACHE_HIT:
+        _counts[_CACHE_HIT] += 1
+
+
+class ObservedRunner:
+    """A runner that calls a function in place of its `run`."""
+
+    def __init__(
+        self,
+        mode: Mode,
+        runner: ModelRunner,
+        run: Callable[[Mode, ModelRunner, Chunk], Outcome],
+    ) -> None:
+        self._mode, self._runner, self._run = mode, runner, run
+
+    def run(self, chunk: Chunk) -> Outcome:
+        return self._run(self._mode, self._runner, chunk)
+
+
+class ObservedFeed:
+    """A feed that logs the times of its calls."""
+
+    def __init__(self, feed: Feed, log: EventLog) -> None:
+        self._feed, self._log = feed, log
+
+    def next(self, limit: int) -> Chunk | None:
+        begin = time.perf_counter()
+        chunk = self._feed.next(limit)
+        self._log.span("input", begin, time.perf_counter())
+        return chunk
+
+    def prefetch(self, limit: int) -> None:
+        begin = time.perf_counter()
+        self._feed.prefetch(limit)
+        self._log.span("prefetch", begin, time.perf_counter())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._feed, name)
