@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,6 @@ from convoy.engine.prepared_model import PreparedModel
 from convoy.keras_bridge import (
     GraphCall,
     forget_losses,
-    graph_calls,
     graph_inputs,
     graph_outputs,
     model_graph,
@@ -55,11 +55,11 @@ class Stage:
     reads_data: bool
     is_last: bool
 
-    @property
+    @cached_property
     def trainable(self) -> list[keras.Variable]:
         return [variable for variable in self.variables if variable.trainable]
 
-    @property
+    @cached_property
     def non_trainable(self) -> list[keras.Variable]:
         return [variable for variable in self.variables if not variable.trainable]
 
@@ -146,15 +146,16 @@ def calls_of(model: keras.Model) -> list[GraphCall]:
     Raises:
         ValueError: if the model is not built, or is a subclassed one that cannot be traced.
     """
-    if graph_calls(model) is None and keras_bridge.is_subclassed(model):
+    graph = model_graph(model)
+    if graph is None and keras_bridge.is_subclassed(model):
         trace_built_model(model)
-    calls = graph_calls(model, into_nested=True)
-    if calls is None:
+        graph = model_graph(model)
+    if graph is None:
         raise ValueError(
             f"{model.name!r} is not built, so its layers are not known yet. Call "
             "model.build(input_shape) first."
         )
-    return calls
+    return graph.nested_calls
 
 
 def set_stage_assignment(model: keras.Model, stages: Sequence[int]) -> None:
@@ -176,10 +177,13 @@ def stage_assignment(model: keras.Model) -> list[int] | None:
             model has changed since stages were assigned.
     """
     stages = unchecked_stage_assignment(model)
-    if stages is not None and len(stages) != len(calls_of(model)):
+    if stages is None:
+        return None
+    calls = calls_of(model)
+    if len(stages) != len(calls):
         raise ValueError(
-            f"{model.name!r} was given stages for {len(stages)} layers, but has "
-            f"{len(calls_of(model))} now. Call set_pipeline_stage_assignment() again, or "
+            f"{model.name!r} was given stages for {len(stages)} layers, but has {len(calls)} now. "
+            "Call set_pipeline_stage_assignment() again, or "
             "reset_pipeline_stage_assignment() for a model in one piece."
         )
     return stages
