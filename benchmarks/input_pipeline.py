@@ -137,7 +137,7 @@ def page(found: dict[int, dict[str, list[float]]], about: str) -> list[str]:
         f"{machine.commit()}, {machine.describe()['CPU']}. {about}. Images per second and core, "
         "median of the rounds (smallest to largest); and Convoy's over the peer's, round by round.",
         "",
-        "| pipeline | cores | images per second and core | Convoy is so many times as fast |",
+        "| pipeline | cores | images per second and core | speedup of Convoy |",
         "|---|---|---|---|",
     ]
     for cores, rates in found.items():

@@ -82,7 +82,7 @@ def run(data: Path, logs: Path) -> dict[str, Runs]:
 
 
 def _ask(process: RunnerProcess, line: str) -> Any:
-    word, _, rest = process.ask(line, TIMEOUT).strip().partition(" ")
+    word, _, rest = process.request(line, TIMEOUT).strip().partition(" ")
     if word != "done":
         raise SystemExit(f"{process.peer.title} could not {line.split()[0]}: {rest}")
     return json.loads(rest)
@@ -113,7 +113,7 @@ def page(runs: list[dict[str, Runs]]) -> str:
         "",
         "steps of an epoch",
         "ms for 64 images",
-        "times as fast as stock",
+        "speedup over stock",
         "training accuracy",
         "loss",
         "evaluation accuracy",

@@ -193,7 +193,7 @@ def host_microseconds(variant: Variant) -> float:
 
 
 def serve(connection: Connection, variant: Variant, updates: int, batch: int) -> None:
-    """Answer `turn`, `memory` and `host`, until told to end."""
+    """Respond to `turn`, `memory` and `host` until the connection ends."""
     os.sched_setaffinity(0, CORES[: variant.stages])
     os.environ["CONVOY_DEVICES"] = str(variant.stages)
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -229,15 +229,15 @@ def report(turns: dict[str, list[tuple]], memory: dict[str, Any], host: float) -
         measured = spread([1e3 * turn[0] for turn in found], "{:.0f}")
         beside = spread([a / b for a, b in found]) if found[0][1] else "-"
         lines.append(f"{VARIANTS[name].title:32} {measured:26} {beside}")
-    lines.append(f"one device / 1F1B: {ratio('one', '1f1b')} times as fast")
-    lines.append(f"one device / zero-bubble: {ratio('one', 'zero-bubble')} times as fast")
+    lines.append(f"one device / 1F1B: speedup {ratio('one', '1f1b')}")
+    lines.append(f"one device / zero-bubble: speedup {ratio('one', 'zero-bubble')}")
     for number in ("", "-4"):
         over, under = f"1f1b{number}", f"zero-bubble{number}"
-        said = [a[1] / b[1] for a, b in zip(turns[over], turns[under], strict=True)]
+        simulated = [a[1] / b[1] for a, b in zip(turns[over], turns[under], strict=True)]
         count = VARIANTS[over].micro_batches
         lines.append(
             f"1F1B / zero-bubble, {count} micro-batches: {ratio(over, under)} measured, "
-            f"{spread(said)} simulated"
+            f"{spread(simulated)} simulated"
         )
     for name, found in memory.items():
         sizes = ", ".join(f"{size / 1e6:.1f}" for size in found)
@@ -248,7 +248,7 @@ def report(turns: dict[str, list[tuple]], memory: dict[str, Any], host: float) -
 
 def measure(rounds: int, updates: int, batch: int) -> list[str]:
     context = multiprocessing.get_context("spawn")
-    seats = {}
+    workers = {}
     try:
         for name, variant in VARIANTS.items():
             ours, theirs = context.Pipe()
@@ -256,20 +256,20 @@ def measure(rounds: int, updates: int, batch: int) -> list[str]:
             process = context.Process(target=serve, args=arguments, daemon=True)
             process.start()
             ours.recv()
-            seats[name] = process, ours
+            workers[name] = process, ours
 
-        def ask(name: str, question: str) -> Any:
-            seats[name][1].send(question)
-            return seats[name][1].recv()
+        def request(name: str, question: str) -> Any:
+            workers[name][1].send(question)
+            return workers[name][1].recv()
 
         turns: dict[str, list[tuple]] = {name: [] for name in VARIANTS}
         for _ in range(rounds):
             for name in VARIANTS:
-                turns[name].append(ask(name, "turn"))
-        memory = {name: ask(name, "memory") for name in ("one", "1f1b", "recompute")}
-        return report(turns, memory, ask("1f1b", "host"))
+                turns[name].append(request(name, "turn"))
+        memory = {name: request(name, "memory") for name in ("one", "1f1b", "recompute")}
+        return report(turns, memory, request("1f1b", "host"))
     finally:
-        for process, connection in seats.values():
+        for process, connection in workers.values():
             connection.send("")
             process.join()
 

@@ -127,7 +127,7 @@ def predictor(network: Network, devices: Any) -> Any:
 
 
 def serve(connection: Connection, name: str, count: int) -> None:
-    """Send the predictions; then train whichever configuration is asked for."""
+    """Send the predictions; then train the requested configurations."""
     os.sched_setaffinity(0, CORES)
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import convoy

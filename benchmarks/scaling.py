@@ -30,7 +30,7 @@ from pathlib import Path
 
 from convoy.launch.topology import Topology
 
-Seat = tuple[BaseProcess, Connection]
+Worker = tuple[BaseProcess, Connection]
 
 CORES = sorted(os.sched_getaffinity(0))
 ACCUMULATION = 8
@@ -85,7 +85,7 @@ def serve(
     cores: tuple[int, ...],
     updates: int,
 ) -> None:
-    """Train whenever told to, and answer with the samples per second."""
+    """Train on request, and respond with the samples per second."""
     os.sched_setaffinity(0, cores)
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import convoy
@@ -116,10 +116,10 @@ def serve(
         connection.send(train())
 
 
-def start(workload: Workload, variant: Variant, updates: int) -> list[Seat]:
+def start(workload: Workload, variant: Variant, updates: int) -> list[Worker]:
     """Start the processes of a variant, and wait until they have compiled."""
     context = multiprocessing.get_context("spawn")
-    seats = []
+    workers = []
     shares = [(core,) for core in variant.cores] if variant.apart else [variant.cores]
     tasks = Topology(len(shares), len(shares)).tasks([])
     for cores, task in zip(shares, tasks, strict=True):
@@ -128,10 +128,10 @@ def start(workload: Workload, variant: Variant, updates: int) -> list[Seat]:
         process = context.Process(target=serve, args=arguments, daemon=True)
         with environment(task.environment if variant.joined else {}):
             process.start()
-        seats.append((process, ours))
-    for _, connection in seats:
+        workers.append((process, ours))
+    for _, connection in workers:
         connection.recv()
-    return seats
+    return workers
 
 
 @contextlib.contextmanager
@@ -147,25 +147,25 @@ def environment(variables: dict[str, str]) -> Iterator[None]:
 
 def measure(workload: Workload, names: list[str], rounds: int, updates: int) -> dict[str, list]:
     """Have the variants take turns; return the samples per second of every round."""
-    seats: dict[str, list[Seat]] = {}
+    workers: dict[str, list[Worker]] = {}
     try:
         for name in names:
-            # A single batch's work is done `ACCUMULATION` times as often, to last about as long.
+            # A single batch is trained `ACCUMULATION` times, for about the same duration.
             times = updates * (1 if name in ("accumulated", "big") else ACCUMULATION)
-            seats[name] = start(workload, VARIANTS[name], times)
+            workers[name] = start(workload, VARIANTS[name], times)
         rates: dict[str, list] = {name: [] for name in names}
         for _ in range(rounds):
-            for name, processes in seats.items():
+            for name, processes in workers.items():
                 for _, connection in processes:
                     connection.send(True)
                 rates[name].append(sum(connection.recv() for _, connection in processes))
         return rates
     finally:
-        everyone = list(itertools.chain.from_iterable(seats.values()))
-        for _, connection in everyone:
+        all_workers = list(itertools.chain.from_iterable(workers.values()))
+        for _, connection in all_workers:
             connection.send(False)
         # Processes that train one model wait for each other at the end, too.
-        for process, _ in everyone:
+        for process, _ in all_workers:
             process.join()
 
 

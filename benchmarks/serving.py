@@ -98,8 +98,8 @@ def body_of(image: np.ndarray) -> tuple[bytes, dict[str, str]]:
         "datatype": "UINT8",
         "parameters": {"binary_data_size": image.nbytes},
     }
-    asked = {"inputs": [entry], "parameters": {"binary_data_output": True}}
-    header = json.dumps(asked).encode()
+    request = {"inputs": [entry], "parameters": {"binary_data_output": True}}
+    header = json.dumps(request).encode()
     return header + image.tobytes(), {"Inference-Header-Content-Length": str(len(header))}
 
 

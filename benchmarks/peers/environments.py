@@ -65,7 +65,7 @@ def _call(command: list[str]) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Return the line in which pip says why, or the last one."""
+    """Return pip's line with the reason, or the last line."""
     lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
     errors = [line for line in lines if line.startswith("ERROR")]
     return f"its environment could not be built: {(errors or lines)[-1].strip()}"

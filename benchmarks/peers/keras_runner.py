@@ -21,7 +21,7 @@ CONVOY = ("convoy", "convoy-cores")
 
 
 class KerasRunner:
-    """Trains by `fit`, or runs forwards batch by batch."""
+    """Trains with `fit`, or runs inference batch by batch."""
 
     def __init__(self, variant: str) -> None:
         self.variant = variant
@@ -80,7 +80,7 @@ class KerasRunner:
         )
 
     def note(self) -> str:
-        """Return what the page should say about this run: the kernels that Convoy found."""
+        """Return a note for the page: the kernels that Convoy uses."""
         if self.variant not in CONVOY:
             return ""
         import convoy

@@ -96,7 +96,7 @@ def main() -> None:
         source = prepared(path.read_text(), is_stock)
         script["turns"] = make_turns(answers)
         exec(compile(source, str(path), "exec"), script)
-    except Exception as error:  # whatever a framework raises, the others are told
+    except Exception as error:  # any error of a framework is reported
         traceback.print_exc()
         print("failed", f"{type(error).__name__}: {error}".splitlines()[0], file=answers)
 

@@ -15,7 +15,7 @@ from benchmarks.peers.workloads import Workload
 
 
 class OnnxRunner:
-    """Runs forwards batch by batch."""
+    """Runs inference batch by batch."""
 
     def __init__(self, variant: str) -> None:
         del variant

@@ -14,10 +14,10 @@ from benchmarks.peers.peers import Peer
 
 
 class RunnerProcess:
-    """Runs only while it is asked something.
+    """A runner that runs only during its turns.
 
-    Between its turns the whole process is stopped by a signal: whatever its thread pools do while
-    they wait, they take nothing from the peer whose turn it is.
+    Between turns the process is stopped by a signal, so that its thread pools take no CPU time from
+    the peer whose turn it is.
     """
 
     def __init__(self, peer: Peer, log: Path) -> None:
@@ -37,19 +37,19 @@ class RunnerProcess:
             )
 
     def prepare(self, workload: str, timeout: float) -> protocol.Ready:
-        return protocol.parse_ready(self.ask(f"prepare {workload}", timeout))
+        return protocol.parse_ready(self.request(f"prepare {workload}", timeout))
 
     def run(self, steps: int, timeout: float) -> float:
         """Run some steps and return their seconds, as the runner measured them."""
-        return protocol.parse_seconds(self.ask(f"run {steps}", timeout))
+        return protocol.parse_seconds(self.request(f"run {steps}", timeout))
 
     def processor_seconds(self) -> float:
-        """Return the time that all its threads have had a core so far."""
+        """Return the CPU time of all its threads so far."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def end(self) -> None:
-        """Close its input, upon which it ends; if it does not, kill it."""
+        """Close its input, which ends it; if it does not end, kill it."""
         self._signal(signal.SIGCONT)
         self.process.stdin.close()
         try:
@@ -59,7 +59,7 @@ class RunnerProcess:
             self.process.wait()
         self.process.stdout.close()
 
-    def ask(self, line: str, timeout: float) -> str:
+    def request(self, line: str, timeout: float) -> str:
         self._signal(signal.SIGCONT)
         try:
             self.process.stdin.write(f"{line}\n".encode())
@@ -68,12 +68,12 @@ class RunnerProcess:
             raise protocol.RunnerError(f"its process ended ({self.process.wait()})") from None
         ready, _, _ = select.select([self.process.stdout], [], [], timeout)
         if not ready:
-            raise protocol.RunnerError(f"no answer to {line!r} in {timeout:.0f} seconds")
-        answer = self.process.stdout.readline().decode()
-        if not answer:
+            raise protocol.RunnerError(f"no response to {line!r} in {timeout:.0f} seconds")
+        response = self.process.stdout.readline().decode()
+        if not response:
             raise protocol.RunnerError(f"its process ended ({self.process.wait()})")
         self._signal(signal.SIGSTOP)
-        return answer
+        return response
 
     def _signal(self, number: signal.Signals) -> None:
         if self.process.poll() is None:

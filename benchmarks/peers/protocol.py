@@ -36,12 +36,12 @@ PACKAGES = (
 
 
 class RunnerError(Exception):
-    """A runner said that it failed, or said nothing that can be understood."""
+    """A failure of a runner, or an invalid response."""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """What a runner tells about itself when it is prepared."""
+    """Response of a prepared runner: parameters of its network, versions, and a note."""
 
     parameters: int
     versions: dict[str, str] = field(default_factory=dict)
@@ -55,26 +55,26 @@ class Runner(Protocol):
         """Build the network and its data, compile, and warm up."""
 
     def run(self, steps: int) -> None:
-        """Run so many steps and wait for their end."""
+        """Run some steps and wait for their end."""
 
 
 def parse_ready(line: str) -> Ready:
-    return Ready(**json.loads(_answer(line, "ready")))
+    return Ready(**json.loads(_response(line, "ready")))
 
 
 def parse_seconds(line: str) -> float:
-    return float(_answer(line, "seconds"))
+    return float(_response(line, "seconds"))
 
 
-def _answer(line: str, expected: str) -> str:
+def _response(line: str, expected: str) -> str:
     word, _, rest = line.strip().partition(" ")
     if word == expected:
         return rest
-    raise RunnerError(rest if word == "failed" else f"ended or answered {line.strip()!r}")
+    raise RunnerError(rest if word == "failed" else f"ended, or responded {line.strip()!r}")
 
 
 def reply(runner: Runner, line: str) -> str:
-    """Do what a line asks, and return the line to answer."""
+    """Handle a request, and return the response."""
     word, _, argument = line.strip().partition(" ")
     try:
         if word == "prepare":
@@ -84,24 +84,24 @@ def reply(runner: Runner, line: str) -> str:
             start = time.perf_counter()
             runner.run(steps)
             return f"seconds {time.perf_counter() - start:.6f}"
-    except Exception as error:  # whatever a framework raises, the others go on
+    except Exception as error:  # any error of a framework; the other peers continue
         traceback.print_exc()
         first = (str(error).strip() or "no message").splitlines()[0]
         return f"failed {type(error).__name__}: {first}"
-    return f"failed {word!r} is not a word of the protocol"
+    return f"failed {word!r} is not a request of the protocol"
 
 
 def check_parameters(workload: Workload, found: int) -> int:
     if found != workload.parameters:
         raise ValueError(
             f"{workload.name} has {workload.parameters} trainable parameters, but this network "
-            f"has {found}: it is another one"
+            f"has {found}"
         )
     return found
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the packages of this environment that matter to speed."""
+    """Return the versions of the packages in this environment that affect speed."""
     found = {}
     for package in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -110,22 +110,22 @@ def versions() -> dict[str, str]:
 
 
 def serve(make_runner: Callable[[str], Runner], variant: str) -> None:
-    """Answer lines until there are no more.
+    """Respond to requests until the input ends.
 
-    Standard output is kept for answers; what a framework prints goes to standard error.
+    Standard output is reserved for responses; output of a framework goes to standard error.
     """
     end_with_parent()
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    responses = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     runner = make_runner(variant)
     for line in sys.stdin:
-        print(reply(runner, line), file=answers, flush=True)
+        print(reply(runner, line), file=responses, flush=True)
 
 
 def end_with_parent() -> None:
-    """Have the kernel end this process with the coordinator, however that ends.
+    """Make the kernel kill this process when the coordinator ends.
 
-    A process that is stopped between its turns would not see that its input has ended.
+    A process that is stopped between its turns would not notice the end of its input.
     """
     set_parent_death_signal = 1
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)

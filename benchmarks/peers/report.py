@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.peers.peers import CORES, HEADLINE, LIMIT, PEERS, STOCK
 from benchmarks.peers.workloads import WORKLOADS
 
-# What the page holds a row against: the best peer, Keras on JAX, the convolutions alone.
+# The targets: speedup over the best peer and over Keras on JAX, fraction of the limit.
 AHEAD_OF_BEST = 1.0
 AHEAD_OF_STOCK = 2.5
 SHARE_OF_LIMIT = {"resnet50": 0.75}
@@ -21,7 +21,7 @@ QUIET = 0.05
 
 @dataclass(frozen=True)
 class Spread:
-    """The middle of some rounds, the smallest and the largest."""
+    """Median, smallest and largest value over rounds."""
 
     middle: float
     low: float
@@ -37,7 +37,7 @@ class Spread:
 
 
 def figure(value: float) -> str:
-    """Write a number with three digits that count, and thousands whole."""
+    """Return a number with three significant digits, or as a whole number from 100 on."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
@@ -49,9 +49,9 @@ def step_seconds(turns: Sequence[dict[str, float]]) -> list[float]:
 
 
 def speedup(ours: Sequence[dict[str, float]], theirs: Sequence[dict[str, float]]) -> Spread:
-    """Return how many times as fast we are, from the two turns of each round.
+    """Return our speedup, from the two turns of each round.
 
-    A ratio is taken within a round, where both met the same machine, and not between medians.
+    Ratios are taken within a round, where both saw the same machine, and not between medians.
     """
     pairs = zip(step_seconds(ours), step_seconds(theirs), strict=False)
     return Spread.of(their / our for our, their in pairs)
@@ -64,23 +64,23 @@ def best_peer(rows: dict[str, list[dict[str, float]]]) -> str | None:
 
 
 def verdicts(name: str, rows: dict[str, list[dict[str, float]]]) -> list[str]:
-    """Return, for one workload, how it stands to each aim."""
+    """Return the comparison of one workload with each target."""
     if HEADLINE not in rows:
         return ["Convoy has no figure"]
-    ours, said = rows[HEADLINE], []
+    ours, lines = rows[HEADLINE], []
     best = best_peer(rows)
     if best is not None:
         ratio = speedup(ours, rows[best])
-        said.append(_against(f"the best peer, {PEERS[best].title}", ratio, AHEAD_OF_BEST))
+        lines.append(_against(f"the best peer, {PEERS[best].title}", ratio, AHEAD_OF_BEST))
     if STOCK in rows:
-        said.append(_against(PEERS[STOCK].title, speedup(ours, rows[STOCK]), AHEAD_OF_STOCK))
+        lines.append(_against(PEERS[STOCK].title, speedup(ours, rows[STOCK]), AHEAD_OF_STOCK))
     if LIMIT in rows:
         share, aim = speedup(ours, rows[LIMIT]).middle, SHARE_OF_LIMIT.get(name)
         text = f"{share:.0%} of the convolution limit"
         if aim is not None and share < aim:
             text += f" (**short** of {aim:.0%} by {aim - share:.0%})"
-        said.append(text)
-    return said
+        lines.append(text)
+    return lines
 
 
 def _against(whom: str, ratio: Spread, aim: float) -> str:
@@ -107,9 +107,9 @@ def page(result: dict[str, Any]) -> str:
         chosen = {n: r for n, r in result["workloads"].items() if WORKLOADS[n].kind == kind and r}
         if chosen:
             parts += _section(kind, chosen)
-    parts += ["## Who took part", _participants(result)]
+    parts += ["## Peers", _participants(result)]
     if result["dropped"]:
-        parts += ["## Dropped", table(["peer", "where", "why"], result["dropped"])]
+        parts += ["## Dropped", table(["peer", "workload", "reason"], result["dropped"])]
     return "\n\n".join(parts) + "\n"
 
 
@@ -130,14 +130,14 @@ def _section(kind: str, chosen: dict[str, Any]) -> list[str]:
         aims.append([title, "; ".join(verdicts(name, rows))])
     words = {"training": "Training", "inference": "Inference"}[kind]
     parts = [
-        f"## {words}: how many times as fast Convoy is",
-        "Convoy's images per second over the peer's, taken within each round: median "
-        "[smallest to largest]. More than 1 means that Convoy is ahead.",
+        f"## {words}: speedup of Convoy",
+        "Convoy's images per second divided by the peer's, within each round: median "
+        "[smallest to largest]. Above 1, Convoy is faster.",
         table(["", "Convoy, images/s", *titles[1:]], ratios),
         f"## {words}: milliseconds per step",
         table(["", *titles], times),
-        f"## {words}: where that stands",
-        table(["", "Convoy is at"], aims),
+        f"## {words}: targets",
+        table(["", "Convoy reaches"], aims),
     ]
     if CORES in columns:
         parts.insert(3, _CORES_NOTE)
@@ -177,7 +177,7 @@ def _participants(result: dict[str, Any]) -> str:
     for name, entry in sorted(result["peers"].items(), key=lambda item: list(PEERS).index(item[0])):
         versions = ", ".join(f"{package} {v}" for package, v in entry["versions"].items())
         rows.append([PEERS[name].title, versions, entry["note"]])
-    return table(["peer", "versions", "said"], rows)
+    return table(["peer", "versions", "note"], rows)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

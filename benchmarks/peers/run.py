@@ -22,13 +22,13 @@ from typing import Any
 
 from benchmarks.peers import environments, machine, report
 from benchmarks.peers.peers import HEADLINE, PEERS, Peer, taking_part
-from benchmarks.peers.turns import Outcome, Table
+from benchmarks.peers.turns import Outcome, Rounds
 from benchmarks.peers.workloads import WORKLOADS, Workload
 
 RESULTS = environments.ROOT / "benchmarks" / "results"
 QUICK_RESULTS = environments.ROOT / "runs" / "peers-quick"
 LOGS = environments.FOLDER / "logs"
-# Start, compile and warm up the peers of a workload: only for the estimate of what is left.
+# The time to start, compile and warm up the peers of a workload, for the estimate.
 PREPARE_SECONDS = 60.0
 
 
@@ -50,7 +50,7 @@ def parse() -> argparse.Namespace:
 
 
 class Progress:
-    """Says what happens, when, and how long it may still take."""
+    """Prints progress with the elapsed and the remaining time."""
 
     def __init__(self, workloads: list[Workload], options: argparse.Namespace) -> None:
         self.start = time.perf_counter()
@@ -60,21 +60,21 @@ class Progress:
         self.expected = peers * options.seconds_per_turn + PREPARE_SECONDS / options.rounds
         self.done = 0
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         minutes, seconds = divmod(int(time.perf_counter() - self.start), 60)
         print(f"[{minutes:2}:{seconds:02}] {text}", flush=True)
 
     def round_done(self, text: str) -> None:
-        """Count a round; what is left is guessed from the rounds so far and from the settings."""
+        """Count a round; the remaining time is estimated from past rounds and from the settings."""
         self.done += 1
         elapsed = time.perf_counter() - self.start
         pace = (elapsed + self.ahead * self.expected) / (self.done + self.ahead)
         self.ahead -= 1
-        self.say(f"{text}; about {max(1, round(pace * self.ahead / 60))} min left")
+        self.log(f"{text}; about {max(1, round(pace * self.ahead / 60))} min left")
 
 
 def build_environments(peers: list[Peer]) -> dict[str, str]:
-    """Build what the peers need. Return the peers that must be dropped, and why."""
+    """Build the environments. Return the peers that must be dropped, with the reasons."""
     problems = {name: environments.build(name) for name in {peer.environment for peer in peers}}
     if problems.get("onnxruntime") == "":
         problems["onnxruntime"] = export_onnx()
@@ -82,7 +82,7 @@ def build_environments(peers: list[Peer]) -> dict[str, str]:
 
 
 def export_onnx() -> str:
-    """Have PyTorch write the models for ONNX Runtime. Return what went wrong, or nothing."""
+    """Write the models for ONNX Runtime with PyTorch. Return the problem, or nothing."""
     problem = environments.build("torch")
     if problem:
         return f"PyTorch writes its models, and {problem}"
@@ -96,22 +96,22 @@ def export_onnx() -> str:
 def measure(
     workload: Workload, peers: list[Peer], options: argparse.Namespace, progress: Progress
 ) -> Outcome:
-    table = Table(workload, options.seconds_per_turn, progress.say)
-    progress.say(f"{workload.title}: {len(peers)} peers compile and warm up")
+    rounds = Rounds(workload, options.seconds_per_turn, progress.log)
+    progress.log(f"{workload.title}: {len(peers)} peers compile and warm up")
     try:
-        table.seat(peers, LOGS)
-        table.calibrate()
+        rounds.start(peers, LOGS)
+        rounds.calibrate()
         for number in range(options.rounds):
-            table.play_round(number)
+            rounds.run_round(number)
             progress.round_done(f"{workload.name}, round {number + 1} of {options.rounds}")
     finally:
-        table.leave()
-    return table.outcome
+        rounds.end()
+    return rounds.outcome
 
 
 def main() -> None:
     options = parse()
-    # Ended from outside, it ends its runners, as it does after an interrupt.
+    # SIGTERM ends the runners too, like an interrupt.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
     workloads = [WORKLOADS[name] for name in options.workloads]
     chosen = [peer for peer in PEERS.values() if peer.name in {HEADLINE, *options.peers}]
@@ -135,9 +135,9 @@ def main() -> None:
             result["dropped"].append([PEERS[name].title, workload.title, why])
         for name, ready in outcome.ready.items():
             result["peers"].setdefault(name, {"versions": ready.versions, "note": ready.note})
-        # After every workload, so that a run that is cut short leaves what it has.
+        # After every workload, so that an interrupted run leaves its results.
         page = report.write(result, options.output)
-    progress.say(f"wrote {page}")
+    progress.log(f"wrote {page}")
     print()
     print(report.page(result))
 

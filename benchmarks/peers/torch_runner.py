@@ -19,7 +19,7 @@ from torch.nn import functional
 
 
 class TorchRunner:
-    """Trains in PyTorch's usual loop, or runs forwards batch by batch."""
+    """Trains in PyTorch's usual loop, or runs inference batch by batch."""
 
     def __init__(self, variant: str) -> None:
         self.variant = variant
@@ -110,7 +110,7 @@ def convolutions_step(model: nn.Module, example: Tensor) -> Any:
     work = []
     for index, (module, shape) in enumerate(found):
         x = torch.randn(shape).to(memory_format=layout(example))
-        # Nobody asks for the gradient for the images.
+        # No gradient of the images is needed.
         x.requires_grad_(index > 0)
         with torch.no_grad():
             work.append((module, x, torch.randn_like(module(x))))

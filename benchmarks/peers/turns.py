@@ -17,18 +17,18 @@ from benchmarks.peers.workloads import Workload
 
 PREPARE_TIMEOUT = 900.0
 TURN_TIMEOUT = 300.0
-# Compiling is mostly work of one thread, and nothing is timed meanwhile.
+# Compilation is mostly single-threaded, and nothing is timed during it.
 PREPARED_AT_ONCE = 2
 
 
 @dataclass(frozen=True)
 class Turn:
-    """Some steps of one peer.
+    """Steps of one peer.
 
     Attributes:
-        steps: how many.
-        seconds: how long they took.
-        others: the share of the machine's cores that everything else took meanwhile.
+        steps: number of steps.
+        seconds: duration.
+        others: fraction of the machine's CPU time that other programs used.
     """
 
     steps: int
@@ -38,12 +38,12 @@ class Turn:
 
 @dataclass
 class Outcome:
-    """What a workload's turns gave.
+    """Results of a workload.
 
     Attributes:
-        turns: of each peer, a turn per round.
-        ready: what each peer told about itself.
-        dropped: why a peer has no figures.
+        turns: turns by peer, one per round.
+        ready: descriptions by peer.
+        dropped: reasons by peer without results.
     """
 
     turns: dict[str, list[Turn]] = field(default_factory=dict)
@@ -54,40 +54,40 @@ class Outcome:
         return {name: [asdict(turn) for turn in turns] for name, turns in self.turns.items()}
 
 
-class Table:
-    """The peers around one workload: prepared side by side, then one at a time."""
+class Rounds:
+    """Rounds of one workload: all peers are prepared, then run one at a time."""
 
-    def __init__(self, workload: Workload, seconds: float, say: Callable[[str], None]) -> None:
-        self.workload, self.seconds, self.say = workload, seconds, say
+    def __init__(self, workload: Workload, seconds: float, log: Callable[[str], None]) -> None:
+        self.workload, self.seconds, self.log = workload, seconds, log
         self.outcome = Outcome()
-        self.seated: list[RunnerProcess] = []
+        self.runners: list[RunnerProcess] = []
         self.steps: dict[str, int] = {}
 
-    def seat(self, peers: Iterable[Peer], logs: Path) -> None:
-        """Start the peers and have them compile and warm up."""
-        self.seated = [
+    def start(self, peers: Iterable[Peer], logs: Path) -> None:
+        """Start the peers, which compile and warm up."""
+        self.runners = [
             RunnerProcess(peer, logs / f"{self.workload.name}-{peer.name}.log") for peer in peers
         ]
         with ThreadPoolExecutor(PREPARED_AT_ONCE) as pool:
             try:
-                list(pool.map(self._prepare, list(self.seated)))
-            except BaseException:  # an interrupt: do not wait for what compiles
+                list(pool.map(self._prepare, list(self.runners)))
+            except BaseException:  # an interrupt: do not wait for compilations
                 pool.shutdown(wait=False, cancel_futures=True)
-                for runner in self.seated:
+                for runner in self.runners:
                     runner.process.kill()
                 raise
 
     def calibrate(self) -> None:
-        """Find out how many steps fill each peer's turn, which warms it up once more.
+        """Determine the number of steps that fill a turn of each peer, which also warms it up.
 
-        A call of a few steps is mostly the call, so a short one is followed by a longer one; and
-        the last is as long as a turn, since some compile anew for another number of samples. With
-        no time for turns, a turn is a single loop.
+        Short calls are dominated by overhead, so a longer call follows. The last call is as long
+        as a turn, since some peers compile again for another number of samples. With no time for
+        turns, a turn is a single loop.
         """
         if not self.seconds:
-            self.steps = {runner.peer.name: self.workload.loop_steps for runner in self.seated}
+            self.steps = {runner.peer.name: self.workload.loop_steps for runner in self.runners}
             return
-        for runner in list(self.seated):
+        for runner in list(self.runners):
             turn = self._take_turn(runner, self.workload.loop_steps)
             if turn is not None and turn.seconds < self.seconds / 3:
                 turn = self._take_turn(runner, self._steps_in(self.seconds / 3, turn))
@@ -96,18 +96,18 @@ class Table:
                 if steps != turn.steps:
                     self._take_turn(runner, steps)
 
-    def play_round(self, number: int) -> None:
-        """Let every peer take a turn; who begins changes from round to round."""
-        first = number % max(1, len(self.seated))
-        for runner in self.seated[first:] + self.seated[:first]:
+    def run_round(self, number: int) -> None:
+        """Run one turn of every peer; each round begins with another peer."""
+        first = number % max(1, len(self.runners))
+        for runner in self.runners[first:] + self.runners[:first]:
             turn = self._take_turn(runner, self.steps[runner.peer.name])
             if turn is not None:
                 self.outcome.turns.setdefault(runner.peer.name, []).append(turn)
 
-    def leave(self) -> None:
-        for runner in self.seated:
+    def end(self) -> None:
+        for runner in self.runners:
             runner.end()
-        self.seated = []
+        self.runners = []
 
     def _prepare(self, runner: RunnerProcess) -> None:
         start = time.perf_counter()
@@ -117,7 +117,7 @@ class Table:
             self._drop(runner, error)
             return
         self.outcome.ready[runner.peer.name] = ready
-        self.say(f"  {runner.peer.title} ready after {time.perf_counter() - start:.0f} s")
+        self.log(f"  {runner.peer.title} ready after {time.perf_counter() - start:.0f} s")
 
     def _take_turn(self, runner: RunnerProcess, steps: int) -> Turn | None:
         busy, own, start = _busy_seconds(), runner.processor_seconds(), time.perf_counter()
@@ -134,15 +134,15 @@ class Table:
         return self.workload.whole_steps(seconds, turn.seconds / turn.steps)
 
     def _drop(self, runner: RunnerProcess, error: Exception) -> None:
-        self.say(f"  {runner.peer.title} dropped: {error}")
+        self.log(f"  {runner.peer.title} dropped: {error}")
         self.outcome.dropped[runner.peer.name] = str(error)
         self.outcome.turns.pop(runner.peer.name, None)
-        self.seated = [other for other in self.seated if other is not runner]
+        self.runners = [other for other in self.runners if other is not runner]
         runner.end()
 
 
 def _busy_seconds() -> float:
-    """Return the time that all cores have been at work since the system started."""
+    """Return the CPU time of all cores since the system started."""
     user, nice, system, _, _, interrupt, soft, *_ = (
         int(text) for text in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     )

@@ -29,7 +29,7 @@ class Workload:
         steps: steps in an epoch; the data in memory holds so many batches.
         loop_steps: steps in one device call, for peers that can do that.
         momentum: of SGD.
-        kind: whether it is trained, or only run forwards.
+        kind: training or inference.
         regression: mean squared error in place of cross-entropy.
     """
 

@@ -59,7 +59,7 @@ class TestProtocol:
         [
             ("run 1000", "MemoryError: too much"),
             ("prepare nothing", "KeyError: 'nothing'"),
-            ("dance", "'dance' is not a word of the protocol"),
+            ("dance", "'dance' is not a request of the protocol"),
         ],
     )
     def test_a_failure_is_one_line_and_becomes_an_error(self, line, why):
@@ -70,7 +70,7 @@ class TestProtocol:
             protocol.parse_seconds(answer)
 
     def test_another_network_is_refused(self):
-        with pytest.raises(ValueError, match="this network has 35: it is another one"):
+        with pytest.raises(ValueError, match="this network has 35"):
             protocol.check_parameters(WORKLOADS["mnist"], 35)
 
 
