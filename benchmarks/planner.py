@@ -151,7 +151,7 @@ def measure(names: list[str], rounds: int) -> list[tuple[str, int, Any, float, l
     context = multiprocessing.get_context("spawn")
     rows = []
     for name in names:
-        seats = []
+        workers = []
         found = []
         try:
             for count in (1, 2):
@@ -159,7 +159,7 @@ def measure(names: list[str], rounds: int) -> list[tuple[str, int, Any, float, l
                 process = context.Process(target=serve, args=(theirs, name, count), daemon=True)
                 process.start()
                 theirs.close()  # so that a process that has failed is noticed
-                seats.append((process, ours))
+                workers.append((process, ours))
                 for number, (one, predicted) in enumerate(ours.recv()):
                     found.append((name, count, one, predicted, [], ours, number))
             for _ in range(rounds):
@@ -167,7 +167,7 @@ def measure(names: list[str], rounds: int) -> list[tuple[str, int, Any, float, l
                     connection.send(number)
                     rates.append(connection.recv())
         finally:
-            for process, connection in seats:
+            for process, connection in workers:
                 if process.is_alive():
                     connection.send(None)
                 process.join()
