@@ -11,7 +11,7 @@ PARALLEL := --numprocesses auto --dist worksteal
 BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard src/convoy/*/native/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train docs test test-all freeze test-clients test-sanitized soak soak-serving proto lint bench-peers clean
+.PHONY: help setup train docs test-unit test test-all freeze test-clients test-sanitized soak soak-serving proto lint bench-peers clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -28,6 +28,9 @@ $(VENV)/.installed: $(BUILT_FROM)
 
 train: setup ## Train a small CNN on handwritten digits, on two devices
 	@$(BIN)/python examples/digits/train.py
+
+test-unit: setup ## Quick tests of every package, in under two minutes
+	@$(BIN)/python -m pytest $(PARALLEL) -m 'not slow and not integration'
 
 test: setup lint ## Everything that must pass: style, types, fast tests
 	@$(BIN)/python -m pytest $(PARALLEL) -m 'not slow'

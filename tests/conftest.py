@@ -3,6 +3,7 @@
 import os
 import shutil
 import tempfile
+from pathlib import Path
 
 os.environ["CONVOY_COMPILATION_CACHE"] = "0"
 
@@ -17,6 +18,8 @@ from tests.frozen import Frozen
 jax.config.update("jax_num_cpu_devices", 4)
 strict.enable()
 
+TESTS = Path(__file__).parent
+INTEGRATION_FOLDERS = ("benchmarks", "compatibility", "docs", "equivalence", "examples")
 PROGRAMS = "JAX_COMPILATION_CACHE_DIR"
 KEEP_ALL = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": 0,
@@ -42,6 +45,13 @@ def pytest_configure(config):
     jax.config.update(PROGRAMS.lower(), os.environ[PROGRAMS])
     for name, value in KEEP_ALL.items():
         jax.config.update(name.lower(), value)
+
+
+def pytest_collection_modifyitems(items):
+    """Mark the tests of whole programs as integration tests; files mark others themselves."""
+    for item in items:
+        if item.path.relative_to(TESTS).parts[0] in INTEGRATION_FOLDERS:
+            item.add_marker("integration")
 
 
 def pytest_terminal_summary(terminalreporter):

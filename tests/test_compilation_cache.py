@@ -6,6 +6,8 @@ import jax
 import pytest
 from convoy import compilation_cache
 
+pytestmark = pytest.mark.integration
+
 PROGRAM = """
 import convoy, jax
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

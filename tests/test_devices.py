@@ -9,6 +9,8 @@ import pytest
 from convoy import devices
 from convoy.cpu import threads
 
+pytestmark = pytest.mark.integration
+
 
 def test_takes_as_many_devices_as_asked_for():
     assert devices.select(3) == tuple(jax.devices()[:3])

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from convoy import distributed
 
+pytestmark = pytest.mark.integration
+
 SOURCE = Path(convoy.__file__).parents[1]
 
 

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.integration
+
 CLEAN = {key: value for key, value in os.environ.items() if not key.startswith(("KERAS", "CONVOY"))}
 
 

@@ -29,3 +29,12 @@ def test_keras_mixes_both(wrap):
     assert wrap(keras.ops.add)(HALF, ROW).dtype == "float32"
     dense = keras.layers.Dense(4, dtype="mixed_float16")
     assert wrap(dense)(FULL).dtype == "float16"
+
+
+def test_our_code_is_checked_after_keras_has_done_the_same():
+    shapes = jnp.ones((5, 7), "float16"), jnp.ones(7)
+    assert keras.ops.multiply(*shapes).dtype == "float32"
+    with pytest.raises(ValueError, match="no available implicit dtype"):
+        shapes[0] * shapes[1]
+    with pytest.raises(ValueError, match="could not be broadcast"):
+        shapes[0] * shapes[1].astype("float16")

@@ -14,6 +14,8 @@ from keras import layers
 
 from .conftest import SAMPLES, StopAt, StopError, Subject, fill
 
+pytestmark = pytest.mark.integration
+
 # Mid-epoch, before the last device call, before validation, and at the start of an epoch.
 POINTS = [(0, 2), (0, 4), (1, np.inf), (2, 0), (2, 4)]
 

@@ -10,6 +10,8 @@ from convoy.checkpoint.folder import Folder
 from .kill import Victims, kill_until_done
 from .victim import VARIANTS
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(scope="module")
 def victims(tmp_path_factory):

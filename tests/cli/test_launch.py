@@ -16,6 +16,8 @@ from tests.equivalence.side_by_side import ATOL, RTOL
 from tests.launch import worker
 from tests.launch.running import SCRIPT, SOURCE, assert_same_run, in_one_process, launch, outcomes
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory):

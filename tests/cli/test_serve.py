@@ -9,6 +9,8 @@ import pytest
 from convoy_command import cli
 from tests.serving.models import half_plus
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.mark.parametrize(
     ("words", "message"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from convoy.cpu.batch_normalization import moments, normalize
 
-pytestmark = pytest.mark.usefixtures("native")
+pytestmark = [pytest.mark.usefixtures("native"), pytest.mark.integration]
 
 EPSILON = 1e-3
 # Sums over thousands of float32 numbers, taken in another order than XLA takes them.

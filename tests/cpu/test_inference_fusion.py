@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from .reference import jax_alone
 
-pytestmark = pytest.mark.usefixtures("native")
+pytestmark = [pytest.mark.usefixtures("native"), pytest.mark.integration]
 
 layers = keras.layers
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.integration
+
 PAGES_OF_ONE_ARRAY = 32 * 1024 * 1024 // os.sysconf("SC_PAGE_SIZE")
 
 COUNT_FAULTS_OF_FOUR_ARRAYS = """

@@ -11,6 +11,8 @@ from jax import lax
 
 from .reference import compare, normal, value_and_gradients
 
+pytestmark = pytest.mark.integration
+
 
 def max_pool(x, window, strides, padding):
     return lax.reduce_window(x, -np.inf, lax.max, window, strides, padding)

@@ -8,6 +8,8 @@ import pytest
 
 from .test_winograd import _machine_takes_it  # noqa: F401 - a fixture
 
+pytestmark = pytest.mark.integration
+
 # Heights of every remainder; convolutions of inference, and of a training step.
 COMPUTE = """
 import hashlib

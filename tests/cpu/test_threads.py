@@ -8,6 +8,8 @@ import pytest
 from convoy.cpu import threads
 from jax import lax
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.mark.parametrize(
     ("devices", "cores", "own"), [(1, 2, False), (2, 2, True), (3, 4, True), (4, 2, False)]

@@ -7,6 +7,7 @@ import threading
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from convoy import cpu
 from convoy.cpu import lowering
 from jax import export, lax
@@ -14,6 +15,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from .reference import assert_close, compare, jax_alone, normal, value_and_gradients
+
+pytestmark = pytest.mark.integration
 
 
 def network(x, weights):

@@ -13,6 +13,8 @@ from jax import lax
 from .reference import compare, convolve_by_taps, normal, value_and_gradients
 from .test_inference_fusion import check, data, layers, model_of
 
+pytestmark = pytest.mark.integration
+
 METHOD = "convolution by Winograd's method"
 # The gradient of the source is a forward convolution as well.
 ALL_FORMS = {f"{METHOD}, backward weights": 1, f"{METHOD}, forward": 2}

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.integration
+
 PROGRAM = """
 import json, resource, sys
 import convoy, keras, numpy as np

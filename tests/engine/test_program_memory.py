@@ -6,6 +6,8 @@ import pytest
 from keras import layers
 from tests.equivalence.side_by_side import make_convoy
 
+pytestmark = pytest.mark.integration
+
 
 def network(steps=1):
     x = inputs = keras.Input((16, 16, 4))

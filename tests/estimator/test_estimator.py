@@ -23,6 +23,8 @@ from convoy.report.files import read
 
 from .conftest import layers, regression
 
+pytestmark = pytest.mark.integration
+
 
 class Notes(Hook):
     """Writes down what it is told."""

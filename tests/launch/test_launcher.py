@@ -13,6 +13,8 @@ from convoy.launch.process_group import ProcessGroup
 
 from .running import SCRIPT, SOURCE, is_alive, launch, shell_tasks, wait_until
 
+pytestmark = pytest.mark.integration
+
 NOT_IN_FIT = """
 import os, signal
 print("ready", os.getpid(), flush=True)

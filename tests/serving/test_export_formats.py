@@ -10,6 +10,8 @@ from keras import layers
 from tests import parts
 from tests.serving.models import classifier
 
+pytestmark = pytest.mark.integration
+
 
 def wide_variety():
     """Poolings, activations, depthwise and separable convolutions, concatenation, padding."""

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from .soak import resident_megabytes
 
+pytestmark = pytest.mark.integration
+
 SETTINGS = hypothesis.settings(
     max_examples=50,
     deadline=None,

@@ -14,6 +14,8 @@ from convoy.train.models import make_model
 from convoy.train.serving_model import served_network
 from convoy.train.validation import load_checkpoint
 
+pytestmark = pytest.mark.integration
+
 SMALL = ("--precision", "32.32", "--seed", 1, "--micro-batch-size", 5)
 
 

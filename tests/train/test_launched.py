@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.integration
+
 TRAIN = Path(__file__).parents[2] / "examples" / "cnns" / "train.py"
 WORDS = ["--precision", "32.32", "--seed", "1", "--micro-batch-size", "5", "--num-epochs", "2"]
 

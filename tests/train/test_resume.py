@@ -17,6 +17,8 @@ from convoy.train.metrics_row import Record
 from convoy.train.recipe import as_recipe
 from convoy.train.run_folder import RunFolder
 
+pytestmark = pytest.mark.integration
+
 # Crops and flips at random, 20 calls with a state each, and a checkpoint every five epochs.
 RUN = (
     *("--model", "toy_model_bn", "--precision", "32.32", "--seed", "1", "--micro-batch-size", "5"),

@@ -5,6 +5,8 @@ from convoy.engine.step import activation_checkpointing
 from keras import layers
 from tests.equivalence.side_by_side import assert_same, make_convoy, state
 
+pytestmark = pytest.mark.integration
+
 
 class Penalty(layers.Layer):
     """Adds a loss from inside its call."""

@@ -15,7 +15,7 @@ from tests import parts
 
 layers = keras.layers
 
-pytestmark = parts.needs("the native CPU kernels")
+pytestmark = [parts.needs("the native CPU kernels"), pytest.mark.integration]
 
 RTOL = 1e-5
 ATOL = 1e-6

@@ -4,6 +4,8 @@ import pytest
 from keras import layers
 from tests.equivalence.side_by_side import assert_same, make_convoy, make_stock, state
 
+pytestmark = pytest.mark.integration
+
 
 def network(steps=1, optimizer="adam"):
     model = keras.Sequential(

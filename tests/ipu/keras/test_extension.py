@@ -4,6 +4,8 @@ import pytest
 from convoy import ipu
 from convoy.ipu.errors import FailedPreconditionError
 
+pytestmark = pytest.mark.integration
+
 Schedule = ipu.ops.pipelining_ops.PipelineSchedule
 
 

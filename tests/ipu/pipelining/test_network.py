@@ -8,6 +8,8 @@ from convoy.ipu.ops.pipelining_ops import (
 )
 from tests.ipu.pipelining.lines import RATE, START, Infeed, Line, Outfeed, X
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.mark.parametrize(("method", "factor"), [("sum", 4), ("MEAN", 1), ("running_mean", 1)])
 def test_gradients_of_a_line(configure, method, factor):
