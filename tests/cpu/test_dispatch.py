@@ -5,7 +5,7 @@ import keras
 import numpy as np
 from convoy import cpu
 from convoy.cpu.dispatch import dummy_work
-from convoy.serving.forward import Forward
+from convoy.serving.forward_pass import ForwardPass
 from tests import parts
 
 pytestmark = parts.needs("the native CPU kernels")
@@ -15,7 +15,7 @@ def test_a_program_of_kernels_alone_counts_as_work():
     """XLA runs what it takes for next to nothing in the thread that calls it."""
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Conv2D(8, 3, padding="same", activation="relu") for _ in range(2)]
-    forward = Forward(keras.Sequential([keras.Input((8, 8, 8)), *layers]), 2, cpu.fuse)
+    forward = ForwardPass(keras.Sequential([keras.Input((8, 8, 8)), *layers]), 2, cpu.fuse)
     shapes = forward.constants, *forward.input_shapes
 
     def working(constants, x):

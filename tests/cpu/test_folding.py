@@ -2,7 +2,7 @@ import jax
 import keras
 import numpy as np
 from convoy import cpu
-from convoy.serving.forward import Forward
+from convoy.serving.forward_pass import ForwardPass
 from keras import layers
 
 
@@ -19,7 +19,7 @@ def network(after=layers.ReLU, **convolution):
 
 def compare(model, rng):
     x = rng.random((2, 6, 6, 3), np.float32)
-    folded = Forward(model, 2, cpu.fold)
+    folded = ForwardPass(model, 2, cpu.fold)
     (found,) = jax.jit(folded.run)(folded.constants, x)
     np.testing.assert_allclose(found, model(x), rtol=1e-5, atol=1e-5)
     return [equation.primitive.name for equation in folded.equations]
@@ -58,6 +58,6 @@ def test_16_bits_are_left_as_they_are(rng):
     x = layers.Conv2D(4, 3, dtype="float16")(image)
     model = keras.Model(image, layers.BatchNormalization(dtype="float16")(x))
     x = rng.random((2, 6, 6, 3), np.float32)
-    folded = Forward(model, 2, cpu.fold)
+    folded = ForwardPass(model, 2, cpu.fold)
     (found,) = jax.jit(folded.run)(folded.constants, x)
     np.testing.assert_array_equal(found, jax.jit(lambda x: model(x))(x))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from convoy.pipeline.stages import calls_of, make_stages, stage_assignment
 from tests.equivalence.side_by_side import assert_same
-from tests.pipeline.test_stage import staged, whole
+from tests.pipeline.test_stages import staged, whole
 
 # The smallest images that they take, where that is not 32 pixels.
 SIZES = {"InceptionV3": 75, "InceptionResNetV2": 75, "Xception": 71}
