@@ -1,7 +1,7 @@
-"""All that reaches past Keras's public API.
+"""The only package that uses private names of Keras.
 
-Every private name of Keras that Convoy depends on is used in this package and nowhere else, and
-`tests/test_keras_bridge.py` fails loudly when a Keras release changes one of them.
+The tests in `tests/keras_bridge` fail when a release of Keras changes one of these names. Each module
+gives the reason for those that it uses.
 """
 
 from convoy.keras_bridge.batches import (
