@@ -1,7 +1,7 @@
 """The only package that uses private names of Keras.
 
-The tests in `tests/keras_bridge` fail when a release of Keras changes one of these names. Each module
-gives the reason for those that it uses.
+The tests in `tests/keras_bridge` fail when a release of Keras changes one of these names. Each
+module gives the reason for those that it uses.
 """
 
 from convoy.keras_bridge.batches import (
