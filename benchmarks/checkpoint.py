@@ -34,7 +34,7 @@ class Timed(convoy.Checkpoints):
         self.last = "none"
         self.began = time.perf_counter()
 
-    def record(self, progress):
+    def save_if_due(self, progress):
         jax.block_until_ready(keras_bridge.values(progress.model.trainable_variables))
         if progress.step:  # and not the end of the epoch, which no device call comes before
             self.after[self.last].append(time.perf_counter() - self.began)
@@ -48,7 +48,7 @@ class Timed(convoy.Checkpoints):
             if self.last == "waited for":
                 self._wait()
             self.stands[self.last].append(time.perf_counter() - start)
-        super().record(progress)
+        super().save_if_due(progress)
         self.began = time.perf_counter()
 
 

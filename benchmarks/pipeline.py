@@ -111,7 +111,7 @@ class Trainer:
 
     @property
     def programs(self) -> Any:
-        return self.model.fit.__self__.runner.programs.made("train")
+        return self.model.fit.__self__.runner.programs.find("train")
 
     def seconds(self) -> float:
         """Train; return the time of one update."""
@@ -132,7 +132,7 @@ def simulated(trainer: Trainer) -> float:
 def memory_of_stages(trainer: Trainer) -> list[int]:
     """Return the most bytes that each stage takes, by XLA's own analysis of its programs."""
     import jax
-    from convoy.engine.data.chunks import size
+    from convoy.engine.data.placement import tree_bytes
     from convoy.keras_bridge import values
     from convoy.pipeline import simulate
 
@@ -148,7 +148,7 @@ def memory_of_stages(trainer: Trainer) -> list[int]:
             result = function(*arguments)
             if name == "run_forward":
                 # What was received is kept too, but for the data, which lies there anyway.
-                kept[number] = size(result[1]) + size(arguments[1])
+                kept[number] = tree_bytes(result[1]) + tree_bytes(arguments[1])
             return result
 
         return run
@@ -160,8 +160,8 @@ def memory_of_stages(trainer: Trainer) -> list[int]:
     stash = simulate(programs.schedule).peak_stash
     found = []
     for number, update in enumerate(programs.rank_updates):
-        weights = size(values(update.trainable))
-        state = 2 * weights + size(values(update.variables))
+        weights = tree_bytes(values(update.trainable))
+        state = 2 * weights + tree_bytes(values(update.variables))
         temporary = 0
         for name in ("run_forward", "backward"):
             function, shapes = calls[number, name]
@@ -174,15 +174,16 @@ def memory_of_stages(trainer: Trainer) -> list[int]:
 def memory_of_all(trainer: Trainer) -> int:
     """Return the most bytes that the whole model takes, without the data."""
     import numpy as np
-    from convoy.engine.data.chunks import Chunk, size
+    from convoy.engine.data.chunks import Chunk
+    from convoy.engine.data.placement import tree_bytes
     from convoy.keras_bridge import values
 
     model = trainer.model
     batch, count = trainer.batch, trainer.updates * trainer.micro_batches
     chunk = Chunk("contiguous", ((trainer.x, trainer.y), None, np.int32(0)), batch, count)
     analysis = trainer.programs.memory(chunk)
-    weights = size(values(model.trainable_variables))
-    return 2 * weights + size(values(model.optimizer.variables)) + analysis.temp_size_in_bytes
+    weights = tree_bytes(values(model.trainable_variables))
+    return 2 * weights + tree_bytes(values(model.optimizer.variables)) + analysis.temp_size_in_bytes
 
 
 def host_microseconds(variant: Variant) -> float:

@@ -16,7 +16,8 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from convoy.engine.replica_axis import AXIS, replicas_in_trace
+from convoy.engine.data.placement import AXIS
+from convoy.engine.step.all_reduce import replicas_in_trace
 
 
 def sum(x: Any) -> Any:

@@ -1,43 +1,51 @@
-"""What a Keras model gains when a strategy takes it in."""
+"""The methods that replace those of a Keras model inside of a strategy's scope."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Protocol, TypeAlias
 
 import jax
 import keras
 from convoy import distributed, keras_bridge
 from convoy.engine import checks, random_state
-from convoy.engine.data.chunks import Budget, Feed
-from convoy.engine.data.input import check_batch, open_input
-from convoy.engine.execution_config import Accumulation, ExecutionConfig, Reduction
-from convoy.engine.numerics import numerics
+from convoy.engine.data.chunks import Feed
+from convoy.engine.data.input import Budget, InputData, check_batch, open_input
+from convoy.engine.execution_config import ExecutionConfig, Reduction
+from convoy.engine.numerics.numerics import LOGS, Numerics
 from convoy.engine.observer import Observer
 from convoy.engine.prepared_model import PreparedModel
 from convoy.engine.run import Runner
 from convoy.engine.state import Mode
-from convoy.engine.steps_per_execution import Pace
+from convoy.engine.steps_per_execution import StepsPerExecution
 from convoy.pipeline import Schedule, Timeline
 from convoy.pipeline.config import PipelineConfig, pipeline_placement
 from convoy.pipeline.device_layout import PipelinePlacement
-from convoy.pipeline.pipeline_stage import trace_stages
 from convoy.pipeline.stages import (
     calls_of,
     reset_stage_assignment,
     set_stage_assignment,
     stage_assignment,
 )
+from convoy.types import Batch, Data, Logs, PyTree
+
+Callbacks: TypeAlias = "list[keras.callbacks.Callback] | keras.callbacks.CallbackList | None"
+
+
+class Observed(Protocol):
+    """A strategy, as far as its models refer to it."""
+
+    observer: Observer
 
 
 class EngineMethods:
     """The methods of `keras.Model` that run on the engine, with Keras's own signatures.
 
-    They are set on the instance: its class stays what it was, so it saves, clones and prints as
+    They are set on the instance. Its class does not change, so it is saved, cloned and printed as
     under stock Keras.
     """
 
@@ -60,65 +68,71 @@ class EngineMethods:
         "export_for_serving",
     )
 
-    def __init__(
-        self,
-        model: keras.Model,
-        config: ExecutionConfig,
-        data_budget: int,
-        observer: Callable[[], Observer],
-    ) -> None:
+    def __init__(self, model: keras.Model, config: ExecutionConfig, observed: Observed) -> None:
         self.model = model
+        self.prepared = PreparedModel.of(model)
         self.runner = Runner(model, config)
-        self.observer = observer
-        self.data_budget = data_budget
+        self.observed = observed
         self.pipelining = PipelineConfig()
-        self.traced: object | None = None
-        """The graph of a subclassed model that programs were made for."""
+        self.traced_graph = self.prepared.traced_graph
+        """The graph of a subclassed model that programs were compiled for."""
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
+    # Options ------------------------------------------------------------------------------------
+
+    def compile(self, *args: object, **kwargs: object) -> None:
         """Configure the model for training, as `keras.Model.compile` does.
 
         `steps_per_execution` is the number of steps in one device call; `"auto"` chooses one that
         keeps callbacks at least once a second.
         """
-        asked = checks.check_steps_per_execution(kwargs.get("steps_per_execution", 1))
-        self.runner.automatic = asked == "auto"
-        if self.runner.automatic:
-            # Not a word that stock Keras knows, so it does not go into a saved model.
+        requested = checks.check_steps_per_execution(kwargs.get("steps_per_execution", 1))
+        self.runner.automatic_steps = requested == "auto"
+        if requested == "auto":
+            # Stock Keras does not know this value, so it does not go into a saved model.
             kwargs["steps_per_execution"] = 1
-        settings = PreparedModel.of(self.model).numerics.settings
+        settings = self.prepared.numerics.settings
         if settings.loss_scale is not None:
-            # The strategy's own takes the place of the one that Keras adds for mixed_float16.
+            # The strategy's loss scale replaces the one that Keras adds for mixed_float16.
             kwargs["auto_scale_loss"] = False
         type(self.model).compile(self.model, *args, **kwargs)
-        PreparedModel.of(self.model).numerics = numerics.Numerics(settings)
+        self.prepared.numerics = Numerics(settings)
 
     def set_gradient_accumulation(
-        self, count: int, *, reduction: Reduction | None = None, dtype: str | None = None
+        self,
+        gradient_accumulation: int,
+        *,
+        reduction: Reduction | None = None,
+        dtype: str | None = None,
     ) -> None:
-        """Choose for this model how many micro-batches make a weight update.
+        """Set the gradient accumulation of this model.
 
         Args:
-            count: micro-batches per weight update and replica.
+            gradient_accumulation: micro-batches per weight update and replica.
             reduction: `"mean"` or `"sum"` over these micro-batches; by default the strategy's.
-            dtype: the type in which gradients are added up; by default their own.
+            dtype: type in which gradients are added up; by default their own.
         """
         config = self.runner.config
-        accumulation = Accumulation(count, reduction or config.reduction, dtype)
-        self.runner.use(replace(config, accumulation=accumulation))
+        self.runner.use(
+            replace(
+                config,
+                gradient_accumulation=gradient_accumulation,
+                accumulation_reduction=reduction or config.reduction,
+                accumulation_dtype=dtype,
+            )
+        )
 
     def set_asynchronous_callbacks(self, asynchronous: bool = False) -> None:
-        """Choose whether callbacks are told of every step while the devices go on.
+        """Choose whether callbacks are called for every step while the devices continue.
 
-        They are then called from another thread, as results come in, for every step and every
-        replica; of accumulated micro-batches when their weight update is done. Each weight update
-        is a device call of its own. Whether a callback has asked to stop is still looked at
-        between executions of `steps_per_execution` steps.
+        They are then called from another thread, as results arrive, for every step and every
+        replica; for accumulated micro-batches after their weight update. Each weight update is a
+        device call of its own. `stop_training` still takes effect between executions of
+        `steps_per_execution` steps.
 
         Args:
-            asynchronous: whether; by default callbacks are called once per execution.
+            asynchronous: `True` for every step; `False`, the default, for once per execution.
         """
-        self.runner.asynchronous = asynchronous
+        self.runner.asynchronous_callbacks = asynchronous
 
     def set_pipelining_options(
         self,
@@ -129,16 +143,16 @@ class EngineMethods:
         recompute: bool = False,
         record: bool = False,
     ) -> None:
-        """Choose how this model is run if it has several stages.
+        """Set the options of pipeline parallelism, which apply if this model has several stages.
 
         Args:
             gradient_accumulation_steps_per_replica: micro-batches per weight update and replica; by
-                default what the strategy says.
-            schedule: `"sequential"`, `"gpipe"`, `"1f1b"`, `"zero-bubble"`, or a
-                `Schedule` of your own.
+                default the strategy's `gradient_accumulation`.
+            schedule: `"1f1b"`, `"gpipe"`, `"zero-bubble"`, `"sequential"`, or a `Schedule` of your
+                own.
             device_mapping: the device of each stage; by default one for each.
             recompute: whether stages keep only their input for the backward pass.
-            record: whether the last weight update of every device call is recorded, for
+            record: whether the last weight update of every device call is timed, for
                 `get_pipeline_timeline`.
         """
         if gradient_accumulation_steps_per_replica is not None:
@@ -146,21 +160,23 @@ class EngineMethods:
         mapping = None if device_mapping is None else tuple(device_mapping)
         self.pipelining = PipelineConfig(schedule, mapping, recompute, record)
 
+    # Pipeline stages ----------------------------------------------------------------------------
+
     def get_pipeline_timeline(self) -> Timeline | None:
-        """Return what the devices did, and when, in the last weight update that was recorded."""
-        programs = self.runner.programs.made("train")
-        return getattr(programs, "timeline", None)
+        """Return the timeline of the last weight update that was timed."""
+        runner = self.runner.programs.find("train")
+        return getattr(runner, "timeline", None)
 
     def set_pipeline_stage_assignment(self, stages: list[int]) -> None:
-        """Give every layer its stage, in the order in which layers run."""
+        """Set the stage of every layer, in the order in which layers run."""
         set_stage_assignment(self.model, stages)
 
     def get_pipeline_stage_assignment(self) -> list[int] | None:
-        """Return the stage of every layer, or `None` if the model is in one piece."""
+        """Return the stage of every layer, or `None` if the model has one stage."""
         return stage_assignment(self.model)
 
     def reset_pipeline_stage_assignment(self) -> None:
-        """Have the model in one piece again."""
+        """Put all layers into one stage."""
         reset_stage_assignment(self.model)
 
     def print_pipeline_stage_assignment_summary(self) -> None:
@@ -170,7 +186,33 @@ class EngineMethods:
         for call, stage in zip(calls, stages or [0] * len(calls), strict=True):
             print(f"stage {stage}  {type(call.operation).__name__:24} {call.name}")
 
-    def export_for_serving(self, folder: str | Path, **settings: Any) -> Path:
+    def _begin(self, method: str, x: Data) -> None:
+        """Check the model, and choose its configuration: the pipeline's, if it has stages."""
+        checks.check_model(self.model, method, self.prepared.numerics.settings)
+        runner, pipelining = self.runner, self.pipelining
+        stages = stage_assignment(self.model, x)
+        observer = self.observed.observer
+        if observer is not runner.observer:
+            runner.observe(observer)
+        if self.traced_graph is not self.prepared.traced_graph:
+            self.traced_graph = self.prepared.traced_graph
+            runner.use(runner.config)
+        if stages is None:
+            if runner.current is not runner.config:
+                runner.use(runner.config)
+            return
+        if observer.times_actions:
+            pipelining = replace(pipelining, record=True)
+        placement = pipeline_placement(self.model, pipelining, runner.config)
+        current = runner.current.placement
+        same = isinstance(current, PipelinePlacement) and current.rows == placement.rows
+        if not same or runner.current.pipeline != pipelining:
+            staged = replace(runner.config, placement=placement, pipeline=pipelining)
+            runner.use(runner.config, staged)
+
+    # Serving ------------------------------------------------------------------------------------
+
+    def export_for_serving(self, folder: str | Path, **settings: PyTree) -> Path:
         """Write the model as a new version that `convoy serve` can serve.
 
         Args:
@@ -180,45 +222,26 @@ class EngineMethods:
         Returns:
             The version's folder.
         """
-        # What serves models is above what trains them.
+        # `serving` is above this module in the layers.
         from convoy.serving import export
 
         return export(self.model, folder, **settings)
 
-    def _plan_stages(self, x: Any) -> None:
-        """Ask who watches; make a plan for stages if the model has them, or drop it."""
-        trace_stages(self.model, x)
-        runner, pipelining = self.runner, self.pipelining
-        runner.watch(self.observer())
-        if self.traced is not keras_bridge.traced_graph(self.model):
-            self.traced = keras_bridge.traced_graph(self.model)
-            runner.use(runner.config)
-        if runner.observer.times_actions:
-            pipelining = replace(pipelining, record=True)
-        if stage_assignment(self.model) is None:
-            if runner.current is not runner.config:
-                runner.use(runner.config)
-            return
-        placement = pipeline_placement(self.model, pipelining, runner.config)
-        planned = runner.current.placement
-        same = isinstance(planned, PipelinePlacement) and planned.rows == placement.rows
-        if not same or runner.current.pipeline != pipelining:
-            staged = replace(runner.config, placement=placement, pipeline=pipelining)
-            runner.use(runner.config, staged)
+    # Training, evaluation, prediction -----------------------------------------------------------
 
     def fit(
         self,
-        x: Any = None,
-        y: Any = None,
+        x: Data = None,
+        y: Data = None,
         batch_size: int | None = None,
         epochs: int = 1,
         verbose: str | int = "auto",
-        callbacks: Any = None,
+        callbacks: Callbacks = None,
         validation_split: float = 0.0,
-        validation_data: Any = None,
+        validation_data: Data = None,
         shuffle: bool | str = True,
         class_weight: dict[int, float] | None = None,
-        sample_weight: Any = None,
+        sample_weight: Data = None,
         initial_epoch: int = 0,
         steps_per_epoch: int | None = None,
         validation_steps: int | None = None,
@@ -229,20 +252,21 @@ class EngineMethods:
 
         `batch_size` is the micro-batch of one replica, unless the strategy says otherwise.
         """
-        checks.check_model(self.model, "fit")
-        self._plan_stages(x)
-        random_state.agree()
+        self._begin("fit", x)
+        if distributed.count() > 1:
+            random_state.use_state_of_first_process()
         epochs = keras_bridge.limit_epochs(epochs)
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = keras_bridge.train_validation_split(
                 (x, y, sample_weight), validation_split=validation_split
             )
-        budget, pace = Budget(self.data_budget), self.runner.pace("train")
+        budget = Budget(self.prepared.data_budget)
+        steps_per_execution = self.runner.steps_per_execution("train")
         feed = self._open(
             "train",
             (x, y, sample_weight),
             budget,
-            pace,
+            steps_per_execution,
             batch_size=batch_size,
             steps=steps_per_epoch,
             shuffle=shuffle,
@@ -254,7 +278,7 @@ class EngineMethods:
                 "evaluate",
                 keras_bridge.unpack(validation_data),
                 budget,
-                pace,
+                steps_per_execution,
                 batch_size=validation_batch_size or batch_size,
                 steps=validation_steps,
             )
@@ -262,63 +286,67 @@ class EngineMethods:
         callback_list = self._callbacks(callbacks, verbose, feed, epochs=epochs, add_history=True)
         with self._observed("fit"):
             self.runner.train(
-                feed, validation, pace, callback_list, range(initial_epoch, epochs), validation_freq
+                feed,
+                validation,
+                steps_per_execution,
+                callback_list,
+                range(initial_epoch, epochs),
+                validation_freq,
             )
-        self.runner.release()
+        self.runner.programs.release()
         return self.model.history
 
     def evaluate(
         self,
-        x: Any = None,
-        y: Any = None,
+        x: Data = None,
+        y: Data = None,
         batch_size: int | None = None,
         verbose: str | int = "auto",
-        sample_weight: Any = None,
+        sample_weight: Data = None,
         steps: int | None = None,
-        callbacks: Any = None,
+        callbacks: Callbacks = None,
         return_dict: bool = False,
-    ) -> Any:
+    ) -> Logs | list[float] | float:
         """Compute loss and metrics, as `keras.Model.evaluate` does; no sample is left out."""
-        checks.check_model(self.model, "evaluate")
-        self._plan_stages(x)
-        feed, pace, _ = self._open_once("evaluate", (x, y, sample_weight), batch_size, steps)
+        self._begin("evaluate", x)
+        data = x, y, sample_weight
+        feed, steps_per_execution, _ = self._open_once("evaluate", data, batch_size, steps)
         callback_list = self._callbacks(callbacks, verbose, feed)
         self._check_same_run(steps=feed.steps, batch_size=batch_size)
         with self._observed("evaluate"):
-            logs = self.runner.evaluate(feed, pace, callback_list)
-        self.runner.release()
+            logs = self.runner.evaluate(feed, steps_per_execution, callback_list)
+        self.runner.programs.release()
         return logs if return_dict else keras_bridge.flat_metrics(self.model, logs)
 
     def predict(
         self,
-        x: Any,
+        x: Data,
         batch_size: int | None = None,
         verbose: str | int = "auto",
         steps: int | None = None,
-        callbacks: Any = None,
-    ) -> Any:
+        callbacks: Callbacks = None,
+    ) -> PyTree:
         """Return the model's outputs as host arrays, as `keras.Model.predict` does."""
-        checks.check_model(self.model, "predict")
-        self._plan_stages(x)
-        feed, pace, budget = self._open_once("predict", (x, None, None), batch_size, steps)
+        self._begin("predict", x)
+        data = x, None, None
+        feed, steps_per_execution, budget = self._open_once("predict", data, batch_size, steps)
         self._check_same_run(steps=feed.steps, batch_size=batch_size)
         callback_list = self._callbacks(callbacks, verbose, feed)
         with self._observed("predict"):
-            outputs = self.runner.predict(feed, pace, budget, callback_list)
-        self.runner.release()
+            outputs = self.runner.predict(feed, steps_per_execution, budget, callback_list)
+        self.runner.programs.release()
         return outputs
 
     def train_on_batch(
         self,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
+        x: Batch,
+        y: Batch = None,
+        sample_weight: Batch = None,
         class_weight: dict[int, float] | None = None,
         return_dict: bool = False,
-    ) -> Any:
+    ) -> Logs | list[float] | float:
         """Run one weight update on one batch of all replicas and micro-batches."""
-        checks.check_model(self.model, "train_on_batch")
-        self._plan_stages(x)
+        self._begin("train_on_batch", x)
         if class_weight is not None:
             if sample_weight is not None:
                 raise ValueError(
@@ -328,22 +356,22 @@ class EngineMethods:
         return self._on_batch("train", (x, y, sample_weight), return_dict)
 
     def test_on_batch(
-        self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
-    ) -> Any:
+        self, x: Batch, y: Batch = None, sample_weight: Batch = None, return_dict: bool = False
+    ) -> Logs | list[float] | float:
         """Compute loss and metrics of one batch."""
-        checks.check_model(self.model, "test_on_batch")
-        self._plan_stages(x)
+        self._begin("test_on_batch", x)
         return self._on_batch("evaluate", (x, y, sample_weight), return_dict)
 
-    def predict_on_batch(self, x: Any) -> Any:
+    def predict_on_batch(self, x: Batch) -> PyTree:
         """Return the outputs for one batch."""
-        checks.check_model(self.model, "predict_on_batch")
-        self._plan_stages(x)
+        self._begin("predict_on_batch", x)
         keras_bridge.build_for_prediction(self.model, x)
         with self._observed("predict_on_batch"):
             return self.runner.run_once("predict", (x,))
 
-    def _on_batch(self, mode: Mode, batch: tuple[Any, Any, Any], return_dict: bool) -> Any:
+    def _on_batch(
+        self, mode: Mode, batch: InputData, return_dict: bool
+    ) -> Logs | list[float] | float:
         explain = partial(checks.explain_targets, self.model, batch[1])
         keras_bridge.build_for_batch(self.model, batch, explain)
         check_batch(self.model, batch)
@@ -352,46 +380,74 @@ class EngineMethods:
             logs = keras_bridge.python_logs(self.runner.run_once(mode, batch))
         if return_dict:
             return logs
-        values = {name: value for name, value in logs.items() if name not in numerics.REPORTED}
+        values = {name: value for name, value in logs.items() if name not in LOGS}
         return keras_bridge.flat_metrics(self.model, values)
 
     def _observed(self, name: str) -> AbstractContextManager[None]:
         return self.runner.observer.run(name, self.model, self.runner.current)
 
     def _open_once(
-        self, mode: Mode, data: tuple[Any, Any, Any], batch_size: int | None, steps: int | None
-    ) -> tuple[Feed, Pace, Budget]:
-        budget, pace = Budget(self.data_budget), self.runner.pace(mode)
-        feed = self._open(mode, data, budget, pace, batch_size=batch_size, steps=steps)
-        return feed, pace, budget
+        self, mode: Mode, data: InputData, batch_size: int | None, steps: int | None
+    ) -> tuple[Feed, StepsPerExecution, Budget]:
+        budget = Budget(self.prepared.data_budget)
+        steps_per_execution = self.runner.steps_per_execution(mode)
+        feed = self._open(
+            mode, data, budget, steps_per_execution, batch_size=batch_size, steps=steps
+        )
+        return feed, steps_per_execution, budget
 
     def _open(
-        self, mode: Mode, data: tuple[Any, Any, Any], budget: Budget, pace: Pace, **settings: Any
+        self,
+        mode: Mode,
+        data: InputData,
+        budget: Budget,
+        steps_per_execution: StepsPerExecution,
+        *,
+        batch_size: int | None,
+        steps: int | None,
+        shuffle: bool | str = False,
+        class_weight: dict[int, float] | None = None,
     ) -> Feed:
-        config = self.runner.current
-        feed = open_input(self.model, mode, data, config, budget, pace.block_steps, **settings)
-        if config.pipeline is None and stage_assignment(self.model) is not None:
+        config, is_known = self.runner.current, self.prepared.graph is not None
+        feed = open_input(
+            self.model,
+            mode,
+            data,
+            config,
+            budget,
+            steps_per_execution.maximum,
+            batch_size=batch_size,
+            steps=steps,
+            shuffle=shuffle,
+            class_weight=class_weight,
+        )
+        if config.pipeline is None and not is_known and stage_assignment(self.model) is not None:
             raise ValueError(
-                f"{self.model.name!r} is in stages, as was found when its data was opened. Call it "
-                "on some inputs before, for example model(x[:1])."
+                f"{self.model.name!r} has pipeline stages, which were found only when it was built "
+                "for its data. Call it on some inputs before, for example model(x[:1])."
             )
         return feed
 
-    def _check_same_run(self, **asked: Any) -> None:
-        """Refuse to run if other processes were asked for something else."""
+    def _check_same_run(self, **arguments: int | None) -> None:
+        """Raise an error if other processes were called with other arguments."""
         if distributed.count() > 1:
-            config = self.runner.current
-            shapes = [list(variable.shape) for variable in self.model.variables]
-            said = {"model": shapes, "gradient_accumulation": config.accumulation.count}
-            distributed.check_same(
-                "run", asked | said | {"steps_per_execution": self._pace_asked()}
-            )
-
-    def _pace_asked(self) -> int | str:
-        return "auto" if self.runner.automatic else int(self.model.steps_per_execution)
+            run = arguments | {
+                "model": [list(variable.shape) for variable in self.model.variables],
+                "gradient_accumulation": self.runner.current.gradient_accumulation,
+                "steps_per_execution": "auto"
+                if self.runner.automatic_steps
+                else int(self.model.steps_per_execution),
+            }
+            distributed.check_same("run", run)
 
     def _callbacks(
-        self, callbacks: Any, verbose: str | int, feed: Feed, **settings: Any
+        self,
+        callbacks: Callbacks,
+        verbose: str | int,
+        feed: Feed,
+        *,
+        epochs: int = 1,
+        add_history: bool = False,
     ) -> keras.callbacks.CallbackList:
         if isinstance(callbacks, keras.callbacks.CallbackList):
             return callbacks
@@ -410,7 +466,8 @@ class EngineMethods:
             verbose=verbose,
             steps=feed.steps,
             model=self.model,
-            **({"epochs": 1} | settings),
+            epochs=epochs,
+            add_history=add_history,
         )
 
 
@@ -419,19 +476,20 @@ def attach(
     config: ExecutionConfig,
     data_budget: int,
     devices: Sequence[jax.Device],
-    observer: Callable[[], Observer],
+    observed: Observed,
 ) -> None:
-    """Have a model run on the engine. Its class, weights and compilation stay as they are.
+    """Make a model run on the engine. Its class, weights and compilation do not change.
 
     Args:
         model: the model.
-        config: how its work is divided.
+        config: the configuration of its runs.
         data_budget: bytes of each device's memory that data may take.
-        devices: those of the strategy.
-        observer: returns who is told of a run, asked when it begins.
+        devices: the devices of the strategy.
+        observed: the strategy, whose observer is used from the next run on.
     """
-    PreparedModel.of(model).devices = tuple(devices)
-    methods = EngineMethods(model, config, data_budget, observer)
-    # Not through `setattr`: Keras would take it for a change of the model's state.
+    prepared = PreparedModel.of(model)
+    prepared.devices, prepared.data_budget = tuple(devices), data_budget
+    methods = EngineMethods(model, config, observed)
+    # Not through `setattr`: Keras would track it as a part of the model.
     for name in EngineMethods.replaced:
         vars(model)[name] = getattr(methods, name)

@@ -1,4 +1,4 @@
-"""Strategy: on which devices, and how, a model runs."""
+"""Strategy: the devices and the parallel configuration of models."""
 
 from __future__ import annotations
 
@@ -14,72 +14,70 @@ import numpy as np
 from convoy import devices as device_choice
 from convoy import distributed, keras_bridge, model
 from convoy import precision as precisions
-from convoy.engine.data.chunks import Placement
-from convoy.engine.execution_config import Accumulation, BatchMeaning, ExecutionConfig, Reduction
+from convoy.engine.data.placement import AXIS, Placement
+from convoy.engine.execution_config import BatchMeaning, ExecutionConfig, Reduction
 from convoy.engine.numerics import loss_scale as loss_scales
-from convoy.engine.numerics import numerics
 from convoy.engine.numerics.loss_scale import LossScale
-from convoy.engine.numerics.numerics import StochasticRounding
+from convoy.engine.numerics.numerics import Numerics, Settings, StochasticRounding
 from convoy.engine.observer import NULL_OBSERVER, Observer
 from convoy.engine.prepared_model import PreparedModel
-from convoy.engine.replica_axis import AXIS
 
 if TYPE_CHECKING:
     from convoy.report.recording import Recording
 
-# Large enough that the exchange costs more than its start, small enough to join in the cache.
+# Large enough that the exchange takes longer than its start, small enough to stay in the cache.
 REDUCTION_BUCKET = 4 << 20
 
 _current: ContextVar[Strategy | None] = ContextVar("convoy_strategy", default=None)
 
 
 class Strategy:
-    """Says on which devices, and how, models are trained, evaluated and served.
+    """The devices and the parallel configuration with which models are trained and evaluated.
 
     A `keras.Model` that is made inside `scope()` runs on Convoy's engine from then on; models
-    made elsewhere are untouched.
+    made elsewhere do not change.
 
     Args:
-        devices: how many devices, or which ones; each holds a replica of the model. A CPU is
-            split into that many virtual ones. By default the number in the variable
-            `CONVOY_DEVICES`, else one; in a script that `convoy launch` runs, the devices of all
-            its distributed.
-        replicas: how many replicas, if not one on every device. Devices left over are named in a
-            warning.
-        batch: what `batch_size` in `fit` counts: `"replica"`, the micro-batch of one replica; or
+        devices: the number of devices, or a list of them; each holds a replica of the model (data
+            parallelism). A CPU is divided into that many virtual ones. By default the number in
+            the variable `CONVOY_DEVICES`, otherwise one; in a script that `convoy launch` runs, the
+            devices of all its processes.
+        replicas: the number of replicas, if not one on every device. Devices left over are named in
+            a warning.
+        batch: the meaning of `batch_size` in `fit`: `"replica"`, the micro-batch of one replica; or
             `"global"`, all samples of a weight update, which are divided over replicas and
             accumulated micro-batches.
         gradient_accumulation: micro-batches per weight update and replica. Schedules and
             `optimizer.iterations` count weight updates.
-        accumulation_dtype: the type in which gradients are added up; by default their own.
-        reduction: of the gradients, over micro-batches and replicas: `"mean"` gives the update of
-            one big batch, `"sum"` that much more.
-        reduction_bucket: bytes of gradients that are exchanged between replicas at a time; 0
-            exchanges one variable's after the other.
-        batch_norm_group: replicas that share the statistics of batch normalisation; it must
-            divide their number.
-        shard_optimizer_state: whether each replica keeps a share of the optimizer's state, instead
-            of all of it.
-        activation_checkpointing: names of layers (`"conv2_*"` fits many) whose activations are
+        accumulation_dtype: type in which gradients are added up; by default their own.
+        reduction: reduction of the gradients over micro-batches and replicas: `"mean"` gives the
+            update of the global batch, `"sum"` one that is larger by their number.
+        reduction_bucket: bytes of gradients that replicas exchange at a time; 0 exchanges one
+            variable after the other.
+        batch_norm_group: replicas that share the statistics of batch normalisation
+            (SyncBatchNorm); it must divide their number.
+        shard_optimizer_state: whether each replica keeps a shard of the optimizer's state, instead
+            of all of it (ZeRO-1).
+        activation_checkpointing: names of layers (`"conv2_*"` matches many) whose activations are
             computed again in the backward pass instead of being kept. A number is the bytes that
-            activations may take on a device, and `"auto"` is half of its memory: as many
-            layers are then chosen as it takes. For functional and sequential models.
-        data_budget: bytes of each device's memory that data may take. Data sets that fit are
+            activations may take on a device, and `"auto"` is half of its memory: as many layers
+            as necessary are then chosen. For functional and sequential models.
+        data_budget: bytes of each device's memory that data may take. Datasets that fit are
             moved there once; others are streamed in blocks. By default a quarter of the memory.
-        precision: precision of models that are made in the scope, as the name of a Keras dtype
-            policy: `"float32"`, `"mixed_float16"`, `"float16"`, `"mixed_bfloat16"` or
-            `"bfloat16"`; or as compute and weight-update precision in bits: `"32.32"`, `"16.32"`,
-            `"16.16"`, `"bf16.32"` or `"bf16.16"`. By default Keras's current policy.
-        loss_scale: what the loss is multiplied by and the gradients are divided by, so that small
-            ones survive 16 bits: a number, `"auto"`, or an `AutomaticLossScale`. Updates whose
-            gradients overflow are left out. By default Keras's way: none, but for the
-            `LossScaleOptimizer` that it puts around the optimizer of a model in `"16.32"`.
+        precision: precision of models that are made in the scope (mixed precision), as the name of
+            a Keras dtype policy: `"float32"`, `"mixed_float16"`, `"float16"`, `"mixed_bfloat16"`
+            or `"bfloat16"`; or as compute and weight-update precision in bits: `"32.32"`,
+            `"16.32"`, `"16.16"`, `"bf16.32"` or `"bf16.16"`. By default Keras's current policy.
+        loss_scale: the factor by which the loss is multiplied and the gradients are divided, so
+            that small ones survive 16 bits: a number, `"auto"`, or an `AutomaticLossScale`. Updates
+            whose gradients overflow are skipped. By default none, except for the
+            `LossScaleOptimizer` that Keras puts around the optimizer of a model in `"16.32"`.
         stochastic_rounding: `"on"` or `"replica_identical"` computes the update of 16-bit weights
-            in float32 and rounds up or down by chance, so that small steps are not lost; `"off"`
-            rounds to nearest, as Keras does. The replicas of a model share their weights, so they
-            round alike in either case.
-        half_partials: whether products of 16-bit numbers are summed in 16 bits. On a CPU XLA sums
-            them in float32 whatever it is told, so `True` only says so in a warning.
+            in float32 and rounds stochastically, so that small steps are not lost; `"off"` rounds
+            to nearest, as Keras does. The replicas of a model share their weights, so they round
+            alike in either case.
+        half_partials: whether products of 16-bit numbers are summed in 16 bits. XLA sums them in
+            float32 on a CPU, so `True` only causes a warning.
 
     Raises:
         ValueError: if there are too few devices, numbers do not fit together, or a word is unknown.
@@ -115,38 +113,38 @@ class Strategy:
     ) -> None:
         self.devices = device_choice.for_replicas(device_choice.select(devices), replicas)
         if data_budget is None:
-            # Processes that decide by it must decide alike, on whatever hosts they are.
+            # All processes must use the same value, even on hosts with different memory.
             data_budget = distributed.from_first(device_choice.memory(self.devices) // 4)
         elif data_budget < 0:
             raise ValueError(f"data_budget={data_budget} is not a number of bytes. Pass 0 or more.")
         self.data_budget = data_budget
         self.execution_config = ExecutionConfig(
             Placement(self._mesh()),
-            Accumulation(gradient_accumulation, reduction, accumulation_dtype),
-            reduction,
-            batch,
-            reduction_bucket,
-            batch_norm_group,
-            shard_optimizer_state,
-            self._remat(activation_checkpointing),
+            gradient_accumulation=gradient_accumulation,
+            accumulation_reduction=reduction,
+            accumulation_dtype=accumulation_dtype,
+            reduction=reduction,
+            batch=batch,
+            reduction_bucket=reduction_bucket,
+            batch_norm_group=batch_norm_group,
+            shard_optimizer_state=shard_optimizer_state,
+            activation_checkpointing=self._checkpointing(activation_checkpointing),
         )
         self.precision = None if precision is None else precisions.find(precision)
-        self.numerics = numerics.Settings(
-            self.precision, loss_scales.find(loss_scale), stochastic_rounding
-        )
+        self.numerics = Settings(self.precision, loss_scales.find(loss_scale), stochastic_rounding)
         self.observer: Observer = NULL_OBSERVER
-        """Who is told of what its models do."""
+        """The observer of its models' runs."""
         if half_partials:
             precisions.warn_of_half_partials()
 
     @property
     def replicas(self) -> int:
-        """The number of copies of the model that train side by side."""
+        """The number of copies of the model that train in parallel."""
         return self.execution_config.replicas
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Strategy]:
-        """Take in every `keras.Model` that this thread makes in the block."""
+        """Prepare every `keras.Model` that this thread makes in the block."""
         token = _current.set(self)
         try:
             with (
@@ -158,27 +156,25 @@ class Strategy:
             _current.reset(token)
 
     def adopt(self, new: keras.Model) -> None:
-        """Have a model run on this strategy, as `scope` does with every model that is made in it.
+        """Prepare a model for this strategy, as `scope` does with every model that is made in it.
 
-        A subclass may add to it, say to give models more methods.
+        A subclass may extend this, for example to add methods to models.
         """
-        PreparedModel.of(new).numerics = numerics.Numerics(self.numerics)
-        model.attach(
-            new, self.execution_config, self.data_budget, self.devices, lambda: self.observer
-        )
+        PreparedModel.of(new).numerics = Numerics(self.numerics)
+        model.attach(new, self.execution_config, self.data_budget, self.devices, self)
 
     def record(self, folder: str | os.PathLike[str]) -> Recording:
-        """Write a report of what its models do from now on: programs, times, memory, metrics.
+        """Record a report of all runs from now on: programs, times, memory, metrics.
 
-        `convoy report FOLDER` makes a page of it, also while the run goes on. Programs that were
-        compiled before are compiled anew, to be looked at.
+        `convoy report FOLDER` makes a page of it, also while a run is in progress. Programs that
+        were compiled before are compiled again, to be analysed.
 
         Args:
-            folder: where the report goes; one that is there is replaced.
+            folder: the folder of the report; an existing one is replaced.
 
         Returns:
-            What records, until it is closed or the process ends; in a `with` statement, until the
-            end of the block.
+            The recording, which lasts until it is closed or the process ends; in a `with`
+            statement, until the end of the block.
 
         Raises:
             ReportError: if the folder cannot be written to.
@@ -189,7 +185,7 @@ class Strategy:
             model.fit(x, y, epochs=3)
         ```
         """
-        # What reports on programs is above what makes them.
+        # `report` is above this module in the layers.
         from convoy.report.recording import Recording
 
         if isinstance(self.observer, Recording):
@@ -197,39 +193,42 @@ class Strategy:
         return Recording(folder, self.devices).observe(self)
 
     def _mesh(self) -> jax.sharding.Mesh | None:
-        # One device that is JAX's default needs no placement, so arrays stay free to move.
+        # JAX's default device needs no mesh, and its arrays stay uncommitted.
         if len(self.devices) == 1 and self.devices[0] == jax.devices()[0]:
             return None
         return jax.sharding.Mesh(np.array(self.devices), (AXIS,))
 
-    def _remat(self, asked: int | str | Sequence[str] | None) -> int | tuple[str, ...] | None:
-        if asked is None:
+    def _checkpointing(
+        self, requested: int | str | Sequence[str] | None
+    ) -> int | tuple[str, ...] | None:
+        if requested is None:
             return None
-        if isinstance(asked, int):
-            if isinstance(asked, bool) or asked < 0:
+        if isinstance(requested, int):
+            if isinstance(requested, bool) or requested < 0:
                 raise ValueError(
-                    f"activation_checkpointing={asked} is not a number of bytes. Pass 0 or more."
+                    f"activation_checkpointing={requested} is not a number of bytes. Pass 0 or "
+                    "more."
                 )
-            return asked
-        if asked == "auto":
+            return requested
+        if requested == "auto":
             return device_choice.memory(self.devices) // 2
-        return (asked,) if isinstance(asked, str) else tuple(asked)
+        return (requested,) if isinstance(requested, str) else tuple(requested)
 
     def __repr__(self) -> str:
         return f"Strategy({len(self.devices)} x {self.devices[0].platform})"
 
 
 def current() -> Strategy | None:
-    """Return the strategy whose scope this thread is in."""
+    """Return the strategy of the scope that this thread is in."""
     return _current.get()
 
 
 def prepare(existing: keras.Model, strategy: Strategy | None = None) -> keras.Model:
-    """Take in a model that exists already, say one from `keras.applications`.
+    """Prepare an existing model, for example one from `keras.applications`.
 
     Args:
         existing: the model; it is changed in place and keeps its weights and its compilation.
-        strategy: by default that of the scope around the call, else a new `Strategy()`.
+        strategy: the strategy; by default that of the current scope, otherwise a new `Strategy()`.
 
     Returns:
         The same model.

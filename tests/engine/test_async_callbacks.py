@@ -5,7 +5,7 @@ import convoy
 import keras
 import numpy as np
 import pytest
-from convoy.engine.async_callbacks import Aside
+from convoy.engine.async_callbacks import AsyncCallbacks
 
 
 class Programs:
@@ -25,8 +25,8 @@ def alone(outcome):
 
 def test_a_step_is_told_of_before_the_next_is_started():
     told = threading.Event()
-    with Aside(lambda step: None, lambda step, outcome: told.set(), alone) as aside:
-        aside.listening_to(Programs()).run(chunk())
+    with AsyncCallbacks(lambda step: None, lambda step, outcome: told.set(), alone) as callbacks:
+        callbacks.wrap(Programs()).run(chunk())
         assert told.wait(60)
 
 
@@ -37,13 +37,15 @@ def test_the_run_goes_on_while_a_callback_works():
         assert goes_on.wait(60)
         calls.append((step, int(outcome)))
 
-    with Aside(lambda step: calls.append(step), end, lambda outcome: [outcome, -outcome]) as aside:
-        aside.start_at(5)
-        programs = aside.listening_to(Programs())
+    with AsyncCallbacks(
+        lambda step: calls.append(step), end, lambda outcome: [outcome, -outcome]
+    ) as callbacks:
+        callbacks.start_at(5)
+        programs = callbacks.wrap(Programs())
         programs.run(chunk(1))
         programs.run(chunk(2))
         goes_on.set()
-        aside.settle()
+        callbacks.wait()
         # Both calls for each replica's share, and for each step of a chunk.
         assert calls == [5, (5, 1), 5, (5, -1), 6, (6, 2), 6, (6, -2), 7, (7, 2), 7, (7, -2)]
 
@@ -55,12 +57,12 @@ def test_what_a_callback_raises_ends_the_run():
         calls.append(step)
         raise KeyError("lost")
 
-    with Aside(begin, lambda step, outcome: None, alone) as aside:
-        programs = aside.listening_to(Programs())
+    with AsyncCallbacks(begin, lambda step, outcome: None, alone) as callbacks:
+        programs = callbacks.wrap(Programs())
         programs.run(chunk())
         programs.run(chunk())
         with pytest.raises(KeyError, match="lost"):
-            aside.settle()
+            callbacks.wait()
     assert calls == [0]
 
 

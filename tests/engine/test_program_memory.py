@@ -32,7 +32,7 @@ def memory(rng):
         x = rng.normal(size=(samples, 16, 16, 4)).astype("float32")
         y = np.zeros((samples, 256), "float32")
         chunks = []
-        programs = model.fit.__self__.runner._programs.get
+        programs = model.fit.__self__.runner.programs.get
         model.fit(x, y, batch_size=batch_size, verbose=0)
         made = programs("train")
         run = made.run

@@ -35,7 +35,7 @@ def compilations():
     found = []
 
     def listen(name, *_, **details):
-        if name.endswith("backend_compile_duration") and "_run_whole" in str(
+        if name.endswith("backend_compile_duration") and "run_steps" in str(
             details.get("fun_name")
         ):
             found.append(details["fun_name"])

@@ -5,12 +5,12 @@ from convoy.report.layer_names import find_layer
 @pytest.mark.parametrize(
     ("path", "trains", "found"),
     [
-        ("jit(_run_whole)/while/body/jvp(stem)/conv_general_dilated", True, ("stem", "forward")),
+        ("jit(run_steps)/while/body/jvp(stem)/conv_general_dilated", True, ("stem", "forward")),
         ("jit(f)/while/body/transpose(jvp(block/conv))/dot", True, ("block/conv", "backward")),
         ("jit(f)/while/body/closed_call/jvp(a)/b/add", True, ("a/b", "forward")),
-        ("jit(_run_whole)/while/body/sgd/mul", True, ("sgd", "update")),
-        ("jit(_run_whole)/while/body/head/dot_general", False, ("head", "forward")),
-        ("jit(_run_whole)/while/body/gather", True, ("", "other")),
+        ("jit(run_steps)/while/body/sgd/mul", True, ("sgd", "update")),
+        ("jit(run_steps)/while/body/head/dot_general", False, ("head", "forward")),
+        ("jit(run_steps)/while/body/gather", True, ("", "other")),
         ("", True, ("", "other")),
     ],
 )

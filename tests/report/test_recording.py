@@ -114,11 +114,12 @@ def test_stages_are_timed_beside_a_simulation(staged):
 
 def test_nothing_is_in_between_when_nothing_is_recorded():
     off = NullObserver()
-    program, feed, callback = object(), object(), print
+    program, feed, callbacks, epochs = object(), object(), (print, print), []
     assert off.program("train", program) is program
-    assert off.programs("train", program) is program
-    assert off.feed(feed) is feed
-    assert off.callback(callback) is callback
+    assert off.runner("train", program) is program
+    assert off.epoch("train", program, feed, callbacks) == (program, feed, callbacks)
+    off.end_epoch(lambda epoch, logs: epochs.append((epoch, logs)), 2, {"loss": 1.0})
+    assert epochs == [(2, {"loss": 1.0})]
 
 
 def test_records_only_while_it_is_open(recorded, tmp_path):

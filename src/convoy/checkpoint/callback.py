@@ -160,7 +160,7 @@ class Checkpoints(keras.callbacks.Callback):
         if distributed.is_first() and self.params.get("verbose") != 0:
             print(line, flush=True)
 
-    def record(self, progress: Progress) -> None:
+    def save_if_due(self, progress: Progress) -> None:
         """Write a checkpoint if one is due, and exit if the run is preempted.
 
         Raises:
@@ -194,7 +194,7 @@ class Checkpoints(keras.callbacks.Callback):
             print(f"\n{message}" if in_line else message, flush=True)
         return message
 
-    def wants_to_leave(self) -> bool:
+    def is_preempted(self) -> bool:
         return distributed.any_of([self._preemption.signal is not None])[0]
 
     def end_run(self) -> None:

@@ -18,8 +18,8 @@ from convoy.checkpoint.errors import CheckpointError
 from convoy.checkpoint.store import Checkpoint, Json
 from convoy.engine import random_state
 from convoy.engine.checkpointer import Progress, Resumption
-from convoy.engine.data.chunks import Place
-from convoy.engine.data.device_put import fetch_absent, to_host
+from convoy.engine.data.chunks import DataPosition
+from convoy.engine.data.placement import fetch_absent, to_host
 from convoy.engine.random_state import RandomState
 from convoy.engine.state import State, Variables
 from convoy.versions import installed_versions
@@ -63,7 +63,7 @@ class Snapshotter:
             "total": progress.total,
             "logs": keras_bridge.python_logs(progress.logs),
             "stopped": bool(progress.model.stop_training),
-            "place": progress.place.to_json(),
+            "place": progress.position.to_json(),
             "random": random_state.capture().to_json(),
             "callbacks": callbacks,
         }
@@ -75,7 +75,7 @@ class Snapshotter:
             "versions": self._versions,
             "python": platform.python_version(),
             "replicas": progress.config.replicas,
-            "accumulated": progress.config.accumulation.count,
+            "accumulated": progress.config.gradient_accumulation,
             "optimizer": self.optimizer,
             "recipe": self.recipe,
         }
@@ -124,7 +124,7 @@ def resumption(progress: Progress, checkpoint: Checkpoint) -> Resumption | None:
         state["total"],
         state["logs"],
         state["stopped"],
-        Place.from_json(state["place"]),
+        DataPosition.from_json(state["place"]),
         restore,
     )
 

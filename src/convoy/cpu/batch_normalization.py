@@ -1,10 +1,21 @@
-"""Batch normalisation in training on CPUs, with the addition and the ReLU that follow it."""
+"""Batch normalisation in training on CPUs, with the addition and the ReLU that follow it.
+
+Each direction takes two passes over the data. XLA's own form takes several more, and the ReLU and
+the addition of a residual network another three.
+
+    forward     moments         x             -> mean, variance
+                affine          x, addend     -> y = relu(x * factor + shift + addend)
+    backward    gradient sums   dy, x, y      -> sum of dy, sum of dy * (x - mean)
+                input gradient  dy, x, y      -> dx, and dy where the ReLU let it pass
+
+Between the two passes of a direction there are only vectors with a value for each channel.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,40 +24,8 @@ from convoy.cpu import kernel_table, library, lowering, threads
 Average = Callable[[jax.Array], jax.Array]
 """The mean of a value over the devices that share statistics."""
 
-# Each direction takes two passes over the data. XLA's own form takes several more, and the ReLU and
-# the addition of a residual network another three.
-#
-#     forward     moments         x          ->  mean, variance
-#                 affine          x, addend  ->  y = relu(x * factor + shift + addend)
-#     backward    gradient sums   dy, x, y   ->  sum of dy, sum of dy * (x - mean)
-#                 input gradient  dy, x, y   ->  dx, and dy where the ReLU let it pass
-#
-# Between the two passes of a direction there are only vectors with a value for each channel.
-
-
-class Operands(NamedTuple):
-    """The operands of a batch normalisation.
-
-    Attributes:
-        x: input, channels last.
-        mean: mean of `x`, by channel.
-        variance: variance of `x`, by channel. The gradient for `x` includes the paths through mean
-            and variance, so these two get none.
-        scale: factor, by channel.
-        offset: summand, by channel.
-        addend: array that is added to the result, or `None`.
-    """
-
-    x: jax.Array
-    mean: jax.Array
-    variance: jax.Array
-    scale: jax.Array
-    offset: jax.Array
-    addend: jax.Array | None = None
-
-
-# Operands, without the addend; the result, if there is a ReLU; whether there is an addend.
-Residuals = tuple[Operands, jax.Array | None, bool]
+# Input, mean, variance, scale, output (if there is a ReLU), whether there is an addend.
+Residuals = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array | None, bool]
 
 
 @jax.custom_vjp
@@ -78,21 +57,34 @@ def _moments_backward(
 moments.defvjp(_moments_forward, _moments_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+@partial(jax.custom_vjp, nondiff_argnums=(6, 7, 8))
 def normalize(
-    operands: Operands, epsilon: float, relu: bool, average: Average | None = None
+    x: jax.Array,
+    mean: jax.Array,
+    variance: jax.Array,
+    scale: jax.Array,
+    offset: jax.Array,
+    addend: jax.Array | None,
+    epsilon: float,
+    relu: bool,
+    average: Average | None = None,
 ) -> jax.Array:
     """Return `(x - mean) / sqrt(variance + epsilon) * scale + offset`, with addition and ReLU.
 
     Args:
-        operands: input, statistics and parameters.
+        x: input, channels last.
+        mean: mean of `x`, by channel.
+        variance: variance of `x`, by channel. The gradient for `x` includes the paths through mean
+            and variance, so these two get none.
+        scale: factor, by channel.
+        offset: summand, by channel.
+        addend: array that is added to the result, or `None`.
         epsilon: summand of the variance.
         relu: whether a ReLU is applied at the end.
-        average: mean over the devices whose inputs the statistics are computed from; `None` if that
-            is one device. Only the gradient uses it.
+        average: mean over the devices whose inputs `mean` and `variance` are computed from; `None`
+            if that is one device. Only the gradient uses it.
     """
     del average
-    x, mean, variance, scale, offset, addend = operands
     factor = jax.lax.rsqrt(variance + epsilon) * scale
     shift = offset - mean * factor
     rows = _rows(x)
@@ -102,18 +94,25 @@ def normalize(
 
 
 def _normalize_forward(
-    operands: Operands, epsilon: float, relu: bool, average: Average | None
+    x: jax.Array,
+    mean: jax.Array,
+    variance: jax.Array,
+    scale: jax.Array,
+    offset: jax.Array,
+    addend: jax.Array | None,
+    epsilon: float,
+    relu: bool,
+    average: Average | None,
 ) -> tuple[jax.Array, Residuals]:
-    y = normalize(operands, epsilon, relu, average)
+    y = normalize(x, mean, variance, scale, offset, addend, epsilon, relu, average)
     # The ReLU's gradient depends on where its output is positive: y tells, and is kept by the next
     # layer anyway. The addend is not needed.
-    kept = operands._replace(addend=None)
-    return y, (kept, y if relu else None, operands.addend is not None)
+    return y, (x, mean, variance, scale, y if relu else None, addend is not None)
 
 
 def _normalize_backward(
     epsilon: float, relu: bool, average: Average | None, residuals: Residuals, dy: jax.Array
-) -> tuple[Operands]:
+) -> tuple[jax.Array | None, ...]:
     # With g = dy where the ReLU let it pass, r = 1 / sqrt(variance + epsilon), and means taken over
     # all axes but the channels', the usual gradient of batch normalisation is
     #
@@ -121,7 +120,7 @@ def _normalize_backward(
     #
     # The two means take one pass. The second pass then computes a * g + b * x + c, with a, b and c
     # by channel.
-    (x, mean, variance, scale, _, _), y, has_addend = residuals
+    x, mean, variance, scale, y, has_addend = residuals
     rows, gradient, output = _rows(x), _rows(dy), _optional(y, x)
     channels = jax.ShapeDtypeStruct(mean.shape, mean.dtype)
     sums, products = _call(
@@ -141,7 +140,7 @@ def _normalize_backward(
     dx, g = _call("convoy_input_gradient", (rows, g), gradient, rows, a, b, c, output)
     d_addend = (g.reshape(x.shape) if relu else dy) if has_addend else None
     zeros = jnp.zeros_like(mean)
-    return (Operands(dx.reshape(x.shape), zeros, zeros, products * inverse, sums, d_addend),)
+    return dx.reshape(x.shape), zeros, zeros, products * inverse, sums, d_addend
 
 
 normalize.defvjp(_normalize_forward, _normalize_backward)

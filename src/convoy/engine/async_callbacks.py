@@ -1,38 +1,40 @@
-"""Callbacks that are told of every step while the devices go on."""
+"""Callbacks that are called for every step while the devices continue."""
 
 from __future__ import annotations
 
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Self
 
 import jax
 from convoy.engine.chunk_runner import ChunkRunner, Outcome
 from convoy.engine.data.chunks import Chunk
 
 Begin = Callable[[int], None]
-End = Callable[[int, Any], None]
+End = Callable[[int, Outcome], None]
 
 
-class Aside:
-    """Tells of steps from a thread of its own, as their results come from the devices.
+class AsyncCallbacks:
+    """Calls callbacks from a thread of its own, as results arrive from the devices.
 
-    What a callback raises is raised by `settle`; nothing is told after it.
+    An exception in a callback is raised by `wait`; no callback is called after it.
 
     Args:
-        begin: called with the number of a step.
-        end: called with the number of a step and its outcome.
-        shares: takes the outcome of a step, and returns one for each replica: both are called
-            for each.
+        begin: takes the number of a step.
+        end: takes the number of a step and its outcome.
+        by_replica: takes the outcome of a step, and returns one for each replica. Both callbacks
+            are called for each of these.
     """
 
-    def __init__(self, begin: Begin, end: End, shares: Callable[[Any], list[Any]]) -> None:
-        self.begin, self.end, self.shares = begin, end, shares
-        self._steps = 0
-        self._results: queue.Queue[tuple[int, int, Any] | None] = queue.Queue()
+    def __init__(
+        self, begin: Begin, end: End, by_replica: Callable[[Outcome], list[Outcome]]
+    ) -> None:
+        self.begin, self.end, self.by_replica = begin, end, by_replica
+        self._step = 0
+        self._results: queue.Queue[tuple[int, int, Outcome] | None] = queue.Queue()
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._tell, name="convoy-callbacks", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="convoy-callbacks", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -43,49 +45,49 @@ class Aside:
         self._thread.join()
 
     def start_at(self, step: int) -> None:
-        """Count from a step on."""
-        self._steps = step
+        """Set the number of the next step."""
+        self._step = step
 
-    def listening_to(self, programs: ChunkRunner) -> Listened:
-        """Return what runs chunks of data in the place of programs, and tells of them."""
-        return Listened(programs, self)
+    def wrap(self, runner: ChunkRunner) -> AsyncRunner:
+        """Return a runner whose device calls are followed by callbacks."""
+        return AsyncRunner(runner, self)
 
-    def hear(self, chunk: Chunk, outcome: Any) -> None:
-        """Take note of a device call that was started."""
-        self._results.put((self._steps, chunk.steps, outcome))
-        self._steps += chunk.steps
+    def submit(self, chunk: Chunk, outcome: Outcome) -> None:
+        """Add a device call that was started to the queue."""
+        self._results.put((self._step, chunk.steps, outcome))
+        self._step += chunk.steps
 
-    def settle(self) -> None:
-        """Wait until all that was heard is told."""
+    def wait(self) -> None:
+        """Wait until the callbacks for all submitted device calls have returned."""
         self._results.join()
         if self._error is not None:
             raise self._error
 
-    def _tell(self) -> None:
+    def _work(self) -> None:
         while (result := self._results.get()) is not None:
             try:
                 if self._error is None:
-                    self._tell_of(*result)
-            except BaseException as error:  # raised where the run can end: in `settle`
+                    self._call(*result)
+            except BaseException as error:  # raised where the run can end: in `wait`
                 self._error = error
             finally:
                 self._results.task_done()
 
-    def _tell_of(self, first: int, count: int, outcome: Any) -> None:
+    def _call(self, first: int, steps: int, outcome: Outcome) -> None:
         jax.block_until_ready(outcome)
-        for step in range(first, first + count):
-            for share in self.shares(outcome):
+        for step in range(first, first + steps):
+            for own in self.by_replica(outcome):
                 self.begin(step)
-                self.end(step, share)
+                self.end(step, own)
 
 
-class Listened:
-    """Runs chunks of data, and tells of each."""
+class AsyncRunner:
+    """A runner that submits the outcome of each device call to `AsyncCallbacks`."""
 
-    def __init__(self, programs: ChunkRunner, aside: Aside) -> None:
-        self._programs, self._aside = programs, aside
+    def __init__(self, runner: ChunkRunner, callbacks: AsyncCallbacks) -> None:
+        self._runner, self._callbacks = runner, callbacks
 
     def run(self, chunk: Chunk) -> Outcome:
-        outcome = self._programs.run(chunk)
-        self._aside.hear(chunk, outcome)
+        outcome = self._runner.run(chunk)
+        self._callbacks.submit(chunk, outcome)
         return outcome

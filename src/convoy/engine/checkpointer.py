@@ -1,32 +1,32 @@
-"""How far a run of `fit` has come, and who may write that down and bring it back."""
+"""Progress of a run of `fit`, and the interface of the callback that saves and restores it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-import jax
 import keras
-from convoy.engine.data.chunks import Feed, Place
+from convoy.engine.data.chunks import DataPosition, Feed
 from convoy.engine.execution_config import ExecutionConfig
+from convoy.types import Arrays, Logs
 
 
 @dataclass
 class Progress:
-    """A run between two device calls.
+    """The state of a run between two device calls.
 
     Attributes:
-        model: what is trained.
-        config: how.
+        model: the model that is trained.
+        config: the configuration of the run.
         feed: its data.
-        callbacks: all that were passed to `fit`, and Keras's own.
+        callbacks: the callbacks that were passed to `fit`, and Keras's own.
         epoch: the epoch that is running, or comes next.
-        last_epoch: the one after which the run ends.
+        last_epoch: the number of epochs after which the run ends.
         step: steps of the epoch that are done; 0 between epochs.
         total: steps that are done in all epochs.
-        logs: the last ones that callbacks were told.
-        metrics: the state of the metrics, while validation uses their variables.
+        logs: the last logs that callbacks received.
+        metrics: the values of the metrics' variables, while validation uses these variables.
     """
 
     model: keras.Model
@@ -37,11 +37,8 @@ class Progress:
     last_epoch: int
     step: int = 0
     total: int = 0
-    logs: dict[str, Any] = field(default_factory=dict)
-    metrics: list[jax.Array] | None = None
-
-    def end_epoch(self, logs: dict[str, Any]) -> None:
-        self.epoch, self.step, self.logs = self.epoch + 1, 0, logs
+    logs: Logs = field(default_factory=dict)
+    metrics: Arrays | None = None
 
     @property
     def finished(self) -> bool:
@@ -49,78 +46,61 @@ class Progress:
         return self.step == 0 and over
 
     @property
-    def place(self) -> Place:
-        return self.feed.place(epoch_over=self.step == 0)
+    def position(self) -> DataPosition:
+        return self.feed.position(epoch_over=self.step == 0)
 
 
 @dataclass(frozen=True)
 class Resumption:
-    """Where a run goes on.
+    """The point at which a run resumes.
 
     Attributes:
         epoch: the first epoch to run.
-        step: steps of it that are done.
+        step: steps of that epoch that are done.
         total: steps that are done in all epochs.
-        logs: the last ones that callbacks were told.
-        stopped: whether a callback had asked to stop.
-        place: where in its data the feed goes on.
-        restore: puts all values back; to be called after everything that the run begins with.
+        logs: the last logs that callbacks received.
+        stopped: whether a callback had stopped the training.
+        position: the position in the data.
+        restore: restores all values; to be called after everything else that begins the run.
     """
 
     epoch: int
     step: int
     total: int
-    logs: dict[str, Any]
+    logs: Logs
     stopped: bool
-    place: Place
+    position: DataPosition
     restore: Callable[[], None]
 
 
 @runtime_checkable
-class Recorder(Protocol):
-    """A callback that writes a run down between device calls."""
+class Checkpointer(Protocol):
+    """A callback that saves a run between device calls."""
 
     def begin_run(self, progress: Progress) -> Resumption | None:
-        """Return where the run goes on, if it does not start from the beginning."""
+        """Return the point at which the run resumes, or `None` to begin from the start."""
         ...
 
-    def record(self, progress: Progress) -> None:
-        """Look at the run after a device call, or between epochs, when all callbacks have."""
+    def save_if_due(self, progress: Progress) -> None:
+        """Save a checkpoint if one is due; called between device calls, after all callbacks."""
         ...
 
-    def wants_to_leave(self) -> bool:
-        """Return whether validation is to end early, for `record` to be called."""
+    def is_preempted(self) -> bool:
+        """Return whether validation has to end early, so that `save_if_due` is called."""
         ...
 
     def end_run(self) -> None:
-        """Let go of everything, whether or not the run has come to its end."""
+        """Release all resources, also if the run has failed."""
         ...
 
 
-class NoRecorder:
-    """Records nothing."""
-
-    def begin_run(self, progress: Progress) -> Resumption | None:
-        del progress
-        return None
-
-    def record(self, progress: Progress) -> None:
-        pass
-
-    def wants_to_leave(self) -> bool:
-        return False
-
-    def end_run(self) -> None:
-        pass
-
-
-def recorder_among(callbacks: Iterable[object]) -> Recorder:
-    """Return the recorder among a run's callbacks.
+def find_checkpointer(callbacks: Iterable[object]) -> Checkpointer | None:
+    """Return the checkpointer among a run's callbacks.
 
     Raises:
         ValueError: if there are two.
     """
-    found = [callback for callback in callbacks if isinstance(callback, Recorder)]
+    found = [callback for callback in callbacks if isinstance(callback, Checkpointer)]
     if len(found) > 1:
         raise ValueError(f"fit() received {len(found)} Checkpoints callbacks. Pass one.")
-    return found[0] if found else NoRecorder()
+    return found[0] if found else None

@@ -1,22 +1,24 @@
-"""What is wrong with a model or its data, said before anything is compiled."""
+"""Checks of a model and its data, made before anything is compiled."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Literal
 
 import jax
 import keras
 import numpy as np
 from convoy import keras_bridge
-from convoy.engine.prepared_model import PreparedModel
+from convoy.engine.numerics.numerics import Settings
+from convoy.types import Data, PyTree
 from jax.experimental.sparse import JAXSparse
 
-# Values that a check looks at in one go: bounds the memory that it takes.
+# Values that are checked at a time, which bounds the memory that a check takes.
 WINDOW = 1 << 22
 
 SPARSE = "sparse_categorical_crossentropy"
 
-# The kinds of NumPy's types that hold text, or anything.
+# The kinds of NumPy's types that hold text or objects.
 TEXT = "USO"
 
 STEP_METHODS = {
@@ -29,8 +31,14 @@ STEP_METHODS = {
 }
 
 
-def check_model(model: keras.Model, method: str) -> None:
-    """Refuse a model that the engine would not run as its author meant."""
+def check_model(model: keras.Model, method: str, settings: Settings) -> None:
+    """Raise an error for a model that the engine would not run as its author meant.
+
+    Args:
+        model: the model.
+        method: the method of the model that was called.
+        settings: precision and loss scale of its strategy.
+    """
     replaced = keras_bridge.overridden(model, STEP_METHODS[method])
     if replaced:
         raise ValueError(
@@ -38,9 +46,8 @@ def check_model(model: keras.Model, method: str) -> None:
             "would bypass. Override `call`, `compute_loss` or `compute_metrics` instead, or make "
             "the model outside of the strategy's scope to train it with stock Keras."
         )
-    precision = PreparedModel.of(model).numerics.settings.precision
-    if precision is not None:
-        precision.check(model)
+    if settings.precision is not None:
+        settings.precision.check(model)
     if method.startswith("predict"):
         return
     if not model.compiled:
@@ -58,20 +65,18 @@ def check_model(model: keras.Model, method: str) -> None:
             "jit_compile=False was passed to compile(), or a layer cannot be compiled, but Convoy "
             "runs compiled programs only. Leave it out, or make the model outside of the scope."
         )
-    if method in ("fit", "train_on_batch"):
+    if method in ("fit", "train_on_batch") and settings.loss_scale is not None:
         check_loss_scale(model)
     for layer, metric in keras_bridge.unheard_metrics(model):
         raise ValueError(
-            f"Layer {layer!r} keeps metric {metric!r}, but what a layer's call() tells a metric is "
-            "lost on JAX. Pass the metric to compile(), or update it in the model's "
+            f"Layer {layer!r} keeps metric {metric!r}, but updates of a metric in a layer's "
+            "call() are lost on JAX. Pass the metric to compile(), or update it in the model's "
             "compute_metrics()."
         )
 
 
 def check_loss_scale(model: keras.Model) -> None:
-    """Refuse to scale a loss twice."""
-    if PreparedModel.of(model).numerics.settings.loss_scale is None:
-        return
+    """Raise an error if the optimizer of a model with a loss scale scales the loss as well."""
     optimizer = model.optimizer
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         own = "is a LossScaleOptimizer, which stock Keras puts around it under mixed_float16"
@@ -86,28 +91,19 @@ def check_loss_scale(model: keras.Model) -> None:
     )
 
 
-def check_steps_per_execution(value: Any) -> int | str:
-    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+def check_steps_per_execution(value: object) -> int | Literal["auto"]:
+    """Return the argument if it can be used."""
+    if value == "auto":
+        return "auto"
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return value
     raise ValueError(
         f"steps_per_execution={value!r} is not a number of steps. Pass 1 or more, or 'auto'."
     )
 
 
-def count_samples(x: Any) -> int:
-    """Return how many samples arrays hold; refuse none."""
-    leaves = [leaf for leaf in jax.tree.leaves(x) if leaf is not None]
-    if not leaves:
-        raise ValueError(f"There is no data to run on: x={x!r}. Pass arrays or a data set.")
-    if leaves[0].shape[0] == 0:
-        raise ValueError(
-            f"The data is empty: x has shape {tuple(leaves[0].shape)}. Pass at least one sample."
-        )
-    return int(leaves[0].shape[0])
-
-
-def check_numbers(data: tuple[Any, Any, Any]) -> None:
-    """Refuse inputs, targets or weights that hold text, or objects."""
+def check_arrays(data: tuple[Data, Data, Data]) -> int:
+    """Return the number of samples in arrays; raise an error if it is 0, or if they hold text."""
     for name, part in zip(("x", "y", "sample_weight"), data, strict=True):
         for leaf in jax.tree.leaves(part):
             if getattr(leaf, "dtype", np.dtype(float)).kind in TEXT:
@@ -115,12 +111,25 @@ def check_numbers(data: tuple[Any, Any, Any]) -> None:
                     f"{name} holds values of type {leaf.dtype}, but devices compute with numbers. "
                     "Convert it first: numbers with astype('float32'), words by numbering them."
                 )
+    return count_samples(data[0])
 
 
-def check_inputs(model: keras.Model, x: Any) -> None:
-    """Refuse inputs whose shapes are not those of the model, and inputs that hold NaN."""
-    if any(isinstance(leaf, JAXSparse) for leaf in jax.tree.leaves(x, is_leaf=_is_sparse)):
-        raise ValueError("The input is sparse, which Convoy does not take. Make it dense first.")
+def count_samples(x: Data) -> int:
+    """Return the number of samples in arrays; raise an error if it is 0."""
+    leaves = [leaf for leaf in jax.tree.leaves(x) if leaf is not None]
+    if not leaves:
+        raise ValueError(f"There is no data to run on: x={x!r}. Pass arrays or a dataset.")
+    if leaves[0].shape[0] == 0:
+        raise ValueError(
+            f"The data is empty: x has shape {tuple(leaves[0].shape)}. Pass at least one sample."
+        )
+    return int(leaves[0].shape[0])
+
+
+def check_inputs(model: keras.Model, x: Data) -> None:
+    """Raise an error for inputs whose shapes the model does not take, or that hold NaN."""
+    if any(map(_is_sparse, jax.tree.leaves(x, is_leaf=_is_sparse))):
+        raise ValueError("The input is sparse, which Convoy does not support. Make it dense first.")
     leaves = jax.tree.leaves(x)
     expected = getattr(model, "inputs", None)
     if expected:
@@ -132,7 +141,8 @@ def check_inputs(model: keras.Model, x: Any) -> None:
                     "the model with another keras.Input."
                 )
     for position, leaf in enumerate(leaves):
-        where = _first_bad(leaf, np.isnan) if _is_floating(leaf) else None
+        is_floating = jax.dtypes.issubdtype(leaf.dtype, np.floating)
+        where = _first_bad(leaf, np.isnan) if is_floating else None
         if where is not None:
             raise ValueError(
                 f"Input {position} holds NaN, first in sample {where}. Clean the data first, "
@@ -140,7 +150,7 @@ def check_inputs(model: keras.Model, x: Any) -> None:
             )
 
 
-def _in_order(model: keras.Model, x: Any) -> list[Any]:
+def _in_order(model: keras.Model, x: Data) -> list[Data]:
     """Return the arrays of the input in the order of the model's inputs."""
     names = keras_bridge.input_names(model)
     if isinstance(x, dict) and names:
@@ -161,8 +171,8 @@ def _in_order(model: keras.Model, x: Any) -> list[Any]:
     return leaves
 
 
-def check_targets(model: keras.Model, y: Any) -> None:
-    """Refuse labels that the loss of an output has no meaning for."""
+def check_targets(model: keras.Model, y: Data) -> None:
+    """Raise an error for labels that the loss of an output does not take."""
     if y is None:
         return
     outputs = keras_bridge.output_structure(model)
@@ -179,8 +189,8 @@ def check_targets(model: keras.Model, y: Any) -> None:
             _check_probabilities(target, name)
 
 
-def explain_targets(model: keras.Model, y: Any) -> None:
-    """Say it if targets that Keras refuses are one-hot, where the loss takes class numbers."""
+def explain_targets(model: keras.Model, y: Data) -> None:
+    """Raise a better error than Keras if targets are one-hot, and the loss takes class numbers."""
     for path, loss in keras_bridge.compiled_losses(model):
         target = _at(y, path)
         shape: tuple[int, ...] = getattr(target, "shape", ())
@@ -191,22 +201,22 @@ def explain_targets(model: keras.Model, y: Any) -> None:
             raise ValueError(_one_hot(target))
 
 
-def _name(loss: Any) -> str:
+def _name(loss: str | Callable) -> str:
     name = loss if isinstance(loss, str) else getattr(loss, "name", "")
     return name or getattr(loss, "__name__", "")
 
 
-def _one_hot(target: Any) -> str:
+def _one_hot(target: Data) -> str:
     return (
         f"The labels have shape {tuple(target.shape)}, so they are one-hot, but {SPARSE} takes "
         "class numbers. Use categorical_crossentropy, or the numbers: numpy.argmax(y, -1)."
     )
 
 
-def _check_classes(target: Any, classes: int | None, ignored: int | None) -> None:
+def _check_classes(target: Data, classes: int | None, ignored: int | None) -> None:
     if classes is None:
         return
-    # Without an ignored class, stand in one that is in range anyway.
+    # Without an ignored class, class 0, which is in range anyway.
     allowed = 0 if ignored is None else ignored
     bad = _first_bad(target, lambda part: ((part < 0) | (part >= classes)) & (part != allowed))
     if bad is not None:
@@ -218,7 +228,7 @@ def _check_classes(target: Any, classes: int | None, ignored: int | None) -> Non
         )
 
 
-def _check_probabilities(target: Any, name: str) -> None:
+def _check_probabilities(target: Data, name: str) -> None:
     bad = _first_bad(target, lambda part: (part < 0) | (part > 1))
     if bad is not None:
         value = np.asarray(target[bad])
@@ -245,8 +255,8 @@ def _shape_fits(expected: tuple, received: tuple) -> bool:
     )
 
 
-def _first_bad(array: Any, is_bad: Any) -> int | None:
-    """Return the first sample in which any value is bad, looking at a window at a time."""
+def _first_bad(array: Data, is_bad: Callable[[np.ndarray], np.ndarray]) -> int | None:
+    """Return the first sample in which any value is bad, checking a window at a time."""
     rows = max(1, WINDOW // max(1, int(np.prod(array.shape[1:]))))
     for start in range(0, len(array), rows):
         part = np.asarray(array[start : start + rows])
@@ -256,15 +266,11 @@ def _first_bad(array: Any, is_bad: Any) -> int | None:
     return None
 
 
-def _is_sparse(leaf: Any) -> bool:
+def _is_sparse(leaf: Data) -> bool:
     return isinstance(leaf, JAXSparse)
 
 
-def _is_floating(leaf: Any) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, np.floating)
-
-
-def _at(tree: Any, path: tuple) -> Any:
+def _at(tree: PyTree, path: tuple) -> PyTree:
     for key in path:
         try:
             tree = tree[key]

@@ -1,13 +1,14 @@
-"""How a model's work is divided over devices, and gathered into weight updates."""
+"""Configuration of a run: devices, gradient accumulation and data parallelism."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 import jax.numpy as jnp
 import keras
-from convoy.engine.data.chunks import Cut, Placement
+from convoy.engine.data.chunks import StepDivision
+from convoy.engine.data.placement import Placement
 from convoy.engine.state import Mode
 from convoy.engine.step.all_reduce import Reduction
 
@@ -16,34 +17,6 @@ if TYPE_CHECKING:
     from convoy.engine.observer import Observer
 
 BatchMeaning = Literal["replica", "global"]
-
-
-@dataclass(frozen=True)
-class Accumulation:
-    """How gradients of several micro-batches become those of one weight update.
-
-    Args:
-        count: micro-batches per weight update and replica.
-        reduction: `"mean"` or `"sum"` over these micro-batches.
-        dtype: the type they are added up in; by default that of each variable.
-    """
-
-    count: int = 1
-    reduction: Reduction = "mean"
-    dtype: str | None = None
-
-    def __post_init__(self) -> None:
-        if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 1:
-            raise ValueError(
-                f"gradient_accumulation={self.count!r} is not a number of micro-batches. "
-                "Pass 1 or more."
-            )
-        check_reduction(self.reduction)
-        if self.dtype is not None and not jnp.issubdtype(jnp.dtype(self.dtype), jnp.floating):
-            raise ValueError(
-                f"accumulation_dtype={self.dtype!r} cannot hold gradients. Pass a floating-point "
-                "type, for example 'float32'."
-            )
 
 
 class Pipeline(Protocol):
@@ -58,25 +31,30 @@ class Pipeline(Protocol):
 
 @dataclass(frozen=True)
 class ExecutionConfig:
-    """Everything about a run that is not the model's, nor the data's.
+    """Everything about a run that belongs neither to the model nor to the data.
 
     Attributes:
         placement: the devices.
-        accumulation: how micro-batches become weight updates.
-        reduction: of gradients over replicas.
-        batch: what `batch_size` in `fit` counts: a replica's micro-batch, or all samples of a
-            weight update.
-        reduction_bucket: gradients are reduced over replicas in buckets of about this size; one by
-            one if 0.
+        gradient_accumulation: micro-batches per weight update and replica.
+        accumulation_reduction: reduction of gradients over these micro-batches.
+        accumulation_dtype: type in which they are added up; by default that of each variable.
+        reduction: reduction of gradients over replicas.
+        batch: the meaning of `batch_size` in `fit`: the micro-batch of one replica, or all samples
+            of a weight update.
+        reduction_bucket: bytes of gradients that are reduced over replicas together; with 0, each
+            gradient is reduced by itself.
         batch_norm_group: replicas that share batch-normalisation statistics.
-        shard_optimizer_state: whether each replica keeps a share of the optimizer's state.
-        activation_checkpointing: which activations are not kept, see
+        shard_optimizer_state: whether the optimizer's state is sharded over replicas (ZeRO-1).
+        activation_checkpointing: patterns of layer names, or a number of bytes; see
             `convoy.engine.step.activation_checkpointing`.
-        pipeline: what runs a model in stages; its placement is then a pipeline's.
+        pipeline: the options of a model with pipeline stages, whose placement is then a
+            pipeline's.
     """
 
     placement: Placement
-    accumulation: Accumulation = field(default_factory=Accumulation)
+    gradient_accumulation: int = 1
+    accumulation_reduction: Reduction = "mean"
+    accumulation_dtype: str | None = None
     reduction: Reduction = "mean"
     batch: BatchMeaning = "replica"
     reduction_bucket: int = 0
@@ -86,7 +64,20 @@ class ExecutionConfig:
     pipeline: Pipeline | None = None
 
     def __post_init__(self) -> None:
-        check_reduction(self.reduction)
+        accumulated, dtype = self.gradient_accumulation, self.accumulation_dtype
+        if isinstance(accumulated, bool) or not isinstance(accumulated, int) or accumulated < 1:
+            raise ValueError(
+                f"gradient_accumulation={accumulated!r} is not a number of micro-batches. "
+                "Pass 1 or more."
+            )
+        if dtype is not None and not jnp.issubdtype(jnp.dtype(dtype), jnp.floating):
+            raise ValueError(
+                f"accumulation_dtype={dtype!r} cannot hold gradients. Pass a floating-point "
+                "type, for example 'float32'."
+            )
+        for reduction in (self.accumulation_reduction, self.reduction):
+            if reduction not in get_args(Reduction):
+                raise ValueError(f"reduction={reduction!r} is unknown. Pass 'mean' or 'sum'.")
         if self.batch not in get_args(BatchMeaning):
             raise ValueError(
                 f"batch={self.batch!r} is unknown. Pass 'replica' (batch_size is the micro-batch "
@@ -98,9 +89,10 @@ class ExecutionConfig:
                 "Pass 0 or more."
             )
         if self.batch_norm_group < 1 or self.replicas % self.batch_norm_group:
+            divisors = [n for n in range(1, self.replicas + 1) if self.replicas % n == 0]
             raise ValueError(
                 f"batch_norm_group={self.batch_norm_group} does not divide {self.replicas} "
-                f"replicas. Pass one of {', '.join(map(str, _divisors(self.replicas)))}."
+                f"replicas. Pass one of {', '.join(map(str, divisors))}."
             )
 
     @property
@@ -110,22 +102,14 @@ class ExecutionConfig:
     @property
     def micro_batches(self) -> int:
         """Micro-batches of a weight update, over all replicas."""
-        return self.replicas * self.accumulation.count
+        return self.replicas * self.gradient_accumulation
 
-    def cut(self, mode: Mode) -> Cut:
-        """Return how data is cut into steps."""
+    def division(self, mode: Mode) -> StepDivision:
+        """Return the division of data into steps."""
+        replicas, accumulated = self.placement.replicas, self.gradient_accumulation
         if mode != "train":
-            return Cut(self.replicas)
-        count = self.accumulation.count
+            return StepDivision(replicas)
         if self.batch == "global":
-            return Cut(self.replicas, parts=count)
-        return Cut(self.replicas, group=count, keeps_rest=self.micro_batches == 1)
-
-
-def check_reduction(reduction: str) -> None:
-    if reduction not in get_args(Reduction):
-        raise ValueError(f"reduction={reduction!r} is unknown. Pass 'mean' or 'sum'.")
-
-
-def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
+            return StepDivision(replicas, micro_batches_per_step=accumulated)
+        is_whole = replicas * accumulated == 1
+        return StepDivision(replicas, steps_per_update=accumulated, keeps_incomplete=is_whole)

@@ -1,7 +1,6 @@
-"""Who looks at runs from outside: told on the borders of device calls, and nowhere else.
+"""The interface through which runs are observed, at the borders of device calls only.
 
-Whoever is not watched goes through `NULL_OBSERVER`, which hands everything back as it is: what runs
-then is what would run without this file.
+The default observer returns everything unchanged, so an unobserved run has no overhead.
 """
 
 from __future__ import annotations
@@ -9,56 +8,71 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
+import jax
 import keras
-from convoy.engine.chunk_runner import ChunkRunner, ModelRunner
+from convoy.engine.chunk_runner import ChunkRunner, ModelRunner, Outcome
 from convoy.engine.data.chunks import Feed
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.state import Mode
+from convoy.types import Logs
+
+Program = TypeVar("Program", bound=jax.stages.Wrapped)
+"""A function as `jax.jit` returns it."""
+
+
+class EpochCallbacks(NamedTuple):
+    """Functions that call a run's callbacks between device calls.
+
+    Attributes:
+        begin: takes the number of the first of some steps.
+        end: takes the number of the last one, and the outcome of every device call.
+    """
+
+    begin: Callable[[int], None]
+    end: Callable[[int, list[Outcome]], None]
 
 
 class Observer(Protocol):
-    """What a run is told to."""
+    """An observer of the runs of a strategy's models."""
 
     times_actions: bool
-    """Whether pipelines are to note when each of their actions was."""
+    """Whether pipelines measure when each of their actions runs."""
 
     def run(
         self, name: str, model: keras.Model, config: ExecutionConfig
     ) -> AbstractContextManager[None]:
-        """Enclose a call of `fit` or one of its sisters."""
+        """Return a context that encloses a call of `fit`, `evaluate` or the like."""
         ...
 
-    def program(self, name: str, program: Any, varying: int | None = None) -> Any:
-        """Return what is called in the place of a jitted function.
+    def program(self, name: str, program: Program, varying: int | None = None) -> Program:
+        """Return a wrapper of a compiled program.
 
         Args:
-            name: of what it computes.
-            program: as `jax.jit` returns it.
-            varying: the argument whose shapes may differ from call to call, if one may.
+            name: a name for what it computes.
+            program: the program.
+            varying: the argument whose shapes may differ from call to call, if there is one.
         """
         ...
 
-    def programs(self, mode: Mode, programs: ModelRunner) -> ChunkRunner:
-        """Return a wrapper of a runner that observes its device calls."""
+    def runner(self, mode: Mode, runner: ModelRunner) -> ChunkRunner:
+        """Return a wrapper of a runner, for one device call."""
         ...
 
-    def feed(self, feed: Feed) -> Feed:
-        """Return what hands out data in the place of a feed."""
+    def epoch(
+        self, mode: Mode, runner: ModelRunner, feed: Feed, callbacks: EpochCallbacks
+    ) -> tuple[ChunkRunner, Feed, EpochCallbacks]:
+        """Return wrappers of the runner, the feed and the callbacks of an epoch."""
         ...
 
-    def callback(self, function: Callable[..., None]) -> Callable[..., None]:
-        """Return what is called in the place of a function that tells callbacks."""
-        ...
-
-    def epoch(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Take note of the end of an epoch, and what callbacks were told then."""
+    def end_epoch(self, on_epoch_end: Callable[[int, Logs], None], epoch: int, logs: Logs) -> None:
+        """Call the callbacks at the end of an epoch, and observe what they receive."""
         ...
 
 
 class NullObserver:
-    """Tells nobody."""
+    """An observer that does nothing."""
 
     times_actions = False
 
@@ -68,41 +82,41 @@ class NullObserver:
         del name, model, config
         return nullcontext()
 
-    def program(self, name: str, program: Any, varying: int | None = None) -> Any:
+    def program(self, name: str, program: Program, varying: int | None = None) -> Program:
         del name, varying
         return program
 
-    def programs(self, mode: Mode, programs: ModelRunner) -> ChunkRunner:
+    def runner(self, mode: Mode, runner: ModelRunner) -> ChunkRunner:
         del mode
-        return programs
+        return runner
 
-    def feed(self, feed: Feed) -> Feed:
-        return feed
+    def epoch(
+        self, mode: Mode, runner: ModelRunner, feed: Feed, callbacks: EpochCallbacks
+    ) -> tuple[ChunkRunner, Feed, EpochCallbacks]:
+        del mode
+        return runner, feed, callbacks
 
-    def callback(self, function: Callable[..., None]) -> Callable[..., None]:
-        return function
-
-    def epoch(self, epoch: int, logs: dict[str, Any]) -> None:
-        del epoch, logs
+    def end_epoch(self, on_epoch_end: Callable[[int, Logs], None], epoch: int, logs: Logs) -> None:
+        on_epoch_end(epoch, logs)
 
 
 NULL_OBSERVER = NullObserver()
 
-Enclose = Callable[[str], AbstractContextManager[None]]
+PauseContext = Callable[[str], AbstractContextManager[None]]
 
-_listeners: list[Enclose] = []
+_pause_contexts: list[PauseContext] = []
 
 
 @contextlib.contextmanager
 def pause(name: str) -> Iterator[None]:
-    """Tell whoever listens that training stands still in the block, say for a checkpoint."""
+    """Enclose a block in which training stands still, for example to save a checkpoint."""
     with contextlib.ExitStack() as stack:
-        for listener in _listeners:
-            stack.enter_context(listener(name))
+        for context in _pause_contexts:
+            stack.enter_context(context(name))
         yield
 
 
-def listen(listener: Enclose) -> Callable[[], None]:
-    """Have a function enclose every `pause` from now on; returns what ends that."""
-    _listeners.append(listener)
-    return lambda: _listeners.remove(listener)
+def observe_pauses(context: PauseContext) -> Callable[[], None]:
+    """Enter a context around every `pause` from now on; returns a function that ends this."""
+    _pause_contexts.append(context)
+    return lambda: _pause_contexts.remove(context)

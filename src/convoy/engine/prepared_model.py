@@ -21,6 +21,7 @@ class PreparedModel(ModelState):
 
     Attributes:
         devices: the devices of the strategy; empty for a stock Keras model.
+        data_budget: bytes of each device's memory that data may take.
         numerics: loss scale and rounding of the weight update, with the variables they need.
         gradient_map: a function that changes each gradient before the weight update.
         stages: the pipeline stage of every call of the graph, if stages were assigned.
@@ -31,6 +32,7 @@ class PreparedModel(ModelState):
     def __init__(self) -> None:
         super().__init__()
         self.devices: tuple[jax.Device, ...] = ()
+        self.data_budget = 0
         self.numerics = Numerics(Settings())
         self.gradient_map: GradientMap | None = None
         self.stages: list[int] | None = None

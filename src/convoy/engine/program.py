@@ -1,110 +1,132 @@
-"""The compiled programs of a model: which are there, and how they are run."""
+"""The compiled programs of a model, and their cache."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import keras
 import numpy as np
 from convoy import cpu, distributed, keras_bridge
-from convoy.engine.chunk_runner import ModelRunner
-from convoy.engine.compose import Composition, given
-from convoy.engine.data.chunks import Chunk, local_batch_shapes, shapes, size
-from convoy.engine.data.device_put import fetch_absent, is_elsewhere, to_host, to_own
+from convoy.engine.chunk_runner import ModelRunner, Outcome
+from convoy.engine.compose import Composition, fetch_nothing
+from convoy.engine.data.chunks import Chunk
+from convoy.engine.data.fetch import local_batch_shapes
+from convoy.engine.data.placement import (
+    fetch_absent,
+    spans_processes,
+    to_host,
+    to_local,
+    tree_bytes,
+    tree_shapes,
+)
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.observer import NULL_OBSERVER, Observer
 from convoy.engine.state import Mode, State, Variables
-from convoy.engine.step.constant_folding import Hoisted, Prepared
+from convoy.engine.step.constant_folding import FoldedStep, FoldedWeights
 from convoy.engine.step.replicate import Roles
-from convoy.engine.step.shard_optimizer import Shards
+from convoy.engine.step.shard_optimizer import OptimizerShards
 from convoy.engine.step.step import prediction_step
-from convoy.types import Shapes
+from convoy.types import Arrays, PyTree, Shapes
+
+MemoryStats = Any
+"""`CompiledMemoryStats`, which JAX does not export."""
+
+
+class _Program(NamedTuple):
+    """A compiled program, and the folded step that it runs if there is one."""
+
+    run: jax.stages.Wrapped
+    folded: FoldedStep | None
 
 
 class Programs:
-    """Runs chunks of data through a model; compiles a program when a chunk needs another one."""
+    """Runs chunks of data through a model, and compiles a program for every kind of chunk."""
 
     def __init__(
         self,
         model: keras.Model,
         config: ExecutionConfig,
         mode: Mode,
-        prepared: Prepared,
+        weights: FoldedWeights,
         observer: Observer = NULL_OBSERVER,
     ) -> None:
         self.model = model
         self.observer = observer
         self.placement = config.placement
         self.mode = mode
-        self.prepared = prepared
+        self.weights = weights
         self.variables = Variables(model, mode)
-        self.shards = Shards.of(config, self.variables) if mode == "train" else None
+        self.shards = OptimizerShards.of(config, self.variables) if mode == "train" else None
         roles = Roles.of(model, self.variables)
         self.composition = Composition(model, config, mode, roles, self.shards)
         self.compilation = keras_bridge.compilation(model)
-        self.capacity = 1
+        self.max_steps = 1
         """Steps whose outputs one device call can hold; prediction only."""
-        self._compiled: dict[tuple, tuple[Any, Hoisted | None]] = {}
-        self._hoisted: dict[tuple, Hoisted | None] = {}
+        self._compiled: dict[tuple, _Program] = {}
+        self._folded: dict[tuple, FoldedStep | None] = {}
         self._output_bytes: dict[tuple, int] = {}
-        self._running: list[Any] = []
+        self._running: list[Outcome] = []
 
-    def run(self, chunk: Chunk) -> Any:
-        """Run a chunk's steps; the variables then hold their outcome.
+    def run(self, chunk: Chunk) -> Outcome:
+        """Run the steps of a chunk; the variables hold the result afterwards.
 
         Returns:
             The values of the metrics, or for prediction the outputs as host arrays.
         """
-        self._wait_for_all_but_one()
-        state = self._placed(self.variables.read())
-        program, hoisted = self._program(chunk)
-        kept, changing = self._divide(state, hoisted)
-        count = np.int32(chunk.micro_batches // self.composition.accumulated(chunk))
-        new, outcome = program(kept, changing, chunk.source, count)
-        if hoisted is not None:
-            new = hoisted.join(state, new)
+        # Bounds the data that is in flight: the device has one call waiting, not more.
+        while len(self._running) > 1:
+            jax.block_until_ready(self._running.pop(0))
+        state = self.variables.read()
+        if self.placement.spans_processes:
+            state = self._on_all_devices(state)
+        program = self._program(chunk)
+        constants, changing = self._divide(state, program.folded)
+        steps = chunk.micro_batches
+        if self.mode == "train" and chunk.sharded:
+            steps //= self.composition.config.gradient_accumulation
+        new, outcome = program.run(constants, changing, chunk.source, np.int32(steps))
+        if program.folded is not None:
+            new = program.folded.join(state, new)
         elif self.mode != "train":
-            new = new._replace(trainable=kept)
+            new = new._replace(trainable=constants)
         self.variables.write(new)
         self._running.append(outcome)
         return outcome if self.mode != "predict" else _rows(outcome, chunk)
 
-    def _divide(self, state: State, hoisted: Hoisted | None) -> tuple[Any, State]:
-        """Return what a program only reads, and what it is given to change."""
+    def _divide(self, state: State, folded: FoldedStep | None) -> tuple[Arrays, State]:
+        """Return the arrays that a program only reads, and the state that it changes."""
         if self.mode == "train":
             return [], state
-        if hoisted is None:
+        if folded is None:
             # Weights that do not change are not donated: others may hold them.
             return state.trainable, state._replace(trainable=[])
-        constants, changing = hoisted.divide(state)
-        return self.prepared.get(hoisted, constants), changing
+        constants, changing = folded.divide(state)
+        return self.weights.get(folded, constants), changing
 
     def place(self) -> None:
-        """Move the variables to where the programs run."""
-        if self.placement.mesh is None:
+        """Move the variables to the devices on which the programs run."""
+        placement = self.placement
+        if placement.mesh is None:
             return
         state = self.variables.read()
-        if self.placement.spans_processes:
-            state = agreed(state)
-        placed = State(*self.placement.everywhere(tuple(state._replace(optimizer=[]))))
-        if self.shards is not None:
-            optimizer = self.shards.place(state.optimizer)
-        else:
-            optimizer = self.placement.everywhere(state.optimizer)
-        self.variables.write(placed._replace(optimizer=optimizer))
+        if placement.spans_processes:
+            state = values_of_first_process(state)
+        placed = State(*placement.replicate(tuple(state._replace(optimizer=[]))))
+        place = placement.replicate if self.shards is None else self.shards.place
+        self.variables.write(placed._replace(optimizer=place(state.optimizer)))
 
-    def _placed(self, state: State) -> State:
-        """Move what a callback has set since the last device call, alike in all distributed."""
-        if not self.placement.spans_processes:
-            return state
-        return jax.tree.map(lambda v: v if is_elsewhere(v) else self.placement.everywhere(v), state)
+    def _on_all_devices(self, state: State) -> State:
+        """Move what callbacks have set since the last device call, the same in all processes."""
+        replicate = self.placement.replicate
+        return jax.tree.map(lambda v: v if spans_processes(v) else replicate(v), state)
 
-    def memory(self, chunk: Chunk) -> Any:
+    def memory(self, chunk: Chunk) -> MemoryStats:
         """Return XLA's own analysis of the memory that a chunk's program takes on a device."""
-        program, hoisted = self._program(chunk)
-        kept, changing = self._divide(self.variables.read(), hoisted)
-        return program.lower(kept, changing, chunk.source, np.int32(1)).compile().memory_analysis()
+        program = self._program(chunk)
+        constants, changing = self._divide(self.variables.read(), program.folded)
+        lowered = program.run.lower(constants, changing, chunk.source, np.int32(1))
+        return lowered.compile().memory_analysis()
 
     def limit_outputs(self, example: Shapes, budget: int, steps_per_execution: int) -> int:
         """Choose how many steps' outputs a prediction keeps on the device, and return it."""
@@ -112,94 +134,91 @@ class Programs:
         key = (*leaves, structure)
         if key not in self._output_bytes:
             self._output_bytes[key] = output_bytes(self.model, self.variables.read(), example)
-        self.capacity = max(1, min(steps_per_execution, budget // max(1, self._output_bytes[key])))
-        return self.capacity
+        fitting = budget // max(1, self._output_bytes[key])
+        self.max_steps = max(1, min(steps_per_execution, fitting))
+        return self.max_steps
 
-    def _wait_for_all_but_one(self) -> None:
-        # Bounds the data that is in flight; the device always has one call waiting.
-        while len(self._running) > 1:
-            jax.block_until_ready(self._running.pop(0))
-
-    def _program(self, chunk: Chunk) -> tuple[Any, Hoisted | None]:
+    def _program(self, chunk: Chunk) -> _Program:
         fuses = cpu.fuses(self.placement.platform)
-        hoisted = self._hoist(chunk) if fuses and self.mode != "train" else None
-        key = (chunk.layout, chunk.batch, chunk.sharded, self.capacity, fuses, hoisted)
+        folded = self._fold(chunk) if fuses and self.mode != "train" else None
+        key = (chunk.layout, chunk.batch, chunk.sharded, self.max_steps, fuses, folded)
         if key not in self._compiled:
-            program = self.composition.program(chunk, hoisted, self.capacity)
-            name = self.mode if chunk.sharded else f"{self.mode}, rest"
+            program = self.composition.program(chunk, folded, self.max_steps)
+            name = self.mode if chunk.sharded else f"{self.mode}, incomplete batch"
             # The data is the third argument.
-            self._compiled[key] = self.observer.program(name, program, varying=2), hoisted
+            self._compiled[key] = _Program(self.observer.program(name, program, varying=2), folded)
         return self._compiled[key]
 
-    def _hoist(self, chunk: Chunk) -> Hoisted | None:
+    def _fold(self, chunk: Chunk) -> FoldedStep | None:
         batch = local_batch_shapes(chunk, self.composition.replicas(chunk))
         leaves, structure = jax.tree.flatten(batch)
         key = (*leaves, structure, chunk.sharded)
-        if key not in self._hoisted:
-            state = shapes(self.variables.read())
-            self._hoisted[key] = self.composition.hoist(chunk, state)
-        return self._hoisted[key]
+        if key not in self._folded:
+            state = tree_shapes(self.variables.read())
+            self._folded[key] = self.composition.fold(chunk, state)
+        return self._folded[key]
 
     def still_fits(self) -> bool:
-        """Return whether the model has the variables that the programs were made for."""
+        """Return whether the model still has the variables that the programs were compiled for."""
         same = self.compilation is keras_bridge.compilation(self.model)
         return same and self.variables.are_those_of(self.model)
 
 
-def output_bytes(model: keras.Model, state: State, example: Any) -> int:
+def output_bytes(model: keras.Model, state: State, example: Shapes) -> int:
     """Return the bytes of the outputs for a batch of these shapes and types."""
-    _, outputs = jax.eval_shape(prediction_step(model, given), state, (example, 0))
-    return size(outputs)
+    _, outputs = jax.eval_shape(prediction_step(model, fetch_nothing), state, (example, 0))
+    return tree_bytes(outputs)
 
 
-def agreed(state: State) -> State:
-    """Take the first process's values of what is not yet shared by all distributed."""
+def values_of_first_process(state: State) -> State:
+    """Return a state with the first process's values of what is not yet on all devices."""
     values, structure = jax.tree.flatten(state)
-    own = [place for place, value in enumerate(values) if not is_elsewhere(value)]
-    shared = distributed.arrays_from_first([np.asarray(values[place]) for place in own])
-    for place, value in zip(own, shared, strict=True):
-        values[place] = value
+    local = [index for index, value in enumerate(values) if not spans_processes(value)]
+    shared = distributed.arrays_from_first([np.asarray(values[index]) for index in local])
+    for index, value in zip(local, shared, strict=True):
+        values[index] = value
     return jax.tree.unflatten(structure, values)
 
 
 class ProgramCache:
-    """A model's programs, kept until it is compiled anew."""
+    """The runners of a model in each mode, kept until the model is compiled anew."""
 
     def __init__(self, model: keras.Model, config: ExecutionConfig, observer: Observer) -> None:
         self.model = model
         self.config = config
         self.observer = observer
-        self._made: dict[Mode, ModelRunner] = {}
-        self._prepared = Prepared()
+        self._runners: dict[Mode, ModelRunner] = {}
+        self._weights = FoldedWeights()
 
     def get(self, mode: Mode) -> ModelRunner:
+        """Return the runner of a mode, with the model's variables on its devices."""
         if mode == "train":
-            self._prepared.clear()  # the weights are about to change
-        programs = self._made.get(mode)
-        if programs is None or not programs.still_fits():
-            programs = self._made[mode] = self._make(mode)
-        programs.place()
-        return programs
+            self._weights.clear()  # the weights are about to change
+        runner = self._runners.get(mode)
+        if runner is None or not runner.still_fits():
+            runner = self._runners[mode] = self._make(mode)
+        runner.place()
+        return runner
 
-    def made(self, mode: Mode) -> ModelRunner | None:
-        """Return the programs of a mode, if there are any."""
-        return self._made.get(mode)
+    def find(self, mode: Mode) -> ModelRunner | None:
+        """Return the runner of a mode, if it was made already."""
+        return self._runners.get(mode)
 
     def release(self) -> None:
-        """Leave the variables to this process alone, where other processes shared them."""
+        """Give the variables values of this process alone, where processes shared them."""
         if self.config.placement.spans_processes:
-            for programs in self._made.values():
-                values, structure = jax.tree.flatten(programs.variables.read())
-                own = map(to_own, fetch_absent(values))
-                programs.variables.write(jax.tree.unflatten(structure, own))
+            for runner in self._runners.values():
+                values, structure = jax.tree.flatten(runner.variables.read())
+                local = map(to_local, fetch_absent(values))
+                runner.variables.write(jax.tree.unflatten(structure, local))
 
     def _make(self, mode: Mode) -> ModelRunner:
         if self.config.pipeline is not None:
             return self.config.pipeline.programs(self.model, self.config, mode, self.observer)
-        return Programs(self.model, self.config, mode, self._prepared, self.observer)
+        return Programs(self.model, self.config, mode, self._weights, self.observer)
 
 
-def _rows(outputs: Any, chunk: Chunk) -> Any:
+def _rows(outputs: PyTree, chunk: Chunk) -> PyTree:
     """Turn outputs by step into outputs by sample."""
 
     def rows(leaf: jax.Array) -> np.ndarray:

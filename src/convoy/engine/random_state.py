@@ -1,30 +1,31 @@
-"""The random generators of the host: what the order of data is drawn from."""
+"""The random generators of the host, from which the order of data is drawn."""
 
 from __future__ import annotations
 
 import contextlib
 import random
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from convoy import distributed, keras_bridge
+from convoy.types import Json, PyTree
 
 
 class RandomState(NamedTuple):
     """The state of Python's, NumPy's and Keras's global generators."""
 
-    python: Any
-    numpy: Any
+    python: tuple
+    numpy: PyTree
     keras: list[int] | None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         version, words, gauss = self.python
         python = {"version": version, "words": _hex(np.array(words, np.uint32)), "gauss": gauss}
         return {"python": python, "numpy": _encode(self.numpy), "keras": self.keras}
 
     @classmethod
-    def from_json(cls, state: dict[str, Any]) -> RandomState:
+    def from_json(cls, state: Json) -> RandomState:
         python = state["python"]
         words = tuple(int(word) for word in _words(python["words"]))
         generator = python["version"], words, python["gauss"]
@@ -38,21 +39,20 @@ def capture() -> RandomState:
 
 
 def restore(state: RandomState) -> None:
-    """Have the global generators draw on from a state."""
+    """Make the global generators continue from a state."""
     random.setstate(state.python)
     np.random.set_state(state.numpy)
     keras_bridge.set_global_seed(state.keras)
 
 
-def agree() -> None:
-    """Draw in all processes what the first one draws."""
-    if distributed.count() > 1:
-        restore(RandomState.from_json(distributed.from_first(capture().to_json())))
+def use_state_of_first_process() -> None:
+    """Make the generators of all processes continue from the state of the first one's."""
+    restore(RandomState.from_json(distributed.from_first(capture().to_json())))
 
 
 @contextlib.contextmanager
 def as_of(state: RandomState) -> Iterator[None]:
-    """Draw from an earlier state in the block, and go on as before after it."""
+    """Draw from an earlier state in the block, and continue as before after it."""
     now = capture()
     restore(state)
     try:
@@ -69,13 +69,13 @@ def _words(text: str) -> np.ndarray:
     return np.frombuffer(bytes.fromhex(text), "<u4").astype(np.uint32)
 
 
-def _encode(value: Any) -> Any:
+def _encode(value: PyTree) -> PyTree:
     if isinstance(value, dict):
         return {name: _encode(part) for name, part in value.items()}
     return {"words": _hex(value)} if isinstance(value, np.ndarray) else value
 
 
-def _decode(value: Any) -> Any:
+def _decode(value: PyTree) -> PyTree:
     if not isinstance(value, dict):
         return value
     if set(value) == {"words"}:

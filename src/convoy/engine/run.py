@@ -1,92 +1,77 @@
-"""Fit, evaluate and predict: the host's side of the device loop."""
+"""Fit, evaluate and predict: the host side of the device loop."""
 
 from __future__ import annotations
 
-import contextlib
+import signal
+import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from types import FrameType, TracebackType
+from typing import Literal
 
 import jax
 import keras
 import numpy as np
 from convoy import distributed, keras_bridge
-from convoy.engine.async_callbacks import Aside
-from convoy.engine.checkpointer import Progress, Recorder, Resumption, recorder_among
-from convoy.engine.chunk_runner import ChunkRunner
-from convoy.engine.data.chunks import Budget, Feed
+from convoy.engine.async_callbacks import AsyncCallbacks
+from convoy.engine.checkpointer import Checkpointer, Progress, Resumption, find_checkpointer
+from convoy.engine.chunk_runner import ChunkRunner, Outcome
+from convoy.engine.data.chunks import Feed
+from convoy.engine.data.input import Budget
 from convoy.engine.data.streamed import block_chunk
 from convoy.engine.execution_config import ExecutionConfig
-from convoy.engine.interrupt import Uninterrupted
-from convoy.engine.observer import NULL_OBSERVER, Observer
+from convoy.engine.observer import NULL_OBSERVER, EpochCallbacks, Observer
 from convoy.engine.program import ProgramCache
 from convoy.engine.state import Mode
-from convoy.engine.steps_per_execution import Pace, make_pace
+from convoy.engine.steps_per_execution import StepsPerExecution
+from convoy.types import Batch, Logs, PyTree
 
-# Of the memory for data, what the outputs of one prediction call may take.
-OUTPUT_SHARE = 4
-
-Begin = Callable[[int], None]
-Told = Callable[[int, Any], None]
-End = Callable[[int, list[Any]], None]
-
-
-class Around(NamedTuple):
-    """What happens to the chunks of an epoch.
-
-    Attributes:
-        programs: what runs a chunk of data.
-        begin: called with the number of the first step of some.
-        end: called with the number of the last one and the outcome of every device call.
-        most: steps that one device call can run, if that is fewer than callbacks want.
-    """
-
-    programs: ChunkRunner
-    begin: Begin
-    end: End
-    most: int | None
+# The part of the memory for data that the outputs of one prediction call may take.
+OUTPUT_FRACTION = 4
 
 
 class Runner:
-    """Runs one model by one config."""
+    """Runs one model with one configuration."""
 
     def __init__(self, model: keras.Model, config: ExecutionConfig) -> None:
         self.model = model
-        self.automatic = False
-        """Whether `compile` was told `steps_per_execution="auto"`."""
-        self.asynchronous = False
-        """Whether callbacks are told of every step, while the devices go on."""
+        self.automatic_steps = False
+        """Whether `compile` received `steps_per_execution="auto"`."""
+        self.asynchronous_callbacks = False
+        """Whether callbacks are called for every step, while the devices continue."""
         self.observer: Observer = NULL_OBSERVER
         self.use(config)
 
     def use(self, config: ExecutionConfig, staged: ExecutionConfig | None = None) -> None:
-        """Run by another plan from now on; one for stages counts more, if there is one."""
+        """Run with another configuration from now on.
+
+        Args:
+            config: the configuration of the model as a whole.
+            staged: the same for pipeline stages, if the model has them; it is the one that is used.
+        """
         self.config = config
         self.current = staged or config
-        self._programs = ProgramCache(self.model, self.current, self.observer)
+        self.programs = ProgramCache(self.model, self.current, self.observer)
 
-    def watch(self, observer: Observer) -> None:
-        """Tell another observer of runs from now on; programs are then made anew."""
-        if observer is not self.observer:
-            self.observer = observer
-            self.use(self.config, None if self.current is self.config else self.current)
+    def observe(self, observer: Observer) -> None:
+        """Change the observer; programs are then compiled anew."""
+        self.observer = observer
+        self.use(self.config, None if self.current is self.config else self.current)
 
-    def pace(self, mode: Mode) -> Pace:
-        asked = "auto" if self.automatic else self.model.steps_per_execution
-        return make_pace(asked, self.current.cut(mode).group)
-
-    @property
-    def programs(self) -> ProgramCache:
-        return self._programs
+    def steps_per_execution(self, mode: Mode) -> StepsPerExecution:
+        requested: int | Literal["auto"] = self.model.steps_per_execution
+        if self.automatic_steps:
+            requested = "auto"
+        return StepsPerExecution(requested, self.current.division(mode).steps_per_update)
 
     def train(
         self,
         feed: Feed,
         validation: Feed | None,
-        pace: Pace,
+        steps_per_execution: StepsPerExecution,
         callbacks: keras.callbacks.CallbackList,
         epochs: range,
         validation_freq: int | list[int],
@@ -99,39 +84,42 @@ class Runner:
         progress = Progress(
             model, self.current, feed, callbacks.callbacks, first, last_epoch=epochs.stop
         )
-        recorder = recorder_among(callbacks.callbacks)
+        checkpointer = find_checkpointer(callbacks.callbacks)
         try:
-            resumption = _begin(progress, recorder)
+            resumption = None if checkpointer is None else _resume(progress, checkpointer)
             while progress.epoch < epochs.stop and not (resumption and progress.finished):
                 epoch = progress.epoch
                 model.reset_metrics()
                 callbacks.on_epoch_begin(epoch)
-                logs = self._train_epoch(pace, callbacks, progress, recorder, resumption)
+                logs = self._train_epoch(
+                    steps_per_execution, callbacks, progress, checkpointer, resumption
+                )
                 resumption = None
                 if validation is not None and keras_bridge.should_validate(
                     model, epoch, validation_freq
                 ):
-                    logs |= self._validate(validation, callbacks, progress, recorder)
-                self.observer.callback(callbacks.on_epoch_end)(epoch, logs)
-                self.observer.epoch(epoch, logs)
-                progress.end_epoch(logs)
-                recorder.record(progress)
+                    logs |= self._validate(validation, callbacks, progress, checkpointer)
+                self.observer.end_epoch(callbacks.on_epoch_end, epoch, logs)
+                progress.epoch, progress.step, progress.logs = epoch + 1, 0, logs
+                if checkpointer is not None:
+                    checkpointer.save_if_due(progress)
                 if model.stop_training:
                     break
         finally:
-            recorder.end_run()
+            if checkpointer is not None:
+                checkpointer.end_run()
             if epochs.stop > 0:
                 model.optimizer.finalize_variable_values(model.trainable_weights)
         callbacks.on_train_end(progress.logs)
 
     def _train_epoch(
         self,
-        pace: Pace,
+        steps_per_execution: StepsPerExecution,
         callbacks: keras.callbacks.CallbackList,
         progress: Progress,
-        recorder: Recorder,
+        checkpointer: Checkpointer | None,
         resumption: Resumption | None,
-    ) -> dict[str, Any]:
+    ) -> Logs:
         feed = progress.feed
         resumed = 0
         if resumption is None:
@@ -139,20 +127,25 @@ class Runner:
         else:
             if resumption.step:
                 resumption.restore()
-            resumed = feed.seek(resumption.place)
+            resumed = feed.seek(resumption.position)
             progress.step = resumed
 
-        def end(step: int, outcomes: list[dict[str, Any]]) -> None:
+        def end(step: int, outcomes: list[Outcome]) -> None:
             progress.total += step + 1 - progress.step
             progress.step, progress.logs = step + 1, outcomes[-1]
-            recorder.record(progress)
+            if checkpointer is not None:
+                checkpointer.save_if_due(progress)
 
         if resumed and self.model.stop_training:
             return dict(progress.logs)
-        tell = callbacks.on_train_batch_begin, callbacks.on_train_batch_end
-        with self._telling("train", *tell, end) as around:
-            watched = self.observer.feed(feed)
-            steps = walk(watched, pace, around, lambda: self.model.stop_training, resumed)
+        steps = self._run_epoch(
+            "train",
+            feed,
+            steps_per_execution,
+            (callbacks.on_train_batch_begin, callbacks.on_train_batch_end, end),
+            lambda: self.model.stop_training,
+            done=resumed,
+        )
         if not steps and progress.epoch == 0:
             raise ValueError("The input yielded no batch to train on. Pass at least one.")
         if not steps:
@@ -170,131 +163,259 @@ class Runner:
         validation: Feed,
         callbacks: keras.callbacks.CallbackList,
         progress: Progress,
-        recorder: Recorder,
+        checkpointer: Checkpointer | None,
     ) -> dict[str, float]:
         progress.metrics = keras_bridge.values(self.model.metrics_variables)
-        leave = recorder.wants_to_leave
-        values = self.evaluate(validation, self.pace("evaluate"), callbacks, leave)
-        if leave():
-            recorder.record(progress)
+        is_preempted = checkpointer.is_preempted if checkpointer is not None else lambda: False
+        steps_per_execution = self.steps_per_execution("evaluate")
+        values = self.evaluate(validation, steps_per_execution, callbacks, is_preempted)
+        if checkpointer is not None and is_preempted():
+            checkpointer.save_if_due(progress)
         progress.metrics = None
         return {f"val_{name}": value for name, value in values.items()}
-
-    def release(self) -> None:
-        """Leave the variables to this process alone, where other processes shared them."""
-        self._programs.release()
 
     def evaluate(
         self,
         feed: Feed,
-        pace: Pace,
+        steps_per_execution: StepsPerExecution,
         callbacks: keras.callbacks.CallbackList,
-        leave: Callable[[], bool] = lambda: False,
+        is_preempted: Callable[[], bool] = lambda: False,
     ) -> dict[str, float]:
         """Run one pass of `evaluate`, from `on_test_begin` to `on_test_end`.
 
-        It ends early if a callback asks for it, or `leave` does.
+        It ends early if a callback sets `stop_evaluating`, or if the run is preempted.
         """
         model = self.model
         model.stop_evaluating = False
         callbacks.on_test_begin()
         model.reset_metrics()
-        logs: dict[str, Any] = {}
+        logs: Logs = {}
 
-        def end(step: int, outcomes: list[dict[str, Any]]) -> None:
+        def end(step: int, outcomes: list[Outcome]) -> None:
             nonlocal logs
             del step
             logs = outcomes[-1]
 
         feed.begin_epoch()
-        tell = callbacks.on_test_batch_begin, callbacks.on_test_batch_end
-        with self._telling("evaluate", *tell, end) as around:
-            walk(self.observer.feed(feed), pace, around, lambda: model.stop_evaluating or leave())
+        self._run_epoch(
+            "evaluate",
+            feed,
+            steps_per_execution,
+            (callbacks.on_test_batch_begin, callbacks.on_test_batch_end, end),
+            lambda: model.stop_evaluating or is_preempted(),
+        )
         values = keras_bridge.python_logs(logs)
         callbacks.on_test_end(values)
         return values
 
     def predict(
-        self, feed: Feed, pace: Pace, budget: Budget, callbacks: keras.callbacks.CallbackList
-    ) -> Any:
-        """Run one pass of `predict`, from `on_predict_begin` to `on_predict_end`."""
+        self,
+        feed: Feed,
+        steps_per_execution: StepsPerExecution,
+        budget: Budget,
+        callbacks: keras.callbacks.CallbackList,
+    ) -> PyTree:
+        """Run one pass of `predict`, and return the outputs of all samples as host arrays."""
         model = self.model
         model.stop_predicting = False
         callbacks.on_predict_begin()
-        parts: list[Any] = []
+        outputs: list[PyTree] = []
         feed.begin_epoch()
         example = feed.example()
         if example is None:
             raise ValueError("The input yielded no batch to predict. Pass at least one.")
-        share = budget.left // OUTPUT_SHARE
-        steps = min(pace.block_steps, feed.steps or pace.block_steps)
-        most = self._programs.get("predict").limit_outputs(example, share, steps)
+        maximum = steps_per_execution.maximum
+        max_steps = self.programs.get("predict").limit_outputs(
+            example, budget.left // OUTPUT_FRACTION, min(maximum, feed.steps or maximum)
+        )
 
-        def told(step: int, outputs: Any) -> None:
+        def on_batch_end(step: int, outputs: PyTree) -> None:
             callbacks.on_predict_batch_end(step, {"outputs": outputs})
 
-        def end(step: int, outcomes: list[Any]) -> None:
+        def end(step: int, outcomes: list[Outcome]) -> None:
             del step
-            parts.append(_join(outcomes))
+            outputs.append(_concatenate(outcomes))
 
-        with self._telling("predict", callbacks.on_predict_batch_begin, told, end, most) as around:
-            walk(self.observer.feed(feed), pace, around, lambda: model.stop_predicting)
+        self._run_epoch(
+            "predict",
+            feed,
+            steps_per_execution,
+            (callbacks.on_predict_batch_begin, on_batch_end, end),
+            lambda: model.stop_predicting,
+            max_steps=max_steps,
+        )
         callbacks.on_predict_end()
-        return _join(parts)
+        return _concatenate(outputs)
 
-    @contextlib.contextmanager
-    def _telling(
-        self, mode: Mode, begin: Begin, told: Told, end: End, most: int | None = None
-    ) -> Iterator[Around]:
-        """Return what `walk` runs and calls, with callbacks and the observer in between.
+    def _run_epoch(
+        self,
+        mode: Mode,
+        feed: Feed,
+        steps_per_execution: StepsPerExecution,
+        functions: tuple[
+            Callable[[int], None],
+            Callable[[int, Outcome], None],
+            Callable[[int, list[Outcome]], None],
+        ],
+        is_stopped: Callable[[], bool],
+        *,
+        done: int = 0,
+        max_steps: int | None = None,
+    ) -> int:
+        """Run what is left of an epoch, observed, and with callbacks from the right thread.
 
         Args:
-            mode: of the run.
-            begin: a callback, before some steps.
-            told: a callback, with the outcome of some steps.
-            end: called when the callbacks were, as by `walk`.
-            most: as of `Around`.
-        """
-        observer, predicts = self.observer, mode == "predict"
-        programs = observer.programs(mode, self._programs.get(mode))
-        if not self.asynchronous:
+            mode: the mode of the run.
+            feed: its data.
+            steps_per_execution: steps between callbacks.
+            functions: a callback before some steps; a callback that takes their outcome; and a
+                function that is called after the callbacks.
+            is_stopped: returns whether a callback has stopped the run.
+            done: steps of the epoch that are done.
+            max_steps: maximum number of steps in one device call, if it is smaller than
+                `steps_per_execution`.
 
-            def tell_and_end(step: int, outcomes: list[Any]) -> None:
-                told(step, _join(outcomes) if predicts else outcomes[-1])
+        Returns:
+            The number of the epoch's steps that are done.
+        """
+        begin, batch_end, end = functions
+        model_runner = self.programs.get(mode)
+        if not self.asynchronous_callbacks:
+
+            def call_and_end(step: int, outcomes: list[Outcome]) -> None:
+                last = _concatenate(outcomes) if mode == "predict" else outcomes[-1]
+                batch_end(step, last)
                 end(step, outcomes)
 
-            yield Around(programs, observer.callback(begin), observer.callback(tell_and_end), most)
-            return
-        replicas = self.current.replicas
-        shares = partial(_rows_of_each if predicts else _same_for_each, replicas)
-        with Aside(begin, told, shares) as aside:
+            callbacks = EpochCallbacks(begin, call_and_end)
+            runner, feed, callbacks = self.observer.epoch(mode, model_runner, feed, callbacks)
+            return run_epoch(
+                feed, runner, callbacks, steps_per_execution, is_stopped, done, max_steps
+            )
+        split = partial(_rows_by_replica if mode == "predict" else _repeated, self.current.replicas)
+        with AsyncCallbacks(begin, batch_end, split) as thread:
 
-            def settle_and_end(step: int, outcomes: list[Any]) -> None:
-                aside.settle()
+            def wait_and_end(step: int, outcomes: list[Outcome]) -> None:
+                thread.wait()
                 end(step, outcomes)
 
-            listened = aside.listening_to(programs)
-            # One weight update at a time: the devices have the next one waiting.
-            group = self.current.cut(mode).group
-            yield Around(listened, aside.start_at, observer.callback(settle_and_end), group)
+            callbacks = EpochCallbacks(thread.start_at, wait_and_end)
+            runner, feed, callbacks = self.observer.epoch(mode, model_runner, feed, callbacks)
+            # One weight update at a time; the devices have the next one waiting.
+            max_steps = self.current.division(mode).steps_per_update
+            runner = thread.wrap(runner)
+            return run_epoch(
+                feed, runner, callbacks, steps_per_execution, is_stopped, done, max_steps
+            )
 
-    def run_once(self, mode: Mode, batch: tuple) -> Any:
-        """Run one step on one batch, as `train_on_batch` and its sisters do.
+    def run_once(self, mode: Mode, batch: Batch) -> Outcome:
+        """Run one step on one batch, as `train_on_batch` and the like do.
 
-        The batch is that of a whole weight update, over all replicas and micro-batches.
+        The batch is that of a complete weight update, over all replicas and micro-batches.
         """
-        programs = self.observer.programs(mode, self._programs.get(mode))
+        runner = self.observer.runner(mode, self.programs.get(mode))
         block = jax.tree.map(lambda leaf: np.asarray(leaf)[None], batch)
         config = self.current
-        cut = replace(config, batch="global").cut(mode)
-        sharded = cut.shards(jax.tree.leaves(block)[0].shape[1])
+        division = replace(config, batch="global").division(mode)
+        sharded = division.divides(jax.tree.leaves(block)[0].shape[1])
         with Uninterrupted():
-            return programs.run(block_chunk(block, 1, config.placement, cut, sharded=sharded))
+            return runner.run(block_chunk(block, 1, config.placement, division, sharded))
 
 
-def _begin(progress: Progress, recorder: Recorder) -> Resumption | None:
-    """Ask the recorder where to begin, and go there if it is between two epochs."""
-    resumption = recorder.begin_run(progress)
+def run_epoch(
+    feed: Feed,
+    runner: ChunkRunner,
+    callbacks: EpochCallbacks,
+    steps_per_execution: StepsPerExecution,
+    is_stopped: Callable[[], bool],
+    done: int = 0,
+    max_steps: int | None = None,
+) -> int:
+    """Run what is left of an epoch, with callbacks after every `steps_per_execution` steps.
+
+    A device call is asynchronous: `runner.run` returns before the device has computed. The next
+    chunk is prefetched right after it, so that it is read and moved meanwhile.
+
+    Args:
+        feed: the data of the epoch.
+        runner: runs its chunks.
+        callbacks: called before and after `steps_per_execution` steps.
+        steps_per_execution: steps between callbacks.
+        is_stopped: returns whether a callback has stopped the run.
+        done: steps of the epoch that are done.
+        max_steps: maximum number of steps in one device call.
+
+    Returns:
+        The number of the epoch's steps that are done.
+    """
+    uninterrupted = Uninterrupted()
+    while True:
+        steps = steps_per_execution.value
+        chunk = feed.next(min(steps, max_steps or steps))
+        if chunk is None:
+            return done
+        start = time.perf_counter()
+        callbacks.begin(done)
+        left = steps
+        outcomes = []
+        while chunk is not None:
+            with uninterrupted:
+                outcomes.append(runner.run(chunk))
+            left -= chunk.steps
+            following = left or steps
+            feed.prefetch(min(following, max_steps or following))
+            chunk = feed.next(min(left, max_steps or left)) if left else None
+        done += steps - left
+        if steps_per_execution.automatic:
+            steps_per_execution.adapt(steps - left, outcomes, start)
+        callbacks.end(done - 1, outcomes)
+        if is_stopped():
+            return done
+
+
+class Uninterrupted:
+    """A context in which Ctrl-C takes effect at the end of the block; a second one does at once.
+
+    A device call takes the values of the variables away and returns new ones. An exception in
+    between would leave the model without weights.
+    """
+
+    def __init__(self) -> None:
+        self._is_pending = False
+        self._previous: Callable[[int, FrameType | None], object] | None = None
+
+    def __enter__(self) -> None:
+        self._is_pending = False
+        self._previous = None
+        handler = signal.getsignal(signal.SIGINT)
+        if callable(handler) and threading.current_thread() is threading.main_thread():
+            self._previous = handler
+            signal.signal(signal.SIGINT, self._postpone)
+
+    def _postpone(self, number: int, frame: FrameType | None) -> None:
+        if self._is_pending and self._previous is not None:
+            self._previous(number, frame)
+        self._is_pending = True
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._previous is None:
+            return
+        signal.signal(signal.SIGINT, self._previous)
+        if self._is_pending and error is None:
+            self._previous(signal.SIGINT, None)
+
+
+def _resume(progress: Progress, checkpointer: Checkpointer) -> Resumption | None:
+    """Restore the progress of an earlier run, if there is one to resume.
+
+    Values are restored now if the run resumes between two epochs; otherwise when the epoch begins.
+    """
+    resumption = checkpointer.begin_run(progress)
     if resumption is None:
         return None
     progress.epoch, progress.step = resumption.epoch, resumption.step
@@ -305,56 +426,21 @@ def _begin(progress: Progress, recorder: Recorder) -> Resumption | None:
     return resumption
 
 
-def walk(feed: Feed, pace: Pace, around: Around, stopped: Callable[[], bool], done: int = 0) -> int:
-    """Run what is left of a feed's epoch, with callbacks around every `pace.steps` steps.
-
-    Args:
-        feed: where the data comes from.
-        pace: how many steps are between callbacks.
-        around: what runs the data, and is told of it.
-        stopped: whether a callback has asked to stop.
-        done: steps of the epoch that are done.
-
-    Returns:
-        The number of the epoch's steps that are done.
-    """
-    programs, begin, end, most = around
-    uninterrupted = Uninterrupted()
-    while (chunk := feed.next(min(pace.steps, most or pace.steps))) is not None:
-        start = time.perf_counter()
-        begin(done)
-        left = pace.steps
-        outcomes = []
-        while chunk is not None:
-            with uninterrupted:
-                outcomes.append(programs.run(chunk))
-            left -= chunk.steps
-            following = left or pace.steps
-            feed.prefetch(min(following, most or following))
-            chunk = feed.next(min(left, most or left)) if left else None
-        done += pace.steps - left
-        pace.observe(pace.steps - left, outcomes, start)
-        end(done - 1, outcomes)
-        if stopped():
-            break
-    return done
-
-
-def _same_for_each(replicas: int, logs: Any) -> list[Any]:
+def _repeated(replicas: int, logs: Logs) -> list[Logs]:
     return [logs] * replicas
 
 
-def _rows_of_each(replicas: int, outputs: Any) -> list[Any]:
-    """Divide the outputs of a step by replicas; of a rest, they are those of all of them."""
+def _rows_by_replica(replicas: int, outputs: PyTree) -> list[PyTree]:
+    """Divide the outputs of a step by replicas; those of an incomplete batch are not divided."""
     rows = len(jax.tree.leaves(outputs)[0])
     if rows % replicas:
         return [outputs]
-    share = rows // replicas
+    size = rows // replicas
     return [
-        jax.tree.map(lambda leaf, first=first: leaf[first : first + share], outputs)
-        for first in range(0, rows, share)
+        jax.tree.map(lambda leaf, first=first: leaf[first : first + size], outputs)
+        for first in range(0, rows, size)
     ]
 
 
-def _join(parts: list[Any]) -> Any:
+def _concatenate(parts: list[PyTree]) -> PyTree:
     return parts[0] if len(parts) == 1 else jax.tree.map(lambda *p: np.concatenate(p), *parts)

@@ -1,81 +1,103 @@
-"""What a run carries from step to step."""
+"""The state of a model that a training step reads and returns."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import keras
 from convoy import keras_bridge
 from convoy.engine.prepared_model import PreparedModel
+from convoy.types import Arrays
 
-Arrays = list[jax.Array]
 Mode = Literal["train", "evaluate", "predict"]
 
 
 class State(NamedTuple):
-    """The values of a model's variables, in Keras's own order."""
+    """The values of a model's variables, in Keras's own order.
+
+    Attributes:
+        trainable: the weights.
+        non_trainable: statistics, and the states of random generators.
+        optimizer: the optimizer's variables.
+        metrics: the variables of metrics.
+        numerics: state of the loss scale and random key of rounding; see `numerics.numerics`.
+    """
 
     trainable: Arrays
     non_trainable: Arrays
     optimizer: Arrays
     metrics: Arrays
-    numerics: Arrays = []  # noqa: RUF012 - a tuple's, which nobody changes
-    """Loss scale and random key of the weight update; see `settings.py`."""
+    numerics: Arrays = []  # noqa: RUF012 - a default of a tuple, which is never changed
 
 
-class Variables:
-    """The variables of a model as they were when its programs were made.
+class VariableParts(NamedTuple):
+    """The variables of a model; the fields are those of `State`."""
 
-    Between device calls the values live in the Keras variables, so whatever a callback reads or
-    writes is what the next device call starts from.
-    """
+    trainable: keras_bridge.Variables
+    non_trainable: keras_bridge.Variables
+    optimizer: keras_bridge.Variables
+    metrics: keras_bridge.Variables
+    numerics: keras_bridge.Variables
 
-    def __init__(self, model: keras.Model, mode: Mode) -> None:
-        self.mode = mode
-        self.parts: Any = State(
+    @classmethod
+    def of(cls, model: keras.Model, mode: Mode, prepared: PreparedModel) -> VariableParts:
+        numerics = prepared.numerics
+        return cls(
             trainable=model.trainable_variables,
             non_trainable=model.non_trainable_variables,
             optimizer=model.optimizer.variables if mode == "train" else [],
             metrics=model.metrics_variables if mode != "predict" else [],
-            numerics=PreparedModel.of(model).numerics.variables if mode == "train" else [],
+            numerics=numerics.variables if mode == "train" else [],
         )
+
+
+class Variables:
+    """The variables of a model at the time when its programs were compiled.
+
+    Between device calls the values live in the Keras variables. A callback reads and writes them
+    there, and the next device call starts from them.
+    """
+
+    def __init__(self, model: keras.Model, mode: Mode) -> None:
+        self.mode = mode
+        self._prepared = PreparedModel.of(model)
+        self.parts = VariableParts.of(model, mode, self._prepared)
+        self._all = [variable for part in self.parts for variable in part]
 
     def are_those_of(self, model: keras.Model) -> bool:
         """Return whether a model still has these variables, and no others."""
-        now = Variables(model, self.mode).parts
+        now = VariableParts.of(model, self.mode, self._prepared)
         return all(
             len(then) == len(part) and all(a is b for a, b in zip(then, part, strict=True))
             for then, part in zip(self.parts, now, strict=True)
         )
 
     def read(self) -> State:
-        state = State(*(keras_bridge.values(part) for part in self.parts))
-        distinct = {id(value) for values in state for value in values}
-        return state if len(distinct) == sum(map(len, state)) else _without_sharing(state)
+        values = keras_bridge.values(self._all)
+        if len({id(value) for value in values}) < len(values):
+            values = _without_sharing(values)
+        remaining = iter(values)
+        return State(*([next(remaining) for _ in part] for part in self.parts))
 
     def write(self, state: State) -> None:
-        for part, values in zip(self.parts, state, strict=True):
-            keras_bridge.assign(part, values)
+        keras_bridge.assign(self._all, [value for values in state for value in values])
 
 
 def like(new: State, old: State) -> State:
-    """Give a state the types of another, as the carry of a loop must have.
+    """Cast a state to the types of another one, as the carry of a loop must have them.
 
-    A layer may have computed an update in a wider one.
+    A layer may have computed an update in a wider type.
     """
     return jax.tree.map(lambda n, o: jnp.asarray(n, o.dtype), new, old)
 
 
-def _without_sharing(state: State) -> State:
+def _without_sharing(values: Arrays) -> Arrays:
     """Copy arrays that several variables share: a buffer can be donated only once."""
     seen: set[int] = set()
-
-    def once(value: jax.Array) -> jax.Array:
-        if id(value) in seen:
-            return value.copy()
+    distinct = []
+    for value in values:
+        distinct.append(value.copy() if id(value) in seen else value)
         seen.add(id(value))
-        return value
-
-    return State(*([once(value) for value in values] for values in state))
+    return distinct

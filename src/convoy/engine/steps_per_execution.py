@@ -1,66 +1,72 @@
-"""How many steps one device call runs."""
+"""The number of steps in one device call."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Literal
 
 import jax
 from convoy import distributed
+from convoy.types import PyTree
 
-# Callbacks are promised once a second; steps vary in length, so aim for half of that.
+# Callbacks are promised once a second; steps vary in length, so the target is half of that.
 TARGET_SECONDS = 0.5
-# The first calls are not like the others (they compile, they touch memory): grow in stages.
+# The first calls compile and touch memory for the first time, so the number grows in stages.
 GROWTH = 8
-# An input that is streamed moves in blocks of at most so many steps.
+# Steps in a block of streamed data while the number is chosen automatically.
 BLOCK_STEPS = 32
 
 
-class FixedPace:
-    """`steps_per_execution=N`."""
+class StepsPerExecution:
+    """`steps_per_execution` of a run: a fixed number, or `"auto"`.
 
-    def __init__(self, steps: int, group: int = 1) -> None:
-        # The default asks for no more than a weight update at a time.
-        self.steps = self.block_steps = group if steps == 1 else steps
+    Automatic, it is as large as keeps callbacks at least once a second.
 
-    def observe(self, steps: int, outcome: Any, start: float) -> None:
-        del steps, outcome, start
+    Args:
+        steps_per_execution: as passed to `compile`; 1 runs one weight update at a time.
+        steps_per_update: steps of a weight update, which no device call may split.
 
-
-class AutomaticPace:
-    """`steps_per_execution="auto"`: as many steps as keep callbacks at least once a second."""
-
-    def __init__(self, group: int = 1) -> None:
-        self.group = self.steps = group
-        self.block_steps = max(1, BLOCK_STEPS // group) * group
-        self._warm = False
-
-    def observe(self, steps: int, outcome: Any, start: float) -> None:
-        """Take note of how long some steps took that began at `start`; waits for them."""
-        jax.block_until_ready(outcome)
-        if self._warm:
-            fitting = int(TARGET_SECONDS * steps / (time.perf_counter() - start))
-            groups = min(fitting, self.steps * GROWTH) // self.group
-            self.steps = distributed.from_first(max(1, groups) * self.group)
-        self._warm = True
-
-
-Pace = FixedPace | AutomaticPace
-
-
-def make_pace(steps_per_execution: int | str, group: int = 1) -> Pace:
-    """Return the pace of a run whose steps come in groups: those of a weight update.
+    Attributes:
+        value: steps of the next device call.
+        maximum: steps for which a block of streamed data has room.
+        automatic: whether the value changes.
 
     Raises:
         ValueError: if a device call would end inside of a weight update.
     """
-    if steps_per_execution == "auto":
-        return AutomaticPace(group)
-    steps = int(steps_per_execution)
-    if steps > 1 and steps % group:
-        near = max(1, round(steps / group)) * group
-        raise ValueError(
-            f"steps_per_execution={steps} is not a multiple of gradient_accumulation={group}, so a "
-            f"device call would end inside of a weight update. Pass {near}, or 'auto'."
-        )
-    return FixedPace(steps, group)
+
+    def __init__(
+        self, steps_per_execution: int | Literal["auto"], steps_per_update: int = 1
+    ) -> None:
+        self.steps_per_update = steps_per_update
+        self.automatic = steps_per_execution == "auto"
+        self._is_warm = False
+        self.value: int = steps_per_update
+        if steps_per_execution == "auto":
+            self.maximum = max(1, BLOCK_STEPS // steps_per_update) * steps_per_update
+            return
+        if steps_per_execution > 1:
+            self.value = int(steps_per_execution)
+        self.maximum = self.value
+        if self.value % steps_per_update:
+            near = max(1, round(self.value / steps_per_update)) * steps_per_update
+            raise ValueError(
+                f"steps_per_execution={self.value} is not a multiple of "
+                f"gradient_accumulation={steps_per_update}, so a device call would end inside of a "
+                f"weight update. Pass {near}, or 'auto'."
+            )
+
+    def adapt(self, steps: int, outcomes: list[PyTree], start: float) -> None:
+        """Choose the next value; this waits for the devices.
+
+        Args:
+            steps: steps that were run.
+            outcomes: what their device calls return.
+            start: the time at which they began.
+        """
+        jax.block_until_ready(outcomes)
+        if self._is_warm:
+            fitting = int(TARGET_SECONDS * steps / (time.perf_counter() - start))
+            updates = min(fitting, self.value * GROWTH) // self.steps_per_update
+            self.value = distributed.from_first(max(1, updates) * self.steps_per_update)
+        self._is_warm = True

@@ -1,28 +1,27 @@
-"""Input data of estimators: what an input function returns, as batches with named arrays."""
+"""What an input function returns, as batches with names."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 import keras
 import numpy as np
 from convoy.estimator.spec import ModeKeys
-from convoy.types import Data, PyTree
 
 DEFAULT_BATCH = 32
 
 
 class Element(NamedTuple):
-    """One batch: arrays, or dicts or tuples of arrays."""
+    """One batch: arrays, or dicts or tuples of them."""
 
-    features: PyTree
-    labels: PyTree = None
+    features: Any
+    labels: Any = None
 
-    def named(self) -> dict[str, PyTree]:
+    def named(self) -> dict[str, Any]:
         """Return all arrays by the names of the network's inputs."""
         return _named("features", self.features) | _named("labels", self.labels)
 
@@ -32,7 +31,7 @@ class Element(NamedTuple):
 
 
 class Signature:
-    """The shapes and dtypes of the batches for which a network is built."""
+    """The shapes and types of the batches that a network is made for."""
 
     def __init__(self, element: Element) -> None:
         self.element = element
@@ -41,7 +40,7 @@ class Signature:
         )
 
     def tensors(self) -> Element:
-        """Return new symbolic inputs of a network, in the structure of a batch."""
+        """Return new inputs of a network, in the structure of a batch."""
         made = {
             name: keras.Input(array.shape[1:], dtype=str(array.dtype), name=name)
             for name, array in self.element.named().items()
@@ -55,15 +54,16 @@ class Signature:
 
 
 class ArrayInput:
-    """A dataset of batches from arrays.
+    """Batches of arrays, as a data set.
 
     Args:
         features: an array, or a dict of arrays.
-        labels: an array, a dict of arrays, or `None`.
-        batch_size: samples per batch.
-        shuffle: whether each pass has its own random order.
-        passes: number of passes over the arrays; `None` repeats them without end.
-        seed: random seed of the orders; by default drawn from NumPy's global generator.
+        labels: the same, or `None`.
+        batch_size: samples of a batch. Samples that do not fill one are left out, unless
+            `drop_remainder` is `False`.
+        shuffle: whether every pass has an order of its own.
+        passes: how often the arrays are gone through; `None` is without end.
+        seed: of the orders; by default drawn from NumPy's random numbers.
         drop_remainder: whether an incomplete last batch is left out.
 
     Raises:
@@ -72,8 +72,8 @@ class ArrayInput:
 
     def __init__(
         self,
-        features: PyTree,
-        labels: PyTree = None,
+        features: Any,
+        labels: Any = None,
         *,
         batch_size: int,
         shuffle: bool = False,
@@ -91,7 +91,7 @@ class ArrayInput:
         self.batch_size, self.shuffle, self.passes = batch_size, shuffle, passes
         self.seed, self.drop_remainder = seed, drop_remainder
 
-    def __iter__(self) -> Iterator[PyTree]:
+    def __iter__(self) -> Iterator[Any]:
         seed = np.random.randint(2**31) if self.seed is None and self.shuffle else self.seed
         rng = np.random.default_rng(seed)
         size = self.batch_size
@@ -99,21 +99,21 @@ class ArrayInput:
         for _ in itertools.count() if self.passes is None else range(self.passes):
             order = rng.permutation(self.samples) if self.shuffle else None
             for start in range(0, end, size):
-                window = slice(start, start + size)  # a view: unshuffled arrays are not copied
-                chosen = window if order is None else order[window]
+                window = slice(start, start + size)
+                chosen: Any = window if order is None else order[window]
                 features, labels = jax.tree.map(
                     lambda array, chosen=chosen: array[chosen], (self.features, self.labels)
                 )
                 yield features if labels is None else (features, labels)
 
 
-def elements(returned: Data, mode: str, batch_size: int | None) -> Iterator[Element]:
+def elements(returned: Any, mode: str, batch_size: int | None) -> Iterator[Element]:
     """Return the batches of what an input function returned.
 
     Args:
-        returned: a dataset, or arrays: features, or a tuple of features and labels.
-        mode: one of `ModeKeys`. In `TRAIN`, arrays are shuffled and repeated.
-        batch_size: batch size of arrays.
+        returned: a data set, or arrays: features, or a tuple of features and labels.
+        mode: arrays are shuffled and repeated in `TRAIN`.
+        batch_size: of arrays.
 
     Raises:
         ValueError: if it is neither.
@@ -129,20 +129,14 @@ def elements(returned: Data, mode: str, batch_size: int | None) -> Iterator[Elem
             passes=None if training else 1,
             drop_remainder=training,
         )
-    try:
-        items = iterate(returned)
-    except TypeError:
-        raise ValueError(
-            f"The input function returned {type(returned).__name__}, not a dataset or arrays."
-        ) from None
-    for item in items:
+    for item in _iterate(returned):
         element = as_element(item)
         labels = None if mode == ModeKeys.PREDICT else element.labels
         yield Element(*jax.tree.map(np.asarray, (element.features, labels)))
 
 
-def as_element(item: PyTree) -> Element:
-    """Split an item of a dataset into features and labels.
+def as_element(item: Any) -> Element:
+    """Divide an item of a data set into features and labels.
 
     Raises:
         ValueError: if it has more parts than these two.
@@ -159,8 +153,8 @@ def as_element(item: PyTree) -> Element:
     return Element(item)
 
 
-def is_arrays(returned: Data) -> bool:
-    """Return whether an input function returned arrays rather than a dataset."""
+def is_arrays(returned: Any) -> bool:
+    """Say whether an input function returned arrays, and not a data set."""
     if isinstance(returned, dict):
         return bool(returned) and all(map(is_arrays, returned.values()))
     if isinstance(returned, tuple):
@@ -168,17 +162,22 @@ def is_arrays(returned: Data) -> bool:
     return isinstance(returned, (np.ndarray, jax.Array))
 
 
-def iterate(dataset: Data) -> Iterator[PyTree]:
-    """Return an iterator over a `PyDataset`, a `tf.data.Dataset` or another iterable."""
-    if isinstance(dataset, keras.utils.PyDataset):
-        length = dataset.num_batches
-        indices = itertools.count() if length is None else range(length)
-        return (dataset[index] for index in indices)
-    as_numpy = getattr(dataset, "as_numpy_iterator", None)
-    return iter(dataset if as_numpy is None else as_numpy())
+def _iterate(data: Any) -> Iterable[Any]:
+    if isinstance(data, keras.utils.PyDataset):
+        length = data.num_batches
+        return (data[index] for index in (itertools.count() if length is None else range(length)))
+    as_numpy = getattr(data, "as_numpy_iterator", None)
+    if as_numpy is not None:
+        return as_numpy()
+    try:
+        return iter(data)
+    except TypeError:
+        raise ValueError(
+            f"The input function returned {type(data).__name__}, not a data set or arrays."
+        ) from None
 
 
-def _named(word: str, tree: PyTree) -> dict[str, PyTree]:
+def _named(word: str, tree: Any) -> dict[str, Any]:
     found = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         parts = [str(getattr(part, "key", getattr(part, "idx", part))) for part in path]

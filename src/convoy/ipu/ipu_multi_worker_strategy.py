@@ -1,17 +1,17 @@
-"""A strategy that Graphcore removed."""
+"""A strategy that was deprecated."""
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
 class IPUMultiWorkerStrategyV1:
-    """Not available: use `PopDistStrategy`."""
+    """Is gone: `PopDistStrategy` averages gradients over all replicas."""
 
-    def __init__(self, *args: object, **kwargs: object) -> NoReturn:
+    def __init__(self, *args: Any, **kwargs: Any) -> NoReturn:
         del args, kwargs
         raise NotImplementedError(
-            "IPUMultiWorkerStrategy is deprecated and not available. Use "
+            "IPUMultiWorkerStrategy is deprecated and not there. Use "
             "ipu.distributed.popdist_strategy.PopDistStrategy."
         )
 

@@ -1,4 +1,4 @@
-"""Optimizers that wrap another one, and set how gradients are accumulated and reduced.
+"""Optimizers that say how gradients are put together before another one updates the weights.
 
 They are for `model.compile` under an `IPUStrategy`, and for estimators.
 """
@@ -6,31 +6,30 @@ They are for `model.compile` under an `IPUStrategy`, and for estimators.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, Literal
 
 import convoy
 import keras
 from convoy.engine.prepared_model import GradientMap
-from convoy.engine.step.all_reduce import Reduction
-from convoy.ipu import checks, notice
+from convoy.ipu import notice
+from convoy.ipu.accumulation import Accumulation, check_offload, read_dtype
 from convoy.ipu.enums import GradientAccumulationReductionMethod
-from convoy.ipu.gradient_accumulation import Accumulation, check_offload, read_dtype
 
 
 @dataclass(frozen=True)
-class GradientOptions:
-    """The options of a chain of wrapped optimizers.
+class Wishes:
+    """What optimizers that are wrapped into each other say together.
 
     Attributes:
-        optimizer: the innermost one, which updates the weights.
-        reduction: reduction of gradients over replicas; `None` is the strategy's.
-        accumulation: gradient accumulation; `None` is the model's.
-        loss_scale: automatic loss scaling; `None` is none.
-        gradient_map: a function that changes the gradients of every micro-batch.
+        optimizer: the innermost, which updates the weights.
+        reduction: of gradients over replicas; `None` is the strategy's.
+        accumulation: of gradients over micro-batches; `None` is the model's.
+        loss_scale: `None` is none.
+        gradient_map: changes the gradients of every micro-batch; `None` leaves them.
     """
 
-    optimizer: Optimizer
-    reduction: Reduction | None = None
+    optimizer: Any
+    reduction: Literal["sum", "mean"] | None = None
     accumulation: Accumulation | None = None
     loss_scale: convoy.AutomaticLossScale | None = None
     gradient_map: GradientMap | None = None
@@ -38,100 +37,95 @@ class GradientOptions:
 
 @dataclass(frozen=True)
 class TrainOp:
-    """A loss, and the optimizer that minimises it."""
+    """A loss, and what makes it smaller."""
 
-    optimizer: Optimizer
-    loss: keras.KerasTensor
+    optimizer: Any
+    loss: Any
 
 
 class IpuOptimizer:
-    """A wrapper around an optimizer.
+    """Wraps an optimizer.
 
     Args:
-        opt: a Keras optimizer, its name, or another wrapper.
+        opt: what updates the weights: an optimizer of Keras's, its name, or another one of these.
         name: has no effect.
     """
 
-    def __init__(self, opt: Optimizer, name: str | None = None) -> None:
+    def __init__(self, opt: Any, name: str | None = None) -> None:
         self.opt = opt
         self.name = name or type(self).__name__
 
-    def minimize(self, loss: keras.KerasTensor) -> TrainOp:
-        """Return the training operation of an estimator."""
+    def minimize(self, loss: Any) -> TrainOp:
+        """Return what an estimator is told to do: to make the loss smaller."""
         return TrainOp(self, loss)
 
-    def attach(self, model: keras.Model) -> None:
-        """Set the model that is compiled with this optimizer."""
+    def compiled_with(self, model: keras.Model) -> None:
+        """Take note of the model that is updated."""
         if isinstance(self.opt, IpuOptimizer):
-            self.opt.attach(model)
+            self.opt.compiled_with(model)
 
-    def options(self) -> GradientOptions:
-        """Return the options of this wrapper and those inside it."""
-        return gradient_options(self.opt)
-
-
-Optimizer: TypeAlias = keras.optimizers.Optimizer | IpuOptimizer | str
-
-
-def gradient_options(optimizer: Optimizer) -> GradientOptions:
-    """Return the options of an optimizer, wrapped or not."""
-    return (
-        optimizer.options() if isinstance(optimizer, IpuOptimizer) else GradientOptions(optimizer)
-    )
+    def wishes(self) -> Wishes:
+        """Return what this one and those that it wraps say."""
+        return read(self.opt)
 
 
 class CrossReplicaOptimizer(IpuOptimizer):
     """Takes the mean of the gradients over replicas."""
 
-    def options(self) -> GradientOptions:
-        return replace(super().options(), reduction="mean")
+    def wishes(self) -> Wishes:
+        return replace(super().wishes(), reduction="mean")
 
 
 class GradientAccumulationOptimizerV2(IpuOptimizer):
-    """Accumulates the gradients of several micro-batches.
+    """Puts together the gradients of several micro-batches.
 
     Args:
-        opt: the optimizer that updates the weights.
-        num_mini_batches: micro-batches per weight update.
+        opt: what updates the weights.
+        num_mini_batches: micro-batches of a weight update.
         offload_weight_update_variables: has no effect.
         replicated_optimizer_state_sharding: has no effect.
-        dtype: dtype of the accumulated gradients; by default their own.
+        dtype: in which gradients are added up; by default their own.
         reduction_method: `SUM`, `MEAN` or `RUNNING_MEAN`.
         name: has no effect.
     """
 
     def __init__(
         self,
-        opt: Optimizer,
+        opt: Any,
         num_mini_batches: int,
         offload_weight_update_variables: bool | None = None,
         replicated_optimizer_state_sharding: bool = False,
-        dtype: object = None,
+        dtype: Any = None,
         reduction_method: str | GradientAccumulationReductionMethod = "sum",
         name: str | None = None,
     ) -> None:
         super().__init__(opt, name)
-        checks.positive_int("num_mini_batches", num_mini_batches, "a number of micro-batches")
+        if type(num_mini_batches) is not int or num_mini_batches < 1:
+            raise ValueError(
+                f"num_mini_batches={num_mini_batches!r} is not a number of micro-batches. Pass an "
+                "int of 1 or more."
+            )
         ignored = {
             "offload_weight_update_variables": offload_weight_update_variables,
             "replicated_optimizer_state_sharding": replicated_optimizer_state_sharding,
         }
         check_offload(ignored)
-        notice.no_effect(type(self).__name__, ignored)
+        notice.without_effect([n for n, value in ignored.items() if value], type(self).__name__)
         self.accumulation = Accumulation(
             num_mini_batches,
             GradientAccumulationReductionMethod.parse(reduction_method),
-            read_dtype("dtype", dtype),
+            read_dtype("dtype", {"dtype": dtype}),
         )
 
-    def options(self) -> GradientOptions:
-        return replace(super().options(), accumulation=self.accumulation)
+    def wishes(self) -> Wishes:
+        return replace(super().wishes(), accumulation=self.accumulation)
 
 
-class CrossReplicaGradientAccumulationOptimizerV2(
-    CrossReplicaOptimizer, GradientAccumulationOptimizerV2
-):
-    """Accumulates the gradients of several micro-batches, then takes the mean over replicas."""
+class CrossReplicaGradientAccumulationOptimizerV2(GradientAccumulationOptimizerV2):
+    """Puts together the gradients of several micro-batches, then takes the mean over replicas."""
+
+    def wishes(self) -> Wishes:
+        return replace(super().wishes(), reduction="mean")
 
 
 class GradientAccumulationOptimizer(GradientAccumulationOptimizerV2):
@@ -139,7 +133,7 @@ class GradientAccumulationOptimizer(GradientAccumulationOptimizerV2):
 
     def __init__(
         self,
-        opt: Optimizer,
+        opt: Any,
         num_mini_batches: int,
         verify_usage: bool = True,
         name: str | None = None,
@@ -148,33 +142,34 @@ class GradientAccumulationOptimizer(GradientAccumulationOptimizerV2):
         super().__init__(opt, num_mini_batches, name=name)
 
 
-class CrossReplicaGradientAccumulationOptimizer(
-    CrossReplicaOptimizer, GradientAccumulationOptimizer
-):
+class CrossReplicaGradientAccumulationOptimizer(GradientAccumulationOptimizer):
     """Adds up the gradients of several micro-batches, then takes the mean over replicas."""
+
+    def wishes(self) -> Wishes:
+        return replace(super().wishes(), reduction="mean")
 
 
 class MapGradientOptimizer(IpuOptimizer):
-    """Changes the gradients of every micro-batch by a function, before they are accumulated.
+    """Has a function change the gradients of every micro-batch, before they are put together.
 
     Args:
-        wrapped_optimizer: the optimizer that updates the weights.
-        gradient_mapping_function: a function of a gradient and its variable that returns the new
-            gradient.
+        wrapped_optimizer: what updates the weights.
+        gradient_mapping_function: takes a gradient and its variable, and returns what takes the
+            gradient's place.
         name: has no effect.
     """
 
     def __init__(
         self,
-        wrapped_optimizer: Optimizer,
+        wrapped_optimizer: Any,
         gradient_mapping_function: GradientMap,
         name: str | None = None,
     ) -> None:
         super().__init__(wrapped_optimizer, name)
         self.gradient_mapping_function = gradient_mapping_function
 
-    def options(self) -> GradientOptions:
-        inner = super().options()
+    def wishes(self) -> Wishes:
+        inner = super().wishes()
         first, second = inner.gradient_map, self.gradient_mapping_function
         if first is None:
             return replace(inner, gradient_map=second)
@@ -182,4 +177,9 @@ class MapGradientOptimizer(IpuOptimizer):
 
 
 class ShardedOptimizer(IpuOptimizer):
-    """Has no effect: gradients are computed on the devices of their weights."""
+    """Has no effect: gradients are computed where their weights are."""
+
+
+def read(optimizer: Any) -> Wishes:
+    """Return what an optimizer says, whether it is one of these or not."""
+    return optimizer.wishes() if isinstance(optimizer, IpuOptimizer) else Wishes(optimizer)

@@ -1,8 +1,7 @@
 """Functions of arrays that run on all replicas as one program, with queues to and from the host.
 
-A program is traced twice: first to find the data that it takes from queues, then with that data as
-arguments. A function that calls a pipeline, which consists of many programs, is called on the host
-instead.
+A program is traced twice: first to see what it takes from queues, then with that data as arguments.
+If it turns out to call a pipeline, which is many programs by itself, it is called on the host.
 """
 
 from __future__ import annotations
@@ -10,25 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from convoy.engine.replica_axis import AXIS, as_if_replicated
-from convoy.engine.step.all_reduce import Reduction
-from convoy.engine.step.replicate import DIVIDED, EVERYWHERE, over_replicas
-from convoy.types import PyTree, Shapes
+from convoy.engine.data.placement import AXIS, REPLICATED, SHARDED
+from convoy.engine.step.all_reduce import trace_for_replicas
+from convoy.engine.step.replicate import over_replicas
 
 
 class Source(Protocol):
     """A queue that a program takes data from."""
 
-    def shapes(self) -> Shapes:
-        """Return the shapes and dtypes of an element."""
+    def shapes(self) -> Any:
+        """Return the shapes and types of an element."""
         ...
 
-    def take(self, count: int) -> PyTree:
+    def take(self, count: int) -> Any:
         """Return the next elements, along a new first axis."""
         ...
 
@@ -36,26 +34,22 @@ class Source(Protocol):
 class Sink(Protocol):
     """A queue that a program puts results into."""
 
-    def put(self, values: PyTree) -> None:
-        """Add results along the first axis; with several replicas, the second axis counts those."""
+    def put(self, values: Any) -> None:
+        """Add results: the first axis counts them, the second, if there are several, replicas."""
         ...
 
 
 @dataclass
 class Tape:
-    """The data that a program takes from queues and puts into them, while it is traced.
+    """What a program takes from queues and puts into them, while it is traced."""
 
-    Attributes:
-        given: the data of each loop over a source, in order; `None` in the first trace.
-        taken: each source, and the number of elements taken from it.
-        puts: each sink, and the values put into it along a first axis, by identity of the sink.
-    """
-
-    given: list[PyTree] | None = None
+    given: list[Any] | None = None
+    """The data of each loop over a source, in order; `None` while that is being found out."""
     taken: list[tuple[Source, int]] = field(default_factory=list)
-    puts: dict[int, tuple[Sink, PyTree]] = field(default_factory=dict)
+    puts: dict[int, tuple[Sink, Any]] = field(default_factory=dict)
+    """What was put into each sink so far, along a first axis."""
 
-    def data(self, source: Source, count: int) -> PyTree:
+    def data(self, source: Source, count: int) -> Any:
         """Return the next elements of a source, for this replica."""
         number = len(self.taken)
         self.taken.append((source, count))
@@ -65,11 +59,11 @@ class Tape:
             lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), source.shapes()
         )
 
-    def put(self, sink: Sink, values: PyTree) -> None:
-        """Record the values that go into a sink.
+    def put(self, sink: Sink, values: Any) -> None:
+        """Note what goes into a sink.
 
         Raises:
-            ValueError: if the program used the sink before.
+            ValueError: if something did before.
         """
         if id(sink) in self.puts:
             raise ValueError("A program uses an outfeed queue twice. Make a queue for each.")
@@ -78,23 +72,23 @@ class Tape:
 
 @dataclass
 class Host:
-    """A function that is called on the host, since it calls pipelines.
+    """A function that is called on the host, as there are pipelines in it.
 
     Attributes:
-        origin: the user's function.
-        devices: devices of the program.
-        reduction: reduction of gradients over replicas, if a strategy runs it.
-        pipelines: number of pipelines that it has called so far.
+        origin: the function, as the user passed it.
+        devices: those of the program.
+        reduction: of gradients over replicas, if a strategy runs it.
+        pipelines: how many it has called so far.
     """
 
-    origin: Callable[..., PyTree]
+    origin: Callable[..., Any]
     devices: Sequence[jax.Device]
-    reduction: Reduction | None
+    reduction: Literal["sum", "mean"] | None
     pipelines: int = 0
 
 
 class NeedsHostError(Exception):
-    """Raised when a traced function calls a pipeline."""
+    """Says that what is being traced calls a pipeline."""
 
 
 _tape: ContextVar[Tape | None] = ContextVar("convoy_ipu_tape", default=None)
@@ -102,7 +96,7 @@ _host: ContextVar[Host | None] = ContextVar("convoy_ipu_host", default=None)
 
 
 def tape() -> Tape | None:
-    """Return the tape of the program that is being traced, if there is one."""
+    """Return the tape of the program that is being traced."""
     return _tape.get()
 
 
@@ -112,24 +106,23 @@ def host() -> Host | None:
 
 
 def run(
-    function: Callable[..., PyTree],
-    inputs: Sequence[PyTree] | None,
+    function: Callable[..., Any],
+    inputs: Sequence[Any] | None,
     devices: Sequence[jax.Device],
-    origin: Callable[..., PyTree] | None = None,
-    reduction: Reduction | None = None,
-) -> PyTree:
-    """Run a function on every device; or on the host, if it calls pipelines.
+    origin: Callable[..., Any] | None = None,
+    reduction: Literal["sum", "mean"] | None = None,
+) -> Any:
+    """Run a function on every device; or on the host, if there are pipelines in it.
 
     Args:
-        function: a function of arrays.
+        function: of arrays.
         inputs: its arguments.
-        devices: one device per replica.
-        origin: the user's function, if it is another one.
-        reduction: reduction of gradients over the replicas of pipelines; by default that of the
-            current strategy.
+        devices: each has a replica.
+        origin: the user's function, if that is another.
+        reduction: of gradients over the replicas of pipelines; by default the strategy's around it.
 
     Returns:
-        The result on the first device.
+        What it returns on the first.
     """
     try:
         return _run(function, inputs, devices)
@@ -142,19 +135,19 @@ def run(
 
 
 def _run(
-    function: Callable[..., PyTree], inputs: Sequence[PyTree] | None, devices: Sequence[jax.Device]
-) -> PyTree:
+    function: Callable[..., Any], inputs: Sequence[Any] | None, devices: Sequence[jax.Device]
+) -> Any:
     replicas = len(devices)
     mesh = jax.sharding.Mesh(np.array(devices), (AXIS,))
     arguments = tuple(inputs or ())
     sinks: list[Sink] = []
     taken: list[tuple[Source, int]] = []
 
-    def traced(arguments: tuple, given: list[PyTree] | None) -> tuple[PyTree, list[PyTree]]:
+    def traced(arguments: tuple, given: list[Any] | None) -> tuple[Any, list[Any]]:
         own = Tape(given)
         token = _tape.set(own)
         try:
-            with as_if_replicated(replicas):
+            with trace_for_replicas(replicas):
                 outputs = function(*arguments)
         finally:
             _tape.reset(token)
@@ -163,7 +156,7 @@ def _run(
         values = [jax.tree.map(lambda leaf: leaf[:, None], v) for _, v in own.puts.values()]
         return outputs, values
 
-    program = over_replicas(traced, mesh, (EVERYWHERE, DIVIDED), (EVERYWHERE, DIVIDED))
+    program = over_replicas(traced, mesh, (REPLICATED, SHARDED), (REPLICATED, SHARDED))
     jax.eval_shape(program, arguments, None)
     given = [
         jax.tree.map(
@@ -172,8 +165,8 @@ def _run(
         )
         for source, count in taken
     ]
-    everywhere = jax.sharding.NamedSharding(mesh, EVERYWHERE)
-    divided = jax.sharding.NamedSharding(mesh, DIVIDED)
+    everywhere = jax.sharding.NamedSharding(mesh, REPLICATED)
+    divided = jax.sharding.NamedSharding(mesh, SHARDED)
     outputs, values = jax.jit(program)(
         jax.device_put(arguments, everywhere), jax.device_put(given, divided)
     )

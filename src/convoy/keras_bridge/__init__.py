@@ -21,6 +21,7 @@ from convoy.keras_bridge.callbacks import (
 from convoy.keras_bridge.graphs import (
     GraphCall,
     ModelGraph,
+    ModelState,
     Nesting,
     forget_losses,
     get_keras_mask,
@@ -30,6 +31,7 @@ from convoy.keras_bridge.graphs import (
     graph_inputs,
     graph_outputs,
     has_marked_layers,
+    is_subclassed,
     marked_calls,
     model_graph,
     pack_outputs,
@@ -40,7 +42,6 @@ from convoy.keras_bridge.graphs import (
     traced_graph,
     with_training,
 )
-from convoy.keras_bridge.model_state import ModelState
 from convoy.keras_bridge.models import (
     build_for_batch,
     build_for_prediction,
@@ -74,7 +75,6 @@ from convoy.keras_bridge.traced import (
     built_inputs,
     is_built,
     is_built_for,
-    is_subclassed,
     trace,
 )
 from convoy.keras_bridge.variables import (

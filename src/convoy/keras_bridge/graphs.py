@@ -7,10 +7,9 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Self
 
 import keras
-from convoy.keras_bridge.model_state import ModelState
 from convoy.keras_bridge.variables import Variables
 from keras import Model
 from keras.src.backend.common import masking
@@ -21,6 +20,7 @@ from keras.src.ops.node import Node
 get_keras_mask = masking.get_keras_mask
 set_keras_mask = masking.set_keras_mask
 _MARK = "_convoy_stage"
+_STATE = "_convoy"
 FIXED = "_convoy_fixed_training"
 """Marks calls that are told the same about training whatever the model is told."""
 _plain_node = Node.__dict__["__init__"]
@@ -191,6 +191,32 @@ def graph_calls(model: Model, *, into_nested: bool = False) -> list[GraphCall] |
     if graph is None:
         return None
     return graph.nested_calls if into_nested else graph.calls
+
+
+class ModelState:
+    """What this package keeps for a model; `engine.prepared_model` adds what the engine keeps.
+
+    Attributes:
+        traced_graph: the graph of a subclassed model's `call`, if it was traced.
+        graph: the calls of the model's graph, cached by `model_graph`.
+    """
+
+    def __init__(self) -> None:
+        self.traced_graph: Function | None = None
+        self.graph: ModelGraph | None = None
+
+    @classmethod
+    def of(cls, model: Model) -> Self:
+        """Return the state of a model, creating it on first use."""
+        state = vars(model).get(_STATE)
+        if isinstance(state, cls):
+            return state
+        new = cls()
+        if state is not None:
+            vars(new).update(vars(state))
+        # Not through `setattr`: Keras would track it as a part of the model.
+        vars(model)[_STATE] = new
+        return new
 
 
 class ModelGraph:
@@ -374,6 +400,11 @@ def own_graph(model: Model) -> Function | None:
     """Return the graph that a functional or sequential model runs, or `None`."""
     graph = getattr(model, "_functional", None) or model
     return graph if isinstance(graph, Function) else None
+
+
+def is_subclassed(model: Model) -> bool:
+    """Return whether only the `call` of a model defines what it computes."""
+    return own_graph(model) is None and not isinstance(model, keras.Sequential)
 
 
 def set_traced_graph(model: Model, graph: Function | None) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
-from convoy.keras_bridge.graphs import FIXED, GraphCall, own_graph, set_traced_graph
+from convoy.keras_bridge.graphs import FIXED, GraphCall, set_traced_graph
 from keras import Model
 from keras.src import tree
 from keras.src.ops.function import Function
@@ -27,11 +27,6 @@ class TracedGraph(Function):
             keras.ops.convert_to_tensor(value, dtype=tensor.dtype)
             for value, tensor in zip(flat, self.inputs, strict=True)
         ]
-
-
-def is_subclassed(model: Model) -> bool:
-    """Say whether what a model computes is known to its `call` alone."""
-    return own_graph(model) is None and not isinstance(model, keras.Sequential)
 
 
 def built_inputs(model: Model) -> Any:

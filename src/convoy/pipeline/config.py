@@ -93,7 +93,7 @@ class PipelineConfig:
                 isinstance(self.schedule, str) and canonical_name(self.schedule) == "sequential"
             )
             if not sequential and distributed.index() == 0:
-                _warn_of_bubble(self.devices_per_replica(model), config.accumulation.count)
+                _warn_of_bubble(self.devices_per_replica(model), config.gradient_accumulation)
             return TrainingRunner(model, config, self, observer)
         return InferenceRunner(model, config, self, mode, observer)
 
@@ -122,7 +122,7 @@ def pipeline_placement(
     """
     devices = PreparedModel.of(model).devices or (jax.devices()[0],)
     width = pipeline.devices_per_replica(model)
-    mapping = pipeline.schedule_for(model, config.accumulation.count).mapping
+    mapping = pipeline.schedule_for(model, config.gradient_accumulation).mapping
     if width > len(devices):
         missing = next(stage for stage, rank in enumerate(mapping) if rank >= len(devices))
         raise ValueError(

@@ -16,9 +16,8 @@ import jax
 import keras
 import numpy as np
 from convoy import distributed, keras_bridge
-from convoy.engine.data.chunks import Chunk, Placement
-from convoy.engine.data.device_put import to_own
-from convoy.engine.replica_axis import AXIS
+from convoy.engine.data.chunks import Chunk
+from convoy.engine.data.placement import AXIS, Placement, to_local
 from convoy.engine.state import Variables
 from convoy.engine.step.replicate import SEED_STRIDE, Roles
 from convoy.pipeline.stages import calls_of, has_gradient, make_stages, stage_assignment
@@ -59,27 +58,20 @@ class PipelinePlacement(Placement):
         self.own = [r for r, row in enumerate(self.rows) if any(map(is_local, row))]
         """The replicas that have a device in this process."""
         self.readers = tuple(readers)
-
-    @property
-    def spans_processes(self) -> bool:
-        return not all(is_local(device) for row in self.rows for device in row)
-
-    @property
-    def crosses_processes(self) -> bool:
-        return any(len({device.process_index for device in row}) > 1 for row in self.rows)
+        self.platform = devices[0].platform
+        self.spans_processes = not all(is_local(device) for row in self.rows for device in row)
+        self.crosses_processes = any(
+            len({device.process_index for device in row}) > 1 for row in self.rows
+        )
 
     def is_own(self, replica: int) -> bool:
         return replica in self.own
 
-    @property
-    def platform(self) -> str:
-        return self.rows[0][0].platform
-
-    def everywhere(self, tree: PyTree) -> PlacedData:
+    def replicate(self, tree: PyTree) -> PlacedData:
         """Copy data to every reader of every replica in this process."""
         return PlacedData(_shapes(tree), {r: self._to_readers(tree, r) for r in self.own})
 
-    def divided(self, block: PyTree) -> PlacedData:
+    def shard(self, block: PyTree) -> PlacedData:
         """Give each replica in this process its shard of the second axis, which is the sample."""
         copies = {}
         for replica in self.own:
@@ -147,7 +139,7 @@ class DeviceGroup:
         """Move a value to every replica."""
         if self.sharding.is_fully_addressable:
             return jax.device_put(value, self.sharding)
-        own = to_own(value) if isinstance(value, jax.Array) else value
+        own = to_local(value) if isinstance(value, jax.Array) else value
         return self.join({r: jax.device_put(own, device) for r, device in self.devices.items()})
 
     def join(self, values: dict[int, jax.Array]) -> jax.Array:

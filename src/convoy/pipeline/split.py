@@ -12,8 +12,8 @@ import jax
 import keras
 from convoy import devices as device_choice
 from convoy import distributed, keras_bridge
-from convoy.engine.data.chunks import size
 from convoy.engine.data.input import DEFAULT_BATCH
+from convoy.engine.data.placement import tree_bytes
 from convoy.engine.prepared_model import PreparedModel
 from convoy.keras_bridge import GraphCall
 from convoy.pipeline.balance.layer_costs import layer_sizes, measure_layers, transfer_seconds
@@ -234,7 +234,7 @@ def _too_few_cuts(
 
 def _optimizer_slots(model: keras.Model) -> float:
     optimizer = getattr(model, "optimizer", None)
-    weights = size(keras_bridge.values(list(model.trainable_variables)))
+    weights = tree_bytes(keras_bridge.values(list(model.trainable_variables)))
     if optimizer is None or not optimizer.built or not weights:
         return SLOTS
-    return size(keras_bridge.values(list(optimizer.variables))) / weights
+    return tree_bytes(keras_bridge.values(list(optimizer.variables))) / weights

@@ -20,7 +20,7 @@ from convoy.keras_bridge import (
     with_training,
 )
 from convoy.pipeline.pipeline_stage import trace_built_model, trace_stages
-from convoy.types import Arrays
+from convoy.types import Arrays, Data
 
 Tensors = dict[int, jax.Array]
 """Values of the graph's tensors, by the id of the symbolic tensor."""
@@ -169,14 +169,18 @@ def reset_stage_assignment(model: keras.Model) -> None:
     PreparedModel.of(model).stages = [0] * len(calls_of(model))
 
 
-def stage_assignment(model: keras.Model) -> list[int] | None:
+def stage_assignment(model: keras.Model, x: Data = None) -> list[int] | None:
     """Return the stage of every call of a model, or `None` if it has a single stage.
+
+    Args:
+        model: any model.
+        x: input data that the model is about to run on, if known.
 
     Raises:
         ValueError: if only some of its layers have a stage, or the assignment is invalid; or if the
             model has changed since stages were assigned.
     """
-    stages = unchecked_stage_assignment(model)
+    stages = unchecked_stage_assignment(model, x)
     if stages is None:
         return None
     calls = calls_of(model)
@@ -189,11 +193,12 @@ def stage_assignment(model: keras.Model) -> list[int] | None:
     return stages
 
 
-def unchecked_stage_assignment(model: keras.Model) -> list[int] | None:
+def unchecked_stage_assignment(model: keras.Model, x: Data = None) -> list[int] | None:
     """Return the assignment as `stage_assignment` does, even if the model has changed since."""
     stages = PreparedModel.of(model).stages
+    if stages is None or x is not None:
+        trace_stages(model, x)
     if stages is None:
-        trace_stages(model)
         graph = model_graph(model)
         if graph is None or not graph.is_marked:
             return None

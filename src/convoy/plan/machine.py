@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
-from convoy.engine.replica_axis import AXIS
-from convoy.engine.step.replicate import EVERYWHERE, over_replicas
+from convoy.engine.data.placement import AXIS, REPLICATED
+from convoy.engine.step.replicate import over_replicas
 from convoy.types import PyTree
 
 # A program is timed RUNS times, or until it has taken SECONDS in MIN_RUNS or more; the median
@@ -140,8 +140,8 @@ def exchange_speed(devices: Sequence[jax.Device]) -> float:
     if count == 1:
         return float("inf")
     mesh = jax.sharding.Mesh(np.array(devices), (AXIS,))
-    mean = over_replicas(lambda x: (jax.lax.pmean(x, AXIS),), mesh, (EVERYWHERE,), (EVERYWHERE,))
-    everywhere = jax.sharding.NamedSharding(mesh, EVERYWHERE)
+    mean = over_replicas(lambda x: (jax.lax.pmean(x, AXIS),), mesh, (REPLICATED,), (REPLICATED,))
+    everywhere = jax.sharding.NamedSharding(mesh, REPLICATED)
     array = jax.device_put(jnp.ones(BYTES // 4, jnp.float32), everywhere)
     return 2 * (count - 1) / count * BYTES / time_together(jax.jit(mean), [[array]])
 

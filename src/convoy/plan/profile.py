@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import jax
 import keras
-from convoy.engine.data.chunks import size
+from convoy.engine.data.placement import tree_bytes
 from convoy.jaxpr import Atom
 from convoy.pipeline.balance.layer_costs import (
     ForwardBackward,
@@ -104,7 +104,8 @@ def estimate_profile(model: keras.Model, flops: float, bandwidth: float, source:
     calls = calls_of(model)
     layers = layer_sizes(model, calls, 1)
     per_sample = [
-        PASSES * max(_products(layer) / flops, (size(layer.inputs) + layer.activations) / bandwidth)
+        PASSES
+        * max(_products(layer) / flops, (tree_bytes(layer.inputs) + layer.activations) / bandwidth)
         for layer in layers
     ]
 

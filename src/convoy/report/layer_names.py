@@ -8,7 +8,7 @@ import re
 _NOT_A_LAYER = re.compile(
     r"^(jit\(.*\)|pjit|while|body|cond|branch_\d+_fun|closed_call|custom_jvp_call.*|"
     r"custom_vjp_call.*|checkpoint|activation_checkpointing\d*|rematted_computation|shmap_body|shard_map|jvp|"
-    r"transpose|vmap|core_call|_run_whole|_forward|_backward.*|compute)$"
+    r"transpose|vmap|core_call|_run_whole|run_steps|_forward|_backward.*|compute)$"
 )
 _WRAPPED = re.compile(r"\b(transpose|jvp|vmap|rematted_computation|checkpoint)\(")
 
@@ -17,7 +17,7 @@ def find_layer(path: str, *, trains: bool) -> tuple[str, str]:
     """Return the layer of an operation, and the pass.
 
     Args:
-        path: as in `jit(_run_whole)/while/body/transpose(jvp(stem))/conv_general_dilated`.
+        path: as in `jit(run_steps)/while/body/transpose(jvp(stem))/conv_general_dilated`.
         trains: whether the program computes gradients. If so, operations outside both passes are
             part of the weight update.
 

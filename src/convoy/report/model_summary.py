@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 from convoy import keras_bridge
-from convoy.engine.data.chunks import size
+from convoy.engine.data.placement import tree_bytes
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.pipeline.stages import stage_assignment
 from convoy.report.files import Json
@@ -27,7 +27,7 @@ def summarize(model: keras.Model, config: ExecutionConfig) -> Json:
             "optimizer": _bytes(optimizer.variables) if optimizer is not None else 0,
         },
         "replicas": config.replicas,
-        "gradient_accumulation": config.accumulation.count,
+        "gradient_accumulation": config.gradient_accumulation,
         "steps_per_execution": getattr(model, "steps_per_execution", 1),
         "stages": 1 if stages is None else max(stages) + 1,
         "schedule": "" if pipeline is None else str(getattr(pipeline, "schedule", ""))[:40],
@@ -58,4 +58,4 @@ def _layer(layer: keras.layers.Layer) -> Json:
 
 
 def _bytes(variables: list[Any]) -> int:
-    return size(keras_bridge.values(list(variables)))
+    return tree_bytes(keras_bridge.values(list(variables)))

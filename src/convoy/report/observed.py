@@ -111,15 +111,15 @@ class ObservedFeed:
     def __init__(self, feed: Feed, log: EventLog) -> None:
         self._feed, self._log = feed, log
 
-    def next(self, limit: int) -> Chunk | None:
+    def next(self, max_steps: int) -> Chunk | None:
         begin = time.perf_counter()
-        chunk = self._feed.next(limit)
+        chunk = self._feed.next(max_steps)
         self._log.span("input", begin, time.perf_counter())
         return chunk
 
-    def prefetch(self, limit: int) -> None:
+    def prefetch(self, max_steps: int) -> None:
         begin = time.perf_counter()
-        self._feed.prefetch(limit)
+        self._feed.prefetch(max_steps)
         self._log.span("prefetch", begin, time.perf_counter())
 
     def __getattr__(self, name: str) -> Any:

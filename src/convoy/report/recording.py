@@ -20,6 +20,7 @@ from convoy.engine import observer
 from convoy.engine.chunk_runner import ChunkRunner, ModelRunner, Outcome
 from convoy.engine.data.chunks import Chunk, Feed
 from convoy.engine.execution_config import ExecutionConfig
+from convoy.engine.observer import EpochCallbacks
 from convoy.engine.state import Mode
 from convoy.pipeline import Timeline, simulate, stage_durations
 from convoy.report import environment
@@ -29,6 +30,7 @@ from convoy.report.model_summary import summarize
 from convoy.report.observed import ObservedFeed, ObservedProgram, ObservedRunner
 from convoy.report.program_analysis import analyze
 from convoy.report.threads import CallWaiter, DeviceCall, PeriodicWriter, scalars
+from convoy.types import Logs
 
 
 class Observable(Protocol):
@@ -83,7 +85,7 @@ class Recording:
         self._write()
         self._waiter = CallWaiter(self._log)
         self._writer = PeriodicWriter(self._write, self._write_if_running)
-        self._end_pauses = observer.listen(self._pause)
+        self._end_pauses = observer.observe_pauses(self._pause)
         atexit.register(self.close)
 
     def __enter__(self) -> Self:
@@ -155,13 +157,23 @@ class Recording:
     def program(self, name: str, program: Any, varying: int | None = None) -> Any:
         return ObservedProgram(name, program, varying, self._on_compiled, self._on_called)
 
-    def programs(self, mode: Mode, programs: ModelRunner) -> ChunkRunner:
-        return ObservedRunner(mode, programs, self._run_chunk)
+    def runner(self, mode: Mode, runner: ModelRunner) -> ChunkRunner:
+        return ObservedRunner(mode, runner, self._run_chunk)
 
-    def feed(self, feed: Feed) -> Feed:
-        return cast(Feed, ObservedFeed(feed, self._log))
+    def epoch(
+        self, mode: Mode, runner: ModelRunner, feed: Feed, callbacks: EpochCallbacks
+    ) -> tuple[ChunkRunner, Feed, EpochCallbacks]:
+        return (
+            self.runner(mode, runner),
+            cast(Feed, ObservedFeed(feed, self._log)),
+            EpochCallbacks(self._timed(callbacks.begin), self._timed(callbacks.end)),
+        )
 
-    def callback(self, function: Callable[..., None]) -> Callable[..., None]:
+    def end_epoch(self, on_epoch_end: Callable[[int, Logs], None], epoch: int, logs: Logs) -> None:
+        self._timed(on_epoch_end)(epoch, logs)
+        self._log.epoch(epoch, scalars(logs))
+
+    def _timed(self, function: Callable[..., None]) -> Callable[..., None]:
         log = self._log
 
         def timed(*arguments: Any) -> None:
@@ -170,9 +182,6 @@ class Recording:
             log.span("callbacks", begin, time.perf_counter())
 
         return timed
-
-    def epoch(self, epoch: int, logs: dict[str, Any]) -> None:
-        self._log.epoch(epoch, scalars(logs))
 
     # Events --------------------------------------------------------------------------------------
 
@@ -192,7 +201,7 @@ class Recording:
             if timeline is not None and programs_before == self._programs:
                 self._log_pipeline(runner, timeline)
         elif number is not None:
-            updates = chunk.micro_batches // composition.accumulated(chunk)
+            updates = chunk.micro_batches // composition.gradient_accumulation(chunk)
             self._log.count_runs(number, updates * composition.config.replicas)
         samples = chunk.micro_batches * chunk.batch
         self._waiter.put(DeviceCall(mode, number, dispatched, chunk.steps, samples, outcome))

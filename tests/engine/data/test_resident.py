@@ -1,14 +1,15 @@
 import numpy as np
 import pytest
-from convoy.engine.data.chunks import Chunk, Cut, Placement, fetcher
+from convoy.engine.data.chunks import Chunk, StepDivision
+from convoy.engine.data.fetch import fetcher
+from convoy.engine.data.placement import Placement
 from convoy.engine.data.resident import Resident
 from convoy.keras_bridge import Batches
 
 
 def make(samples=10, batch=3, **options):
     x = np.arange(samples, dtype="float32")
-    batches = Batches(x, x * 10, None, batch, **options)
-    return Resident(batches.arrays, batches, Placement(None), Cut(1), training=True)
+    return Resident((x, x * 10), batch, Placement(None), StepDivision(1), training=True, **options)
 
 
 def read(chunk: Chunk):

@@ -3,9 +3,10 @@ import jax
 import keras
 import numpy as np
 import pytest
-from convoy.engine.data.chunks import Cut, Placement, fetcher
+from convoy.engine.data.chunks import StepDivision
+from convoy.engine.data.fetch import fetcher
+from convoy.engine.data.placement import AXIS, Placement
 from convoy.engine.data.streamed import BLOCKS_IN_FLIGHT, Streamed
-from convoy.engine.replica_axis import AXIS
 from convoy.keras_bridge import Batches
 
 LARGE = 1 << 30
@@ -22,8 +23,8 @@ def batches_of(*sizes):
 def make(*sizes, limit=4, budget=LARGE, replicas=1, training=False, steps=None):
     mesh = jax.sharding.Mesh(jax.devices()[:replicas], (AXIS,)) if replicas > 1 else None
     batches = Batches(batches_of(*sizes), None, None, None, steps)
-    cut = Cut(replicas, keeps_rest=not training)
-    return Streamed(batches, Placement(mesh), cut, budget, limit, batches_per_step=replicas)
+    division = StepDivision(replicas, keeps_incomplete=not training)
+    return Streamed(batches, Placement(mesh), division, budget, limit, batches_per_step=replicas)
 
 
 def chunks(feed, limit=100, prefetch=False):
@@ -70,7 +71,9 @@ def test_a_batch_larger_than_the_budget_still_runs():
 
 def test_reads_no_further_than_the_epoch():
     source = batches_of(*[2] * 10)
-    feed = Streamed(Batches(source, None, None, None, 4), Placement(None), Cut(1), LARGE, 3)
+    feed = Streamed(
+        Batches(source, None, None, None, 4), Placement(None), StepDivision(1), LARGE, 3
+    )
     first = steps(feed, prefetch=True)
     assert first == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert steps(feed, prefetch=True)[0] == [8, 9]
@@ -98,7 +101,9 @@ def test_what_does_not_fill_all_replicas_is_left_out_of_training_and_counted_onc
 def test_looks_at_the_first_batch_before_it_moves():
     seen = []
     batches = Batches(batches_of(2, 2, 2), None, None, None)
-    feed = Streamed(batches, Placement(None), Cut(1), LARGE, 4, inspect=lambda b: seen.append(b[0]))
+    feed = Streamed(
+        batches, Placement(None), StepDivision(1), LARGE, 4, inspect=lambda b: seen.append(b[0])
+    )
     steps(feed)
     assert [s.tolist() for s in seen] == [[0, 1]]
 
@@ -106,7 +111,7 @@ def test_looks_at_the_first_batch_before_it_moves():
 def test_a_batch_that_does_not_divide_is_run_whole_and_said_once():
     mesh = jax.sharding.Mesh(jax.devices()[:2], (AXIS,))
     batches = Batches(batches_of(3, 3, 3, 3), None, None, None, None)
-    feed = Streamed(batches, Placement(mesh), Cut(2), LARGE, 4)
+    feed = Streamed(batches, Placement(mesh), StepDivision(2), LARGE, 4)
     with pytest.warns(UserWarning, match="3 samples does not divide over 2 replicas") as said:
         found = [(c.batch, c.steps, c.sharded) for c in chunks(feed)]
     assert found == [(3, 4, False)]

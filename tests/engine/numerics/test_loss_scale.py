@@ -16,7 +16,7 @@ def decisions(rule, gradients):
     for gradient in gradients:
         gradient = [jnp.asarray(gradient)]
         scaling = rule.decide(rule.count(scaling, gradient), jnp.all(jnp.isfinite(gradient[0])))
-        factors.append(float(scaling.factor))
+        factors.append(float(scaling.loss_scale))
     return factors, scaling
 
 
@@ -133,7 +133,7 @@ def test_an_update_that_overflows_changes_nothing_and_is_counted(word, loss_scal
         np.testing.assert_array_equal(now, then)
     assert logs["skipped_updates"] == 1
     assert logs["loss_scaling_factor"] == (2**14 if loss_scale == 2**14 else 2**13)
-    assert PreparedModel.of(model).numerics.scaling.skipped == 1
+    assert PreparedModel.of(model).numerics.loss_scale_state.skipped == 1
     model.train_on_batch(*CALM)
     assert int(model.optimizer.iterations) == 2
 
@@ -153,7 +153,7 @@ def test_one_replica_that_overflows_skips_the_update_of_all(rounding):
     for now, then in zip(snapshot(model), before, strict=True):
         np.testing.assert_array_equal(now, then)
     np.testing.assert_array_equal(PreparedModel.of(model).numerics.variables[-1].value, key)
-    assert PreparedModel.of(model).numerics.scaling.factor == 2**13
+    assert PreparedModel.of(model).numerics.loss_scale_state.loss_scale == 2**13
 
 
 def test_replicas_add_up_their_statistics():
@@ -162,7 +162,7 @@ def test_replicas_add_up_their_statistics():
         with convoy.Strategy(devices, loss_scale="auto").scope():
             model = dense()
         model.fit(np.ones((8, 2)), np.ones((8, 2)), batch_size=2, epochs=1, verbose=0)
-        counted.append(PreparedModel.of(model).numerics.scaling)
+        counted.append(PreparedModel.of(model).numerics.loss_scale_state)
     # 6 weights; 4 updates by one replica, or 2 by two.
     assert (counted[0].counted, counted[0].updates) == (24, 4)
     assert (counted[1].counted, counted[1].updates) == (24, 2)
@@ -197,11 +197,11 @@ def test_compiling_anew_starts_anew():
     with convoy.Strategy(loss_scale=AutomaticLossScale(period=1)).scope():
         model = dense()
     model.train_on_batch(*CALM)
-    assert PreparedModel.of(model).numerics.scaling.factor == 2
+    assert PreparedModel.of(model).numerics.loss_scale_state.loss_scale == 2
     model.compile("sgd", "mse")
-    assert PreparedModel.of(model).numerics.scaling.factor == 1
+    assert PreparedModel.of(model).numerics.loss_scale_state.loss_scale == 1
     model.train_on_batch(*CALM)
-    assert PreparedModel.of(model).numerics.scaling.factor == 2
+    assert PreparedModel.of(model).numerics.loss_scale_state.loss_scale == 2
 
 
 def test_takes_the_place_of_the_one_that_keras_adds():

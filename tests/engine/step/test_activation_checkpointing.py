@@ -1,7 +1,7 @@
 import keras
 import numpy as np
 import pytest
-from convoy.engine.step import activation_checkpointing
+from convoy.engine.step.activation_checkpointing import segments_of
 from keras import layers
 from tests.equivalence.side_by_side import assert_same, make_convoy, state
 
@@ -63,27 +63,28 @@ def test_training_is_the_same(data, strategy):
     assert_same(train(data, **strategy), train(data, **plain))
 
 
-def names(runs):
-    return [(run.kept, [call.name for call in run.calls]) for run in runs]
+def names(segments):
+    return [(segment.kept, [call.name for call in segment.calls]) for segment in segments]
 
 
 def test_named_layers_that_follow_each_other_are_forgotten_together():
-    runs = activation_checkpointing.runs_of(network(), ["block1_conv", "block1_norm", "head"], 8)
-    assert [n for kept, n in names(runs) if not kept] == [["block1_conv", "block1_norm"], ["head"]]
+    segments = segments_of(network(), ["block1_conv", "block1_norm", "head"], 8)
+    assert [n for kept, n in names(segments) if not kept] == [
+        ["block1_conv", "block1_norm"],
+        ["head"],
+    ]
 
 
 def test_a_model_that_fits_keeps_everything():
-    assert all(run.kept for run in activation_checkpointing.runs_of(network(), 1 << 30, 8))
+    assert all(segment.kept for segment in segments_of(network(), 1 << 30, 8))
 
 
 def test_less_memory_means_more_runs_cut_where_nothing_else_is_live():
-    few, many = (
-        activation_checkpointing.runs_of(network(), budget, 8) for budget in (300_000, 50_000)
-    )
+    few, many = (segments_of(network(), budget, 8) for budget in (300_000, 50_000))
     assert 2 == len(few) < len(many)
-    for run in many[:-1]:
-        assert not run.kept
-        assert run.calls[-1].name.endswith(("out", "penalty", "pool"))
+    for segment in many[:-1]:
+        assert not segment.kept
+        assert segment.calls[-1].name.endswith(("out", "penalty", "pool"))
 
 
 def test_a_name_that_no_layer_has_is_refused_with_a_suggestion(data):
@@ -106,5 +107,5 @@ def test_a_model_without_a_graph_is_refused(data):
         return model
 
     model = make_convoy(make, activation_checkpointing=1000)
-    with pytest.raises(ValueError, match="is a subclassed model, without a graph to cut"):
+    with pytest.raises(ValueError, match="is a subclassed model, without a graph to divide"):
         model.fit(data[0], np.zeros((48, 3)), verbose=0)

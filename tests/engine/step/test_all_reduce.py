@@ -1,7 +1,7 @@
 import jax
 import numpy as np
 import pytest
-from convoy.engine.replica_axis import AXIS
+from convoy.engine.data.placement import AXIS
 from convoy.engine.step.all_reduce import reducer, total
 
 REPLICAS = 2

@@ -71,7 +71,7 @@ def test_collects_what_every_step_returns():
         batch = fetch(*position)
         return add(state, position)[0], {"a": batch * jnp.ones(2), "b": batch.astype("int32")}
 
-    new, kept = jax.jit(collect(outputs, capacity=5))(state(), SOURCE, 3)
+    new, kept = jax.jit(collect(outputs, max_steps=5))(state(), SOURCE, 3)
     np.testing.assert_array_equal(kept["a"][:3], [[0, 0], [1, 1], [2, 2]])
     np.testing.assert_array_equal(kept["b"][:3], [0, 1, 2])
     assert kept["a"].shape == (5, 2)

@@ -1,47 +1,65 @@
-"""From what the user passed as data to a feed."""
+"""Conversion of a user's input data into a feed."""
 
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import keras
 import numpy as np
 from convoy import keras_bridge
 from convoy.engine import checks
-from convoy.engine.data.chunks import Budget, Cut, Feed, size
+from convoy.engine.data.chunks import Feed, StepDivision
+from convoy.engine.data.placement import tree_bytes
 from convoy.engine.data.resident import Resident
 from convoy.engine.data.streamed import Streamed
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.state import Mode
 from convoy.keras_bridge import Batches
+from convoy.types import Batch, Data
 
 DEFAULT_BATCH = 32
+
+InputData = tuple[Data, Data, Data]
+"""Inputs, targets and sample weights; or a dataset, `None` and `None`."""
+
+
+class Budget:
+    """Memory that data may take on each device."""
+
+    def __init__(self, size: int) -> None:
+        self.left = size
+
+    def reserve(self, size: int) -> bool:
+        """Take a part of the budget; return whether there was enough left."""
+        if size > self.left:
+            return False
+        self.left -= size
+        return True
 
 
 def open_input(
     model: keras.Model,
     mode: Mode,
-    data: tuple[Any, Any, Any],
+    data: InputData,
     config: ExecutionConfig,
     budget: Budget,
-    block_steps: int,
+    max_steps: int,
     *,
     batch_size: int | None = None,
     steps: int | None = None,
     shuffle: bool | str = False,
     class_weight: dict[int, float] | None = None,
 ) -> Feed:
-    """Build the model for its data, check both, and choose how to feed it.
+    """Build the model for its data, check both, and choose the kind of feed.
 
     Args:
         model: the model that will run.
         mode: what it will do. Training leaves out samples that do not fill a weight update.
-        data: inputs, targets and sample weights; or a data set, `None` and `None`.
-        config: how the work is divided.
-        budget: memory for data; what the feed keeps there is taken from it.
-        block_steps: the most steps that one device call will run.
-        batch_size: samples in a step, of one replica or of all by `plan.batch`, if the data is
+        data: inputs, targets and sample weights; or a dataset, `None` and `None`.
+        config: the division of the work.
+        budget: memory for data, from which the feed reserves what it keeps on the device.
+        max_steps: maximum number of steps in one device call.
+        batch_size: samples in a step, of one replica or of all by `config.batch`, if the data is
             arrays.
         steps: steps in an epoch, if not all of the data.
         shuffle: as in `keras.Model.fit`.
@@ -50,24 +68,24 @@ def open_input(
     Raises:
         ValueError: if the data does not fit the model.
     """
-    cut = config.cut(mode)
+    division = config.division(mode)
     if mode == "train":
-        _check_steps(steps, cut)
+        _check_steps(steps, division)
     batches_per_step = 1
     if keras_bridge.is_array_data(data):
-        checks.check_numbers(data)
-        batch_size = _step_samples(data[0], batch_size, steps, config)
+        samples = checks.check_arrays(data)
+        batch_size = _step_samples(samples, batch_size, steps, config)
         if mode == "train":
-            _check_batch(data[0], batch_size, cut, config)
+            _check_batch(samples, batch_size, division, config)
     elif config.batch == "replica":
         # Each batch that such an input yields is one replica's.
-        batches_per_step = config.replicas
-        steps = steps and steps * config.replicas
+        batches_per_step = division.replicas
+        steps = steps and steps * batches_per_step
     batches = Batches(*data, batch_size, steps, shuffle, class_weight)
     if batches.num_batches == 0:
         raise ValueError(f"{type(data[0]).__name__} has no batch: its length is 0. Pass more data.")
 
-    def explain(batch: Any) -> None:
+    def explain(batch: Batch) -> None:
         checks.explain_targets(model, keras_bridge.unpack(batch)[1])
 
     arrays = batches.arrays
@@ -79,21 +97,31 @@ def open_input(
     else:
         batches.build(model, mode, explain)
 
-    if arrays is not None and budget.reserve(size(arrays)):
-        return Resident(arrays, batches, config.placement, cut, training=mode == "train")
+    if arrays is not None and budget.reserve(tree_bytes(arrays)):
+        assert batch_size is not None  # it was set for arrays above
+        return Resident(
+            arrays,
+            batch_size,
+            config.placement,
+            division,
+            shuffle=shuffle,
+            steps_per_epoch=steps,
+            training=mode == "train",
+        )
     return Streamed(
         batches,
         config.placement,
-        cut,
+        division,
         budget.left,
-        block_steps,
+        max_steps,
         batches_per_step=batches_per_step,
         restarts=mode == "evaluate",
         inspect=(lambda batch: check_batch(model, batch)) if arrays is None else None,
     )
 
 
-def check_batch(model: keras.Model, batch: Any) -> None:
+def check_batch(model: keras.Model, batch: Batch) -> None:
+    """Raise an error if a batch does not fit the model."""
     x, y, _ = keras_bridge.unpack(batch)
     checks.count_samples(x)
     checks.check_inputs(model, x)
@@ -101,57 +129,56 @@ def check_batch(model: keras.Model, batch: Any) -> None:
 
 
 def _step_samples(
-    x: Any, batch_size: int | None, steps: int | None, config: ExecutionConfig
+    samples: int, batch_size: int | None, steps: int | None, config: ExecutionConfig
 ) -> int:
     """Return the samples in a step over all replicas."""
-    samples = checks.count_samples(x)
-    copies = config.replicas if config.batch == "replica" else 1
+    replicas = config.placement.replicas if config.batch == "replica" else 1
     if batch_size is None:
-        batch_size = -(-samples // (steps * copies)) if steps else DEFAULT_BATCH
+        batch_size = -(-samples // (steps * replicas)) if steps else DEFAULT_BATCH
     elif (
         isinstance(batch_size, bool)
         or not isinstance(batch_size, int | np.integer)
         or batch_size < 1
     ):
         raise ValueError(f"batch_size={batch_size} is not a number of samples. Pass 1 or more.")
-    return int(batch_size) * copies
+    return int(batch_size) * replicas
 
 
-def _check_steps(steps: int | None, cut: Cut) -> None:
-    if steps and steps % cut.group:
-        near = max(1, round(steps / cut.group)) * cut.group
+def _check_steps(steps: int | None, division: StepDivision) -> None:
+    per_update = division.steps_per_update
+    if steps and steps % per_update:
+        near = max(1, round(steps / per_update)) * per_update
         raise ValueError(
-            f"steps_per_epoch={steps} is not a multiple of gradient_accumulation={cut.group}, so "
+            f"steps_per_epoch={steps} is not a multiple of gradient_accumulation={per_update}, so "
             f"an epoch would end inside of a weight update. Pass {near}."
         )
 
 
-def _check_batch(x: Any, batch: int, cut: Cut, config: ExecutionConfig) -> None:
-    """Refuse a batch that does not divide, or more than there is; say what is left out."""
-    samples = checks.count_samples(x)
-    if not cut.shards(batch):
+def _check_batch(samples: int, batch: int, division: StepDivision, config: ExecutionConfig) -> None:
+    """Check that a batch divides and is not too large; warn of samples that are left out."""
+    if not division.divides(batch):
         unit = config.micro_batches
         raise ValueError(
-            f"batch_size={batch} does not divide over {_division(config)} = {unit} micro-batches. "
+            f"batch_size={batch} does not divide over {_factors(config)} = {unit} micro-batches. "
             f"Pass a multiple of {unit}, for example {-(-batch // unit) * unit}."
         )
-    update = batch * cut.group
-    if cut.keeps_rest or samples % update == 0:
+    update = batch * division.steps_per_update
+    if division.keeps_incomplete or samples % update == 0:
         return
     if samples < update:
         raise ValueError(
             f"The data has {samples} samples, fewer than one weight update takes: batch_size "
-            f"{batch // config.replicas} x {_division(config)} = {update}. Pass a smaller "
+            f"{batch // config.replicas} x {_factors(config)} = {update}. Pass a smaller "
             "batch_size, more data, or fewer devices or micro-batches."
         )
     warnings.warn(
         f"{samples % update} of {samples} samples do not fill a weight update of {update} and are "
         "left out of each epoch. Choose a batch_size that divides the data, or trim it.",
-        stacklevel=5,  # whoever called fit
+        stacklevel=5,  # the caller of fit()
     )
 
 
-def _division(config: ExecutionConfig) -> str:
+def _factors(config: ExecutionConfig) -> str:
     replicas = f"{config.replicas} replicas"
-    count = config.accumulation.count
-    return f"{replicas} x {count} accumulated" if count > 1 else replicas
+    accumulated = config.gradient_accumulation
+    return f"{replicas} x {accumulated} accumulated" if accumulated > 1 else replicas

@@ -1,121 +1,141 @@
-"""Arrays that are moved to the devices once, and indexed there."""
+"""Data that is moved to the devices once, and indexed there."""
 
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import jax
 import numpy as np
 from convoy.engine import random_state
-from convoy.engine.data.chunks import Chunk, Cut, Layout, Place, Placement, steps_until
-from convoy.engine.data.device_put import aligned
-from convoy.keras_bridge import Batches
+from convoy.engine.data.chunks import Chunk, DataPosition, Layout, StepDivision
+from convoy.engine.data.placement import Placement, aligned
+from convoy.types import PyTree, Shapes
 
 
 class Resident:
-    """Feeds from whole arrays on the devices, shuffled there by an order drawn once per epoch."""
+    """A feed of whole arrays on the devices, shuffled there by an order drawn once per epoch.
+
+    Args:
+        arrays: the data as host arrays.
+        batch: samples of a step, over all replicas.
+        placement: the devices.
+        division: the division of the data into steps.
+        shuffle: as in `keras.Model.fit`.
+        steps_per_epoch: steps in an epoch, if not all of the data.
+        training: whether an epoch begins where the last one ended, if `steps_per_epoch` is set.
+    """
 
     def __init__(
-        self, arrays: Any, batches: Batches, placement: Placement, cut: Cut, *, training: bool
+        self,
+        arrays: PyTree,
+        batch: int,
+        placement: Placement,
+        division: StepDivision,
+        *,
+        shuffle: bool | str = False,
+        steps_per_epoch: int | None = None,
+        training: bool = False,
     ) -> None:
         self.samples = len(jax.tree.leaves(arrays)[0])
-        self.batch = batches.batch_size
-        self.shuffle = batches.shuffle
-        self.cut = cut
-        self.whole_steps = self.samples // (self.batch * cut.group) * cut.group
-        self.tail = self.samples - self.whole_steps * self.batch if cut.keeps_rest else 0
-        self.total = self.whole_steps + bool(self.tail)
-        self.steps_per_epoch = batches.steps_per_epoch
-        self.goes_on = training and self.steps_per_epoch is not None
+        self.batch = batch
+        self.shuffle = shuffle
+        self.division = division
+        self.is_sharded = division.divides(self.batch)
+        update = self.batch * division.steps_per_update
+        self.complete_steps = self.samples // update * division.steps_per_update
+        left = self.samples - self.complete_steps * self.batch
+        self.incomplete_batch = left if division.keeps_incomplete else 0
+        self.total = self.complete_steps + bool(self.incomplete_batch)
+        self.steps_per_epoch = steps_per_epoch
+        self.continues = training and steps_per_epoch is not None
         self.steps: int | None = self.steps_per_epoch or self.total
         self.placement = placement
         rows = min(self.batch, self.samples)
-        self._example = jax.tree.map(lambda leaf: _rows(leaf, rows), arrays)
+        self._example = jax.tree.map(lambda leaf: _row_shapes(leaf, rows), arrays)
         if placement.platform == "cpu":
             arrays = aligned(arrays)  # virtual devices share the host's memory
-        self.arrays = placement.everywhere(arrays)
+        self.arrays = placement.replicate(arrays)
         self.order: jax.Array | None = None
         self.why_not_resumable: str | None = None
-        self.position = self.start = self.end = 0
-        self._drawn_from = random_state.capture()
+        self.step = self.start = self.end = 0
+        self._drawn_from: random_state.RandomState | None = None
 
     def begin_epoch(self) -> None:
-        # With `steps_per_epoch`, training goes on where the last epoch stopped.
-        if not self.goes_on or self.position == self.total:
-            self.position = 0
-        if self.position == 0:
-            self._begin_order()
+        if not self.continues or self.step == self.total:
+            self.step = 0
+        if self.step == 0:
+            self._draw_order()
         self._set_end()
 
     def make_repeatable(self) -> None:
-        pass  # it is
+        """Do nothing: the order always depends on the random state alone."""
 
-    def place(self, *, epoch_over: bool) -> Place:
+    def position(self, *, epoch_over: bool) -> DataPosition:
+        drawn_from = self._drawn_from or random_state.capture()
         if not epoch_over:
             before = self._samples_until(self.start)
-            return Place(self._drawn_from, before, self._samples_until(self.position) - before)
-        goes_on = self.goes_on and self.position < self.total
-        return Place(self._drawn_from, self._samples_until(self.position) if goes_on else 0, 0)
+            return DataPosition(drawn_from, before, self._samples_until(self.step) - before)
+        continues = self.continues and self.step < self.total
+        return DataPosition(drawn_from, self._samples_until(self.step) if continues else 0, 0)
 
-    def seek(self, place: Place) -> int:
-        if place.before + place.done == 0:
-            self.position = 0
+    def seek(self, position: DataPosition) -> int:
+        if position.before + position.done == 0:
+            self.step = 0
             self.begin_epoch()
             return 0
-        before = self._steps_until(place.before)
-        now = self._steps_until(place.before + place.done)
-        with random_state.as_of(place.order):
-            self._begin_order()
-        self.position = before
+        before = self._steps_until(position.before)
+        now = self._steps_until(position.before + position.done)
+        with random_state.as_of(position.order):
+            self._draw_order()
+        self.step = before
         self._set_end()
-        self.position = now
+        self.step = now
         return now - before
 
     def _samples_until(self, step: int) -> int:
         return min(step * self.batch, self.samples)
 
     def _steps_until(self, samples: int) -> int:
-        return steps_until(samples, self.batch, self.samples, self.cut.group)
-
-    def _begin_order(self) -> None:
-        self._drawn_from = random_state.capture()
-        self.order = self._draw_order()
+        return self.division.steps_until(samples, self.batch, self.samples)
 
     def _set_end(self) -> None:
-        self.start = self.position
-        wanted = self.position + (self.steps_per_epoch or self.total)
+        self.start = self.step
+        wanted = self.step + (self.steps_per_epoch or self.total)
         self.end = min(wanted, self.total)
         if self.end < wanted:
             warnings.warn(
-                f"The data ends after {self.end - self.position} of the {self.steps_per_epoch} "
+                f"The data ends after {self.end - self.step} of the {self.steps_per_epoch} "
                 "steps of this epoch. Pass fewer steps, or more data.",
                 stacklevel=6,
             )
 
-    def example(self) -> Any:
+    def example(self) -> Shapes:
         return self._example
 
-    def next(self, limit: int) -> Chunk | None:
-        if self.position == self.end:
+    def next(self, max_steps: int) -> Chunk | None:
+        if self.step == self.end:
             return None
         layout: Layout = "contiguous" if self.order is None else "ordered"
-        source = (self.arrays, self.order, np.int32(self.position * self.batch))
-        whole = self.position < self.whole_steps
-        steps = min(limit, min(self.end, self.whole_steps) - self.position) if whole else 1
-        self.position += steps
-        if whole and self.cut.shards(self.batch):
-            parts = self.cut.parts
-            return Chunk(layout, source, self.batch // parts, steps, parts)
-        return Chunk(layout, source, self.batch if whole else self.tail, steps, sharded=False)
+        source = (self.arrays, self.order, np.int32(self.step * self.batch))
+        is_complete = self.step < self.complete_steps
+        complete_left = min(self.end, self.complete_steps) - self.step
+        steps = min(max_steps, complete_left) if is_complete else 1
+        self.step += steps
+        if is_complete and self.is_sharded:
+            per_step = self.division.micro_batches_per_step
+            return Chunk(layout, source, self.batch // per_step, steps, steps * per_step)
+        batch = self.batch if is_complete else self.incomplete_batch
+        return Chunk(layout, source, batch, steps, steps, sharded=False)
 
-    def prefetch(self, limit: int) -> None:
-        del limit  # all of it is there
+    def prefetch(self, max_steps: int) -> None:
+        """Do nothing: all data is on the devices."""
 
-    def _draw_order(self) -> jax.Array | None:
+    def _draw_order(self) -> None:
         """Draw an epoch's order from NumPy's generator exactly as stock Keras does."""
+        self._drawn_from = random_state.capture()
         if not self.shuffle:
-            return None
+            self.order = None
+            return
         if self.shuffle == "batch":
             starts = range(0, self.samples, self.batch)
             sizes = [min(self.batch, self.samples - start) for start in starts]
@@ -127,9 +147,9 @@ class Resident:
             )
         else:
             order = np.random.permutation(self.samples)
-        return self.placement.everywhere(order.astype(np.int32))
+        self.order = self.placement.replicate(order.astype(np.int32))
 
 
-def _rows(leaf: Any, rows: int) -> jax.ShapeDtypeStruct:
+def _row_shapes(leaf: np.ndarray | jax.Array, rows: int) -> jax.ShapeDtypeStruct:
     dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
     return jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), dtype)

@@ -1,18 +1,30 @@
-"""Batches that are read while training runs, and moved to the devices a block at a time."""
+"""Data that is read while training runs, and moved to the devices a block at a time.
+
+Reading, moving and computing overlap: while the device computes with one block, `prefetch` reads
+the batches of the next one and starts to move them.
+
+    host     | read 1 | read 2      | read 3      | read 4      |
+    copy              | 1 |         | 2 |         | 3 |
+    device                | compute 1   | compute 2   | compute 3   |
+
+A block has room for a fixed number of steps, so that a short last one runs in the same program.
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from convoy.engine import random_state
-from convoy.engine.data.chunks import Chunk, Cut, Place, Placement, shapes, size, steps_until
+from convoy.engine.data.chunks import Chunk, DataPosition, StepDivision
+from convoy.engine.data.placement import Placement, tree_bytes, tree_shapes
 from convoy.keras_bridge import Batches
+from convoy.types import Batch, PyTree, Shapes
 
-# One computing, one waiting for it, one being put together, and its copy on the way.
+# One that computes, one that waits for it, one that is assembled, and its copy on the way.
 BLOCKS_IN_FLIGHT = 4
 
 
@@ -21,31 +33,32 @@ class Step(NamedTuple):
 
     Attributes:
         batch: the samples.
-        samples: how many.
+        samples: the number of samples.
         sharded: whether they are divided over replicas.
-        position: batches of the epoch that were read up to its end.
+        batches_read: batches of the epoch that were read up to the end of this step.
     """
 
-    batch: Any
+    batch: Batch
     samples: int
     sharded: bool
-    position: int
+    batches_read: int
 
-    def alike(self, other: Step) -> bool:
+    def is_like(self, other: Step) -> bool:
         return self.sharded == other.sharded and _shapes(self.batch) == _shapes(other.batch)
 
 
 class Streamed:
-    """Feeds from anything that can be iterated over.
+    """A feed of anything that can be iterated over.
 
     Args:
-        batches: Keras's walk over the input.
-        placement: where data goes.
-        cut: how it is cut into steps.
+        batches: Keras's iterator over the input.
+        placement: the devices.
+        division: the division of the data into steps.
         budget: bytes that all blocks in flight may take on a device.
-        limit: the most steps that one device call will run.
-        restarts: whether every epoch begins anew, where the last one may have stopped before the
-            end.
+        max_steps: maximum number of steps in one device call.
+        batches_per_step: batches of the input that make one step.
+        restarts: whether every epoch begins at the start of the input, even if the last one
+            stopped before its end.
         inspect: called with the first batch, before anything is compiled for it.
     """
 
@@ -53,52 +66,55 @@ class Streamed:
         self,
         batches: Batches,
         placement: Placement,
-        cut: Cut,
+        division: StepDivision,
         budget: int,
-        limit: int,
+        max_steps: int,
         *,
         batches_per_step: int = 1,
         restarts: bool = False,
-        inspect: Callable[[Any], None] | None = None,
+        inspect: Callable[[Batch], None] | None = None,
     ) -> None:
         self.batches = batches
         self.placement = placement
-        self.cut = cut
+        self.division = division
         self.budget = budget
-        self.limit = limit
+        self.max_steps = max_steps
         self.restarts = restarts
-        self.per_step = batches_per_step
+        self.batches_per_step = batches_per_step
         if placement.spans_processes and batches_per_step > 1:
             batches.read_only(self._is_own)
         self.steps = self._count_steps()
         self._left_out = 0
-        self._said_undivided = False
-        # Of arrays it was said when they were opened.
-        self._warned = batches.batch_size_is_ours
+        self._warned_undivided = False
+        # For arrays, `open_input` has warned already.
+        self._warned_left_out = batches.batch_size_is_ours
         self._inspect = inspect
         self._steps: Iterator[Step] = iter(())
         self._held: Step | None = None
         self._ready: tuple[Chunk, int] | None = None
         self.why_not_resumable = batches.why_not_resumable
         self._before = self._done = 0
-        self._state: Any = None
+        self._state: PyTree = None
         self._drawn_from = random_state.capture()
 
     def _count_steps(self) -> int | None:
-        if self.cut.keeps_rest:
+        if self.division.keeps_incomplete:
             known = self.batches.num_batches
-            return known if known is None else -(-known // self.per_step)
-        whole, group = self.batches.whole_batches, self.cut.group
-        return whole if whole is None else whole // (self.per_step * group) * group
+            return known if known is None else -(-known // self.batches_per_step)
+        complete, per_update = self.batches.whole_batches, self.division.steps_per_update
+        if complete is None:
+            return None
+        return complete // (self.batches_per_step * per_update) * per_update
 
-    def _is_own(self, place: int) -> bool:
-        """Say whether a batch is of a replica of this process.
+    def _is_own(self, index: int) -> bool:
+        """Return whether a batch belongs to a replica of this process.
 
-        The last ones are every replica's: one of them may be smaller, and then none is divided.
+        The last batches belong to every replica: one of them may be incomplete, and then none of
+        them is sharded.
         """
-        update = self.per_step * self.cut.group
+        update = self.batches_per_step * self.division.steps_per_update
         last = (self.batches.num_batches - 1) // update * update
-        return place >= last or self.placement.is_own(place % self.per_step)
+        return index >= last or self.placement.is_own(index % self.batches_per_step)
 
     def begin_epoch(self) -> None:
         if self.restarts:
@@ -117,31 +133,31 @@ class Streamed:
     def make_repeatable(self) -> None:
         self.batches.drop_read_ahead()
 
-    def place(self, *, epoch_over: bool) -> Place:
+    def position(self, *, epoch_over: bool) -> DataPosition:
         before, done = (self.batches.taken_before, 0) if epoch_over else (self._before, self._done)
         state = self.batches.state if epoch_over and before == 0 else self._state
-        samples = self._units_until(before), self._units_until(before + done)
-        return Place(self._drawn_from, samples[0], samples[1] - samples[0], state)
+        start, now = self._units_until(before), self._units_until(before + done)
+        return DataPosition(self._drawn_from, start, now - start, state)
 
-    def seek(self, place: Place) -> int:
-        self.batches.set_state(place.state)
-        if place.before + place.done == 0:
+    def seek(self, position: DataPosition) -> int:
+        self.batches.set_state(position.state)
+        if position.before + position.done == 0:
             self.begin_epoch()
             return 0
-        before, now = (
-            self._batches_until(units) for units in (place.before, place.before + place.done)
-        )
+        before = self._batches_until(position.before)
+        now = self._batches_until(position.before + position.done)
         self._before, self._done = before, now - before
-        self._state, self._drawn_from = place.state, place.order
-        here = random_state.capture()
-        random_state.restore(place.order)
+        self._state, self._drawn_from = position.state, position.order
+        current = random_state.capture()
+        random_state.restore(position.order)
         self.batches.seek(before, self._done)
         self._begin(self._done)
         self._held = next(self._steps, None)
-        # Keras draws the order of each batch as it reads it: reading is now where it was.
+        # With shuffle="batch", Keras draws the order of each batch as it reads it, so the random
+        # state is now the one after the batches that were read.
         if not (self.batches.batch_size_is_ours and self.batches.shuffle == "batch"):
-            random_state.restore(here)
-        return -(-self._done // self.per_step)
+            random_state.restore(current)
+        return -(-self._done // self.batches_per_step)
 
     def _units_until(self, batches: int) -> int:
         samples = self.batches.samples
@@ -150,28 +166,29 @@ class Streamed:
         return min(batches * self.batches.batch_size, samples)
 
     def _batches_until(self, units: int) -> int:
-        group = self.cut.group
-        if self.batches.samples is None:
-            return steps_until(units, self.per_step, 0, group) * self.per_step
-        return steps_until(units, self.batches.batch_size, self.batches.samples, group)
+        samples, per_step = self.batches.samples, self.batches_per_step
+        if samples is None:
+            return self.division.steps_until(units, per_step, end=0) * per_step
+        return self.division.steps_until(units, self.batches.batch_size, samples)
 
-    def example(self) -> Any:
+    def example(self) -> Shapes | None:
         self._held = self._held or next(self._steps, None)
-        return self._held and shapes(self._held.batch)
+        return self._held and tree_shapes(self._held.batch)
 
-    def next(self, limit: int) -> Chunk | None:
-        ready, self._ready = self._ready or self._assemble(limit), None
+    def next(self, max_steps: int) -> Chunk | None:
+        ready, self._ready = self._ready or self._assemble(max_steps), None
         if ready is None:
             return None
         chunk, self._done = ready
         return chunk
 
-    def prefetch(self, limit: int) -> None:
-        self._ready = self._ready or self._assemble(limit)
+    def prefetch(self, max_steps: int) -> None:
+        self._ready = self._ready or self._assemble(max_steps)
 
     def _read(self, done: int) -> Iterator[Step]:
         """Group the input's batches into steps, after those that are done."""
-        group: list[Any] = []
+        update = self.batches_per_step * self.division.steps_per_update
+        group: list[Batch] = []
         read = 0
         for read, batch in enumerate(self.batches, start=1):
             if read <= done:
@@ -180,105 +197,121 @@ class Streamed:
                 self._inspect(batch)
                 self._inspect = None
             if group and _shapes(batch) != _shapes(group[0]):
-                yield from self._remainder(group, read - 1)
+                yield from self._incomplete(group, read - 1)
                 group = []
             group.append(batch)
-            if len(group) == self.per_step * self.cut.group:
-                yield from self._whole(group, read)
+            if len(group) == update:
+                yield from self._complete(group, read)
                 group = []
-        yield from self._remainder(group, read)
-        if self._left_out and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"{self._left_out} samples of the epoch do not fill a weight update of "
-                f"{self.cut.replicas} replicas x {self.cut.group} micro-batches and are left out. "
-                f"Have the input yield a multiple of {self.cut.replicas * self.cut.group} batches, "
-                "all of one size.",
-                stacklevel=2,
-            )
+        yield from self._incomplete(group, read)
+        self._warn_left_out()
 
-    def _whole(self, group: list[Any], read: int) -> Iterator[Step]:
-        samples = _samples(group[0]) * self.per_step
-        is_tail = self.batches.batch_size_is_ours and samples != self.batches.batch_size
-        if is_tail or not self.cut.shards(samples):
-            if not is_tail:
-                self._say_undivided(samples)
-            yield from self._remainder(group, read)
+    def _complete(self, group: list[Batch], read: int) -> Iterator[Step]:
+        """Yield the steps of a weight update."""
+        samples = _samples(group[0]) * self.batches_per_step
+        # The last batch of arrays may have fewer samples, and still divide over the replicas.
+        is_smaller = self.batches.batch_size_is_ours and samples != self.batches.batch_size
+        if is_smaller or not self.division.divides(samples):
+            if not is_smaller:
+                self._warn_undivided(samples)
+            yield from self._incomplete(group, read)
             return
-        for start in range(0, len(group), self.per_step):
-            parts = group[start : start + self.per_step]
-            batch = jax.tree.map(_concatenate, *parts) if len(parts) > 1 else parts[0]
-            position = read - len(group) + start + self.per_step
-            yield Step(batch, samples, True, position)
+        for start in range(0, len(group), self.batches_per_step):
+            batches = group[start : start + self.batches_per_step]
+            batch = jax.tree.map(_concatenate, *batches) if len(batches) > 1 else batches[0]
+            yield Step(batch, samples, True, read - len(group) + start + self.batches_per_step)
 
-    def _say_undivided(self, samples: int) -> None:
-        if self._said_undivided or self.cut.replicas == 1:
-            return
-        self._said_undivided = True
-        unit = self.cut.replicas * self.cut.parts
-        warnings.warn(
-            f"A batch of {samples} samples does not divide over {self.cut.replicas} replicas x "
-            f"{self.cut.parts} micro-batches, so every replica computes all of it. Have the input "
-            f"yield batches of a multiple of {unit}.",
-            stacklevel=2,
-        )
-
-    def _remainder(self, group: list[Any], read: int) -> Iterator[Step]:
-        for position, batch in enumerate(group, start=read - len(group) + 1):
-            if self.cut.keeps_rest:
-                yield Step(batch, _samples(batch), False, position)
+    def _incomplete(self, group: list[Batch], read: int) -> Iterator[Step]:
+        """Yield each of some batches as a step that is not sharded, or leave them out."""
+        for batches_read, batch in enumerate(group, start=read - len(group) + 1):
+            if self.division.keeps_incomplete:
+                yield Step(batch, _samples(batch), False, batches_read)
             else:
                 self._left_out += _samples(batch)
 
-    def _assemble(self, limit: int) -> tuple[Chunk, int] | None:
-        """Put the next steps of one shape into a block, and say how far they were read."""
+    def _warn_undivided(self, samples: int) -> None:
+        replicas, micro_batches = self.division.replicas, self.division.micro_batches_per_step
+        if self._warned_undivided or replicas == 1:
+            return
+        self._warned_undivided = True
+        warnings.warn(
+            f"A batch of {samples} samples does not divide over {replicas} replicas x "
+            f"{micro_batches} micro-batches, so every replica computes all of it. Make the input "
+            f"yield batches of a multiple of {replicas * micro_batches}.",
+            stacklevel=2,
+        )
+
+    def _warn_left_out(self) -> None:
+        if not self._left_out or self._warned_left_out:
+            return
+        self._warned_left_out = True
+        replicas, micro_batches = self.division.replicas, self.division.steps_per_update
+        warnings.warn(
+            f"{self._left_out} samples of the epoch do not fill a weight update of "
+            f"{replicas} replicas x {micro_batches} micro-batches and are left out. Make the input "
+            f"yield a multiple of {replicas * micro_batches} batches, all of one size.",
+            stacklevel=2,
+        )
+
+    def _assemble(self, max_steps: int) -> tuple[Chunk, int] | None:
+        """Put the next steps of one shape into a block; also return the batches read so far."""
         first = self._held or next(self._steps, None)
         self._held = None
         if first is None:
             return None
-        group = self.cut.group
-        fitting = self.budget // (BLOCKS_IN_FLIGHT * max(1, size(first.batch)))
-        fitting = max(1, fitting // group) * group
-        capacity = min(self.limit, fitting, self.steps or self.limit)
+        per_update = self.division.steps_per_update
+        fitting = self.budget // (BLOCKS_IN_FLIGHT * max(1, tree_bytes(first.batch)))
+        fitting = max(1, fitting // per_update) * per_update
+        block_steps = min(self.max_steps, fitting, self.steps or self.max_steps)
         steps = [first]
-        while len(steps) < min(limit, capacity) and (step := next(self._steps, None)):
-            if not step.alike(first):
+        while len(steps) < min(max_steps, block_steps) and (step := next(self._steps, None)):
+            if not step.is_like(first):
                 self._held = step
                 break
             steps.append(step)
-        block = jax.tree.map(lambda *rows: _stack(rows, capacity), *(s.batch for s in steps))
-        chunk = block_chunk(block, len(steps), self.placement, self.cut, sharded=first.sharded)
-        return chunk, steps[-1].position
+        block = jax.tree.map(lambda *rows: _stack(rows, block_steps), *(s.batch for s in steps))
+        chunk = block_chunk(block, len(steps), self.placement, self.division, first.sharded)
+        return chunk, steps[-1].batches_read
 
 
-def block_chunk(block: Any, steps: int, placement: Placement, cut: Cut, *, sharded: bool) -> Chunk:
-    """Move a block of whole steps to the devices, cut into micro-batches."""
+def block_chunk(
+    block: PyTree, steps: int, placement: Placement, division: StepDivision, sharded: bool
+) -> Chunk:
+    """Move a block to the devices, divided into micro-batches.
+
+    Args:
+        block: arrays whose first axis is the step.
+        steps: steps in the block that are filled.
+        placement: the devices.
+        division: the division of the data into steps.
+        sharded: whether micro-batches are divided over the replicas.
+    """
     samples = jax.tree.leaves(block)[0].shape[1]
     if not sharded:
-        return Chunk("block", placement.everywhere(block), samples, steps, sharded=False)
-    batch = samples // cut.parts
+        return Chunk("block", placement.replicate(block), samples, steps, steps, sharded=False)
+    per_step = division.micro_batches_per_step
+    batch = samples // per_step
     block = jax.tree.map(lambda leaf: leaf.reshape(-1, batch, *leaf.shape[2:]), block)
-    return Chunk("block", placement.divided(block), batch, steps, cut.parts)
+    return Chunk("block", placement.shard(block), batch, steps, steps * per_step)
 
 
-def _stack(rows: tuple[Any, ...], capacity: int) -> np.ndarray:
-    # Always `capacity` rows, so that a short block runs in the same program.
+def _stack(rows: tuple[np.ndarray, ...], block_steps: int) -> np.ndarray:
     rows = tuple(np.asarray(row) for row in rows)
-    if capacity == 1:
+    if block_steps == 1:
         return rows[0][None]
-    block = np.empty((capacity, *rows[0].shape), rows[0].dtype)
+    block = np.empty((block_steps, *rows[0].shape), rows[0].dtype)
     for target, row in zip(block, rows, strict=False):
         target[...] = row
     return block
 
 
-def _concatenate(*parts: Any) -> np.ndarray:
-    return np.concatenate([np.asarray(part) for part in parts])
+def _concatenate(*batches: np.ndarray) -> np.ndarray:
+    return np.concatenate([np.asarray(batch) for batch in batches])
 
 
-def _samples(batch: Any) -> int:
+def _samples(batch: Batch) -> int:
     return jax.tree.leaves(batch)[0].shape[0]
 
 
-def _shapes(batch: Any) -> list[tuple]:
+def _shapes(batch: Batch) -> list[tuple]:
     return [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(batch)]

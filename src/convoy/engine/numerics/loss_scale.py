@@ -1,90 +1,107 @@
-"""Loss scaling: gradients too small for 16 bits are computed larger, and made small again."""
+"""Loss scaling: the loss is multiplied so that small gradients survive 16 bits."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from convoy.types import Arrays, PyTree
 
-Arrays = list[jax.Array]
-Compute = Callable[..., tuple[jax.Array, Any]]
+Compute = Callable[..., tuple[jax.Array, PyTree]]
 
 
-class Scaling(NamedTuple):
-    """What loss scaling carries from update to update.
+class LossScaleState(NamedTuple):
+    """The state of loss scaling, which is carried from update to update.
 
     Attributes:
-        factor: what the loss is multiplied by now.
-        previous: what it was multiplied by before the last change.
-        updates: updates since the last decision, those that were skipped included.
-        large: gradients' elements since then whose size is above the edge.
-        counted: all of the gradients' elements since then.
-        skipped: updates that were left out since training began, because a gradient overflowed.
+        loss_scale: the current loss scale.
+        previous: the loss scale before its last change.
+        updates: updates since the last decision, skipped ones included.
+        large: elements of gradients since then whose absolute value is above the edge.
+        counted: all elements of gradients since then.
+        skipped: updates that were skipped since training began, because a gradient overflowed.
     """
 
-    factor: jax.Array
+    loss_scale: jax.Array
     previous: jax.Array
     updates: jax.Array
     large: jax.Array
     counted: jax.Array
     skipped: jax.Array
 
+    @classmethod
+    def begin(cls, loss_scale: float) -> LossScaleState:
+        return cls(
+            loss_scale=jnp.float32(loss_scale),
+            previous=jnp.float32(loss_scale),
+            updates=jnp.int32(0),
+            large=jnp.float32(0),
+            counted=jnp.float32(0),
+            skipped=jnp.int32(0),
+        )
+
+    def skipped_with(self, finite: jax.Array) -> jax.Array:
+        """Return the number of skipped updates after one whose gradients are finite or not."""
+        return self.skipped + (~finite).astype(jnp.int32)
+
 
 @dataclass(frozen=True)
 class StaticLossScale:
-    """Multiplies the loss by one number, and divides the gradients by it again.
+    """A constant loss scale.
 
     Args:
-        factor: a number above 0. With a power of two, float32 training gives the same bits as
+        loss_scale: a number above 0. With a power of two, float32 training gives the same bits as
             without.
     """
 
-    factor: float
+    loss_scale: float
 
     def __post_init__(self) -> None:
-        # The strategy hands over whatever it was given, so this is where a wrong word ends.
-        if not (_is_number(self.factor) and 0 < self.factor < math.inf):
+        # The strategy passes on its argument unchecked, so a wrong type is found here.
+        if not (_is_number(self.loss_scale) and 0 < self.loss_scale < math.inf):
             raise ValueError(
-                f"loss_scale={self.factor!r} is not a factor for the loss. Pass a number above 0 "
-                "such as 1024, or 'auto'."
+                f"loss_scale={self.loss_scale!r} is not a factor for the loss. Pass a number above "
+                "0 such as 1024, or 'auto'."
             )
 
-    def begin(self) -> Scaling:
-        return _begin(self.factor)
+    def begin(self) -> LossScaleState:
+        return LossScaleState.begin(self.loss_scale)
 
-    def chosen(self, gradients: Arrays, captured: Arrays) -> Arrays:
+    def select(self, gradients: Arrays, captured: Arrays) -> Arrays:
         del captured
         return gradients
 
-    def count(self, scaling: Scaling, gradients: Arrays) -> Scaling:  # noqa: ARG002 - no statistics
-        return scaling
+    def count(self, state: LossScaleState, gradients: Arrays) -> LossScaleState:
+        del gradients
+        return state
 
-    def decide(self, scaling: Scaling, finite: jax.Array) -> Scaling:
-        return scaling._replace(skipped=_count_skipped(scaling, finite))
+    def decide(self, state: LossScaleState, finite: jax.Array) -> LossScaleState:
+        return state._replace(skipped=state.skipped_with(finite))
 
 
 @dataclass(frozen=True)
 class AutomaticLossScale:
-    """Multiplies the loss by a factor that grows until gradients come near to overflow.
+    """A loss scale that grows until gradients come close to overflow.
 
-    Every `period` updates the share of the gradients' elements whose size is above `edge` decides:
-    if it is larger than `threshold` the factor is divided by `step`, else multiplied. It never
-    falls below 1 and stays below `limit`. An update whose gradients overflow is left out, and
-    divides the factor at once. The defaults are those of Graphcore's software.
+    Every `period` updates, the fraction of the gradients' elements whose absolute value is above
+    `edge` decides: if it is larger than `threshold`, the loss scale is divided by `step`, otherwise
+    it is multiplied by `step`. It never falls below 1 and stays below `limit`. An update whose
+    gradients overflow is skipped, and divides the loss scale at once. The defaults are those of
+    Graphcore's software.
 
     Args:
-        initial: the factor to begin with, at least 1 and below `limit`.
+        initial: the first loss scale, at least 1 and below `limit`.
         period: updates from one decision to the next.
-        step: what the factor is multiplied or divided by, above 1.
-        limit: what the factor stays below.
-        threshold: the share of large elements from which on the factor falls, between 0 and 1.
-        edge: the size above which an element is large: 65504 is the largest number of float16,
-            so that only what overflowed counts; a lower one, such as 2**13, keeps a distance.
+        step: the factor by which the loss scale is multiplied or divided, above 1.
+        limit: upper bound of the loss scale, which it does not reach.
+        threshold: the fraction of large elements above which the loss scale falls, between 0 and 1.
+        edge: the absolute value above which an element is large. 65504 is the largest number of
+            float16, so that only overflow counts; a smaller one, such as 2**13, keeps a distance.
         captured_only: whether only gradients count that `ipu.keras.layers` capture, instead of
             those of the weights.
 
@@ -118,14 +135,14 @@ class AutomaticLossScale:
                     f"must be {expected}."
                 )
 
-    def begin(self) -> Scaling:
-        return _begin(self.initial)
+    def begin(self) -> LossScaleState:
+        return LossScaleState.begin(self.initial)
 
-    def chosen(self, gradients: Arrays, captured: Arrays) -> Arrays:
-        """Return those gradients that count.
+    def select(self, gradients: Arrays, captured: Arrays) -> Arrays:
+        """Return the gradients that count.
 
         Raises:
-            ValueError: if those that were captured are to count, and none was.
+            ValueError: if only captured gradients count, and none was captured.
         """
         if self.captured_only and not captured:
             raise ValueError(
@@ -134,31 +151,31 @@ class AutomaticLossScale:
             )
         return captured if self.captured_only else gradients
 
-    def count(self, scaling: Scaling, gradients: Arrays) -> Scaling:
-        """Count what is large in the gradients of one micro-batch, scaled as they are."""
-        # Whole numbers within a tensor: float32 stops counting ones at 2**24.
+    def count(self, state: LossScaleState, gradients: Arrays) -> LossScaleState:
+        """Count the large elements of the scaled gradients of one micro-batch."""
+        # Integers within a tensor: float32 stops counting ones at 2**24.
         large = [
             jnp.sum(~(jnp.abs(gradient) <= self.edge), dtype=jnp.int32) for gradient in gradients
         ]
-        return scaling._replace(
-            large=scaling.large + sum(one.astype(jnp.float32) for one in large),
-            counted=scaling.counted + float(sum(gradient.size for gradient in gradients)),
+        return state._replace(
+            large=state.large + sum(one.astype(jnp.float32) for one in large),
+            counted=state.counted + float(sum(gradient.size for gradient in gradients)),
         )
 
-    def decide(self, scaling: Scaling, finite: jax.Array) -> Scaling:
-        """Choose the factor of the next update, after one that took place if `finite`."""
-        updates = scaling.updates + 1
+    def decide(self, state: LossScaleState, finite: jax.Array) -> LossScaleState:
+        """Choose the loss scale of the next update, after one that took place if `finite`."""
+        updates = state.updates + 1
         due = (updates == self.period) | ~finite
-        falls = (scaling.large > self.threshold * scaling.counted) | ~finite
-        proposed = jnp.where(falls, scaling.factor / self.step, scaling.factor * self.step)
+        falls = (state.large > self.threshold * state.counted) | ~finite
+        proposed = jnp.where(falls, state.loss_scale / self.step, state.loss_scale * self.step)
         accepted = due & (proposed >= 1) & (proposed < self.limit)
-        return Scaling(
-            factor=jnp.where(accepted, proposed, scaling.factor),
-            previous=jnp.where(accepted, scaling.factor, scaling.previous),
+        return LossScaleState(
+            loss_scale=jnp.where(accepted, proposed, state.loss_scale),
+            previous=jnp.where(accepted, state.loss_scale, state.previous),
             updates=jnp.where(due, 0, updates),
-            large=jnp.where(due, 0.0, scaling.large),
-            counted=jnp.where(due, 0.0, scaling.counted),
-            skipped=_count_skipped(scaling, finite),
+            large=jnp.where(due, 0.0, state.large),
+            counted=jnp.where(due, 0.0, state.counted),
+            skipped=state.skipped_with(finite),
         )
 
 
@@ -166,7 +183,7 @@ LossScale = StaticLossScale | AutomaticLossScale
 
 
 def find(loss_scale: float | str | LossScale | None) -> LossScale | None:
-    """Return what the argument `loss_scale` of a strategy stands for."""
+    """Return the loss scale for the argument `loss_scale` of a strategy."""
     if loss_scale is None or isinstance(loss_scale, LossScale):
         return loss_scale
     if loss_scale == "auto":
@@ -174,24 +191,24 @@ def find(loss_scale: float | str | LossScale | None) -> LossScale | None:
     return StaticLossScale(cast(float, loss_scale))
 
 
-def scale_loss(compute: Compute, factor: jax.Array | None) -> Compute:
-    """Multiply the loss that is differentiated; the one that is reported is beside it, unscaled."""
-    if factor is None:
+def scale_loss(compute: Compute, loss_scale: jax.Array | None) -> Compute:
+    """Multiply the loss that is differentiated; the one in the auxiliary data stays unscaled."""
+    if loss_scale is None:
         return compute
 
-    def scaled(*args: Any, **kwargs: Any) -> tuple[jax.Array, Any]:
-        loss, beside = compute(*args, **kwargs)
-        return loss.astype(np.promote_types(loss.dtype, jnp.float32)) * factor, beside
+    def scaled(*args: PyTree, **kwargs: PyTree) -> tuple[jax.Array, PyTree]:
+        loss, auxiliary = compute(*args, **kwargs)
+        return loss.astype(np.promote_types(loss.dtype, jnp.float32)) * loss_scale, auxiliary
 
     return scaled
 
 
-def unscale(gradients: Arrays, factor: jax.Array) -> Arrays:
-    """Divide gradients by the factor of their loss, at least in float32, where small ones fit."""
+def unscale(gradients: Arrays, loss_scale: jax.Array) -> Arrays:
+    """Divide gradients by the loss scale, at least in float32, where small ones fit."""
     wide = [
         gradient.astype(np.promote_types(gradient.dtype, jnp.float32)) for gradient in gradients
     ]
-    return [gradient / factor.astype(gradient.dtype) for gradient in wide]
+    return [gradient / loss_scale.astype(gradient.dtype) for gradient in wide]
 
 
 def all_finite(gradients: Arrays) -> jax.Array:
@@ -199,21 +216,6 @@ def all_finite(gradients: Arrays) -> jax.Array:
     for gradient in gradients:
         finite &= jnp.all(jnp.isfinite(gradient))
     return finite
-
-
-def _count_skipped(scaling: Scaling, finite: jax.Array) -> jax.Array:
-    return scaling.skipped + (~finite).astype(jnp.int32)
-
-
-def _begin(factor: float) -> Scaling:
-    return Scaling(
-        factor=jnp.float32(factor),
-        previous=jnp.float32(factor),
-        updates=jnp.int32(0),
-        large=jnp.float32(0),
-        counted=jnp.float32(0),
-        skipped=jnp.int32(0),
-    )
 
 
 def _is_number(value: object) -> bool:

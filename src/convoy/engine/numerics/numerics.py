@@ -1,36 +1,39 @@
-"""What a strategy says about the numbers of a weight update, and what a run carries on for it."""
+"""Mixed-precision settings of a strategy, and the state that training carries for them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
 from convoy import keras_bridge
-from convoy.engine.numerics.loss_scale import LossScale, Scaling
+from convoy.engine.numerics.loss_scale import LossScale, LossScaleState
 from convoy.precision import Precision
+from convoy.types import Arrays, Logs
 
-Arrays = list[jax.Array]
 StochasticRounding = Literal["off", "on", "replica_identical"]
 
-FACTOR = "loss_scaling_factor"
-SKIPPED = "skipped_updates"
-REPORTED = (FACTOR, SKIPPED)
+LOSS_SCALE_LOG = "loss_scaling_factor"
+SKIPPED_LOG = "skipped_updates"
+LOGS = (LOSS_SCALE_LOG, SKIPPED_LOG)
 
 _KEY_TYPE = "threefry2x32"
+
+# Names of the variables in checkpoints: those of `LossScaleState`, then the key.
+_VARIABLE_NAMES = ("factor", "previous", "updates", "large", "counted", "skipped", "rounding_key")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a strategy says about numbers.
+    """Precision, loss scale and rounding of a strategy.
 
     Attributes:
-        precision: in what its models compute and are updated; `None` leaves that to Keras.
-        loss_scale: how the loss is scaled; `None` leaves that to Keras.
-        stochastic_rounding: whether the update of 16-bit weights is rounded by chance.
+        precision: types of computation and of weights; `None` leaves them to Keras.
+        loss_scale: the loss scale; `None` leaves it to Keras.
+        stochastic_rounding: whether the update of 16-bit weights is rounded stochastically.
     """
 
     precision: Precision | None = None
@@ -49,16 +52,12 @@ class Settings:
     def rounds(self) -> bool:
         return self.stochastic_rounding != "off"
 
-    @property
-    def active(self) -> bool:
-        return self.loss_scale is not None or self.rounds
-
 
 class Numerics:
-    """The settings for one model, with the variables that its training carries on.
+    """The settings of one model, with the variables that its training needs for them.
 
-    `State.numerics` holds the values of these variables: those of `Scaling`, then a random key.
-    Where nothing is set there are none, and a program is what it would be without this file.
+    `State.numerics` holds the values of these variables: those of `LossScaleState`, then a random
+    key. Without loss scaling and rounding there are none, and programs contain nothing of this.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -67,56 +66,57 @@ class Numerics:
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """The variables, for a checkpoint to keep; a saved model stays plain Keras without them."""
-        if not self.settings.active:
+        """The variables, which checkpoints contain; a saved Keras model does not."""
+        settings = self.settings
+        if settings.loss_scale is None and not settings.rounds:
             return []
         if self._variables is None:
-            self._variables = _make_variables(self.settings.loss_scale)
+            self._variables = _make_variables(settings.loss_scale)
         return self._variables
 
     @property
-    def scaling(self) -> Scaling | None:
-        """How far loss scaling has come, as plain numbers; `None` if the strategy has none."""
+    def loss_scale_state(self) -> LossScaleState | None:
+        """The state of loss scaling as Python numbers; `None` if the strategy has no loss scale."""
         if self.settings.loss_scale is None:
             return None
-        *scaling, _ = self.variables
-        return Scaling(*(np.asarray(variable.value).item() for variable in scaling))
+        *state, _ = self.variables
+        return LossScaleState(*(np.asarray(variable.value).item() for variable in state))
 
-    def logs(self, numerics: Arrays) -> dict[str, Any]:
-        """Return what training reports beside the metrics."""
+    def logs(self, numerics: Arrays) -> Logs:
+        """Return what training logs beside the metrics."""
         if self.settings.loss_scale is None or not numerics:
             return {}
-        scaling, _ = unpack(numerics)
-        return {FACTOR: scaling.factor, SKIPPED: scaling.skipped}
+        state, _ = unpack(numerics)
+        return {LOSS_SCALE_LOG: state.loss_scale, SKIPPED_LOG: state.skipped}
 
-    def factor(self, numerics: Arrays) -> jax.Array | None:
-        """Return what the loss of a micro-batch is multiplied by."""
-        return unpack(numerics)[0].factor if self.settings.loss_scale else None
+    def loss_scale(self, numerics: Arrays) -> jax.Array | None:
+        """Return the current loss scale."""
+        return unpack(numerics)[0].loss_scale if self.settings.loss_scale else None
 
     def count(self, numerics: Arrays, gradients: Arrays, captured: Arrays) -> Arrays:
-        """Take the statistics of the gradients of one micro-batch on one replica.
+        """Add the statistics of the gradients of one micro-batch on one replica.
+
+        Replicas add up what this adds; all other values are the same on each of them.
 
         Args:
-            numerics: the state.
-            gradients: of the weights.
-            captured: of tensors that a layer captures.
-
-        Replicas add up what this adds: all else in `State.numerics` is the same on each of them.
+            numerics: values of the variables.
+            gradients: gradients of the weights.
+            captured: gradients of tensors that a layer captures.
         """
-        if self.settings.loss_scale is None:
-            return numerics
-        scaling, key = unpack(numerics)
         loss_scale = self.settings.loss_scale
-        return pack(loss_scale.count(scaling, loss_scale.chosen(gradients, captured)), key)
+        if loss_scale is None:
+            return numerics
+        state, key = unpack(numerics)
+        return pack(loss_scale.count(state, loss_scale.select(gradients, captured)), key)
 
 
-def unpack(numerics: Arrays) -> tuple[Scaling, jax.Array]:
-    *scaling, key = numerics
-    return Scaling(*scaling), key
+def unpack(numerics: Arrays) -> tuple[LossScaleState, jax.Array]:
+    *state, key = numerics
+    return LossScaleState(*state), key
 
 
-def pack(scaling: Scaling, key: jax.Array) -> Arrays:
-    return [*scaling, key]
+def pack(state: LossScaleState, key: jax.Array) -> Arrays:
+    return [*state, key]
 
 
 def split_key(key: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -130,8 +130,9 @@ def _make_variables(loss_scale: LossScale | None) -> list[keras.Variable]:
     if seed is None:
         seed = int(np.random.SeedSequence().generate_state(1)[0])
     key = jax.random.key_data(jax.random.key(seed, impl=_KEY_TYPE))
-    begin = loss_scale.begin() if loss_scale else Scaling(*[jnp.zeros(())] * len(Scaling._fields))
+    zeros = LossScaleState(*[jnp.zeros(())] * len(LossScaleState._fields))
+    values = pack(loss_scale.begin() if loss_scale else zeros, key)
     return [
         keras.Variable(value, dtype=value.dtype.name, trainable=False, name=name)
-        for name, value in [*begin._asdict().items(), ("rounding_key", key)]
+        for name, value in zip(_VARIABLE_NAMES, values, strict=True)
     ]

@@ -1,57 +1,62 @@
-"""One weight update from several micro-batches."""
+"""Gradient accumulation: one weight update from several micro-batches."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-from convoy.engine.execution_config import Accumulation
-from convoy.engine.state import Arrays, State, like
-from convoy.engine.step.loss_denominators import Answers, answered_by, mean_over_update
-from convoy.engine.step.step import GradientStep, Logs, Parts, Position
+from convoy.engine.execution_config import ExecutionConfig
+from convoy.engine.state import State, like
+from convoy.engine.step.global_batch import Denominators, mean_over_update, use_denominators
+from convoy.engine.step.step import DenominatorStep, GradientStep, Position
+from convoy.types import Arrays, Logs
 
 
-def accumulate(step: GradientStep, accumulation: Accumulation, parts: Parts) -> GradientStep:
+def accumulate(
+    step: GradientStep, config: ExecutionConfig, denominators_of: DenominatorStep
+) -> GradientStep:
     """Repeat `step` over the micro-batches of a weight update and add up their gradients.
 
-    Statistics, random states and metrics go on from micro-batch to micro-batch. Only the sum is
-    kept, so the memory does not grow with the count.
+    Statistics, random states and metrics carry over from micro-batch to micro-batch. Only the sum
+    of the gradients is kept, so memory does not grow with `gradient_accumulation`.
 
     Args:
         step: computes the gradients of a micro-batch.
-        accumulation: how many there are, and how they are added up.
-        parts: finds what a micro-batch has of the sums that the loss divides by.
+        config: the number of micro-batches, and the reduction and type of the sum.
+        denominators_of: computes a micro-batch's own parts of the loss's denominators.
     """
-    count = accumulation.count
-    if count == 1:
+    gradient_accumulation = config.gradient_accumulation
+    if gradient_accumulation == 1:
         return step
 
-    def accumulated(state: State, position: Position) -> tuple[State, Arrays, Logs]:
+    def accumulating_step(state: State, position: Position) -> tuple[State, Arrays, Logs]:
         source, index = position
 
-        def at(number: Any) -> Position:
-            return source, index * count + number
+        def at(number: jax.Array | int) -> Position:
+            return source, index * gradient_accumulation + number
 
-        def body(number: jax.Array, carry: tuple[State, Arrays, Logs]) -> Any:
+        def body(
+            number: jax.Array, carry: tuple[State, Arrays, Logs]
+        ) -> tuple[State, Arrays, Logs]:
             state, total, _ = carry
             new, gradients, logs = step(state, at(number))
             return like(new, state), jax.tree.map(add, total, gradients), logs
 
-        # Scaled before it is added: a sum of halves overflows where their mean does not.
-        scale = 1 / count if accumulation.reduction == "mean" else 1
+        # Scaled before it is added: a sum of 16-bit numbers overflows where their mean does not.
+        scale = 1 / gradient_accumulation if config.accumulation_reduction == "mean" else 1
 
         def add(total: jax.Array, gradient: jax.Array) -> jax.Array:
             return total + gradient.astype(total.dtype) * scale
 
-        answers = Answers()
-        with answered_by(answers):
+        denominators = Denominators()
+        with use_denominators(denominators):
             _, gradients, logs = jax.eval_shape(lambda: step(state, at(0)))
-        if answers.asked:
-            answers.means = mean_over_update(lambda number: parts(state, at(number)), count)
-        nothing = [jnp.zeros(g.shape, accumulation.dtype or g.dtype) for g in gradients]
-        empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), logs)
-        with answered_by(answers):
-            return jax.lax.fori_loop(0, count, body, (state, nothing, empty))
+        if denominators.are_used:
+            denominators.means = mean_over_update(
+                lambda number: denominators_of(state, at(number)), gradient_accumulation
+            )
+        zeros = [jnp.zeros(g.shape, config.accumulation_dtype or g.dtype) for g in gradients]
+        no_logs = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), logs)
+        with use_denominators(denominators):
+            return jax.lax.fori_loop(0, gradient_accumulation, body, (state, zeros, no_logs))
 
-    return accumulated
+    return accumulating_step

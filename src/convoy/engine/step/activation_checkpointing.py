@@ -1,7 +1,11 @@
-"""Activations that are computed again in the backward pass instead of being kept.
+"""Activation checkpointing: activations that are computed again instead of being kept.
 
-A functional model is cut into runs of consecutive calls. What a run computes is not kept, only what
-goes into it; its backward pass computes it once more.
+A functional model is divided into segments of consecutive calls. Of a checkpointed segment only the
+inputs are kept; the backward pass computes its activations again.
+
+    kept           o----o----o----o----o         checkpointed       o---------|---------o
+    forward        a1   a2   a3   a4   loss                         a1   (a2   a3)   a4   loss
+    backward       g1 < g2 < g3 < g4 <                              g1 < a2 > a3 > g3 < g4 <
 """
 
 from __future__ import annotations
@@ -10,13 +14,13 @@ import difflib
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import keras
-from convoy.engine.state import Arrays, State
-from convoy.engine.step.step import GradientStep, Logs, Position
+from convoy.engine.state import State
+from convoy.engine.step.step import GradientStep, Position
 from convoy.keras_bridge import (
     GraphCall,
     get_keras_mask,
@@ -26,82 +30,89 @@ from convoy.keras_bridge import (
     replaced_graph_run,
     set_keras_mask,
 )
+from convoy.types import Arrays, Logs, PyTree
 
-Remat = int | Sequence[str] | None
-Wrap = Callable[[Any], Callable[..., Any]]
-Tensors = dict[int, Any]
+Wrap = Callable[[keras.Operation], Callable[..., PyTree]]
+Tensors = dict[int, jax.Array]
+"""By the identity of the symbolic tensors that they stand for."""
 
 
-class Run(NamedTuple):
-    """Consecutive calls, and whether what they compute is kept for the backward pass."""
+class Segment(NamedTuple):
+    """Consecutive calls, and whether their activations are kept for the backward pass."""
 
     calls: list[GraphCall]
     kept: bool
 
 
-def runs_of(model: keras.Model, activation_checkpointing: Remat, samples: int) -> list[Run]:
-    """Cut a model's calls into runs.
+def segments_of(
+    model: keras.Model,
+    activation_checkpointing: int | str | Sequence[str] | None,
+    samples: int,
+) -> list[Segment]:
+    """Divide the calls of a model into segments.
 
     Args:
         model: a functional or sequential model.
-        activation_checkpointing: patterns of layer names whose activations are not kept, or the
-            number of bytes that activations may take.
-        samples: in a micro-batch.
+        activation_checkpointing: patterns of the names of layers whose activations are not kept, or
+            the number of bytes that activations may take.
+        samples: samples in a local batch.
 
     Raises:
-        ValueError: if the model has no graph, or a pattern fits none of its layers.
+        ValueError: if the model has no graph, or a pattern matches none of its layers.
     """
     if activation_checkpointing is None:
         return []
     calls = None if is_subclassed(model) else graph_calls(model)
     if calls is None:
         raise ValueError(
-            f"activation_checkpointing was asked for, but {model.name!r} is a "
-            "subclassed model, without a graph to cut. Make it functional, or use "
-            "keras.remat inside of its call()."
+            f"activation_checkpointing was passed, but {model.name!r} is a subclassed model, "
+            "without a graph to divide. Make it functional, or use keras.remat inside of its "
+            "call()."
         )
     if isinstance(activation_checkpointing, int):
         return _by_memory(calls, activation_checkpointing, samples)
-    return _by_name(
-        model,
-        calls,
-        [activation_checkpointing]
-        if isinstance(activation_checkpointing, str)
-        else activation_checkpointing,
-    )
+    if isinstance(activation_checkpointing, str):
+        activation_checkpointing = [activation_checkpointing]
+    return _by_name(model, calls, activation_checkpointing)
 
 
-def rematerialise(step: GradientStep, model: keras.Model, runs: list[Run]) -> GradientStep:
-    """Have a step's model forget what its runs do not keep."""
-    if all(run.kept for run in runs):
+def checkpoint_activations(
+    step: GradientStep, model: keras.Model, segments: list[Segment]
+) -> GradientStep:
+    """Make a step compute the activations of checkpointed segments again."""
+    if all(segment.kept for segment in segments):
         return step
-    after = _needed_after(runs, graph_outputs(model))
+    after = _needed_after(segments, graph_outputs(model))
 
     def run_all(tensors: Tensors, wrap: Wrap) -> None:
-        for run, needed in zip(runs, after, strict=True):
-            if run.kept:
-                for call in run.calls:
+        for segment, needed in zip(segments, after, strict=True):
+            if segment.kept:
+                for call in segment.calls:
                     call.run(tensors, wrap)
             else:
-                _run_forgetting(model, run.calls, needed, tensors, wrap)
+                _run_checkpointed(model, segment.calls, needed, tensors, wrap)
 
-    def rematerialised(state: State, position: Position) -> tuple[State, Arrays, Logs]:
+    def checkpointing_step(state: State, position: Position) -> tuple[State, Arrays, Logs]:
         with replaced_graph_run(model, run_all):
             return step(state, position)
 
-    return rematerialised
+    return checkpointing_step
 
 
-def _run_forgetting(
+def _run_checkpointed(
     model: keras.Model, calls: list[GraphCall], needed: set[int], tensors: Tensors, wrap: Wrap
 ) -> None:
-    """Run calls as one pure function, so that JAX can run it again in the backward pass."""
+    """Run calls as one pure function, which JAX can run again in the backward pass.
+
+    Everything that layers change besides their outputs (masks, variables, losses) goes through
+    arguments and results of that function.
+    """
     made = {output for call in calls for output in call.outputs}
     inputs = {i: tensors[i] for call in calls for i in call.inputs if i in tensors}
     masks = {i: get_keras_mask(tensor) for i, tensor in inputs.items()}
     variables = list({id(v): v for call in calls for v in call.variables}.values())
 
-    def compute(values: list[jax.Array], inputs: Tensors, masks: Tensors) -> Any:
+    def compute(values: Arrays, inputs: Tensors, masks: dict[int, jax.Array | None]) -> PyTree:
         local = dict(inputs)
         for i, mask in masks.items():
             if mask is not None:
@@ -127,17 +138,17 @@ def _run_forgetting(
         model.add_loss(loss)
 
 
-def _needed_after(runs: list[Run], outputs: list[int]) -> list[set[int]]:
-    """Return for every run what is read after it."""
+def _needed_after(segments: list[Segment], outputs: list[int]) -> list[set[int]]:
+    """Return for every segment the tensors that are read after it."""
     needed = set(outputs)
     after = []
-    for run in reversed(runs):
+    for segment in reversed(segments):
         after.append(set(needed))
-        needed |= {i for call in run.calls for i in call.inputs}
+        needed |= {i for call in segment.calls for i in call.inputs}
     return after[::-1]
 
 
-def _by_name(model: keras.Model, calls: list[GraphCall], patterns: Sequence[str]) -> list[Run]:
+def _by_name(model: keras.Model, calls: list[GraphCall], patterns: Sequence[str]) -> list[Segment]:
     names = list(dict.fromkeys(call.name for call in calls))
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
@@ -146,20 +157,23 @@ def _by_name(model: keras.Model, calls: list[GraphCall], patterns: Sequence[str]
                 f"activation_checkpointing: {pattern!r} is not the name of a layer of "
                 f"{model.name!r}, nor a pattern of one. Did you mean {' or '.join(near)}?"
             )
-    runs: list[Run] = []
+    segments: list[Segment] = []
     for call in calls:
         kept = not any(fnmatchcase(call.name, pattern) for pattern in patterns)
-        if not runs or runs[-1].kept != kept:
-            runs.append(Run([], kept))
-        runs[-1].calls.append(call)
-    return runs
+        if not segments or segments[-1].kept != kept:
+            segments.append(Segment([], kept))
+        segments[-1].calls.append(call)
+    return segments
 
 
-def _by_memory(calls: list[GraphCall], budget: int, samples: int) -> list[Run]:
-    """Forget as little as fits into the budget: find the smallest number of runs that does."""
+def _by_memory(calls: list[GraphCall], budget: int, samples: int) -> list[Segment]:
+    """Find the smallest number of segments whose activations fit into the budget.
+
+    The backward pass holds the inputs of all segments, and the activations of one of them.
+    """
     sizes = [_bytes(call, samples) for call in calls]
     if sum(sizes) <= budget:
-        return [Run(calls, kept=True)]
+        return [Segment(calls, kept=True)]
     borders = _borders(calls)
     best: tuple[int, list[list[int]]] | None = None
     for count in range(2, len(borders) + 2):
@@ -171,15 +185,15 @@ def _by_memory(calls: list[GraphCall], budget: int, samples: int) -> list[Run]:
         if need <= budget:
             break
     parts = best[1] if best else [list(range(len(calls)))]
-    # What the last run computes is read at once: it is the first to go backwards.
+    # The backward pass reads the activations of the last segment at once, so these are kept.
     return [
-        Run([calls[i] for i in part], kept=number == len(parts) - 1)
+        Segment([calls[i] for i in part], kept=number == len(parts) - 1)
         for number, part in enumerate(parts)
     ]
 
 
 def _borders(calls: list[GraphCall]) -> list[int]:
-    """Return the calls after which only what they computed themselves is still read."""
+    """Return the calls after which no tensor but their own outputs is read."""
     last_use = {i: position for position, call in enumerate(calls) for i in call.inputs}
     live: set[int] = set()
     borders = []
@@ -191,7 +205,7 @@ def _borders(calls: list[GraphCall]) -> list[int]:
 
 
 def _divide(sizes: list[int], borders: list[int], count: int) -> list[list[int]]:
-    """Cut at borders into about `count` parts of about the same size."""
+    """Divide at borders into about `count` parts of about the same size."""
     target = sum(sizes) / count
     parts: list[list[int]] = [[]]
     filled = 0

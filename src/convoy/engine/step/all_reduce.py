@@ -1,38 +1,58 @@
 """Sums over replicas, of many arrays in few exchanges.
 
-Replicas wait for each other in every exchange, however small, so arrays are joined into buckets.
+Replicas wait for each other in every exchange, even a small one, so arrays are joined into buckets.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from contextvars import ContextVar
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from convoy import distributed
-from convoy.engine.replica_axis import AXIS
-from convoy.engine.state import Arrays
+from convoy.engine.data.placement import AXIS
+from convoy.types import Arrays, PyTree
 
 Reduction = Literal["mean", "sum"]
-Reduce = Callable[[Arrays, Any], tuple[Arrays, Any]]
+Reduce = Callable[[Arrays, PyTree], tuple[Arrays, PyTree]]
 
-# With whom replicas swap, by how many there are.
-_SWAPPING = {2: (1,), 4: (1, 2)}
+# The distances at which replicas exchange arrays, by the number of replicas.
+_DISTANCES = {2: (1,), 4: (1, 2)}
+
+_replicas_in_trace: ContextVar[int] = ContextVar("convoy_replicas", default=1)
+
+
+def replicas_in_trace() -> int:
+    """Return the number of replicas that will run the function that is being traced."""
+    return _replicas_in_trace.get()
+
+
+@contextlib.contextmanager
+def trace_for_replicas(replicas: int) -> Iterator[None]:
+    """Set the value of `replicas_in_trace` in the block."""
+    token = _replicas_in_trace.set(replicas)
+    try:
+        yield
+    finally:
+        _replicas_in_trace.reset(token)
 
 
 def reducer(reduction: Reduction, reduction_bucket: int) -> Reduce:
-    """Return what takes the mean or the sum of gradients over all replicas.
+    """Return a function that reduces gradients over all replicas.
 
-    It takes a tree of other arrays, too, and returns their sums: they travel with the gradients.
+    It also takes a PyTree of other arrays, and returns their sums: they are sent with the
+    gradients.
 
     Args:
         reduction: `"mean"` or `"sum"`.
-        reduction_bucket: gradients of one type are joined until they reach this size, and reduced
-            together. 0 reduces each by itself.
+        reduction_bucket: bytes up to which gradients of one type are joined and reduced together;
+            0 reduces each by itself.
     """
 
-    def reduce(gradients: Arrays, others: Any) -> tuple[Arrays, Any]:
+    def reduce(gradients: Arrays, others: PyTree) -> tuple[Arrays, PyTree]:
         leaves, structure = jax.tree.flatten(others)
         sums = _sums([*gradients, *leaves], _buckets(gradients, leaves, reduction_bucket))
         reduced = sums[: len(gradients)]
@@ -43,42 +63,46 @@ def reducer(reduction: Reduction, reduction_bucket: int) -> Reduce:
     return reduce
 
 
-def total(tree: Any) -> Any:
-    """Add up each array of a tree over all replicas, in one exchange for each type of number."""
+def total(tree: PyTree) -> PyTree:
+    """Add up each array of a PyTree over all replicas, in one exchange for each dtype."""
     return reducer("sum", 0)([], tree)[1]
 
 
 def is_floating(value: jax.Array) -> bool:
-    """Whether replicas take the mean of it: what is counted is the same on each."""
+    """Return whether replicas average a value; integers are the same on each of them."""
     return bool(jnp.issubdtype(value.dtype, jnp.floating))
 
 
 def mean(value: jax.Array, summed: jax.Array | None) -> jax.Array:
-    """Return the mean over replicas of a value by its sum, or itself where there is none."""
+    """Return the mean over replicas given the sum, or the value itself if there is no sum."""
     return value if summed is None else summed / jax.lax.axis_size(AXIS)
 
 
 def _sums(arrays: Arrays, buckets: Iterator[list[int]]) -> Arrays:
     sums = list(arrays)
     for bucket in buckets:
-        joined = _sum(_join([arrays[position] for position in bucket]))
-        parts = _part(joined, [arrays[position] for position in bucket])
-        for position, part in zip(bucket, parts, strict=True):
-            sums[position] = part
+        joined = _sum(_join([arrays[index] for index in bucket]))
+        parts = _split(joined, [arrays[index] for index in bucket])
+        for index, part in zip(bucket, parts, strict=True):
+            sums[index] = part
     return sums
 
 
 def _sum(array: jax.Array) -> jax.Array:
     """Add up an array over all replicas.
 
-    Between processes on CPUs, JAX sums by Gloo, which passes parts of the array around twice. A few
-    replicas swap the whole of it with a neighbour instead, then with one two places on: for 300 KB
-    and two processes that takes half the time. All end with the same bits: a + b is b + a.
+    Between processes on CPUs, JAX uses Gloo's ring algorithm, which sends parts of the array
+    around twice. Two or four replicas exchange all of it instead, first with a neighbour and then
+    at distance two: for 300 KB and two processes this takes half the time. All replicas get the
+    same bits, as a + b equals b + a.
+
+        distance 1:   0 <-> 1   2 <-> 3
+        distance 2:   0 <-> 2   1 <-> 3
     """
     replicas = jax.lax.axis_size(AXIS)
-    if replicas not in _SWAPPING or distributed.count() == 1 or jax.default_backend() != "cpu":
+    if replicas not in _DISTANCES or distributed.count() == 1 or jax.default_backend() != "cpu":
         return jax.lax.psum(array, AXIS)
-    for distance in _SWAPPING[replicas]:
+    for distance in _DISTANCES[replicas]:
         pairs = [(replica, replica ^ distance) for replica in range(replicas)]
         array = array + jax.lax.ppermute(array, AXIS, pairs)
     return array
@@ -90,8 +114,8 @@ def _join(arrays: Arrays) -> jax.Array:
     return jnp.concatenate([array.ravel() for array in arrays])
 
 
-def _part(joined: jax.Array, like: Arrays) -> Iterator[jax.Array]:
-    """Take apart what `_join` has joined."""
+def _split(joined: jax.Array, like: Arrays) -> Iterator[jax.Array]:
+    """Split what `_join` has joined."""
     if len(like) == 1:
         yield joined
         return
@@ -101,20 +125,19 @@ def _part(joined: jax.Array, like: Arrays) -> Iterator[jax.Array]:
         start += array.size
 
 
-def _buckets(gradients: Arrays, others: Arrays, limit: int) -> Iterator[list[int]]:
-    """Yield the positions of arrays that are reduced together; the others go with the last."""
+def _buckets(gradients: Arrays, others: Arrays, reduction_bucket: int) -> Iterator[list[int]]:
+    """Yield the indices of arrays that are reduced together; the others go with the last."""
     arrays = [*gradients, *others]
     for dtype in dict.fromkeys(array.dtype for array in arrays):
         bucket: list[int] = []
         filled = 0
-        for position, array in enumerate(arrays):
+        for index, array in enumerate(arrays):
             if array.dtype != dtype:
                 continue
-            is_gradient = position < len(gradients)
-            if is_gradient and bucket and filled + array.nbytes > limit:
+            is_gradient = index < len(gradients)
+            if is_gradient and bucket and filled + array.nbytes > reduction_bucket:
                 yield bucket
                 bucket, filled = [], 0
-            bucket.append(position)
+            bucket.append(index)
             filled += array.nbytes
-        if bucket:
-            yield bucket
+        yield bucket

@@ -1,8 +1,13 @@
-"""What a step computes from weights alone, done once for many device calls.
+"""Constant folding for steps that do not train: values that follow from weights alone.
 
-A step that does not train returns most of its state as it got it. From those values follow folded
-and packed weights and whatever else a layer makes of its weights alone; they are computed when the
-weights have changed, and kept beside them in between.
+    weights ----> early equations ----> folded weights ---+
+       |         (run when weights change)                |
+       +--------------------------------------------------+--> late equations --> outputs
+    batch, random state, metrics -------------------------+   (run for every batch)
+
+The step is traced once, and its equations are divided into those that depend on constants only,
+such as batch normalisation folded into a convolution or weights packed for a CPU kernel, and the
+others. The early ones run when a weight has changed; their results are kept beside the weights.
 """
 
 from __future__ import annotations
@@ -11,88 +16,103 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any
 
 import jax
-from convoy.engine.replica_axis import AXIS, as_if_replicated
-from convoy.engine.state import Arrays, State
-from convoy.engine.step.replicate import Roles
-from convoy.engine.step.step import Fetch, Forward
+from convoy.engine.data.fetch import Fetch
+from convoy.engine.data.placement import AXIS, REPLICATED
+from convoy.engine.state import State
+from convoy.engine.step.all_reduce import trace_for_replicas
+from convoy.engine.step.replicate import Roles, over_replicas
+from convoy.engine.step.step import ForwardStep, Position
 from convoy.jaxpr import Trace, evaluate, needed_for, read
+from convoy.types import Arrays, Batch, PyTree, Shapes
 from jax.extend.core import Var
 
-Step = Callable[[State, Any], tuple[State, Any]]
+BatchStep = Callable[[State, Batch], tuple[State, PyTree]]
 Rewrite = Callable[[Trace, Collection[Var]], Trace]
 
-# Programs whose prepared values are kept: say, whole batches and the last one of two modes.
+# Programs whose folded weights are kept: for example complete and incomplete batches in two modes.
 KEPT_PROGRAMS = 4
 
 
-class Hoisted:
-    """A step without training, divided into what depends on constants only, and the rest."""
+class FoldedStep:
+    """A step without training, divided into early and late equations."""
 
     @classmethod
     def of(
         cls,
-        step: Step,
-        state: State,
-        batch: Any,
+        step: BatchStep,
+        state: Shapes,
+        batch: Shapes,
         roles: Roles,
         rewrite: Rewrite,
         mesh: jax.sharding.Mesh | None,
         replicas: int,
-    ) -> Hoisted | None:
-        """Divide a step, unless it has effects, or looks at other replicas.
+    ) -> FoldedStep | None:
+        """Divide a step; return `None` if it has effects, or communicates with other replicas.
 
         Args:
-            step: the step; it must return trainable variables as they are.
-            state: the shapes and types of its state.
-            batch: those of a batch.
-            roles: what the state's variables are.
-            rewrite: is given the step's trace and those of its inputs that are constant.
-            mesh: the devices it will run on, if not only JAX's default one.
-            replicas: how many of them divide a batch.
+            step: the step, which must return trainable variables unchanged.
+            state: shapes and types of its state.
+            batch: shapes and types of a batch.
+            roles: the roles of the state's variables.
+            rewrite: takes the step's trace and those of its inputs that are constant, and returns
+                an optimised trace.
+            mesh: the devices that it will run on, if not only JAX's default one.
+            replicas: replicas that divide a batch.
         """
-        with as_if_replicated(replicas):
+        with trace_for_replicas(replicas):
             trace, structure = _trace(step, state, batch, replicas)
         return None if trace.has_effects else cls(trace, structure, state, roles, rewrite, mesh)
 
     def __init__(
         self,
         trace: Trace,
-        structure: Any,
-        state: State,
+        structure: jax.tree_util.PyTreeDef,
+        state: Shapes,
         roles: Roles,
         rewrite: Rewrite,
         mesh: jax.sharding.Mesh | None,
     ) -> None:
+        # Inputs and outputs of the trace are flat lists, in the order of `State`:
+        #
+        #     inputs    trainable | non-trainable | metrics | batch
+        #     outputs   trainable | non-trainable | metrics | results of the step
+        #
+        # A non-trainable variable is constant if the step returns its very input. Seeds may differ
+        # between replicas, so they count as changing even if nothing is drawn from them.
         self._structure = structure
         trainable, length = len(state.trainable), sum(map(len, state))
-        # Seeds may differ between replicas, so they are not constant even if nobody draws.
         self._changing = [
             index
             for index, is_seed in enumerate(roles.seeds, start=trainable)
             if is_seed or trace.outputs[index] is not trace.inputs[index]
         ]
-        others = set(self._changing)
-        statistics = range(trainable, trainable + len(state.non_trainable))
-        self._constant = [*range(trainable), *(i for i in statistics if i not in others)]
+        changing = set(self._changing)
+        non_trainable = range(trainable, trainable + len(state.non_trainable))
+        self._constant = [*range(trainable), *(i for i in non_trainable if i not in changing)]
         seeds = tuple(roles.seeds[index - trainable] for index in self._changing)
         self.roles = replace(roles, seeds=seeds)
 
         self._trace = trace = rewrite(trace, [trace.inputs[index] for index in self._constant])
-        given = [trace.inputs[index] for index in self._constant]
+        constants = [trace.inputs[index] for index in self._constant]
         metrics = range(trainable + len(state.non_trainable), length)
         self._inputs = [trace.inputs[i] for i in (*self._changing, *metrics)]
         self._inputs += trace.inputs[length:]
         self._outputs = [trace.outputs[i] for i in (*self._changing, *metrics)]
         self._outputs += trace.outputs[length:]
-        made = trace.made_from(given)
-        self._late, self._needed = needed_for(self._outputs, trace.equations, made)
-        self._position = {var: index for index, var in enumerate(given)}
+
+        # Backwards from the outputs: the late equations, and the values that they need of those
+        # that follow from constants. Backwards from these: the early equations.
+        folded = trace.made_from(constants)
+        self._late, self._needed = needed_for(self._outputs, trace.equations, folded)
+        self._position = {var: index for index, var in enumerate(constants)}
         self._computed = [var for var in self._needed if var not in self._position]
-        self._early, self._sources = needed_for(self._computed, trace.equations, given)
-        self._prepare = jax.jit(_everywhere(self._compute, mesh))
+        self._early, self._sources = needed_for(self._computed, trace.equations, constants)
+        compute = self._compute
+        if mesh is not None:
+            compute = over_replicas(compute, mesh, (REPLICATED,), REPLICATED)
+        self._run_early = jax.jit(compute)
 
     def divide(self, state: State) -> tuple[Arrays, State]:
         """Return the constants of a state, and the state without them."""
@@ -102,31 +122,35 @@ class Hoisted:
         return constants, state._replace(trainable=[], non_trainable=changing)
 
     def join(self, before: State, after: State) -> State:
-        """Put what changed back among what did not."""
+        """Return the state after a step, with the constants of the state before it."""
         leaves = [*before.trainable, *before.non_trainable]
         for index, value in zip(self._changing, after.non_trainable, strict=True):
             leaves[index] = value
         split = len(before.trainable)
         return after._replace(trainable=leaves[:split], non_trainable=leaves[split:])
 
-    def prepare(self, constants: Arrays) -> Arrays:
-        """Compute all that depends on constants only."""
+    def fold(self, constants: Arrays) -> Arrays:
+        """Run the early equations."""
         used = [constants[self._position[var]] for var in self._sources]
-        return self._prepare(used) if self._computed else []
+        return self._run_early(used) if self._computed else []
 
-    def arguments(self, constants: Arrays, prepared: Arrays) -> Arrays:
-        """Return what `step` takes in the trainable variables' place."""
-        computed = iter(prepared)
+    def arguments(self, constants: Arrays, folded: Arrays) -> Arrays:
+        """Return what the late equations take in the place of the trainable variables."""
+        computed = iter(folded)
         return [
             constants[self._position[var]] if var in self._position else next(computed)
             for var in self._needed
         ]
 
-    def at(self, fetch: Fetch) -> Forward:
-        """Return the rest of the step, on what `fetch` finds at a position."""
-        return lambda state, position: self._step(state, fetch(*position))
+    def at(self, fetch: Fetch) -> ForwardStep:
+        """Return the late equations as a step, on the batch that `fetch` finds at a position."""
 
-    def _step(self, state: State, batch: Any) -> tuple[State, Any]:
+        def step(state: State, position: Position) -> tuple[State, PyTree]:
+            return self._step(state, fetch(*position))
+
+        return step
+
+    def _step(self, state: State, batch: Batch) -> tuple[State, PyTree]:
         values = dict(self._trace.constants)
         values.update(zip(self._needed, state.trainable, strict=True))
         changing = [*state.non_trainable, *state.metrics, *jax.tree.leaves(batch)]
@@ -144,48 +168,41 @@ class Hoisted:
         return [values[var] for var in self._computed]
 
 
-class Prepared:
-    """The values that some programs prepared last."""
+class FoldedWeights:
+    """A cache of the folded weights of the programs that ran last."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[Hoisted, tuple[list[weakref.ref], Arrays]] = OrderedDict()
+        self._kept: OrderedDict[FoldedStep, tuple[list[weakref.ref], Arrays]] = OrderedDict()
 
-    def get(self, hoisted: Hoisted, constants: Arrays) -> Arrays:
-        """Return what a program takes in the weights' place, prepared anew if they changed."""
-        made_from, values = self._kept.pop(hoisted, ([], []))
-        same = len(made_from) == len(constants) and all(
-            reference() is value for reference, value in zip(made_from, constants, strict=True)
+    def get(self, step: FoldedStep, constants: Arrays) -> Arrays:
+        """Return the arguments of a step's late equations, folded anew if a weight has changed."""
+        folded_from, values = self._kept.pop(step, ([], []))
+        unchanged = len(folded_from) == len(constants) and all(
+            reference() is value for reference, value in zip(folded_from, constants, strict=True)
         )
-        if not same:
-            del values  # before the new ones are made, so that both need not fit
-            values = hoisted.prepare(constants)
-            made_from = [weakref.ref(value) for value in constants]
-        self._kept[hoisted] = (made_from, values)
+        if not unchanged:
+            del values  # before new ones are computed, so that memory need not hold both
+            values = step.fold(constants)
+            folded_from = [weakref.ref(value) for value in constants]
+        self._kept[step] = (folded_from, values)
         if len(self._kept) > KEPT_PROGRAMS:
             self._kept.popitem(last=False)
-        return hoisted.arguments(constants, values)
+        return step.arguments(constants, values)
 
     def clear(self) -> None:
         self._kept.clear()
 
 
-def _trace(step: Step, state: State, batch: Any, replicas: int) -> tuple[Trace, Any]:
+def _trace(
+    step: BatchStep, state: Shapes, batch: Shapes, replicas: int
+) -> tuple[Trace, jax.tree_util.PyTreeDef]:
     leaves, structure = jax.tree.flatten((state, batch))
-    outcome: Any = None
+    result_structure = structure
 
-    def flat(*values: Any) -> list[Any]:
-        nonlocal outcome
+    def flat(*values: jax.Array) -> Arrays:
+        nonlocal result_structure
         new, result = step(*jax.tree.unflatten(structure, values))
-        results, outcome = jax.tree.flatten(result)
+        results, result_structure = jax.tree.flatten(result)
         return [*jax.tree.leaves(new), *results]
 
-    return Trace.of(flat, leaves, {AXIS: replicas} if replicas > 1 else {}), outcome
-
-
-def _everywhere(
-    function: Callable[[Any], Any], mesh: jax.sharding.Mesh | None
-) -> Callable[[Any], Any]:
-    if mesh is None:
-        return function
-    spec = jax.sharding.PartitionSpec()
-    return jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    return Trace.of(flat, leaves, {AXIS: replicas} if replicas > 1 else {}), result_structure

@@ -1,87 +1,106 @@
-"""Operations that a share of a batch cannot do by itself.
+"""Losses, metrics and statistics of the global batch, of which each program sees a local batch.
 
-A replica sees its share of a batch, a micro-batch is a share of a weight update. The mean of the
-losses of all shares is the loss of the batch, but for losses that are sums, or divided by the
-weights of the batch, or by what a mask keeps of it; and statistics that replicas share are not
-those of one replica.
+A replica computes on its shard of a micro-batch, and a micro-batch is a part of a weight update.
+The mean of the losses of all local batches is the loss of the global batch, except for
+
+- losses that are sums;
+- losses that are divided by the weights of their samples, or by what a mask keeps of them. Their
+  denominator is a sum over the global batch, of which a local batch knows only its own part;
+- batch normalisation with statistics over several replicas;
+- metrics of the user's own, whose state may be anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 
 import jax
 import jax.numpy as jnp
-from convoy.engine.replica_axis import AXIS, replicas_in_trace
-from convoy.engine.step.loss_denominators import whole
+import keras
+from convoy import keras_bridge
+from convoy.engine.data.placement import AXIS
+from convoy.engine.step.all_reduce import replicas_in_trace
+from convoy.types import Arrays, Batch, Logs, PyTree
 
-Operation = Callable[..., Any]
+Operation = Callable[..., PyTree]
+MetricsUpdate = Callable[..., tuple[Logs, Arrays]]
+"""Takes the state of the metrics, and the loss, inputs, targets, outputs and weights of a batch."""
 
 
 class GlobalBatch:
-    """Keras's operations, as they are on one share of a batch.
+    """Keras's operations as they are on a local batch; see `keras_bridge.replaced_operations`.
 
     Args:
-        shares: how many shares the mean is later taken over.
+        local_batches: local batches over which the mean is taken afterwards.
         batch_norm_group: replicas that share batch-normalisation statistics.
-        unseen: shares that run in programs of their own, with this one.
+        separate_programs: local batches that run in programs of their own, as in a pipeline.
     """
 
-    def __init__(self, shares: int, batch_norm_group: int = 1, unseen: int = 1) -> None:
-        self.shares = shares
+    def __init__(
+        self, local_batches: int, batch_norm_group: int = 1, separate_programs: int = 1
+    ) -> None:
+        self.local_batches = local_batches
         self.batch_norm_group = batch_norm_group
-        self.unseen = unseen
+        self.separate_programs = separate_programs
 
     def reduce_values(
         self,
         original: Operation,
-        values: Any,
-        sample_weight: Any = None,
+        values: jax.Array,
+        sample_weight: jax.Array | None = None,
         reduction: str = "sum_over_batch_size",
-    ) -> Any:
+    ) -> jax.Array:
         """Reduce the losses of samples."""
         loss = original(values, sample_weight, reduction)
         if reduction == "sum":
-            return loss * self.shares
+            return loss * self.local_batches
         if reduction == "mean_with_sample_weight" and sample_weight is not None:
             return loss * self._part_of_mean(jnp.sum(sample_weight))
         return loss
 
     def apply_mask(
-        self, original: Operation, sample_weight: Any, mask: Any, dtype: Any, reduction: Any
-    ) -> Any:
-        """Put a mask into the weights of samples, so that their mean is over what it keeps."""
+        self,
+        original: Operation,
+        sample_weight: jax.Array | None,
+        mask: jax.Array | None,
+        dtype: str,
+        reduction: str | None,
+    ) -> jax.Array | None:
+        """Apply a mask to the weights of samples, so that their mean is over what it keeps."""
         weights = original(sample_weight, mask, dtype, reduction)
         if mask is None or reduction not in ("mean", "sum_over_batch_size"):
             return weights
         return weights * self._part_of_mean(jnp.sum(mask, dtype=dtype))
 
     def _part_of_mean(self, own: jax.Array) -> jax.Array:
-        """Return what a share has of that which a loss divides by, as a part of the mean share.
+        """Return a local batch's denominator, divided by the mean over all local batches.
 
         Raises:
-            ValueError: if other shares cannot be asked.
+            ValueError: if the other local batches run in other programs.
         """
-        if self.unseen > 1:
+        if self.separate_programs > 1:
             raise ValueError(
                 "The loss divides by how much of its batch a mask keeps, or by the weights of its "
-                f"samples, but each of {self.unseen} micro-batches in a pipeline sees itself only. "
-                "Use a loss with reduction='sum', or train the model without stages."
+                f"samples, but each of {self.separate_programs} micro-batches in a pipeline sees "
+                "itself only. Use a loss with reduction='sum', or train the model without stages."
             )
-        mean = whole(own)
+        mean = mean_denominator(own)
         return jnp.where(mean == 0, 0, own / jnp.where(mean == 0, 1, mean))
 
-    def moments(self, original: Operation, *args: Any, **kwargs: Any) -> Any:
+    def moments(
+        self, original: Operation, *args: PyTree, **kwargs: PyTree
+    ) -> tuple[jax.Array, jax.Array]:
         """Return mean and variance of batch normalisation."""
         mean, variance = original(*args, **kwargs)
         if self.batch_norm_group == 1:
             return mean, variance
         dtype = mean.dtype
         own = mean.astype(jnp.float32)
-        whole = self.over_group(own)
-        sharded = self.over_group(variance.astype(jnp.float32) + (own - whole) ** 2)
-        return whole.astype(dtype), sharded.astype(dtype)
+        group_mean = self.over_group(own)
+        group_variance = self.over_group(variance.astype(jnp.float32) + (own - group_mean) ** 2)
+        return group_mean.astype(dtype), group_variance.astype(dtype)
 
     def over_group(self, value: jax.Array) -> jax.Array:
         """Average over the replicas that share statistics, if there are several."""
@@ -91,3 +110,123 @@ class GlobalBatch:
             return value
         groups = [list(range(first, first + size)) for first in range(0, replicas, size)]
         return jax.lax.pmean(value, AXIS, axis_index_groups=groups)
+
+
+# Denominators ------------------------------------------------------------------------------------
+#
+# Replicas run at the same time and exchange their parts of a denominator. The micro-batches of a
+# weight update run one after the other, so a first pass over them sums up their parts:
+#
+#     micro-batch      0      1      2            0         1         2
+#     own parts       d0  +  d1  +  d2   ->  mean d
+#     gradients                               g(d0/d)   g(d1/d)   g(d2/d)
+#
+# The first pass traces the whole model, but XLA removes all of it that the parts do not depend on,
+# which is usually everything except the data.
+
+
+class Denominators:
+    """The denominators of a loss over the global batch.
+
+    Attributes:
+        means: the means over all local batches, in the order in which the loss uses them; `None`
+            while they are not known.
+        are_used: whether the loss has used any.
+    """
+
+    def __init__(self) -> None:
+        self.means: Arrays | None = None
+        self.are_used = False
+
+
+_denominators: ContextVar[Denominators | None] = ContextVar("convoy_denominators", default=None)
+_own_parts: ContextVar[Arrays | None] = ContextVar("convoy_own_denominators", default=None)
+
+
+def mean_denominator(own: jax.Array) -> jax.Array:
+    """Return the mean of a denominator over all local batches, given that of one of them."""
+    denominators, parts = _denominators.get(), _own_parts.get()
+    if denominators is None or parts is None:
+        return _mean_over_replicas(own)
+    parts.append(own)
+    denominators.are_used = True
+    return own if denominators.means is None else denominators.means[len(parts) - 1]
+
+
+@contextlib.contextmanager
+def use_denominators(denominators: Denominators) -> Iterator[None]:
+    """Use these denominators in losses that are traced in the block."""
+    token = _denominators.set(denominators)
+    try:
+        yield
+    finally:
+        _denominators.reset(token)
+
+
+@contextlib.contextmanager
+def number_denominators() -> Iterator[Arrays]:
+    """Enclose one loss, whose denominators are numbered from 0; yields the local batch's own."""
+    parts: Arrays = []
+    token = _own_parts.set(parts)
+    try:
+        yield parts
+    finally:
+        _own_parts.reset(token)
+
+
+def mean_over_update(parts_at: Callable[[jax.Array], Arrays], gradient_accumulation: int) -> Arrays:
+    """Return the mean denominators over the micro-batches of a weight update and all replicas.
+
+    Args:
+        parts_at: returns the denominators of a micro-batch, given its number.
+        gradient_accumulation: the number of micro-batches.
+    """
+
+    def add(number: jax.Array, total: Arrays) -> Arrays:
+        return jax.tree.map(jnp.add, total, parts_at(number))
+
+    with use_denominators(Denominators()):
+        parts = jax.eval_shape(parts_at, jnp.int32(0))
+        zeros = [jnp.zeros(part.shape, part.dtype) for part in parts]
+        totals = jax.lax.fori_loop(0, gradient_accumulation, add, zeros)
+    return [_mean_over_replicas(total / gradient_accumulation) for total in totals]
+
+
+def _mean_over_replicas(own: jax.Array) -> jax.Array:
+    return jax.lax.pmean(own, AXIS) if replicas_in_trace() > 1 else own
+
+
+# Metrics -----------------------------------------------------------------------------------------
+
+
+def metrics_update(model: keras.Model) -> MetricsUpdate:
+    """Return a function that updates the state of a model's metrics by one micro-batch.
+
+    Keras's metrics keep sums, so those of replicas are added up later. The state of a user's own
+    metric may be anything, such as a maximum: every replica updates it with all samples.
+    """
+    users_own = keras_bridge.are_of_users_metrics(model, model.metrics_variables)
+
+    def update(metrics: Arrays, loss: jax.Array, *batch: Batch) -> tuple[Logs, Arrays]:
+        logs, local = keras_bridge.update_metrics(model, metrics, loss, *batch)
+        if replicas_in_trace() == 1 or not any(users_own):
+            return logs, local
+        mean = jax.lax.pmean(loss, AXIS)
+        _, complete = keras_bridge.update_metrics(model, metrics, mean, *_gather(batch))
+        choices = zip(users_own, complete, local, strict=True)
+        return logs, [of_all if is_own else of_shard for is_own, of_all, of_shard in choices]
+
+    return update
+
+
+def _gather(batch: Batch) -> Batch:
+    """Return the samples of all replicas, in their order, with the masks of outputs."""
+
+    def gather(leaf: jax.Array) -> jax.Array:
+        mask = keras_bridge.get_keras_mask(leaf)
+        gathered = jax.lax.all_gather(leaf, AXIS, tiled=True)
+        if mask is not None:
+            keras_bridge.set_keras_mask(gathered, gather(mask))
+        return gathered
+
+    return jax.tree.map(gather, batch)

@@ -1,7 +1,7 @@
-"""Gradients of tensors inside of a model, captured on their way back.
+"""Gradients of a loss: of the weights, and of tensors inside of the model that are captured.
 
-A zero of the tensor's shape is added to it. The gradient of that zero is the one that comes back to
-the tensor.
+To capture the gradient of a tensor, a zero of its shape is added to it. The gradient of that zero
+is the gradient of the tensor.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import keras
 from convoy.engine.prepared_model import PreparedModel
-from convoy.types import Arrays
+from convoy.types import Arrays, PyTree
 
-Gradients = dict[str, jax.Array]
+CapturedGradients = dict[str, jax.Array]
 """By the tags under which they are captured."""
 
 
@@ -25,14 +24,14 @@ class Probes:
     """The zeros that are added to tensors in one trace.
 
     Args:
-        zeros: by tag; `None` to find out which there are to be.
+        zeros: the zeros by tag; `None` to find out which are needed.
     """
 
-    def __init__(self, zeros: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, zeros: Mapping[str, jax.Array] | None = None) -> None:
         self.zeros = zeros
         self.shapes: dict[str, jax.ShapeDtypeStruct] = {}
 
-    def add(self, tensor: Any, tag: str) -> Any:
+    def add(self, tensor: jax.Array, tag: str) -> jax.Array:
         if tag in self.shapes:
             raise ValueError(f"Gradients are captured twice under the tag {tag!r}. Pass another.")
         self.shapes[tag] = jax.ShapeDtypeStruct(tensor.shape, tensor.dtype)
@@ -42,32 +41,35 @@ class Probes:
 _probes: ContextVar[Probes | None] = ContextVar("convoy_probes", default=None)
 
 
-def captured(tensor: Any, tag: str) -> Any:
-    """Return a tensor; where gradients are captured, its own is, under a tag.
+def captured(tensor: jax.Array, tag: str) -> jax.Array:
+    """Return a tensor, whose gradient is captured under a tag if gradients are computed.
 
     Raises:
-        ValueError: if another one is under the same tag.
+        ValueError: if another gradient is captured under the same tag.
     """
     probes = _probes.get()
     return tensor if probes is None else probes.add(tensor, tag)
 
 
 def value_and_gradients(
-    compute: Callable[..., tuple[jax.Array, Any]], values: Any, *args: Any, **kwargs: Any
-) -> tuple[tuple[jax.Array, Any], Any, Gradients]:
+    compute: Callable[..., tuple[jax.Array, PyTree]],
+    values: PyTree,
+    *args: PyTree,
+    **kwargs: PyTree,
+) -> tuple[tuple[jax.Array, PyTree], PyTree, CapturedGradients]:
     """Differentiate a function, as `jax.value_and_grad(compute, has_aux=True)` does.
 
     Args:
-        compute: returns a loss, and something beside it.
+        compute: a function that returns a loss and auxiliary data.
         values: its first argument, by which it is differentiated.
-        *args: its others.
-        **kwargs: its others.
+        *args: its other arguments.
+        **kwargs: its other arguments.
 
     Returns:
-        What it returned, the gradients of `values`, and those that were captured.
+        The result of the function, the gradients of `values`, and those that were captured.
 
     Raises:
-        ValueError: if some are captured where JAX traces only once.
+        ValueError: if gradients are captured in a function that JAX traces only once.
     """
     found = Probes()
     with _probing(found):
@@ -75,16 +77,16 @@ def value_and_gradients(
     if not found.shapes:
         return result, gradients, {}
     zeros = {tag: jnp.zeros(shape.shape, shape.dtype) for tag, shape in found.shapes.items()}
-    given = Probes()
+    probes = Probes()
 
-    def probed(both: tuple[Any, Any]) -> tuple[jax.Array, Any]:
-        values, given.zeros = both
-        with _probing(given):
+    def probed(both: tuple[PyTree, Mapping[str, jax.Array]]) -> tuple[jax.Array, PyTree]:
+        values, probes.zeros = both
+        with _probing(probes):
             return compute(values, *args, **kwargs)
 
     result, (gradients, caught) = jax.value_and_grad(probed, has_aux=True)((values, zeros))
-    if given.shapes != found.shapes:
-        # JAX has kept a part of the first trace, to which nothing was added.
+    if probes.shapes != found.shapes:
+        # JAX has reused a part of the first trace, in which nothing was added.
         raise ValueError(
             "Gradients are captured inside of a function under jax.jit or jax.checkpoint, where "
             "that is not possible. Capture them outside of it, or leave out "

@@ -1,44 +1,64 @@
-"""Many steps in one device call."""
+"""The device loop: many steps in one device call."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from convoy.engine.state import State, like
-from convoy.engine.step.step import Forward, Logs, Source, Step
+from convoy.engine.step.step import ForwardStep, Step
+from convoy.types import Logs, PyTree, Shapes
 
-Count = jax.Array
+# The host starts one program for many steps, instead of one program for each:
+#
+#     host      | call |                         | callbacks | call |
+#     device           | step 0 | step 1 | ... |               | step 0 | ...
+#     state            s0 -----> s1 ----> s2 ... sN
+#
+# The state is the carry of the loop. Its buffers are donated to the program, so weights and
+# optimizer state exist once. The number of steps is an argument of the compiled program, not a
+# part of it: the incomplete last call of an epoch, and any other `steps_per_execution`, run in the
+# same program. For the same reason it is a `fori_loop`, not a `scan` over stacked inputs: each
+# step takes its batch from the source by its index.
 
 
-def loop(step: Step) -> Callable[[State, Source, Count], tuple[State, Logs]]:
-    """Repeat `step` on the device over the first `count` positions of a source.
+def loop(step: Step) -> Callable[[State, PyTree, jax.Array], tuple[State, Logs]]:
+    """Repeat `step` on the device over the first `steps` positions of a source.
 
-    The number of steps is an argument of the compiled program, so a short tail of an epoch, or
-    another `steps_per_execution`, runs in the same program.
+    Returns:
+        A function of the state, the source and the number of steps, which returns the new state
+        and the logs of the last step.
     """
 
-    def run(state: State, source: Source, count: Count) -> tuple[State, Logs]:
+    def run(state: State, source: PyTree, steps: jax.Array) -> tuple[State, Logs]:
         def body(index: jax.Array, carry: tuple[State, Logs]) -> tuple[State, Logs]:
             state, _ = carry
             new_state, logs = step(state, (source, index))
             return like(new_state, state), logs
 
         _, logs = jax.eval_shape(lambda: step(state, (source, jnp.int32(0))))
-        return jax.lax.fori_loop(0, count, body, (state, _zeros(logs)))
+        # A carry needs a value before the first step; no step reads it.
+        return jax.lax.fori_loop(0, steps, body, (state, _zeros(logs)))
 
     return run
 
 
-def collect(step: Forward, capacity: int) -> Callable[[State, Source, Count], tuple[State, Any]]:
-    """Repeat `step` on the device and keep what it returns, for at most `capacity` steps."""
+def collect(
+    step: ForwardStep, max_steps: int
+) -> Callable[[State, PyTree, jax.Array], tuple[State, PyTree]]:
+    """Repeat `step` on the device and keep the outputs of every step.
 
-    def run(state: State, source: Source, count: Count) -> tuple[State, Any]:
-        def body(index: jax.Array, carry: tuple[State, Any]) -> tuple[State, Any]:
+    Args:
+        step: a forward pass.
+        max_steps: steps for whose outputs memory is reserved; outputs beyond `steps` are zeros.
+    """
+
+    def run(state: State, source: PyTree, steps: jax.Array) -> tuple[State, PyTree]:
+        def body(index: jax.Array, carry: tuple[State, PyTree]) -> tuple[State, PyTree]:
             state, kept = carry
             new_state, outputs = step(state, (source, index))
+            # XLA updates the carry in place: row `index` of each output.
             kept = jax.tree.map(
                 lambda all_steps, one: jax.lax.dynamic_update_index_in_dim(
                     all_steps, one.astype(all_steps.dtype), index, axis=0
@@ -49,11 +69,11 @@ def collect(step: Forward, capacity: int) -> Callable[[State, Source, Count], tu
             return like(new_state, state), kept
 
         _, outputs = jax.eval_shape(lambda: step(state, (source, jnp.int32(0))))
-        kept = jax.tree.map(lambda leaf: jnp.zeros((capacity, *leaf.shape), leaf.dtype), outputs)
-        return jax.lax.fori_loop(0, count, body, (state, kept))
+        kept = jax.tree.map(lambda leaf: jnp.zeros((max_steps, *leaf.shape), leaf.dtype), outputs)
+        return jax.lax.fori_loop(0, steps, body, (state, kept))
 
     return run
 
 
-def _zeros(shapes: Any) -> Any:
+def _zeros(shapes: Shapes) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)

@@ -1,41 +1,51 @@
-"""The same step on several devices, each with its own share of the data."""
+"""Data parallelism: the same step on several devices, each with a shard of the data.
+
+    replica 0   state --> diverge --> step --> local state --+                +--> state
+    replica 1   state --> diverge --> step --> local state --+-- all-reduce --+--> state
+
+All replicas start from the same state. `_diverge` gives each its own random stream, and metrics
+that start from zero. After the step, `_agree` makes the states equal again: statistics are
+averaged, metrics are added up, and the random streams are moved back.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import keras
 from convoy import keras_bridge
-from convoy.engine.replica_axis import AXIS, as_if_replicated
-from convoy.engine.state import Arrays, State, Variables
-from convoy.engine.step.all_reduce import Reduce, is_floating, mean, total
-from convoy.engine.step.step import Forward, GradientStep, Logs, Position, Step
+from convoy.engine.data.placement import AXIS
+from convoy.engine.state import State, Variables
+from convoy.engine.step.all_reduce import Reduce, is_floating, mean, total, trace_for_replicas
+from convoy.engine.step.step import ForwardStep, GradientStep, Position, Step
+from convoy.types import Arrays, Logs, PyTree
+from jax.sharding import Mesh, PartitionSpec
 
-EVERYWHERE = jax.sharding.PartitionSpec()
-DIVIDED = jax.sharding.PartitionSpec(None, AXIS)
-"""By its second axis: the first is the micro-batch, the second the sample."""
+Specs = tuple | PartitionSpec
+"""A PyTree of partition specs."""
 
-# Odd and large, so that the streams of neighbouring replicas do not meet.
+# Odd and large, so that the random streams of neighbouring replicas do not meet.
 SEED_STRIDE = 0x9E3779B1
 
 
 @dataclass(frozen=True)
 class Roles:
-    """What each variable is, which decides how replicas agree on its next value.
+    """The role of each variable, which decides how replicas agree on its next value.
 
     Attributes:
-        seeds: of the non-trainable ones, which are the state of a random generator.
-        aggregations: of the metrics' variables, what Keras calls so.
-        together: which of these are computed from all replicas' samples, on each of them.
+        seeds: for each non-trainable variable, whether it is the state of a random generator.
+        aggregations: for each variable of a metric, its `aggregation` in Keras.
+        global_metrics: for each variable of a metric, whether every replica computes it from the
+            samples of all replicas.
     """
 
     seeds: tuple[bool, ...]
     aggregations: tuple[str, ...]
-    together: tuple[bool, ...]
+    global_metrics: tuple[bool, ...]
 
     @classmethod
     def of(cls, model: keras.Model, variables: Variables) -> Roles:
@@ -43,18 +53,18 @@ class Roles:
         return cls(
             seeds=tuple(id(variable) in seeds for variable in variables.parts.non_trainable),
             aggregations=tuple(variable.aggregation for variable in variables.parts.metrics),
-            together=keras_bridge.are_of_users_metrics(model, variables.parts.metrics),
+            global_metrics=keras_bridge.are_of_users_metrics(model, variables.parts.metrics),
         )
 
 
 def replicate_gradients(step: GradientStep, roles: Roles, reduce: Reduce) -> GradientStep:
-    """Reduce the gradients over all replicas: their mean is that of one big batch."""
+    """Reduce the gradients over all replicas: their mean is that of the global batch."""
 
     def replicated(state: State, position: Position) -> tuple[State, Arrays, Logs]:
-        with as_if_replicated(jax.lax.axis_size(AXIS)):
+        with trace_for_replicas(jax.lax.axis_size(AXIS)):
             new, gradients, logs = step(_diverge(state, roles), position)
-        shares = _shares(state, new, roles), _log_shares(logs)
-        gradients, (sums, log_sums) = reduce(gradients, shares)
+        summands = _summands(state, new, roles), _floating_logs(logs)
+        gradients, (sums, log_sums) = reduce(gradients, summands)
         return _agree(state, new, sums, roles), gradients, _mean_logs(logs, log_sums)
 
     return replicated
@@ -64,84 +74,88 @@ def replicate(step: Step, roles: Roles) -> Step:
     """Run a step without gradients on every replica."""
 
     def replicated(state: State, position: Position) -> tuple[State, Logs]:
-        with as_if_replicated(jax.lax.axis_size(AXIS)):
+        with trace_for_replicas(jax.lax.axis_size(AXIS)):
             new, logs = step(_diverge(state, roles), position)
-        sums, log_sums = total((_shares(state, new, roles), _log_shares(logs)))
+        sums, log_sums = total((_summands(state, new, roles), _floating_logs(logs)))
         return _agree(state, new, sums, roles), _mean_logs(logs, log_sums)
 
     return replicated
 
 
-def replicate_forward(step: Forward, roles: Roles) -> Forward:
-    """Run a forward pass on every replica; each keeps the outputs for its own share."""
+def replicate_forward(step: ForwardStep, roles: Roles) -> ForwardStep:
+    """Run a forward pass on every replica; each keeps the outputs of its own shard."""
 
-    def replicated(state: State, position: Position) -> tuple[State, Any]:
-        with as_if_replicated(jax.lax.axis_size(AXIS)):
+    def replicated(state: State, position: Position) -> tuple[State, PyTree]:
+        with trace_for_replicas(jax.lax.axis_size(AXIS)):
             new, outputs = step(_diverge(state, roles), position)
-        return _agree(state, new, total(_shares(state, new, roles)), roles), outputs
+        return _agree(state, new, total(_summands(state, new, roles)), roles), outputs
 
     return replicated
 
 
 def over_replicas(
-    function: Callable[..., Any], mesh: jax.sharding.Mesh, arguments: tuple, results: tuple
-) -> Callable[..., Any]:
+    function: Callable[..., PyTree], mesh: Mesh, arguments: Specs, results: Specs
+) -> Callable[..., PyTree]:
     """Run a function on each device of a mesh.
 
     Args:
-        function: what each device runs.
+        function: the function that each device runs.
         mesh: the devices.
-        arguments: which of its arguments are `DIVIDED`, and which are there `EVERYWHERE`.
-        results: the same of its results.
+        arguments: for each argument, `SHARDED` or `REPLICATED`.
+        results: the same for each result.
     """
     return jax.shard_map(
         function, mesh=mesh, in_specs=arguments, out_specs=results, check_vma=False
     )
 
 
+def _seed_offset() -> jax.Array:
+    return jnp.uint32(SEED_STRIDE) * jax.lax.axis_index(AXIS).astype(jnp.uint32)
+
+
 def _diverge(state: State, roles: Roles) -> State:
-    """Give each replica its own random stream, and metrics that start from nothing."""
-    offset = jnp.uint32(SEED_STRIDE) * jax.lax.axis_index(AXIS).astype(jnp.uint32)
+    """Give each replica its own random stream, and metrics that start from zero."""
+    offset = _seed_offset()
     non_trainable = [
         value + offset.astype(value.dtype) if is_seed else value
         for value, is_seed in zip(state.non_trainable, roles.seeds, strict=True)
     ]
     metrics = [
-        jnp.zeros_like(value) if aggregation == "sum" and not together else value
-        for value, aggregation, together in zip(
-            state.metrics, roles.aggregations, roles.together, strict=True
+        jnp.zeros_like(value) if aggregation == "sum" and not is_global else value
+        for value, aggregation, is_global in zip(
+            state.metrics, roles.aggregations, roles.global_metrics, strict=True
         )
     ]
     return state._replace(non_trainable=non_trainable, metrics=metrics)
 
 
-class _Shares(NamedTuple):
-    """What one replica has of a state that all then agree on; nothing where they agree already."""
+class _Summands(NamedTuple):
+    """The values of one replica that are summed over all; `None` where replicas agree already."""
 
-    statistics: list[Any]
-    metrics: list[Any]
-    counted: Arrays
+    statistics: list[jax.Array | None]
+    metrics: list[jax.Array | None]
+    numerics: Arrays
 
 
-def _shares(old: State, new: State, roles: Roles) -> _Shares:
-    return _Shares(
+def _summands(old: State, new: State, roles: Roles) -> _Summands:
+    return _Summands(
         statistics=[
             None if is_seed or not is_floating(value) else value
             for value, is_seed in zip(new.non_trainable, roles.seeds, strict=True)
         ],
         metrics=[
-            value if not together and (aggregation == "sum" or is_floating(value)) else None
-            for value, aggregation, together in zip(
-                new.metrics, roles.aggregations, roles.together, strict=True
+            value if not is_global and (aggregation == "sum" or is_floating(value)) else None
+            for value, aggregation, is_global in zip(
+                new.metrics, roles.aggregations, roles.global_metrics, strict=True
             )
         ],
-        counted=[after - before for before, after in zip(old.numerics, new.numerics, strict=True)],
+        numerics=[after - before for before, after in zip(old.numerics, new.numerics, strict=True)],
     )
 
 
-def _agree(old: State, new: State, sums: _Shares, roles: Roles) -> State:
-    """Bring the replicas' states together again, by the sums of their shares."""
-    offset = jnp.uint32(SEED_STRIDE) * jax.lax.axis_index(AXIS).astype(jnp.uint32)
+def _agree(old: State, new: State, sums: _Summands, roles: Roles) -> State:
+    """Make the states of all replicas equal again, given sums over replicas."""
+    offset = _seed_offset()
     return new._replace(
         non_trainable=[
             value - offset.astype(value.dtype) if is_seed else mean(value, summed)
@@ -155,11 +169,13 @@ def _agree(old: State, new: State, sums: _Shares, roles: Roles) -> State:
                 old.metrics, new.metrics, sums.metrics, roles.aggregations, strict=True
             )
         ],
-        numerics=[before + more for before, more in zip(old.numerics, sums.counted, strict=True)],
+        numerics=[
+            before + added for before, added in zip(old.numerics, sums.numerics, strict=True)
+        ],
     )
 
 
-def _log_shares(logs: Logs) -> list[jax.Array | None]:
+def _floating_logs(logs: Logs) -> list[jax.Array | None]:
     return [value if is_floating(value) else None for value in jax.tree.leaves(logs)]
 
 

@@ -1,47 +1,48 @@
-"""One micro-batch: forward, loss, gradients, metrics, as a pure function."""
+"""One micro-batch as a pure function: forward pass, loss, gradients and metrics."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import keras
 from convoy import keras_bridge
+from convoy.engine.data.fetch import Fetch
 from convoy.engine.numerics.loss_scale import scale_loss
 from convoy.engine.prepared_model import PreparedModel
-from convoy.engine.state import Arrays, State
+from convoy.engine.state import State
+from convoy.engine.step.global_batch import metrics_update, number_denominators
 from convoy.engine.step.gradients import map_gradients, value_and_gradients
-from convoy.engine.step.loss_denominators import asking
-from convoy.engine.step.metrics import metrics_update
+from convoy.types import Arrays, Logs, PyTree
 
-Batch = Any
-Source = Any
-Position = tuple[Source, jax.Array]
-"""Where data is, and the number of a micro-batch in it."""
-Fetch = Callable[[Source, jax.Array], Batch]
-Logs = dict[str, Any]
+Position = tuple[PyTree, jax.Array]
+"""The source of a chunk, and the index of a micro-batch in it."""
+
 GradientStep = Callable[[State, Position], tuple[State, Arrays, Logs]]
 Step = Callable[[State, Position], tuple[State, Logs]]
-Forward = Callable[[State, Position], tuple[State, Any]]
-Parts = Callable[[State, Position], Arrays]
+ForwardStep = Callable[[State, Position], tuple[State, PyTree]]
+DenominatorStep = Callable[[State, Position], Arrays]
 
 
 def gradient_step(model: keras.Model, fetch: Fetch) -> GradientStep:
     """Return the training step of a model without its weight update.
 
     It runs on the micro-batch that `fetch` finds at a position. The state that it returns has new
-    statistics, random states and metrics. Logs are what an overridden `compute_metrics` returned,
-    else empty: see `results`.
+    statistics, random states and metrics. The logs are those of an overridden `compute_metrics`,
+    otherwise empty: see `results`.
     """
-    compute = _asking(keras_bridge.loss_and_updates(model))
+    compute = keras_bridge.loss_and_updates(model)
     update_metrics = metrics_update(model)
-    numbers = PreparedModel.of(model).numerics
+    numerics = PreparedModel.of(model).numerics
+
+    def compute_loss(*args: PyTree, **kwargs: PyTree) -> tuple[jax.Array, PyTree]:
+        with number_denominators():
+            return compute(*args, **kwargs)
 
     def step(state: State, position: Position) -> tuple[State, Arrays, Logs]:
         x, y, weight = keras_bridge.unpack(fetch(*position))
-        scaled = scale_loss(compute, numbers.factor(state.numerics))
-        (_, (loss, y_pred, non_trainable, metrics)), gradients, caught = value_and_gradients(
+        scaled = scale_loss(compute_loss, numerics.loss_scale(state.numerics))
+        (_, (loss, y_pred, non_trainable, metrics)), gradients, captured = value_and_gradients(
             scaled,
             state.trainable,
             state.non_trainable,
@@ -56,20 +57,20 @@ def gradient_step(model: keras.Model, fetch: Fetch) -> GradientStep:
         state = state._replace(
             non_trainable=non_trainable,
             metrics=metrics,
-            numerics=numbers.count(state.numerics, gradients, list(caught.values())),
+            numerics=numerics.count(state.numerics, gradients, list(captured.values())),
         )
         return state, map_gradients(model, state.trainable, gradients), _own_logs(model, logs)
 
     return step
 
 
-def denominator_parts(model: keras.Model, fetch: Fetch) -> Parts:
-    """Return what finds a micro-batch's parts of the sums that the loss divides by."""
+def denominator_step(model: keras.Model, fetch: Fetch) -> DenominatorStep:
+    """Return a function that computes a micro-batch's own parts of the loss's denominators."""
     compute = keras_bridge.loss_and_updates(model)
 
-    def parts(state: State, position: Position) -> Arrays:
+    def step(state: State, position: Position) -> Arrays:
         x, y, weight = keras_bridge.unpack(fetch(*position))
-        with asking() as own:
+        with number_denominators() as own:
             compute(
                 state.trainable,
                 state.non_trainable,
@@ -82,11 +83,11 @@ def denominator_parts(model: keras.Model, fetch: Fetch) -> Parts:
             )
         return own
 
-    return parts
+    return step
 
 
 def evaluation_step(model: keras.Model, fetch: Fetch) -> Step:
-    """Return the step that `evaluate` repeats: forward, loss and metrics."""
+    """Return the step of `evaluate`: forward pass, loss and metrics."""
     forward = keras_bridge.loss_and_updates(model)
     update_metrics = metrics_update(model)
 
@@ -102,11 +103,11 @@ def evaluation_step(model: keras.Model, fetch: Fetch) -> Step:
     return step
 
 
-def prediction_step(model: keras.Model, fetch: Fetch) -> Forward:
-    """Return the step that `predict` repeats: the forward pass."""
+def prediction_step(model: keras.Model, fetch: Fetch) -> ForwardStep:
+    """Return the step of `predict`: the forward pass."""
     arguments = keras_bridge.call_training_argument(model, training=False)
 
-    def step(state: State, position: Position) -> tuple[State, Any]:
+    def step(state: State, position: Position) -> tuple[State, PyTree]:
         x, _, _ = keras_bridge.unpack(fetch(*position))
         outputs, non_trainable = model.stateless_call(
             state.trainable, state.non_trainable, x, **arguments
@@ -117,21 +118,11 @@ def prediction_step(model: keras.Model, fetch: Fetch) -> Forward:
 
 
 def results(model: keras.Model, state: State, logs: Logs) -> Logs:
-    """Return what is reported after some steps: the metrics' values, or the model's own logs."""
+    """Return what callbacks receive after some steps: the model's own logs, or all metrics."""
     return logs or keras_bridge.metric_results(model, state.metrics)
 
 
-def _asking(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Have a loss ask for what it divides by, from the start each time that it is traced."""
-
-    def compute_asking(*args: Any, **kwargs: Any) -> Any:
-        with asking():
-            return compute(*args, **kwargs)
-
-    return compute_asking
-
-
 def _own_logs(model: keras.Model, logs: Logs) -> Logs:
-    # Without an override the metrics' values follow from their state, and are computed once per
-    # device call instead of in every step.
+    # Without an override the values of the metrics follow from their state, and are computed once
+    # per device call instead of in every step.
     return logs if keras_bridge.overridden(model, ("compute_metrics",)) else {}

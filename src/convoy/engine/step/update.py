@@ -11,8 +11,9 @@ from convoy import keras_bridge
 from convoy.engine.numerics.loss_scale import LossScale, all_finite, unscale
 from convoy.engine.numerics.numerics import Settings, pack, split_key, unpack
 from convoy.engine.numerics.rounding import is_half, round_stochastically
-from convoy.engine.state import Arrays, State, like
-from convoy.engine.step.step import GradientStep, Logs, Position, Step
+from convoy.engine.state import State, like
+from convoy.engine.step.step import GradientStep, Position, Step
+from convoy.types import Arrays, Logs
 
 Apply = Callable[[State, Arrays], State]
 
@@ -22,16 +23,16 @@ def update(
     optimizer: keras.optimizers.Optimizer,
     settings: Settings = Settings(),  # noqa: B008 - it is frozen
 ) -> Step:
-    """Follow `step` by one update of the weights."""
+    """Add a weight update to a step that computes gradients."""
     apply = _rounding(optimizer) if settings.rounds else _plain(optimizer)
     if settings.loss_scale is not None:
         apply = _unscaling(apply, settings.loss_scale)
 
-    def updated(state: State, position: Position) -> tuple[State, Logs]:
+    def updating_step(state: State, position: Position) -> tuple[State, Logs]:
         state, gradients, logs = step(state, position)
         return apply(state, gradients), logs
 
-    return updated
+    return updating_step
 
 
 def _plain(optimizer: keras.optimizers.Optimizer) -> Apply:
@@ -44,13 +45,13 @@ def _plain(optimizer: keras.optimizers.Optimizer) -> Apply:
 
 def _rounding(optimizer: keras.optimizers.Optimizer) -> Apply:
     def apply(state: State, gradients: Arrays) -> State:
-        scaling, key = unpack(state.numerics)
+        loss_scale, key = unpack(state.numerics)
         key, use = split_key(key)
-        places = range(len(state.trainable)), range(len(state.optimizer))
+        indices = range(len(state.trainable)), range(len(state.optimizer))
         trainable, own = apply_rounding(
-            optimizer, state.optimizer, gradients, state.trainable, use, places
+            optimizer, state.optimizer, gradients, state.trainable, use, indices
         )
-        return state._replace(trainable=trainable, optimizer=own, numerics=pack(scaling, key))
+        return state._replace(trainable=trainable, optimizer=own, numerics=pack(loss_scale, key))
 
     return apply
 
@@ -61,20 +62,20 @@ def apply_rounding(
     gradients: Arrays,
     trainable: Arrays,
     key: jax.Array,
-    places: tuple[Sequence[int], Sequence[int]],
+    indices: tuple[Sequence[int], Sequence[int]],
 ) -> tuple[Arrays, Arrays]:
-    """Compute in float32, and round what is kept in 16 bits stochastically.
+    """Update in float32, and round stochastically what is kept in 16 bits.
 
-    That is weights and optimizer state: a moving average loses small steps as a weight does.
+    This includes the optimizer's state: a moving average loses small steps as a weight does.
 
     Args:
-        optimizer: of these weights.
+        optimizer: the optimizer of these weights.
         own: its state.
-        gradients: of the weights.
+        gradients: the gradients of the weights.
         trainable: the weights.
-        key: what to draw from.
-        places: of the weights, and of the optimizer's variables, among those of the whole model:
-            each draws numbers of its own.
+        key: a random key.
+        indices: the indices of the weights, and of the optimizer's variables, among those of the
+            whole model, so that each draws its own random numbers.
     """
     variables = keras_bridge.updated_variables(optimizer) + optimizer.variables
     half = [variable for variable in variables if variable.dtype in ("float16", "bfloat16")]
@@ -82,26 +83,26 @@ def apply_rounding(
         new, new_own = optimizer.stateless_apply(
             _widened(own), _widened(gradients), _widened(trainable)
         )
-    new = _narrowed(new, trainable, jax.random.fold_in(key, 0), places[0])
-    return new, _narrowed(new_own, own, jax.random.fold_in(key, 1), places[1])
+    new = _rounded(new, trainable, jax.random.fold_in(key, 0), indices[0])
+    return new, _rounded(new_own, own, jax.random.fold_in(key, 1), indices[1])
 
 
 def _unscaling(apply: Apply, loss_scale: LossScale) -> Apply:
-    """Divide gradients by the factor of the loss; leave the update out if one of them overflowed.
+    """Divide gradients by the loss scale, and skip the update if one of them has overflowed.
 
-    All replicas see the same gradients here, so all decide the same.
+    All replicas have the same gradients here, so all decide the same.
     """
 
     def apply_unscaled(state: State, gradients: Arrays) -> State:
-        scaling, _ = unpack(state.numerics)
+        scale_state, _ = unpack(state.numerics)
         finite = all_finite(gradients)
         state = jax.lax.cond(
             finite,
-            lambda: like(apply(state, unscale(gradients, scaling.factor)), state),
+            lambda: like(apply(state, unscale(gradients, scale_state.loss_scale)), state),
             lambda: state,
         )
         _, key = unpack(state.numerics)
-        return state._replace(numerics=pack(loss_scale.decide(scaling, finite), key))
+        return state._replace(numerics=pack(loss_scale.decide(scale_state, finite), key))
 
     return apply_unscaled
 
@@ -110,10 +111,11 @@ def _widened(values: Arrays) -> Arrays:
     return [value.astype(jnp.float32) if is_half(value) else value for value in values]
 
 
-def _narrowed(new: Arrays, old: Arrays, key: jax.Array, places: Sequence[int]) -> Arrays:
+def _rounded(new: Arrays, old: Arrays, key: jax.Array, indices: Sequence[int]) -> Arrays:
+    """Round new values to the types of the old ones, if these have 16 bits."""
     return [
-        round_stochastically(value, before.dtype, jax.random.fold_in(key, place))
+        round_stochastically(value, before.dtype, jax.random.fold_in(key, index))
         if is_half(before)
         else value
-        for place, value, before in zip(places, new, old, strict=True)
+        for index, value, before in zip(indices, new, old, strict=True)
     ]

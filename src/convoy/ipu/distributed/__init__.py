@@ -1,4 +1,4 @@
-"""Runs of several processes, started by `convoy launch` or `poprun`."""
+"""Several processes, as `convoy launch` or `poprun` starts them."""
 
 from convoy.ipu.distributed import popdist_strategy
 from convoy.ipu.distributed.host_collectives import allgather, allreduce, broadcast

@@ -1,25 +1,26 @@
-"""Collectives over the processes of a run, outside of programs."""
+"""Operations over the processes of a run, outside of any program."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from convoy import distributed
 from convoy.ipu.enums import ReduceOp
-from convoy.types import PyTree
 
 
-def allgather(value: PyTree, tensor_name: str | None = None) -> np.ndarray:
+def allgather(value: Any, tensor_name: str | None = None) -> np.ndarray:
     """Return the values of all processes, along a new first axis."""
     del tensor_name
     return distributed.gathered(np.asarray(value))
 
 
-def allreduce(value: PyTree, reduce_op: object, tensor_name: str | None = None) -> np.ndarray:
-    """Return the sum or the mean of the values of all processes.
+def allreduce(value: Any, reduce_op: Any, tensor_name: str | None = None) -> np.ndarray:
+    """Return the sum or the mean of the values of all distributed.
 
     Args:
-        value: the value of this process; shapes and dtypes must be the same in all.
-        reduce_op: `"SUM"` or `"MEAN"`, or TensorFlow's member for it.
+        value: of this process; all must pass such shapes and types.
+        reduce_op: `"SUM"` or `"MEAN"`, or TensorFlow's word for it.
         tensor_name: has no effect.
 
     Raises:
@@ -31,8 +32,8 @@ def allreduce(value: PyTree, reduce_op: object, tensor_name: str | None = None) 
     return rows.sum(axis=0) if operation is ReduceOp.SUM else rows.mean(axis=0)
 
 
-def broadcast(value: PyTree, root_rank: int = 0, tensor_name: str | None = None) -> np.ndarray:
-    """Return the value of the first process. `root_rank` is ignored, as upstream."""
+def broadcast(value: Any, root_rank: int = 0, tensor_name: str | None = None) -> np.ndarray:
+    """Return the value of the first process, whatever `root_rank` says."""
     del root_rank, tensor_name
     (array,) = distributed.arrays_from_first([np.asarray(value)])
     return array

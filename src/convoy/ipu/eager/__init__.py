@@ -1,4 +1,4 @@
-"""Differentiation of functions."""
+"""Gradients of functions."""
 
 from convoy.ipu.eager import backprop
 

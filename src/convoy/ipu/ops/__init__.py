@@ -1,4 +1,4 @@
-"""Graphcore's operations."""
+"""Operations."""
 
 from __future__ import annotations
 

@@ -1,31 +1,32 @@
-"""All-to-all and all-gather over replicas."""
+"""Exchanges in which every replica gets something from every other."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from convoy import cross_replica
-from convoy.engine.replica_axis import AXIS
-from convoy.ipu.ops.collectives import check_replication_factor
+from convoy.ipu.ops.groups import AXIS, check_factor
 
 
 def all_to_all(
-    x: jax.Array,
+    x: Any,
     split_dimension: int,
     concat_dimension: int,
     replication_factor: int,
     name: str | None = None,
-) -> jax.Array:
-    """Split an array into a part for each replica, and join the parts received from each."""
+) -> Any:
+    """Cut an array into a part for each replica, and join the parts that come from each."""
     del name
-    check_replication_factor(replication_factor)
+    check_factor(replication_factor)
     if cross_replica.count() == 1:
         return x
     return jax.lax.all_to_all(x, AXIS, split_dimension, concat_dimension, tiled=True)
 
 
-def all_gather(x: jax.Array, replication_factor: int, name: str | None = None) -> jax.Array:
+def all_gather(x: Any, replication_factor: int, name: str | None = None) -> Any:
     """Return the arrays of all replicas, along a new first axis."""
     del name
-    check_replication_factor(replication_factor)
+    check_factor(replication_factor)
     return cross_replica.gather(jnp.asarray(x)[None])

@@ -1,1 +1,1 @@
-"""Implementation of `pipelining_ops.pipeline`: functions as the stages of a Keras model."""
+"""`pipelining_ops.pipeline`: functions as the stages of a Keras model, with queues around it."""

@@ -13,7 +13,7 @@ import jax
 import keras
 import numpy as np
 from convoy import cpu, keras_bridge
-from convoy.engine.data.chunks import size
+from convoy.engine.data.placement import tree_bytes
 from convoy.keras_bridge import GraphCall, graph_input_specs, graph_inputs, graph_outputs
 from convoy.pipeline.stages import Stage, Tensors, has_gradient, make_stages
 from convoy.types import Arrays, PyTree
@@ -72,12 +72,14 @@ def layer_sizes(
         outputs = output_shapes(stage, inputs)
         shapes |= outputs
         weights, statistics = (
-            size(keras_bridge.values([v for v in variables if id(v) not in seen]))
+            tree_bytes(keras_bridge.values([v for v in variables if id(v) not in seen]))
             for variables in (stage.trainable, stage.non_trainable)
         )
         seen |= {id(variable) for variable in stage.variables}
-        live = size([shapes[tensor] for tensor in after])
-        layers.append(LayerSizes(stage, inputs, outputs, weights, statistics, size(outputs), live))
+        live = tree_bytes([shapes[tensor] for tensor in after])
+        layers.append(
+            LayerSizes(stage, inputs, outputs, weights, statistics, tree_bytes(outputs), live)
+        )
     return layers
 
 

@@ -19,12 +19,12 @@ import keras
 import numpy as np
 from convoy import keras_bridge
 from convoy.engine.chunk_runner import Outcome
-from convoy.engine.data.chunks import Chunk, fetcher
+from convoy.engine.data.chunks import Chunk
+from convoy.engine.data.fetch import Fetch, fetcher
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.observer import Observer
 from convoy.engine.program import output_bytes
 from convoy.engine.state import Mode, Variables
-from convoy.engine.step.step import Fetch
 from convoy.pipeline.communication import StageCommunication, TensorShapes, transfer_server
 from convoy.pipeline.config import PipelineConfig
 from convoy.pipeline.device_layout import DeviceLayout, PipelinePlacement, data_position
@@ -85,7 +85,7 @@ class PipelineRunner(ABC, Generic[Program]):
         self.variables = Variables(model, mode)
         self.compilation = keras_bridge.compilation(model)
         self.assignment = stage_assignment(model)
-        self.schedule = pipeline.schedule_for(model, config.accumulation.count)
+        self.schedule = pipeline.schedule_for(model, config.gradient_accumulation)
         self.layout = DeviceLayout(model, self.variables, self.schedule.mapping, self.placement)
         if self.placement.crosses_processes:
             transfer_server()  # all processes open theirs together
@@ -144,9 +144,9 @@ class PipelineRunner(ABC, Generic[Program]):
     def _make_programs(self, chunk: Chunk) -> StagePrograms[Program]:
         stages = self.layout.stages
         replicas = self.placement.replicas if chunk.sharded else 1
-        micro_batches = self.accumulated(chunk)
+        micro_batches = self.gradient_accumulation(chunk)
         divisor = replicas if self.config.reduction == "mean" else 1
-        if self.config.accumulation.reduction == "mean":
+        if self.config.accumulation_reduction == "mean":
             divisor *= micro_batches
         transform = with_local_operations(
             divisor, replicas * micro_batches, self.placement.platform
@@ -167,11 +167,11 @@ class PipelineRunner(ABC, Generic[Program]):
             shapes, outputs = shapes_between_stages(stages, traced, chunk, replicas, transform)
         return StagePrograms(programs, shapes, outputs)
 
-    def accumulated(self, chunk: Chunk) -> int:
+    def gradient_accumulation(self, chunk: Chunk) -> int:
         """Return the number of micro-batches whose gradients are accumulated."""
         if self.mode != "train" or not chunk.sharded:
             return 1
-        return self.config.accumulation.count
+        return self.config.gradient_accumulation
 
 
 class PipelineCall(ABC):

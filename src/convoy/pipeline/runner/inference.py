@@ -12,10 +12,10 @@ from convoy import distributed, keras_bridge
 from convoy.cpu.dispatch import dummy_work
 from convoy.engine.chunk_runner import Outcome
 from convoy.engine.data.chunks import Chunk
+from convoy.engine.data.fetch import Fetch
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.observer import NULL_OBSERVER, Observer
 from convoy.engine.state import Mode
-from convoy.engine.step.step import Fetch
 from convoy.pipeline.communication import LOSS, move
 from convoy.pipeline.config import PipelineConfig
 from convoy.pipeline.device_layout import DeviceLayout

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 from convoy import distributed, keras_bridge
-from convoy.engine.data.chunks import Chunk, shapes
+from convoy.engine.data.chunks import Chunk
+from convoy.engine.data.placement import tree_shapes
 from convoy.jaxpr import Atom, Trace
 from convoy.pipeline.device_layout import DeviceLayout
 from convoy.types import Arrays
@@ -76,7 +77,7 @@ def check_sums(
     users = keras_bridge.are_of_users_metrics(model, model.metrics_variables)
     if replicas == 1 or not any(users):
         return
-    trace = Trace.of(lambda *values: update(list(values)), shapes(metrics))
+    trace = Trace.of(lambda *values: update(list(values)), tree_shapes(metrics))
     for index, variable in enumerate(model.metrics_variables):
         if users[index] and not _is_sum(trace, index):
             raise ValueError(

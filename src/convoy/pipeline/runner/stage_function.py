@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import keras
 from convoy import cpu, keras_bridge
-from convoy.engine.data.chunks import Chunk, local_batch_shapes
+from convoy.engine.data.chunks import Chunk
+from convoy.engine.data.fetch import Fetch, local_batch_shapes
 from convoy.engine.state import Mode
 from convoy.engine.step.global_batch import GlobalBatch
-from convoy.engine.step.step import Fetch
 from convoy.pipeline.communication import LOSS, TensorShapes
 from convoy.pipeline.runner.metrics import check_sums
 from convoy.pipeline.stages import Stage, Tensors
@@ -141,7 +141,7 @@ def with_local_operations(divisor: int, shards: int, platform: str) -> Transform
 
     def transform(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
         def traced(*args: PyTree) -> PyTree:
-            with keras_bridge.replaced_operations(GlobalBatch(divisor, unseen=shards)):
+            with keras_bridge.replaced_operations(GlobalBatch(divisor, separate_programs=shards)):
                 if not cpu.fuses(platform):
                     return function(*args)
                 with keras_bridge.replaced_operations(cpu.Fusion()):

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from convoy.cpu.dispatch import dummy_work
+from convoy.engine.data.fetch import Fetch
 from convoy.engine.numerics.loss_scale import LossScale
-from convoy.engine.step.step import Fetch
 from convoy.jaxpr import Atom, Trace, Values, evaluate, needed_for, read
 from convoy.pipeline.runner.stage_function import Received, StageFunction, StageInputs, Transform
 from convoy.pipeline.stages import has_gradient
@@ -337,7 +337,7 @@ class StageProgram:
         if self.loss_scale is None:
             return added, counts
         before = self.loss_scale.begin()._replace(large=counts[0], counted=counts[1])
-        after = self.loss_scale.count(before, self.loss_scale.chosen(gradients, []))
+        after = self.loss_scale.count(before, self.loss_scale.select(gradients, []))
         return added, (after.large, after.counted)
 
     def _done(self) -> jax.Array | None:

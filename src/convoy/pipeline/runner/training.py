@@ -13,10 +13,10 @@ import numpy as np
 from convoy import keras_bridge
 from convoy.engine.chunk_runner import Outcome
 from convoy.engine.data.chunks import Chunk
+from convoy.engine.data.fetch import Fetch
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.observer import NULL_OBSERVER, Observer
 from convoy.engine.prepared_model import PreparedModel
-from convoy.engine.step.step import Fetch
 from convoy.pipeline.communication import StageCommunication
 from convoy.pipeline.config import PipelineConfig
 from convoy.pipeline.device_layout import DeviceLayout, ReplicaValues
@@ -99,7 +99,7 @@ class TrainingRunner(PipelineRunner[StageProgram]):
             self.programs_for(chunk),
             schedule,
             update,
-            self.config.accumulation.dtype,
+            self.config.accumulation_dtype,
         )
         recorded = self.pipeline.record and not self.placement.crosses_processes
         call.run(partial(self._make_recorder, schedule) if recorded else None)
@@ -115,11 +115,11 @@ class TrainingRunner(PipelineRunner[StageProgram]):
     def make_program(
         self, number: int, function: StageFunction, fetch: Fetch, transform: Transform, chunk: Chunk
     ) -> StageProgram:
-        averages = self.config.accumulation.reduction == "mean"
+        averages = self.config.accumulation_reduction == "mean"
         return StageProgram(
             function,
             fetch,
-            1 / self.accumulated(chunk) if averages else 1,
+            1 / self.gradient_accumulation(chunk) if averages else 1,
             recompute=self.pipeline.recompute and number != self.layout.last,
             transform=transform,
             loss_scale=self.numerics.settings.loss_scale,

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 from convoy import distributed, keras_bridge
+from convoy.engine.data.placement import REPLICATED
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.numerics.loss_scale import all_finite, unscale
 from convoy.engine.numerics.numerics import Numerics, Settings, pack, split_key, unpack
 from convoy.engine.prepared_model import PreparedModel
 from convoy.engine.step.all_reduce import is_floating, mean, reducer
-from convoy.engine.step.replicate import EVERYWHERE
 from convoy.engine.step.update import apply_rounding
 from convoy.pipeline.communication import move
 from convoy.pipeline.device_layout import DeviceGroup, DeviceLayout, ReplicaValues
@@ -81,7 +81,7 @@ class RankUpdate:
         self.settings = PreparedModel.of(model).numerics.settings
         self.over_replicas = reducer(config.reduction, config.reduction_bucket)
         self.mesh = mesh
-        self.dtypes = [config.accumulation.dtype or variable.dtype for variable in trainable]
+        self.dtypes = [config.accumulation_dtype or variable.dtype for variable in trainable]
         self.variables = [model.optimizer.variables[slot] for slot in slots]
         """The variables of the model's optimizer that this update reads and writes, in order."""
         indices = {id(variable): i for i, variable in enumerate(model.trainable_variables)}
@@ -93,7 +93,7 @@ class RankUpdate:
         if self.mesh is None:
             return function
         return jax.shard_map(
-            function, mesh=self.mesh, in_specs=EVERYWHERE, out_specs=EVERYWHERE, check_vma=False
+            function, mesh=self.mesh, in_specs=REPLICATED, out_specs=REPLICATED, check_vma=False
         )
 
     def _reduce(
@@ -221,7 +221,7 @@ class PipelineUpdate:
         """Copy the loss scale to all devices, and set the counts of large gradients to zero."""
         layout = self.layout
         scaled = self.numerics.settings.loss_scale is not None
-        factor = self.numerics.factor(self.values)
+        factor = self.numerics.loss_scale(self.values)
         self._factors = (
             {rank: group.put(factor) for rank, group in layout.local_groups}
             if factor is not None

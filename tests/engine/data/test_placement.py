@@ -3,9 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from convoy.engine.data.chunks import Placement
-from convoy.engine.data.device_put import ALIGNMENT, WORTH_THREADS, aligned
-from convoy.engine.step.replicate import AXIS
+from convoy.engine.data.placement import ALIGNMENT, AXIS, THREADED_COPY, Placement, aligned
 
 
 def unaligned(values):
@@ -45,14 +43,14 @@ def test_holds_the_same_values_in_the_type_of_the_device(given):
 
 
 def test_large_arrays_are_copied_in_parts():
-    given = unaligned(np.arange(WORTH_THREADS // 4 + 7, dtype=np.float32).reshape(-1, 1))
+    given = unaligned(np.arange(THREADED_COPY // 4 + 7, dtype=np.float32).reshape(-1, 1))
     np.testing.assert_array_equal(aligned(given), given)
 
 
 def test_all_devices_read_one_copy():
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), (AXIS,))
     made = aligned(unaligned(VALUES))
-    assert addresses(Placement(mesh).everywhere(made)) == {made.ctypes.data}
+    assert addresses(Placement(mesh).replicate(made)) == {made.ctypes.data}
 
 
 def test_what_is_on_a_device_stays_there():

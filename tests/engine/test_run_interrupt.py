@@ -7,8 +7,8 @@ import keras
 import numpy as np
 import pytest
 from convoy import keras_bridge
-from convoy.engine.interrupt import Uninterrupted
 from convoy.engine.program import Programs
+from convoy.engine.run import Uninterrupted
 
 
 @pytest.fixture(autouse=True)
@@ -65,14 +65,14 @@ def test_ctrl_c_after_a_device_call_leaves_the_outcome_in_the_model(monkeypatch)
     run_program = Programs._program
 
     def interrupted_program(self, chunk):
-        program, hoisted = run_program(self, chunk)
+        program = run_program(self, chunk)
 
         def then_interrupt(*args):
-            outcome = program(*args)
+            outcome = program.run(*args)
             interrupt()
             return outcome
 
-        return then_interrupt, hoisted
+        return program._replace(run=then_interrupt)
 
     monkeypatch.setattr(Programs, "_program", interrupted_program)
     with pytest.raises(KeyboardInterrupt):
