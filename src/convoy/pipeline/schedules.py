@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 from convoy.pipeline.schedule import Action, Kind, Schedule
@@ -47,8 +47,7 @@ def _generate(
 ) -> Schedule:
     if trains:
         return GENERATORS[name](stages, micro_batches, mapping)
-    steps = [(m + s, 0, Action(s, F, m)) for m, s in _pairs(micro_batches, stages)]
-    return _by_device(steps, mapping)
+    return _by_clock(mapping, micro_batches, {F: lambda m, s: m + s})
 
 
 def canonical_name(name: str) -> str:
@@ -85,8 +84,8 @@ def check_mapping(mapping: Sequence[int] | None, stages: int) -> tuple[int, ...]
     return tuple(mapping)
 
 
-# Each generator gives every action a clock tick; the actions of a device, sorted by their tick, are
-# its row. F2 is the forward pass of micro-batch 2, B2 its backward pass.
+# A generator gives every action a clock tick; the actions of a device, sorted by tick, are its row.
+# F2 is the forward pass of micro-batch 2, B2 its backward pass.
 
 
 def sequential(stages: int, micro_batches: int, mapping: tuple[int, ...]) -> Schedule:
@@ -95,11 +94,8 @@ def sequential(stages: int, micro_batches: int, mapping: tuple[int, ...]) -> Sch
     #  stage 0    F0  .   .   B0  F1  .   .   B1
     #  stage 1    .   F0  B0  .   .   F1  B1  .
     ticks = 2 * stages
-    steps = []
-    for m, s in _pairs(micro_batches, stages):
-        steps.append((m * ticks + s, 0, Action(s, F, m)))
-        steps.append((m * ticks + ticks - 1 - s, 0, Action(s, B, m)))
-    return _by_device(steps, mapping)
+    clock = {F: lambda m, s: m * ticks + s, B: lambda m, s: (m + 1) * ticks - 1 - s}
+    return _by_clock(mapping, micro_batches, clock)
 
 
 def gpipe(stages: int, micro_batches: int, mapping: tuple[int, ...]) -> Schedule:
@@ -114,11 +110,8 @@ def gpipe(stages: int, micro_batches: int, mapping: tuple[int, ...]) -> Schedule
     #  stage 0    F0  F1  F2  F3     F4     B0 F5
     #  stage 1    .   F0  F1  F2     B0 F3  B1 F4
     #  stage 2    .   .   F0  B0 F1  B1 F2  B2 F3
-    steps = []
-    for m, s in _pairs(micro_batches, stages):
-        steps.append((m + s, 1, Action(s, F, m)))
-        steps.append((m + 2 * stages - 1 - s, 0, Action(s, B, m)))
-    return _by_device(steps, mapping)
+    clock = {F: lambda m, s: m + s, B: lambda m, s: m + 2 * stages - 1 - s}
+    return _by_clock(mapping, micro_batches, clock)
 
 
 def one_forward_one_backward(stages: int, micro_batches: int, mapping: tuple[int, ...]) -> Schedule:
@@ -138,11 +131,8 @@ def one_forward_one_backward(stages: int, micro_batches: int, mapping: tuple[int
         even = stages % devices == 0 and micro_batches % devices == 0
         generator = _looped if round_robin and even else _greedy
         return generator(stages, micro_batches, mapping)
-    steps = []
-    for m, s in _pairs(micro_batches, stages):
-        steps.append((2 * m + s, 0, Action(s, F, m)))
-        steps.append((2 * m + 2 * stages - 1 - s, 0, Action(s, B, m)))
-    return _by_device(steps, mapping)
+    clock = {F: lambda m, s: 2 * m + s, B: lambda m, s: 2 * m + 2 * stages - 1 - s}
+    return _by_clock(mapping, micro_batches, clock)
 
 
 def zero_bubble(stages: int, micro_batches: int, mapping: tuple[int, ...]) -> Schedule:
@@ -165,16 +155,25 @@ ALIASES = {"grouped": "gpipe", "interleaved": "1f1b"}
 DEFAULT = "1f1b"
 
 
-def _pairs(micro_batches: int, stages: int) -> list[tuple[int, int]]:
-    return [(m, s) for m in range(micro_batches) for s in range(stages)]
+def _by_clock(
+    mapping: tuple[int, ...], micro_batches: int, clock: Mapping[Kind, Callable[[int, int], int]]
+) -> Schedule:
+    """Sort actions by their tick; within a tick backward passes first, and later stages first.
 
-
-def _by_device(steps: list[tuple[int, int, Action]], mapping: tuple[int, ...]) -> Schedule:
-    """Sort actions by tick, by their order within the tick, and then by stage, the last first."""
+    Args:
+        mapping: device of each stage.
+        micro_batches: number of micro-batches.
+        clock: for each kind of action, a function from micro-batch and stage to the tick.
+    """
+    ticks = {
+        Action(s, kind, m): tick(m, s)
+        for kind, tick in clock.items()
+        for m in range(micro_batches)
+        for s in range(len(mapping))
+    }
     rows: list[list[Action]] = [[] for _ in range(max(mapping) + 1)]
-    for *_, action in sorted(steps, key=lambda step: (step[0], step[1], -step[2].stage)):
+    for action in sorted(ticks, key=lambda a: (ticks[a], a.kind == F, -a.stage)):
         rows[mapping[action.stage]].append(action)
-    micro_batches = 1 + max(action.micro_batch for *_, action in steps)
     return Schedule(tuple(map(tuple, rows)), mapping, micro_batches)
 
 
@@ -214,8 +213,8 @@ def _greedy(
     backward = I if split else B
     kinds = (F, backward, W) if split else (F, backward)
     waiting: list[set[Action]] = [set() for _ in range(devices)]
-    for m, s in _pairs(micro_batches, stages):
-        waiting[mapping[s]] |= {Action(s, kind, m) for kind in kinds}
+    for s in range(stages):
+        waiting[mapping[s]] |= {Action(s, kind, m) for kind in kinds for m in range(micro_batches)}
     rows: list[list[Action]] = [[] for _ in range(devices)]
     ends: dict[Action, int] = {}
     free = [0] * devices

@@ -18,6 +18,16 @@ from convoy.keras_bridge import GraphCall, graph_input_specs, graph_inputs, grap
 from convoy.pipeline.stages import Stage, Tensors, has_gradient, make_stages
 from convoy.types import Arrays, PyTree
 
+# The costs of a chain of calls a, b, c with a skip from a to c:
+#
+#     call             a          b          c
+#     weights          of a       of b       of c        stay on the device of their stage
+#     activations      of a       of b       of c        held for every micro-batch in flight
+#     live             a          a, b       outputs     would be sent if the model were cut here
+#
+# Every call is timed as a program of its own, so what XLA would fuse across calls is counted twice:
+# times are compared with each other, and their sum is not the time of a step.
+
 # In each turn a layer runs RUNS times, or until it has taken SECONDS; the fastest run counts.
 TURNS, RUNS, SECONDS = 3, 4, 0.02
 # Large enough that a transfer takes longer than its dispatch.

@@ -45,6 +45,21 @@ from convoy.types import Arrays, Shapes
 Program = TypeVar("Program")
 
 
+# A runner is made once for a model and a mode, a call once for each chunk:
+#
+#     engine.run -- chunk --> PipelineRunner.run
+#                               |  programs of all stages for this kind of chunk (compiled once)
+#                               v
+#                             PipelineCall          values of all variables, by replica
+#                               |  dispatch(action, replica), in the order of the schedule
+#                               v
+#        stage in this process: receive -> program of the stage -> send
+#        stage of another one:  expect what it sends
+#                               |
+#                               v
+#                             finish                values back to the Keras variables
+
+
 class StagePrograms(NamedTuple, Generic[Program]):
     """Programs of all stages for one kind of chunk.
 

@@ -106,6 +106,13 @@ class InferenceCall(PipelineCall):
         Without a backward pass, nothing else would hold back a first stage that is faster than the
         others, and its outputs would pile up.
         """
+        # Actions are dispatched tick by tick, and within a tick the last stage first, so micro-batches
+        # leave the pipeline before new ones enter it:
+        #
+        #     tick       0   1   2   3
+        #     stage 0    F0  F1  F2  F3         dispatched   0F0
+        #     stage 1    .   F0  F1  F2                      1F0 0F1
+        #     stage 2    .   .   F0  F1                      2F0 1F1 0F2
         layout = self.layout
         stages, count = len(layout.stages), self.chunk.micro_batches
         schedule = generate(DEFAULT, stages, count, layout.mapping, trains=False)

@@ -311,14 +311,14 @@ class StageProgram:
     ) -> tuple[Arrays, Arrays, GradientCounts, jax.Array | None]:
         values = self._backward_values(inputs)
         evaluate(self._traced.backward, values)
-        received = [read(atom, values) for atom in self._traced.received_gradients]
+        received = self._received_gradients(values)
         return received, *self._accumulate(values, accumulators, counts), self._done()
 
     def _backward_input(self, inputs: BackwardInputs) -> tuple[Arrays, Arrays, jax.Array | None]:
         values = self._backward_values(inputs)
         evaluate(self._traced.backward_input, values)
-        received = [read(atom, values) for atom in self._traced.received_gradients]
-        return received, [values[var] for var in self._traced.shared], self._done()
+        shared = [values[var] for var in self._traced.shared]
+        return self._received_gradients(values), shared, self._done()
 
     def _backward_weights(
         self, inputs: BackwardInputs, shared: Arrays, accumulators: Arrays, counts: GradientCounts
@@ -327,6 +327,9 @@ class StageProgram:
         values.update(zip(self._traced.shared, shared, strict=True))
         evaluate(self._traced.backward_weights, values)
         return *self._accumulate(values, accumulators, counts), self._done()
+
+    def _received_gradients(self, values: Values) -> Arrays:
+        return [read(atom, values) for atom in self._traced.received_gradients]
 
     def _accumulate(
         self, values: Values, accumulators: Arrays, counts: GradientCounts

@@ -187,7 +187,10 @@ class PipelineUpdate:
         sharded: whether replicas had different data; else each replica has counted the same.
     """
 
-    # Ranks depend on each other only through two scalars, exchanged between the two programs:
+    # Every rank has the optimizer's slots of its own weights only, and updates them by itself.
+    # Ranks depend on each other only through two scalars, exchanged between the two programs: the
+    # squared norm of the gradients for `global_clipnorm`, and whether all gradients are finite. If
+    # a single one is not, no rank applies its update, and all lower the loss scale alike.
     #
     #     rank 0   reduce --- squared norm, finite ---+      +---> apply
     #     rank 1   reduce --- squared norm, finite ---+-all--+---> apply
@@ -259,6 +262,7 @@ class PipelineUpdate:
                 _store(values, variable, group, value)
             if finite is not None:
                 finites[rank] = finite
+        # The scalars of all ranks are added in the same order everywhere, to the same bits.
         if self.rank_updates[0].global_clipnorm is not None:
             norms = self._all_gather(squared_norms)
             squared_norms = {rank: sum(found[1:], found[0]) for rank, found in norms.items()}
