@@ -221,7 +221,8 @@ def _adapter(schema: Any) -> TypeAdapter[Any]:
 def _describe(problem: ErrorDetails, flags: bool) -> str:
     kind, value, context = problem["type"], problem["input"], problem.get("ctx", {})
     places = [str(place) for place in problem["loc"]]
-    name = flag_name(places[-1]) if flags and places else ".".join(places)
+    fields = [place for place in problem["loc"] if isinstance(place, str)]
+    name = flag_name(fields[-1]) if flags and fields else ".".join(places)
     if kind == "unknown_key":
         key = context["key"]
         known = sorted(set(accepted_keys(context["schema"]).values()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Callable, Sequence
 
@@ -88,7 +87,7 @@ def format_table(
 def parse_bytes(text: str) -> float:
     """Parse a size: `8GB`, `512MiB`, `1e9B`."""
     if re.fullmatch(r"[\d.]+(e[+-]?\d+)?", text.strip(), re.IGNORECASE):
-        raise argparse.ArgumentTypeError(f"{text} has no unit; write {text}GB")
+        raise ValueError(f"{text} has no unit; write {text}GB")
     return _parse(text, r"(i?)(?:b)?", "a size such as 8GB or 512MiB")
 
 
@@ -108,7 +107,7 @@ def parse_seconds(text: str) -> float:
     """Parse a duration: `20us`, `0.5ms`, `1s`."""
     found = re.fullmatch(r"([\d.]+(?:e-?\d+)?) ?(us|ms|s)", text.strip(), re.IGNORECASE)
     if not found:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 20us")
+        raise ValueError(f"{text!r} is not a time such as 20us")
     return float(found[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[found[2].lower()]
 
 
@@ -116,7 +115,7 @@ def _parse(text: str, unit: str, expected: str) -> float:
     pattern = rf"(\d+\.?\d*(?:e[+-]?\d+)?) ?([kmgtp]?){unit}"
     found = re.fullmatch(pattern, text.strip(), re.IGNORECASE)
     if not found or not float(found[1]):
-        raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
+        raise ValueError(f"{text!r} is not {expected}")
     prefix = found[2].lower()
     scale = 1024.0 ** list(_PREFIXES).index(prefix) if found[3] else _PREFIXES[prefix]
     return float(found[1]) * scale

@@ -1,9 +1,9 @@
-from argparse import Namespace
 from dataclasses import replace
 
 import pytest
 import yaml
 from convoy.plan import output
+from convoy.plan.options import PlanOptions
 from convoy.plan.predict import ParallelConfiguration, Predictor
 from convoy.plan.search import SearchResult, search
 from tests.plan.networks import chain, machine
@@ -80,7 +80,7 @@ def test_a_page_compares_numbers_of_devices(monkeypatch):
         results.append((predictor.machine, search(predictor, 64)))
     nothing = SearchResult((), 0, 1, (STAGED, 1e9))
     results.append((machine(8), nothing))
-    options = Namespace(model="toy", devices=[1, 4, 8], global_batch=64)
+    options = PlanOptions(model="toy", devices=(1, 4, 8), global_batch=64)
     page = output.markdown(options, chain(), results)
     assert page.startswith("# toy on 1 to 8 devices, ")
     assert "    convoy plan --model toy\n" in page

@@ -2,70 +2,39 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import keras
 from convoy import devices as device_choice
 from convoy import precision as precisions
+from convoy.configuration import add_flags, read
 from convoy.cpu import threads
 from convoy.data.catalog import DATASETS
 from convoy.pipeline.balance.layer_costs import transfer_seconds
 from convoy.plan import machine as machines
 from convoy.plan import output
 from convoy.plan.machine import Machine
+from convoy.plan.options import PER_HOST, SLOTS, PlanOptions
 from convoy.plan.predict import Predictor
 from convoy.plan.profile import Profile, estimate_profile, measure_profile
 from convoy.plan.search import SearchResult, search
 from convoy.train.models import find_model, make_model
-from convoy.units import (
-    format_count,
-    format_number,
-    parse_bytes,
-    parse_bytes_per_second,
-    parse_flops,
-    parse_seconds,
-)
+from convoy.units import format_count, format_number
 from convoy_command.parser import Parser
 
 PROGRAM = "convoy plan"
-SLOTS = {"sgd": 1, "lars": 1, "rmsprop": 2, "adam": 2, "adamw": 2}
-# Default number of devices per host; all stages of a replica are on one.
-PER_HOST = 16
 LARGEST_MEASURED = 64
 
 
 def make_parser() -> Parser:
-    parser = Parser(prog=PROGRAM, description="Find the fastest parallel configuration of a model.")
-    add = parser.add_argument
-    add("--model", "--model-name", required=True, help="model, as for convoy train")
-    add("--dataset", choices=DATASETS, help="dataset with the images (default: by the model)")
-    add("--devices", type=int, nargs="+", required=True, help="number of devices, or several")
-    add("--global-batch", "--global-batch-size", type=int, required=True, help="per weight update")
-    add("--memory", type=parse_bytes, help="memory of a device, as 8GB (default: of one here)")
-    add("--precision", default="32.32", choices=precisions.PRECISIONS, help="default: 32.32")
-    add("--optimizer", default="sgd", choices=SLOTS, help="for its memory (default: sgd)")
-    add("--measure", action="store_true", help="time the model here instead of estimating it")
-    group = parser.add_argument_group("devices that are not here")
-    for flag, parse, default, text in (
-        ("--devices-per-host", int, None, f"default: {PER_HOST}"),
-        ("--device-flops", parse_flops, None, "as 100TFLOPS"),
-        ("--device-bandwidth", parse_bytes_per_second, None, "as 1TB/s"),
-        ("--link", parse_bytes_per_second, None, "between devices, as 50GB/s"),
-        ("--network", parse_bytes_per_second, 3.125e9, "between hosts (default: 25Gbit/s)"),
-        ("--latency", parse_seconds, 30e-6, "between hosts (default: 30us)"),
-    ):
-        group.add_argument(flag, type=parse, default=default, metavar="X", help=text)
-    group = parser.add_argument_group("output")
-    group.add_argument("--best", type=int, default=5, metavar="N", help="default: 5")
-    group.add_argument("--csv", type=Path, help="write every configuration to a file")
-    group.add_argument("--page", type=Path, help="write the table to a Markdown file")
+    description = "Find the fastest parallel configuration of a model."
+    parser = Parser(prog=PROGRAM, description=description, allow_abbrev=False)
+    add_flags(parser, PlanOptions)
     return parser
 
 
@@ -75,9 +44,9 @@ def main(words: Sequence[str]) -> int:
     Returns:
         0, or 1 if nothing fits, or 2 if the options are invalid.
     """
-    options = make_parser().parse_args(words)
+    flags = vars(make_parser().parse_args(words))
     try:
-        check(options)
+        options = read(PlanOptions, flags, flags=True)
         devices = local_devices(max(options.devices))
         model, dataset = build_model(options)
         profile, machine = find_costs(model, devices, options)
@@ -120,7 +89,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def print_best(
-    predictor: Predictor, found: SearchResult, common: output.Flags, options: argparse.Namespace
+    predictor: Predictor, found: SearchResult, common: output.Flags, options: PlanOptions
 ) -> None:
     """Print the best configurations, and the command and timeline of the first."""
     machine = predictor.machine
@@ -136,29 +105,7 @@ def print_best(
     print(output.timeline(predictor, best))
 
 
-def check(options: argparse.Namespace) -> None:
-    """Reject options that are out of range or contradict each other.
-
-    Raises:
-        ValueError: with a message of one line.
-    """
-    numbers = {
-        "--devices": min(options.devices),
-        "--global-batch": options.global_batch,
-        "--devices-per-host": options.devices_per_host or 1,
-        "--best": options.best,
-    }
-    for flag, value in numbers.items():
-        if value < 1:
-            raise ValueError(f"{flag} {value}: pass 1 or more.")
-    if options.measure and (options.device_flops or options.device_bandwidth):
-        raise ValueError(
-            "--measure times the devices that are here; --device-flops and --device-bandwidth "
-            "describe others. Pass one or the other."
-        )
-
-
-def build_model(options: argparse.Namespace) -> tuple[keras.Model, str]:
+def build_model(options: PlanOptions) -> tuple[keras.Model, str]:
     """Return the model and the name of its dataset."""
     name = options.model
     fitting = "cifar10" if name.startswith(("cifar", "toy")) else "imagenet"
@@ -170,7 +117,7 @@ def build_model(options: argparse.Namespace) -> tuple[keras.Model, str]:
 
 
 def find_costs(
-    model: keras.Model, devices: tuple[jax.Device, ...], options: argparse.Namespace
+    model: keras.Model, devices: tuple[jax.Device, ...], options: PlanOptions
 ) -> tuple[Profile, Machine]:
     """Return the cost profile of a model, and the speed of the devices."""
     here = f"{len(devices)} x {devices[0].platform} here"

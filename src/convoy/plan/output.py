@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import shlex
 import sys
@@ -13,6 +12,7 @@ import yaml
 from convoy.bench.results import git_commit
 from convoy.pipeline import render_text
 from convoy.plan.machine import Machine
+from convoy.plan.options import PlanOptions
 from convoy.plan.predict import Prediction, Predictor
 from convoy.plan.profile import Profile
 from convoy.plan.search import SearchResult
@@ -126,7 +126,7 @@ def nothing_fits(found: SearchResult, machine: Machine) -> str:
 
 
 def markdown(
-    options: argparse.Namespace, profile: Profile, results: Sequence[tuple[Machine, SearchResult]]
+    options: PlanOptions, profile: Profile, results: Sequence[tuple[Machine, SearchResult]]
 ) -> str:
     """Return a page with the best configuration for each number of devices."""
     versions = installed_versions()

@@ -106,8 +106,8 @@ class InferenceCall(PipelineCall):
         Without a backward pass, nothing else would hold back a first stage that is faster than the
         others, and its outputs would pile up.
         """
-        # Actions are dispatched tick by tick, and within a tick the last stage first, so micro-batches
-        # leave the pipeline before new ones enter it:
+        # Actions are dispatched tick by tick, and within a tick the last stage first, so that
+        # micro-batches leave the pipeline before new ones enter it:
         #
         #     tick       0   1   2   3
         #     stage 0    F0  F1  F2  F3         dispatched   0F0
