@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from convoy.cpu.batch_normalization import moments, normalize
+from convoy.cpu.batch_normalization import Operands, moments, normalize
 
 pytestmark = [pytest.mark.usefixtures("native"), pytest.mark.integration]
 
@@ -35,7 +35,8 @@ def reference(x, scale, offset, addend, relu):
 
 def kernel(x, scale, offset, addend, relu):
     mean, variance = jax.lax.stop_gradient(moments(x))
-    return normalize(x, mean, variance, scale, offset, addend, EPSILON, relu)
+    operands = Operands(x, mean, variance, scale, offset, addend)
+    return normalize(operands, EPSILON, relu)
 
 
 @pytest.fixture

@@ -2,17 +2,12 @@
 
 import logging
 import os
-import resource
 import subprocess
 import sys
 
 import jax
-import numpy as np
-import pytest
 from convoy import cpu
 from convoy.cpu import library
-from convoy.cpu.convolution import ConvolutionParameters, recognise
-from convoy.cpu.convolution_rule import describe
 from jax import lax
 
 from .reference import assert_close, normal
@@ -97,52 +92,3 @@ def test_without_the_native_library_xla_runs_everything_and_says_so_once(monkeyp
     assert "was not built" in str(status)
     monkeypatch.undo()
     cpu.disable()
-
-
-@pytest.mark.parametrize("distribution", ["keras-convoy", "onednn-cpu-gomp"])
-def test_a_library_that_is_not_installed_is_named(monkeypatch, distribution):
-    installed = library.installed_file
-    monkeypatch.setattr(
-        library, "installed_file", lambda d, name: None if d == distribution else installed(d, name)
-    )
-    with pytest.raises(library.Unavailable, match=r"not (built|installed)"):
-        library.load.__wrapped__()
-
-
-def test_a_library_from_before_an_update_is_not_used(native, monkeypatch):
-    monkeypatch.setattr(library, "_TARGETS", ("convoy_not_yet_there",))
-    with pytest.raises(library.Unavailable, match="install again"):
-        library.load.__wrapped__()
-
-
-def visit_shapes(native, count):
-    parameters = ConvolutionParameters(
-        window_strides=(1, 1),
-        padding=((0, 0), (0, 0)),
-        lhs_dilation=(1, 1),
-        rhs_dilation=(1, 1),
-        dimension_numbers=lax.conv_dimension_numbers(X.shape, W.shape, ("NHWC", "HWIO", "NHWC")),
-        feature_group_count=1,
-        batch_group_count=1,
-        precision=None,
-        preferred_element_type=None,
-    )
-    for i in range(count):
-        height, width = 1 + i // 100, 1 + i % 100
-        array = (1, height, width, 8)
-        found = recognise(array, (1, 1, 8, 8), array, parameters)
-        assert native.implementation(describe(found, np.dtype(np.float32)), threads=1)
-
-
-def test_the_cache_of_primitives_is_bounded(native):
-    visit_shapes(native, 600)
-    assert native.cached <= 512
-
-
-@pytest.mark.slow
-def test_memory_does_not_grow_with_the_number_of_shapes(native):
-    visit_shapes(native, 2_000)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    visit_shapes(native, 10_000)
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert after - before < 64 * 1024, "kilobytes"

@@ -242,7 +242,7 @@ def test_refuses_functions_that_do_not_fit(tmp_path, batches, data):
         train(lambda features, labels: None)
     with pytest.raises(ValueError, match="The input function has an argument 'size'"):
         train(regression, lambda size: data)
-    with pytest.raises(ValueError, match="returned int, not a data set or arrays"):
+    with pytest.raises(ValueError, match="returned int, not a dataset or arrays"):
         train(regression, lambda: 3)
     with pytest.raises(ValueError, match="items of 3 parts"):
         train(regression, lambda: iter([(data[0], data[1], data[1])]))

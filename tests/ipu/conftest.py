@@ -9,7 +9,7 @@ from convoy.ipu import notice
 def nothing_configured(caplog):
     """Every test begins without a configuration, and hears what was said before."""
     caplog.set_level(logging.INFO, logger="convoy.ipu")
-    notice._said.clear()
+    notice._logged.clear()
     ipu.config.reset_ipu_configuration()
     yield
     ipu.config.reset_ipu_configuration()

@@ -266,7 +266,7 @@ def test_the_host_is_called_after_every_step(tmp_path):
 
     IPUEstimator(model_fn, tmp_path, config()).train(counting(), steps=2)
     assert seen == [(0.0, [[0.0]]), (1.0, [[1.0]])]
-    with pytest.raises(ValueError, match="host_call is for every step"):
+    with pytest.raises(ValueError, match="host_call runs after every step"):
         IPUEstimator(model_fn, tmp_path / "b", config(loop=2)).train(counting(), steps=2)
 
 
@@ -289,14 +289,14 @@ def test_data_must_last_and_keep_its_shape(tmp_path):
         (
             {"params": {"batch_size": 1}, "train_batch_size": 2},
             ValueError,
-            "beside train_batch_size",
+            "in addition to a batch size",
         ),
         (
             {"config": config(replicas=2), "train_batch_size": 3},
             ValueError,
-            "3 samples does not divide over num_replicas=2",
+            "batch size=3 is not a multiple of num_replicas=2",
         ),
-        ({"predict_batch_size": 0}, ValueError, "A batch of 0 samples"),
+        ({"predict_batch_size": 0}, ValueError, "batch size=0 is not a number of samples"),
     ],
 )
 def test_refuses_arguments_that_have_no_meaning(tmp_path, arguments, error, match):
@@ -314,10 +314,10 @@ def test_refuses_arguments_that_have_no_meaning(tmp_path, arguments, error, matc
             ValueError,
             "one of eval_metric_ops and eval_metrics",
         ),
-        ({"mode": "eval", "eval_metrics": [max]}, TypeError, "is not a tuple of a function"),
+        ({"mode": "eval", "eval_metrics": [max]}, TypeError, "is list, not a tuple of a function"),
         ({"mode": "eval", "eval_metrics": (max,)}, ValueError, "has 1 parts"),
         ({"mode": "eval", "host_call": (1, [])}, TypeError, "is not a function"),
-        ({"mode": "eval", "host_call": (max, 1)}, TypeError, "is not a list of tensors"),
+        ({"mode": "eval", "host_call": (max, 1)}, TypeError, "is int, not a list of tensors"),
     ],
 )
 def test_a_spec_has_what_its_mode_needs(arguments, error, match):

@@ -3,11 +3,11 @@ import numpy as np
 import pytest
 from convoy import ipu
 from convoy.estimator import ArrayInput, Hook
-from convoy.ipu.errors import FailedPreconditionError
 from convoy.ipu.ipu_estimator import ModeKeys
 from convoy.ipu.ipu_pipeline_estimator import IPUPipelineEstimator, IPUPipelineEstimatorSpec
 from convoy.ipu.ipu_run_config import IPURunConfig, RunConfig
 from convoy.ipu.ops.pipelining_ops import OptimizerFunctionOutput, PipelineSchedule
+from convoy.ipu.pipelining.options import FailedPreconditionError
 
 X, RATE, START = 1.5, 0.5, 1.0
 
@@ -207,7 +207,7 @@ def test_three_stages_fill_four_shards_but_for_one(tmp_path):
         ({"optimizer_function": None}, ValueError, "no optimizer_function"),
         ({"mode": ModeKeys.EVAL}, ValueError, "no eval_metrics_fn"),
         ({"accumulate_outfeed": True}, ValueError, "does not take 'accumulate_outfeed'"),
-        ({"device_mapping": [0]}, ValueError, "1 entries for the 2 stages"),
+        ({"device_mapping": [0]}, ValueError, "1 entries, but there are 2 stages"),
     ],
 )
 def test_a_spec_has_what_its_mode_needs(arguments, error, match):

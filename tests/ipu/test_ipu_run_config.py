@@ -1,6 +1,6 @@
 import pytest
 from convoy import ipu
-from convoy.ipu.ipu_run_config import ALL, IPURunConfig, RunConfig, report_folder
+from convoy.ipu.ipu_run_config import ALL, IPURunConfig, RunConfig
 
 
 def configuration(count):
@@ -71,18 +71,3 @@ def test_refuses_what_one_process_cannot_do():
         RunConfig(train_distribute=object())
     with pytest.raises(ValueError, match="Both save_checkpoints_steps and save_checkpoints_secs"):
         RunConfig(save_checkpoints_steps=1, save_checkpoints_secs=1)
-
-
-def test_reports_are_asked_for_by_a_variable_or_the_configuration(monkeypatch):
-    config = ipu.config.IPUConfig()
-    assert report_folder(config) is None
-    config.compilation_poplar_options = {"autoReport.all": "true", "autoReport.directory": "a"}
-    assert str(report_folder(config)) == "a"
-    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", '{"autoReport.directory": "b"}')
-    assert str(report_folder(config)) == "b"
-    assert report_folder(None) is None
-    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", '{"autoReport.all": "true"}')
-    assert str(report_folder(None)) == "."
-    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", "all")
-    with pytest.raises(ValueError, match="is not JSON"):
-        report_folder(None)

@@ -117,7 +117,7 @@ def test_options_reach_the_engine(configure):
     assert engine.execution_config.batch_norm_group == 2
     assert engine.execution_config.reduction_bucket == 100
     assert engine.numerics.stochastic_rounding == "on"
-    assert engine.allow_recompute
+    assert engine.config.allow_recompute
 
 
 def test_replicas_that_share_statistics_are_groups(configure):

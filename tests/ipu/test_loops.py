@@ -131,7 +131,7 @@ def test_refuses_wrong_use_of_queues():
         Infeed([], prefetch_depth=256)
     with pytest.raises(ValueError, match="device_ordinal=-1"):
         Infeed([], device_ordinal=-1)
-    with pytest.raises(ValueError, match="is gone"):
+    with pytest.raises(ValueError, match="was removed"):
         Infeed([]).get_next()
     with pytest.raises(ValueError, match="differ in shape"):
         repeat(2, lambda x: None, None, Infeed([np.zeros(2), np.zeros(1)]))

@@ -1,8 +1,8 @@
 import convoy
 import pytest
 from convoy import ipu
-from convoy.ipu.accumulation import Accumulation
-from convoy.ipu.optimizers import Wishes, read
+from convoy.ipu.gradient_accumulation import Accumulation
+from convoy.ipu.optimizers import GradientOptions, gradient_options
 
 own, keras_own = ipu.optimizers, ipu.keras.optimizers
 Method = ipu.gradient_accumulation.GradientAccumulationReductionMethod
@@ -11,28 +11,28 @@ Method = ipu.gradient_accumulation.GradientAccumulationReductionMethod
 @pytest.mark.parametrize(
     ("optimizer", "expected"),
     [
-        ("sgd", Wishes("sgd")),
-        (own.CrossReplicaOptimizer("sgd"), Wishes("sgd", "mean")),
-        (own.ShardedOptimizer("sgd"), Wishes("sgd")),
+        ("sgd", GradientOptions("sgd")),
+        (own.CrossReplicaOptimizer("sgd"), GradientOptions("sgd", "mean")),
+        (own.ShardedOptimizer("sgd"), GradientOptions("sgd")),
         (
             own.GradientAccumulationOptimizerV2("sgd", 4, dtype="float32"),
-            Wishes("sgd", None, Accumulation(4, Method.SUM, "float32")),
+            GradientOptions("sgd", None, Accumulation(4, Method.SUM, "float32")),
         ),
         (
             own.GradientAccumulationOptimizer(own.CrossReplicaOptimizer("sgd"), 2),
-            Wishes("sgd", "mean", Accumulation(2, Method.SUM)),
+            GradientOptions("sgd", "mean", Accumulation(2, Method.SUM)),
         ),
         (
             own.CrossReplicaGradientAccumulationOptimizer("sgd", 2),
-            Wishes("sgd", "mean", Accumulation(2, Method.SUM)),
+            GradientOptions("sgd", "mean", Accumulation(2, Method.SUM)),
         ),
         (
             keras_own.GradientAccumulationOptimizer("sgd", 2, reduction_method=Method.MEAN),
-            Wishes("sgd", None, Accumulation(2, Method.MEAN)),
+            GradientOptions("sgd", None, Accumulation(2, Method.MEAN)),
         ),
         (
             keras_own.ALSGradientAccumulationOptimizer(keras_own.ALSOptimizer("sgd"), 2),
-            Wishes(
+            GradientOptions(
                 "sgd",
                 None,
                 Accumulation(2, Method.SUM),
@@ -41,8 +41,8 @@ Method = ipu.gradient_accumulation.GradientAccumulationReductionMethod
         ),
     ],
 )
-def test_wrapped_optimizers_speak_together(optimizer, expected):
-    assert read(optimizer) == expected
+def test_options_of_wrapped_optimizers_are_combined(optimizer, expected):
+    assert gradient_options(optimizer) == expected
 
 
 def test_one_micro_batch_needs_no_accumulation():
@@ -59,7 +59,7 @@ def test_refuses_numbers_that_have_no_meaning():
             keras_own.ALSOptimizer("sgd", **{name: 3})
     with pytest.raises(ValueError, match="leaves no room"):
         keras_own.ALSOptimizer("sgd", 16384)
-    with pytest.raises(ValueError, match=r"ratio_threshold=2 is not a share"):
+    with pytest.raises(ValueError, match=r"ratio_threshold=2 is not between 0 and 1"):
         keras_own.ALSOptimizer("sgd", ratio_threshold=2)
     with pytest.raises(ValueError, match=r"update_frequency=0 is not a number of weight updates"):
         keras_own.ALSOptimizer("sgd", update_frequency=0)

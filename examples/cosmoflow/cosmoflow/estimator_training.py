@@ -14,8 +14,7 @@ import convoy
 import keras
 import numpy as np
 from convoy import distributed
-from convoy.estimator import Estimator, EstimatorSpec, Hook, RunConfig
-from convoy.estimator import saved as checkpoints
+from convoy.estimator import Estimator, EstimatorSpec, Hook, RunConfig, checkpoints
 from convoy.estimator.hooks import Run
 
 from cosmoflow.input import Input

@@ -1,21 +1,10 @@
-"""Batch normalisation in training on CPUs, with the addition and the ReLU that follow it.
-
-Each direction takes two passes over the data. XLA's own form takes several more, and the ReLU and
-the addition of a residual network another three.
-
-    forward     moments         x             -> mean, variance
-                affine          x, addend     -> y = relu(x * factor + shift + addend)
-    backward    gradient sums   dy, x, y      -> sum of dy, sum of dy * (x - mean)
-                input gradient  dy, x, y      -> dx, and dy where the ReLU let it pass
-
-Between the two passes of a direction there are only vectors with a value for each channel.
-"""
+"""Batch normalisation in training on CPUs, with the addition and the ReLU that follow it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +13,40 @@ from convoy.cpu import kernel_table, library, lowering, threads
 Average = Callable[[jax.Array], jax.Array]
 """The mean of a value over the devices that share statistics."""
 
-# Input, mean, variance, scale, output (if there is a ReLU), whether there is an addend.
-Residuals = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array | None, bool]
+# Each direction takes two passes over the data. XLA's own form takes several more, and the ReLU and
+# the addition of a residual network another three.
+#
+#     forward     moments         x          ->  mean, variance
+#                 affine          x, addend  ->  y = relu(x * factor + shift + addend)
+#     backward    gradient sums   dy, x, y   ->  sum of dy, sum of dy * (x - mean)
+#                 input gradient  dy, x, y   ->  dx, and dy where the ReLU let it pass
+#
+# Between the two passes of a direction there are only vectors with a value for each channel.
+
+
+class Operands(NamedTuple):
+    """The operands of a batch normalisation.
+
+    Attributes:
+        x: input, channels last.
+        mean: mean of `x`, by channel.
+        variance: variance of `x`, by channel. The gradient for `x` includes the paths through mean
+            and variance, so these two get none.
+        scale: factor, by channel.
+        offset: summand, by channel.
+        addend: array that is added to the result, or `None`.
+    """
+
+    x: jax.Array
+    mean: jax.Array
+    variance: jax.Array
+    scale: jax.Array
+    offset: jax.Array
+    addend: jax.Array | None = None
+
+
+# Operands, without the addend; the result, if there is a ReLU; whether there is an addend.
+Residuals = tuple[Operands, jax.Array | None, bool]
 
 
 @jax.custom_vjp
@@ -57,34 +78,21 @@ def _moments_backward(
 moments.defvjp(_moments_forward, _moments_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(6, 7, 8))
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def normalize(
-    x: jax.Array,
-    mean: jax.Array,
-    variance: jax.Array,
-    scale: jax.Array,
-    offset: jax.Array,
-    addend: jax.Array | None,
-    epsilon: float,
-    relu: bool,
-    average: Average | None = None,
+    operands: Operands, epsilon: float, relu: bool, average: Average | None = None
 ) -> jax.Array:
     """Return `(x - mean) / sqrt(variance + epsilon) * scale + offset`, with addition and ReLU.
 
     Args:
-        x: input, channels last.
-        mean: mean of `x`, by channel.
-        variance: variance of `x`, by channel. The gradient for `x` includes the paths through mean
-            and variance, so these two get none.
-        scale: factor, by channel.
-        offset: summand, by channel.
-        addend: array that is added to the result, or `None`.
+        operands: input, statistics and parameters.
         epsilon: summand of the variance.
         relu: whether a ReLU is applied at the end.
-        average: mean over the devices whose inputs `mean` and `variance` are computed from; `None`
-            if that is one device. Only the gradient uses it.
+        average: mean over the devices whose inputs the statistics are computed from; `None` if that
+            is one device. Only the gradient uses it.
     """
     del average
+    x, mean, variance, scale, offset, addend = operands
     factor = jax.lax.rsqrt(variance + epsilon) * scale
     shift = offset - mean * factor
     rows = _rows(x)
@@ -94,25 +102,18 @@ def normalize(
 
 
 def _normalize_forward(
-    x: jax.Array,
-    mean: jax.Array,
-    variance: jax.Array,
-    scale: jax.Array,
-    offset: jax.Array,
-    addend: jax.Array | None,
-    epsilon: float,
-    relu: bool,
-    average: Average | None,
+    operands: Operands, epsilon: float, relu: bool, average: Average | None
 ) -> tuple[jax.Array, Residuals]:
-    y = normalize(x, mean, variance, scale, offset, addend, epsilon, relu, average)
+    y = normalize(operands, epsilon, relu, average)
     # The ReLU's gradient depends on where its output is positive: y tells, and is kept by the next
     # layer anyway. The addend is not needed.
-    return y, (x, mean, variance, scale, y if relu else None, addend is not None)
+    kept = operands._replace(addend=None)
+    return y, (kept, y if relu else None, operands.addend is not None)
 
 
 def _normalize_backward(
     epsilon: float, relu: bool, average: Average | None, residuals: Residuals, dy: jax.Array
-) -> tuple[jax.Array | None, ...]:
+) -> tuple[Operands]:
     # With g = dy where the ReLU let it pass, r = 1 / sqrt(variance + epsilon), and means taken over
     # all axes but the channels', the usual gradient of batch normalisation is
     #
@@ -120,7 +121,7 @@ def _normalize_backward(
     #
     # The two means take one pass. The second pass then computes a * g + b * x + c, with a, b and c
     # by channel.
-    x, mean, variance, scale, y, has_addend = residuals
+    (x, mean, variance, scale, _, _), y, has_addend = residuals
     rows, gradient, output = _rows(x), _rows(dy), _optional(y, x)
     channels = jax.ShapeDtypeStruct(mean.shape, mean.dtype)
     sums, products = _call(
@@ -140,7 +141,7 @@ def _normalize_backward(
     dx, g = _call("convoy_input_gradient", (rows, g), gradient, rows, a, b, c, output)
     d_addend = (g.reshape(x.shape) if relu else dy) if has_addend else None
     zeros = jnp.zeros_like(mean)
-    return dx.reshape(x.shape), zeros, zeros, products * inverse, sums, d_addend
+    return (Operands(dx.reshape(x.shape), zeros, zeros, products * inverse, sums, d_addend),)
 
 
 normalize.defvjp(_normalize_forward, _normalize_backward)

@@ -1,11 +1,4 @@
-"""The lowering rule of convolutions on CPUs.
-
-exported, or of unknown sizes        -> JAX's own rule
-negative padding                     -> crop, then lower the rest again
-native kernel for type and form      -> call into the native library
-XLA is fast in another layout only   -> transpose, then lower the rest again
-otherwise                            -> JAX's own rule
-"""
+"""The lowering rule of convolutions on CPUs."""
 
 from __future__ import annotations
 
@@ -30,6 +23,11 @@ _ONEDNN_TYPES = {"float16": 1, "bfloat16": 2, "float32": 3}
 
 def lower(ctx: mlir.LoweringRuleContext, lhs: Value, rhs: Value, **parameters: Any) -> Results:
     """Lower to a native kernel if there is one, else to XLA in the layout it is fast in."""
+    # exported, or of unknown sizes        -> JAX's own rule
+    # negative padding                     -> crop, then lower the rest again
+    # native kernel for type and form      -> call into the native library
+    # XLA is fast in another layout only   -> transpose, then lower the rest again
+    # otherwise                            -> JAX's own rule
     own = lowering.jax_rule(lax.conv_general_dilated_p)
     if lowering.must_be_portable(ctx):
         return own(ctx, lhs, rhs, **parameters)

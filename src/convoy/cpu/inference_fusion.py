@@ -1,15 +1,4 @@
-"""Fusion of convolutions with the operations that follow them, in a traced forward pass.
-
-At inference batch normalisation has constant statistics: it is a product and a sum by channel. The
-products are multiplied into the weights, and the sums make a bias. A chain of equations
-
-    pad -> convolution -> [mul | div | add | sub by channel]* -> add array -> max with 0
-    ^^^                                                          ^^^^^^^^^    ^^^^^^^^^^
-    padding                                                      addend       relu
-
-becomes one call of a kernel. Each part but the convolution may be missing. Each result but the last
-has one reader only, so nothing is computed twice.
-"""
+"""Fusion of convolutions with the operations that follow them, in a traced forward pass."""
 
 from __future__ import annotations
 
@@ -26,6 +15,16 @@ from convoy.cpu.fused_convolution import FusedConvolution
 from convoy.jaxpr import Atom, Trace, Values, evaluate, named, read
 from jax import lax
 from jax.extend.core import JaxprEqn, Literal, Var
+
+# At inference batch normalisation has constant statistics: it is a product and a sum by channel.
+# The products are multiplied into the weights, and the sums make a bias. A chain of equations
+#
+#     pad -> convolution -> [mul | div | add | sub by channel]* -> add array -> max with 0
+#     ^^^                   ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^     ^^^^^^^^^    ^^^^^^^^^^
+#     padding               by_channel                             addend       relu
+#
+# becomes one call of a kernel. Each part but the convolution may be missing. Each result but the
+# last has one reader only, so nothing is computed twice.
 
 
 class Kernel(Protocol):

@@ -71,14 +71,10 @@ class Kernel:
 FLOAT32 = MappingProxyType({"float32": CpuFeature.NONE})
 FLOAT32_AVX2 = MappingProxyType({"float32": CpuFeature.AVX2})
 ALL_FLOATS = MappingProxyType(
-    {
-        "float32": CpuFeature.NONE,
-        "bfloat16": CpuFeature.BFLOAT16,
-        "float16": CpuFeature.FLOAT16,
-    }
+    FLOAT32 | {"bfloat16": CpuFeature.BFLOAT16, "float16": CpuFeature.FLOAT16}
 )
 # XLA's fast convolution is Eigen's, which has no bfloat16.
-XLA_FLOATS = MappingProxyType({"float32": CpuFeature.NONE, "float16": CpuFeature.NONE})
+XLA_FLOATS = MappingProxyType(FLOAT32 | {"float16": CpuFeature.NONE})
 
 # One to three spatial axes, with those of batch and channels.
 CONVOLUTION_RANKS = range(3, 6)
@@ -98,41 +94,29 @@ DIRECT = "direct"
 MAX_POOL, SUM_POOL, MAX_POOL_GRADIENT = "max pool", "sum pool", "max pool gradient"
 BATCH_NORMALIZATION = "batch normalisation"
 
+_ALL_OPTIONS = frozenset({STRIDES, INPUT_DILATION, KERNEL_DILATION, FEATURE_GROUPS, BATCH_GROUPS})
+_FORWARD_OPTIONS = frozenset({STRIDES, KERNEL_DILATION, FEATURE_GROUPS})
 _POOLING = Kernel(FLOAT32, range(1, sys.maxsize), min_channels=4)
 
 KERNELS: Mapping[str, Kernel] = MappingProxyType(
     {
         # The forms in which JAX writes a convolution and its gradients; see `convolution.py`.
-        FORWARD: Kernel(
-            ALL_FLOATS, CONVOLUTION_RANKS, frozenset({STRIDES, KERNEL_DILATION, FEATURE_GROUPS})
-        ),
+        FORWARD: Kernel(ALL_FLOATS, CONVOLUTION_RANKS, _FORWARD_OPTIONS),
         INPUT_GRADIENT: Kernel(
-            ALL_FLOATS,
-            CONVOLUTION_RANKS,
-            frozenset({INPUT_DILATION, KERNEL_DILATION, FEATURE_GROUPS}),
+            ALL_FLOATS, CONVOLUTION_RANKS, _ALL_OPTIONS - {STRIDES, BATCH_GROUPS}
         ),
         WEIGHT_GRADIENT: Kernel(
-            ALL_FLOATS, CONVOLUTION_RANKS, frozenset({STRIDES, KERNEL_DILATION, BATCH_GROUPS})
+            ALL_FLOATS, CONVOLUTION_RANKS, _ALL_OPTIONS - {INPUT_DILATION, FEATURE_GROUPS}
         ),
         TRANSPOSED_WEIGHT_GRADIENT: Kernel(
             ALL_FLOATS, CONVOLUTION_RANKS, frozenset({STRIDES, INPUT_DILATION})
         ),
         # A convolution of inference, with packed weights and what follows it in one call.
-        FUSED: Kernel(
-            FLOAT32, CONVOLUTION_RANKS, frozenset({STRIDES, KERNEL_DILATION, FEATURE_GROUPS})
-        ),
+        FUSED: Kernel(FLOAT32, CONVOLUTION_RANKS, _FORWARD_OPTIONS),
         # Batch normalisation multiplied into weights: in 16 bits the product would be rounded.
-        FOLDED: Kernel(
-            FLOAT32,
-            range(2, sys.maxsize),
-            frozenset({STRIDES, INPUT_DILATION, KERNEL_DILATION, FEATURE_GROUPS, BATCH_GROUPS}),
-        ),
+        FOLDED: Kernel(FLOAT32, range(2, sys.maxsize), _ALL_OPTIONS),
         # XLA's own, where there is no native library.
-        XLA: Kernel(
-            XLA_FLOATS,
-            CONVOLUTION_RANKS,
-            frozenset({STRIDES, INPUT_DILATION, KERNEL_DILATION, FEATURE_GROUPS, BATCH_GROUPS}),
-        ),
+        XLA: Kernel(XLA_FLOATS, CONVOLUTION_RANKS, _ALL_OPTIONS),
         # Implementations beside oneDNN's: 3x3 kernels, and products of inference.
         WINOGRAD: Kernel(FLOAT32_AVX2, range(4, 5)),
         DIRECT: Kernel(FLOAT32_AVX2, CONVOLUTION_RANKS, frozenset({STRIDES, KERNEL_DILATION})),

@@ -7,10 +7,11 @@ operand has to be kept for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
+from typing import Any
 
 import jax
 import numpy as np
@@ -65,13 +66,11 @@ class Pooling:
 
 
 def recognise(shape: Sequence[int], pooled: Sequence[int], window: Window) -> Pooling | None:
-    """Express a window over an operand of `shape` as a pooling over adjacent axes.
-
-    All axes before those that the window spans become one, `outer`, and all behind it `inner`:
-
-        NHWC, window 1 2 2 1    (N | 1, H, W | C)     inner = C: channels last
-        NCHW, window 1 1 2 2    (N * C | 1, H, W | )  inner = 1: too few, left to XLA
-    """
+    """Express a window over an operand of `shape` as a pooling over adjacent axes, or `None`."""
+    # All axes before those that the window spans become one, `outer`, and all behind it `inner`:
+    #
+    #     NHWC, window 1 2 2 1    (N | 1, H, W | C)     inner = C: channels last
+    #     NCHW, window 1 1 2 2    (N * C | 1, H, W | )  inner = 1: too few, left to XLA
     spanned = [axis for axis in range(len(shape)) if window.spans(axis)]
     if not spanned or 0 in (*shape, *pooled):
         return None
@@ -95,84 +94,17 @@ def recognise(shape: Sequence[int], pooled: Sequence[int], window: Window) -> Po
     )
 
 
-def _lower_reduction(
+def _lower(
     primitive: Primitive,
     kernel: str,
     ctx: mlir.LoweringRuleContext,
-    operand: Value,
-    *,
-    window_dimensions: Sequence[int],
-    window_strides: Sequence[int],
-    padding: Sequence[tuple[int, int]],
-    base_dilation: Sequence[int],
-    window_dilation: Sequence[int],
+    *operands: Value,
+    **parameters: Any,
 ) -> Results:
-    window = Window(window_dimensions, window_strides, padding, window_dilation)
-    operand_aval, pooled = lowering.arrays(ctx.avals_in[0], ctx.avals_out[0])
-    pooling = None
-    if all(step == 1 for step in base_dilation):
-        pooling = _find_native(kernel, ctx, operand_aval.shape, pooled.shape, window)
+    """Lower a pooling, or the gradient of one, to a native kernel if there is one."""
+    pooling = _find_native(kernel, ctx, parameters)
     if pooling is None:
-        return lowering.jax_rule(primitive)(
-            ctx,
-            operand,
-            window_dimensions=window_dimensions,
-            window_strides=window_strides,
-            padding=padding,
-            base_dilation=base_dilation,
-            window_dilation=window_dilation,
-        )
-    return _call(kernel, ctx, pooling, operand)
-
-
-def lower_max_gradient(
-    ctx: mlir.LoweringRuleContext,
-    source: Value,
-    operand: Value,
-    *,
-    select_prim: Primitive,
-    window_dimensions: Sequence[int],
-    window_strides: Sequence[int],
-    padding: Sequence[tuple[int, int]],
-) -> Results:
-    window = Window(window_dimensions, window_strides, padding, (1,) * len(padding))
-    pooled, operand_aval = lowering.arrays(*ctx.avals_in)
-    pooling = None
-    if select_prim is lax.ge_p:
-        pooling = _find_native(MAX_POOL_GRADIENT, ctx, operand_aval.shape, pooled.shape, window)
-    if pooling is None:
-        return lowering.jax_rule(lax.select_and_scatter_add_p)(
-            ctx,
-            source,
-            operand,
-            select_prim=select_prim,
-            window_dimensions=window_dimensions,
-            window_strides=window_strides,
-            padding=padding,
-        )
-    return _call(MAX_POOL_GRADIENT, ctx, pooling, source, operand)
-
-
-def _find_native(
-    kernel: str,
-    ctx: mlir.LoweringRuleContext,
-    shape: Sequence[int],
-    pooled: Sequence[int],
-    window: Window,
-) -> Pooling | None:
-    """Return the pooling that a native kernel can run on this machine."""
-    if lowering.must_be_portable(ctx) or not lowering.is_on_one_device(ctx):
-        return None
-    if library.find_for(kernel, *lowering.arrays(*ctx.avals_in, *ctx.avals_out)) is None:
-        return None
-    pooling = recognise(shape, pooled, window)
-    # With fewer channels next to each other there is nothing to gain over XLA's own loops.
-    return pooling if pooling and pooling.inner >= KERNELS[kernel].min_channels else None
-
-
-def _call(
-    kernel: str, ctx: mlir.LoweringRuleContext, pooling: Pooling, *operands: Value
-) -> Results:
+        return lowering.jax_rule(primitive)(ctx, *operands, **parameters)
     lowering.count(kernel)
     return jax.ffi.ffi_lowering(_TARGETS[kernel])(
         ctx,
@@ -182,5 +114,35 @@ def _call(
     )
 
 
-lower_max: Callable[..., Results] = partial(_lower_reduction, lax.reduce_window_max_p, MAX_POOL)
-lower_sum: Callable[..., Results] = partial(_lower_reduction, lax.reduce_window_sum_p, SUM_POOL)
+def _find_native(
+    kernel: str, ctx: mlir.LoweringRuleContext, parameters: dict[str, Any]
+) -> Pooling | None:
+    """Return the pooling that a native kernel can run on this machine."""
+    if lowering.must_be_portable(ctx) or not lowering.is_on_one_device(ctx):
+        return None
+    arrays = lowering.arrays(*ctx.avals_in, *ctx.avals_out)
+    if library.find_for(kernel, *arrays) is None:
+        return None
+    # Reductions have dilations; the gradient chooses an element by a comparison instead.
+    #     reduction   operand -> pooled            gradient   pooled, operand -> operand
+    ones = (1,) * arrays[0].ndim
+    is_gradient = kernel == MAX_POOL_GRADIENT
+    operand, pooled = reversed(arrays[:2]) if is_gradient else arrays
+    if parameters.get("select_prim", lax.ge_p) is not lax.ge_p:
+        return None
+    if tuple(parameters.get("base_dilation", ones)) != ones:
+        return None
+    window = Window(
+        parameters["window_dimensions"],
+        parameters["window_strides"],
+        parameters["padding"],
+        parameters.get("window_dilation", ones),
+    )
+    pooling = recognise(operand.shape, pooled.shape, window)
+    # With fewer channels next to each other there is nothing to gain over XLA's own loops.
+    return pooling if pooling and pooling.inner >= KERNELS[kernel].min_channels else None
+
+
+lower_max: lowering.Rule = partial(_lower, lax.reduce_window_max_p, MAX_POOL)
+lower_sum: lowering.Rule = partial(_lower, lax.reduce_window_sum_p, SUM_POOL)
+lower_max_gradient: lowering.Rule = partial(_lower, lax.select_and_scatter_add_p, MAX_POOL_GRADIENT)

@@ -1,62 +1,45 @@
-"""Fusion of batch normalisation with the operations around it, while a model is traced.
-
-Keras writes batch normalisation as moments and an affine map. An addition and a ReLU often follow:
-
-    mean, variance = moments(x)
-    y = batch_normalization(x, mean, variance, ...)
-    z = y + shortcut
-    out = relu(z)
-
-A `Fusion` stands in for these operations. Each one looks up where its operand came from, by the
-identity of the traced array. If that is the operation before it, it computes both at once from the
-first one's operands:
-
-    relu(z)  ->  normalize(x, mean, variance, ..., addend=shortcut, relu=True)
-
-`y` and `z` are computed too, but nothing reads them any more, and XLA removes them. If another
-layer does read them, they are there.
-"""
+"""Fusion of batch normalisation with the operations around it, while a model is traced."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from convoy.cpu import kernel_table, library
-from convoy.cpu.batch_normalization import Average, moments, normalize
+from convoy.cpu.batch_normalization import Average, Operands, moments, normalize
+from convoy.types import Tensor
 
-Operation = Callable[..., Any]
-"""An operation of Keras's backend, with its own arguments."""
+Operation = Callable[..., Tensor]
+"""An operation of Keras's backend."""
+
+# Keras writes batch normalisation as moments and an affine map. Often an addition and a ReLU
+# follow:
+#
+#     mean, variance = moments(x)
+#     y = batch_normalization(x, mean, variance, ...)
+#     z = y + shortcut
+#     out = relu(z)
+#
+# A `Fusion` replaces these operations. Each one looks up where its operand came from, by the
+# identity of the traced array. If that is the operation before it, it computes both at once from
+# the first one's operands:
+#
+#     relu(z)  ->  normalize(x, mean, variance, ..., addend=shortcut, relu=True)
+#
+# `y` and `z` are traced too. If no other layer reads them, XLA removes them.
 
 
 class Normalized(NamedTuple):
-    """The operands of a batch normalisation, and the array that is added to its result."""
+    """The result of a batch normalisation, perhaps with an addition, and what it is computed from.
 
-    x: jax.Array
-    mean: jax.Array
-    variance: jax.Array
-    scale: jax.Array
-    offset: jax.Array
+    It keeps the result alive, so that no other array gets its `id`.
+    """
+
+    result: jax.Array
+    operands: Operands
     epsilon: float
-    addend: jax.Array | None = None
-    average: Average | None = None
-
-    def compute(self, *, relu: bool) -> jax.Array:
-        # The gradient for x includes the paths through mean and variance.
-        mean, variance = jax.lax.stop_gradient((self.mean, self.variance))
-        return normalize(
-            self.x,
-            mean,
-            variance,
-            self.scale,
-            self.offset,
-            self.addend,
-            self.epsilon,
-            relu,
-            self.average,
-        )
 
 
 class Fusion:
@@ -68,18 +51,18 @@ class Fusion:
 
     def __init__(self, average: Average | None = None) -> None:
         self._average = average
-        # Keyed by `id`. The values keep the arrays alive, so that no `id` is used twice.
+        # Keyed by the `id` of the mean, and of the result. Input, mean and variance stay alive.
         self._moments: dict[int, tuple[jax.Array, jax.Array, jax.Array]] = {}
-        self._normalized: dict[int, tuple[jax.Array, Normalized]] = {}
+        self._normalized: dict[int, Normalized] = {}
 
     def moments(
         self,
         original: Operation,
-        x: Any,
+        x: Tensor,
         axes: Sequence[int],
         keepdims: bool = False,
         **options: bool,
-    ) -> Any:
+    ) -> Tensor:
         if keepdims or any(options.values()) or not _is_batch_statistics(x, axes):
             return original(x, axes, keepdims=keepdims, **options)
         mean, variance = moments(x)
@@ -95,44 +78,49 @@ class Fusion:
     def batch_normalization(
         self,
         original: Operation,
-        x: Any,
-        mean: Any,
-        variance: Any,
+        x: Tensor,
+        mean: Tensor,
+        variance: Tensor,
         axis: int,
-        offset: Any = None,
-        scale: Any = None,
+        offset: Tensor = None,
+        scale: Tensor = None,
         epsilon: float = 1e-3,
-    ) -> Any:
+    ) -> Tensor:
         source = self._moments.get(id(mean))
         # Moving statistics, or those of another array, have no kernel.
         if source is None or source[0] is not x or source[2] is not variance:
             return original(x, mean, variance, axis, offset, scale, epsilon)
-        found = Normalized(
-            x,
-            mean,
-            variance,
-            jnp.ones_like(mean) if scale is None else scale,
-            jnp.zeros_like(mean) if offset is None else offset,
-            float(epsilon),
-            average=self._average,
-        )
-        y = found.compute(relu=False)
-        self._normalized[id(y)] = (y, found)
+        scale = jnp.ones_like(mean) if scale is None else scale
+        offset = jnp.zeros_like(mean) if offset is None else offset
+        operands = Operands(x, mean, variance, scale, offset)
+        y = self._compute(operands, float(epsilon), relu=False)
+        self._normalized[id(y)] = Normalized(y, operands, float(epsilon))
         return y
 
-    def add(self, original: Operation, x1: Any, x2: Any) -> Any:
+    def add(self, original: Operation, x1: Tensor, x2: Tensor) -> Tensor:
         total = original(x1, x2)
-        for normalized, other in ((x1, x2), (x2, x1)):
-            _, found = self._normalized.get(id(normalized), (None, None))
-            if found and found.addend is None and getattr(other, "shape", None) == total.shape:
-                self._normalized[id(total)] = (total, found._replace(addend=other))
+        for summand, other in ((x1, x2), (x2, x1)):
+            found = self._normalized.get(id(summand))
+            if found is None or found.operands.addend is not None:
+                continue
+            if getattr(other, "shape", None) == total.shape:
+                operands = found.operands._replace(addend=other)
+                self._normalized[id(total)] = Normalized(total, operands, found.epsilon)
                 break
         return total
 
-    def relu(self, original: Operation, x: Any) -> Any:
+    def relu(self, original: Operation, x: Tensor) -> Tensor:
         del original
-        _, found = self._normalized.get(id(x), (None, None))
-        return found.compute(relu=True) if found else relu(jnp.asarray(x))
+        found = self._normalized.get(id(x))
+        if found is None:
+            return relu(jnp.asarray(x))
+        return self._compute(found.operands, found.epsilon, relu=True)
+
+    def _compute(self, operands: Operands, epsilon: float, *, relu: bool) -> jax.Array:
+        # The gradient for x includes the paths through mean and variance.
+        mean, variance = jax.lax.stop_gradient((operands.mean, operands.variance))
+        operands = operands._replace(mean=mean, variance=variance)
+        return normalize(operands, epsilon, relu, self._average)
 
 
 @jax.custom_jvp
@@ -151,7 +139,7 @@ def _relu_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[ja
     return y, jnp.where(y > 0, *tangents, 0)
 
 
-def _is_batch_statistics(x: Any, axes: Sequence[int]) -> bool:
+def _is_batch_statistics(x: Tensor, axes: Sequence[int]) -> bool:
     """Whether moments over `axes` are those of a batch normalisation with a kernel."""
     rank = getattr(x, "ndim", 0)
     # Channels last: all axes but the last one are reduced.

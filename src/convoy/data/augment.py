@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from convoy.data.catalog import CHANNELS, DatasetInfo, Normalisation
 from convoy.data.jpeg import Area, Box
 from convoy.data.rand_augment import rand_augment
+from convoy.types import Tensor
 
 Batch = tuple[np.ndarray, np.ndarray]
 """Images and their labels."""
@@ -149,22 +150,31 @@ def cutmix(images: np.ndarray, labels: np.ndarray, alpha: float, rng: np.random.
     return mixed, labels * kept + labels[other] * (1 - kept)
 
 
-def standardise(images: np.ndarray) -> np.ndarray:
-    """Give each image mean 0 and standard deviation 1; one without contrast is only centred."""
-    images = images.astype(np.float32)
-    mean = images.mean((1, 2, 3), keepdims=True)
-    deviation = images.std((1, 2, 3), keepdims=True)
-    return (images - mean) / np.where(deviation == 0, 1, deviation)
-
-
 def normalise(images: np.ndarray, normalisation: Normalisation) -> np.ndarray:
-    """Normalise bytes as `DatasetInfo.normalisation` says."""
+    """Normalise images whose pixels are from 0 to 255, as `DatasetInfo.normalisation` says."""
+    return normalise_by(np, images.astype(np.float32), normalisation)
+
+
+def normalise_by(numpy: Any, images: Tensor, normalisation: Normalisation) -> Tensor:
+    """Normalise images of float32.
+
+    Args:
+        numpy: module of the operations: NumPy on the host, `keras.ops` on the device.
+        images: images whose pixels are from 0 to 255.
+        normalisation: one of `DatasetInfo.normalisation`.
+    """
     if normalisation == "standardise":
-        return standardise(images)
-    scaled = images.astype(np.float32) / 255
+        mean = numpy.mean(images, (1, 2, 3), keepdims=True)
+        deviation = numpy.std(images, (1, 2, 3), keepdims=True)
+        # An image without contrast is only centred.
+        return (images - mean) / numpy.where(deviation == 0, 1.0, deviation)
+    scaled = images / 255
     if normalisation == "scale":
         return scaled
-    mean, deviation = np.array(CHANNELS[normalisation], np.float32)
+    mean, deviation = (
+        numpy.reshape(numpy.array(values, "float32"), (1, 1, 1, -1))
+        for values in CHANNELS[normalisation]
+    )
     return (scaled - mean) / deviation
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 from convoy.data import jpeg
 from convoy.data.augment import Batch, Transformation, centre_crop, inception_crop
-from convoy.data.batches import Flips, ResumableDataset
+from convoy.data.batches import Flips, Order, ResumableDataset, SequentialOrder
 from convoy.data.image_files import ImageFiles
 from convoy.data.prefetch import Prefetcher
 from convoy.data.records import DamagedDataError
@@ -120,14 +120,6 @@ class ImageBatchJob:
         return sample.label
 
 
-class Order(Protocol):
-    """The images of each batch of the run, by position."""
-
-    def indices(self, position: int) -> np.ndarray: ...
-
-    def seed_at(self, position: int) -> tuple[int, ...]: ...
-
-
 class ImageBatches(ResumableDataset):
     """Batches of compressed images.
 
@@ -143,7 +135,7 @@ class ImageBatches(ResumableDataset):
     def __init__(
         self,
         job: ImageBatchJob,
-        order: Order,
+        order: Order | SequentialOrder,
         num_batches: int,
         workers: int,
         on_damaged: Callable[[str], None] = lambda _: None,

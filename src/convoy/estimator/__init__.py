@@ -1,16 +1,16 @@
-"""Estimators: a function that makes a network, a function that reads data, and a folder.
+"""Estimators: a model function, an input function and a folder of checkpoints.
 
-They train, evaluate and predict on the same engine as Keras models do, and go on from the
-checkpoints in their folder.
+They train, evaluate and predict on the same engine as Keras models, and resume from the newest
+checkpoint in their folder.
 """
 
-from convoy.estimator.config import RunConfig
+from convoy.estimator.checkpoints import WarmStart
 from convoy.estimator.estimator import Estimator
-from convoy.estimator.function import function
 from convoy.estimator.hooks import Hook, LoggingHook, Run
 from convoy.estimator.input import ArrayInput
+from convoy.estimator.jax_function import function
 from convoy.estimator.pipeline_estimator import PipelineEstimator
-from convoy.estimator.saved import WarmStart
+from convoy.estimator.run_config import RunConfig
 from convoy.estimator.spec import EstimatorSpec, ModeKeys, PipelineEstimatorSpec
 from convoy.estimator.train_and_evaluate import EvalSpec, TrainSpec, train_and_evaluate
 

@@ -5,50 +5,47 @@ from __future__ import annotations
 import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import convoy
 import jax
 import keras
 import numpy as np
-from convoy.estimator import arguments, saved
-from convoy.estimator.config import RunConfig
-from convoy.estimator.hooks import Hook, LoggingHook, Run, log
+from convoy.estimator import checkpoints, user_functions
+from convoy.estimator.callbacks import EvaluationCallback, TrainingCallback
+from convoy.estimator.checkpoints import Checkpoints, WarmStart
+from convoy.estimator.hooks import Hook, LoggingHook, Run, SummaryHook, log
 from convoy.estimator.input import Element, Signature, elements
 from convoy.estimator.network import LOSS, PREDICTIONS, Network
-from convoy.estimator.report import reported
-from convoy.estimator.saved import Saved, WarmStart
-from convoy.estimator.spec import Built, EstimatorSpec, ModeKeys
-from convoy.estimator.summary import SummaryHook
-from convoy.estimator.watch import WatchEvaluation, WatchTraining
+from convoy.estimator.run_config import RunConfig
+from convoy.estimator.spec import EstimatorSpec, ModeKeys, NetworkSpec
+from convoy.types import Data, PyTree
 
-MODEL_ARGUMENTS = ("features", "labels", "mode", "params", "config")
 INPUT_ARGUMENTS = ("mode", "params", "config", "input_context")
 
 
 class Estimator:
-    """Trains, evaluates and predicts with what a model function builds.
+    """Trains, evaluates and predicts with the network that a model function builds.
 
-    The function is called once for each mode. The tensors that it is given hold no numbers yet; it
-    builds with Keras layers, `keras.ops`, and JAX functions under `convoy.estimator.function`.
+    The model function is called once for each mode, with symbolic tensors. It uses Keras layers,
+    `keras.ops`, and JAX functions decorated with `convoy.estimator.function`.
 
-    Weights live in the checkpoints of `model_dir`: `train` goes on from the newest and writes
-    another at its end, `evaluate` and `predict` read the newest.
+    Weights are kept in the checkpoints of `model_dir`: `train` resumes from the newest one and
+    writes another at its end, `evaluate` and `predict` read the newest one.
 
     Args:
-        model_fn: takes `features`, and of `labels`, `mode`, `params` and `config` what it names.
-            Returns an `EstimatorSpec`.
-        model_dir: where checkpoints are; by default that of the config.
+        model_fn: a function of `features` and of those of `labels`, `mode`, `params` and `config`
+            that it names. Returns an `EstimatorSpec`.
+        model_dir: folder of the checkpoints; by default that of the config.
         config: a `RunConfig`.
-        params: handed to both functions. `batch_size` in it is that of arrays.
-        warm_start_from: a checkpoint, a folder of them, or a `WarmStart`: the weights to begin
-            with if `model_dir` has none.
+        params: passed to both functions. `batch_size` in it is the batch size of arrays.
+        warm_start_from: a checkpoint, a folder of checkpoints, or a `WarmStart`: the initial
+            weights if `model_dir` has no checkpoint.
 
     Raises:
-        ValueError: if an argument is none of these.
+        ValueError: if an argument has the wrong type.
 
     Example:
     ```python
@@ -64,17 +61,17 @@ class Estimator:
     ```
     """
 
-    known_arguments: tuple[str, ...] = MODEL_ARGUMENTS
+    known_arguments: tuple[str, ...] = ("features", "labels", "mode", "params", "config")
 
     def __init__(
         self,
-        model_fn: Callable[..., Any],
+        model_fn: Callable[..., PyTree],
         model_dir: str | Path | None = None,
         config: RunConfig | None = None,
-        params: Mapping[str, Any] | None = None,
+        params: Mapping[str, PyTree] | None = None,
         warm_start_from: str | Path | WarmStart | None = None,
     ) -> None:
-        arguments.check(model_fn, "model function", self.known_arguments)
+        user_functions.check_arguments(model_fn, "model function", self.known_arguments)
         if params is not None and not isinstance(params, Mapping):
             raise ValueError(f"params={params!r} is not a dict.")
         config = config or RunConfig()
@@ -94,22 +91,23 @@ class Estimator:
 
     def latest_checkpoint(self) -> Path | None:
         """Return the newest checkpoint in `model_dir`."""
-        positions = self._saved.folder.positions()
-        return self._saved.folder.at(positions[-1]) if positions else None
+        folder = self._checkpoints.folder
+        positions = folder.positions()
+        return folder.at(positions[-1]) if positions else None
 
     def get_variable_names(self) -> list[str]:
-        """Return the names of all that the newest checkpoint holds."""
-        return list(saved.read(self.model_dir).arrays)
+        """Return the names of all arrays in the newest checkpoint."""
+        return list(checkpoints.read(self.model_dir).arrays)
 
     def get_variable_value(self, name: str) -> np.ndarray:
-        """Return a value of the newest checkpoint."""
-        return saved.read(self.model_dir).arrays[name]
+        """Return an array of the newest checkpoint."""
+        return checkpoints.read(self.model_dir).arrays[name]
 
     # Training ---------------------------------------------------------------------------------
 
     def train(
         self,
-        input_fn: Callable[..., Any],
+        input_fn: Callable[..., Data],
         hooks: Sequence[Hook] = (),
         steps: int | None = None,
         max_steps: int | None = None,
@@ -117,13 +115,13 @@ class Estimator:
         """Train from the newest checkpoint on, and write another.
 
         Args:
-            input_fn: takes what it names of `mode`, `params` and `config`. Returns a data set
-                whose items are features, or features and labels, of one replica's batch; or
-                arrays of them, which are shuffled and gone through as often as it takes.
-            hooks: told of the run.
-            steps: how many; each takes a batch on every replica.
-            max_steps: how many in all, those of earlier runs included. Nothing is done if there
-                were as many. Without any limit the run ends with the data.
+            input_fn: a function of those of `mode`, `params` and `config` that it names. Returns a
+                dataset whose items are features, or features and labels, each the batch of one
+                replica; or arrays, which are shuffled and repeated without end.
+            hooks: hooks of the run.
+            steps: number of steps; each takes a batch on every replica.
+            max_steps: total number of steps, including earlier runs. Does nothing if that many
+                were trained already. Without a limit, the run ends with the data.
 
         Returns:
             The estimator.
@@ -132,9 +130,9 @@ class Estimator:
             ValueError: if both limits are given, or one is not a number of steps.
         """
         self._check_limits(steps, max_steps)
-        checkpoints = self._saved
-        newest = checkpoints.newest()
-        done = 0 if newest is None else saved.global_step(newest[1])
+        saved = self._checkpoints
+        newest = saved.newest()
+        done = 0 if newest is None else checkpoints.global_step(newest)
         steps = self._steps_to_run(done, steps, max_steps)
         if steps == 0:
             log.info(f"Not trained: {done} steps were done before, of max_steps={max_steps}.")
@@ -143,23 +141,23 @@ class Estimator:
             keras.utils.set_random_seed(self.config.seed)
         network, data = self._open(ModeKeys.TRAIN, input_fn)
         if newest is not None:
-            saved.restore(network.model, newest[1], training=True)
+            checkpoints.restore(network.model, newest, training=True)
         elif self.warm_start_from is not None:
-            saved.warm_start(network.model, self.warm_start_from)
-        checkpoints.folder.open_for_writing()
+            checkpoints.warm_start(network.model, self.warm_start_from)
+        saved.folder.open_for_writing()
         try:
             run = Run(self, ModeKeys.TRAIN, done)
-            watch = WatchTraining(run, network, self._hooks(network, hooks), checkpoints)
-            with self._reported(network):
+            callback = TrainingCallback(run, network, self._hooks(network, hooks), saved)
+            with network.recorded(self.config.report):
                 network.model.fit(
-                    network.batches(_first(data, network, steps)),
+                    network.batches(_first_steps(data, network, steps)),
                     shuffle=False,
-                    callbacks=[watch],
+                    callbacks=[callback],
                     verbose=0,
                 )
-                watch.finish()
+                callback.finish()
         finally:
-            checkpoints.folder.close()
+            saved.folder.close()
         if not run.stopped:
             self._check_trained(run.global_step - done, steps)
         return self
@@ -174,8 +172,8 @@ class Estimator:
     def _steps_to_run(self, done: int, steps: int | None, max_steps: int | None) -> int | None:
         return steps if max_steps is None else max(0, max_steps - done)
 
-    def _check_loops(self, steps: int | None) -> None:
-        """Refuse steps that do not fill device calls, where that is a rule; here it is none."""
+    def _check_evaluation_steps(self, steps: int | None) -> None:
+        """Check `steps` of `evaluate`; here any number is accepted."""
 
     def _check_trained(self, trained: int, steps: int | None) -> None:
         if steps is not None and trained < steps:
@@ -193,7 +191,7 @@ class Estimator:
 
     def evaluate(
         self,
-        input_fn: Callable[..., Any],
+        input_fn: Callable[..., Data],
         steps: int | None = None,
         hooks: Sequence[Hook] = (),
         checkpoint_path: str | Path | None = None,
@@ -202,32 +200,33 @@ class Estimator:
         """Compute loss and metrics of the newest checkpoint.
 
         Args:
-            input_fn: as for `train`; arrays are gone through once, in their order.
-            steps: how many; by default all of the data.
-            hooks: told of the run.
+            input_fn: as for `train`; arrays are read once, in order.
+            steps: number of steps; by default all of the data.
+            hooks: hooks of the run.
             checkpoint_path: a checkpoint other than the newest.
-            name: of the evaluation, for the log.
+            name: name of the evaluation in the log.
 
         Returns:
-            Numbers by name: `loss`, the spec's metrics, and `global_step`. They are those of all
-            samples of all replicas.
+            Numbers by name over all samples of all replicas: `loss`, the spec's metrics, and
+            `global_step`.
         """
-        self._check_loops(steps)
+        self._check_evaluation_steps(steps)
         network, data = self._open(ModeKeys.EVAL, input_fn)
         step = self._load(network, checkpoint_path)
         run = Run(self, ModeKeys.EVAL, step)
-        watch = WatchEvaluation(run, [*network.spec.hooks, *hooks])
-        with self._reported(network):
-            compute = self._on_host if network.spec.host_metrics is not None else self._on_devices
-            results = compute(network, _first(data, network, steps), [watch])
-        watch.finish()
+        callback = EvaluationCallback(run, [*network.spec.hooks, *hooks])
+        with network.recorded(self.config.report):
+            on_host = network.spec.host_metrics is not None
+            compute = self._evaluate_on_host if on_host else self._evaluate_on_devices
+            results = compute(network, _first_steps(data, network, steps), [callback])
+        callback.finish()
         results["global_step"] = step
         shown = ", ".join(f"{key} = {value:.6g}" for key, value in sorted(results.items()))
         log.info(f"Evaluation{f' {name}' if name else ''}: {shown}")
         return results
 
-    def _on_devices(
-        self, network: Network, data: Iterator[Element], callbacks: list[Any]
+    def _evaluate_on_devices(
+        self, network: Network, data: Iterator[Element], callbacks: list[EvaluationCallback]
     ) -> dict[str, float]:
         logs = network.model.evaluate(
             network.batches(data), callbacks=callbacks, verbose=0, return_dict=True
@@ -235,8 +234,8 @@ class Estimator:
         found = {name: float(metric.result()) for name, metric in network.metrics.items()}
         return found | {LOSS: float(logs["loss"])}
 
-    def _on_host(
-        self, network: Network, data: Iterator[Element], callbacks: list[Any]
+    def _evaluate_on_host(
+        self, network: Network, data: Iterator[Element], callbacks: list[EvaluationCallback]
     ) -> dict[str, float]:
         assert network.spec.host_metrics is not None
         compute, tensors = network.spec.host_metrics
@@ -258,70 +257,60 @@ class Estimator:
 
     def predict(
         self,
-        input_fn: Callable[..., Any],
+        input_fn: Callable[..., Data],
         predict_keys: Sequence[str] | str | None = None,
         hooks: Sequence[Hook] = (),
         checkpoint_path: str | Path | None = None,
         yield_single_examples: bool = True,
-    ) -> Iterator[Any]:
-        """Compute predictions by the newest checkpoint, in the order of the data.
+    ) -> Iterator[PyTree]:
+        """Compute predictions with the newest checkpoint, in the order of the data.
 
         Args:
-            input_fn: as for `evaluate`; labels are left out.
-            predict_keys: which of a dict of predictions.
-            hooks: told of the run.
+            input_fn: as for `evaluate`; labels are ignored.
+            predict_keys: keys of a dict of predictions to return; by default all.
+            hooks: hooks of the run.
             checkpoint_path: a checkpoint other than the newest.
-            yield_single_examples: whether samples come one by one, else by batches.
+            yield_single_examples: whether to yield single samples instead of batches.
 
         Yields:
-            Arrays, or dicts of them. As many device calls run as are asked for.
+            Arrays, or dicts of arrays. Device calls run as their results are consumed.
         """
         network, data = self._open(ModeKeys.PREDICT, input_fn)
         step = self._load(network, checkpoint_path)
         keys = [predict_keys] if isinstance(predict_keys, str) else predict_keys
-        self._check_keys(network, keys)
-        run = Run(self, ModeKeys.PREDICT, step)
-        watch = WatchEvaluation(run, [*network.spec.hooks, *hooks])
-        with self._reported(network):
-            group = network.steps_per_execution * network.batches_per_step
-            while batches := list(itertools.islice(data, group)):
-                outputs = network.model.predict(
-                    network.inputs_only(batches), callbacks=[watch], verbose=0
-                )
-                start = 0
-                for batch in batches:
-                    rows = slice(start, start := start + batch.samples)
-                    part = jax.tree.map(lambda leaf, rows=rows: leaf[rows], outputs)
-                    yield from self._handed_out(network, part, keys, yield_single_examples)
-                if run.stopped:
-                    break
-        watch.finish()
-
-    def _check_keys(self, network: Network, keys: Sequence[str] | None) -> None:
         unknown = sorted(set(keys or ()) - set(network.outputs))
         if unknown:
             raise ValueError(
                 f"predict_keys: there is no prediction {unknown[0]!r}. There are "
                 f"{', '.join(network.outputs)}."
             )
-
-    def _handed_out(
-        self, network: Network, part: dict[str, Any], keys: Sequence[str] | None, singly: bool
-    ) -> Iterator[Any]:
-        chosen = {name: value for name, value in part.items() if keys is None or name in keys}
-        plain = not isinstance(network.spec.predictions, Mapping)
-        if not singly:
-            yield chosen[PREDICTIONS] if plain else chosen
-            return
-        for row in range(len(next(iter(chosen.values())))):
-            sample = {name: value[row] for name, value in chosen.items()}
-            yield sample[PREDICTIONS] if plain else sample
+        run = Run(self, ModeKeys.PREDICT, step)
+        callback = EvaluationCallback(run, [*network.spec.hooks, *hooks])
+        with network.recorded(self.config.report):
+            group = network.steps_per_execution * network.batches_per_step
+            while batches := list(itertools.islice(data, group)):
+                outputs = network.model.predict(
+                    network.inputs_only(batches), callbacks=[callback], verbose=0
+                )
+                chosen = {name: outputs[name] for name in outputs if keys is None or name in keys}
+                has_names = isinstance(network.spec.predictions, Mapping)
+                predictions = chosen if has_names else chosen[PREDICTIONS]
+                start = 0
+                for batch in batches:
+                    stop = start + batch.samples
+                    rows = range(start, stop) if yield_single_examples else [slice(start, stop)]
+                    for row in rows:
+                        yield jax.tree.map(lambda leaf, row=row: leaf[row], predictions)
+                    start = stop
+                if run.stopped:
+                    break
+        callback.finish()
 
     # Networks ---------------------------------------------------------------------------------
 
     @property
-    def _saved(self) -> Saved:
-        return Saved(self.model_dir, self.config.keep)
+    def _checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.model_dir, self.config.keep)
 
     def _strategy(self) -> convoy.Strategy:
         if self.config.strategy is None:
@@ -329,90 +318,90 @@ class Estimator:
         assert self.config.strategy is not None
         return self.config.strategy
 
-    def _reported(self, network: Network) -> AbstractContextManager[None]:
-        return reported(self.config.report, network)
-
     def _open(
-        self, mode: ModeKeys, input_fn: Callable[..., Any]
+        self, mode: ModeKeys, input_fn: Callable[..., Data]
     ) -> tuple[Network, Iterator[Element]]:
         """Call both functions; return the network and its data."""
-        arguments.check(input_fn, "input function", INPUT_ARGUMENTS)
+        user_functions.check_arguments(input_fn, "input function", INPUT_ARGUMENTS)
         params = self._params(mode)
-        offered = {"mode": mode, "params": params, "config": self.config, "input_context": None}
-        data = elements(arguments.call(input_fn, offered), mode, params.get("batch_size"))
+        available = {"mode": mode, "params": params, "config": self.config, "input_context": None}
+        returned = user_functions.call_with_named(input_fn, available)
+        data = elements(returned, mode, params.get("batch_size"))
         first = next(data, None)
         if first is None:
             raise ValueError("The input function's data has no batch. Return at least one.")
         signature = Signature(first)
         key = (mode, signature.key)
         if key not in self._networks:
-            self._networks[key] = self._make(mode, params, signature)
+            strategy = self._strategy()
+            with strategy.scope():
+                tensors = signature.tensors()
+                built = self._build(mode, params, tensors)
+            self._networks[key] = Network(
+                built,
+                tensors,
+                signature,
+                strategy,
+                self.config.steps_per_execution,
+                self.config.stages,
+            )
         return self._networks[key], itertools.chain([first], data)
 
-    def _params(self, mode: ModeKeys) -> dict[str, Any]:
+    def _params(self, mode: ModeKeys) -> dict[str, PyTree]:
         del mode
         return dict(self.params)
 
-    def _make(self, mode: ModeKeys, params: dict[str, Any], signature: Signature) -> Network:
-        strategy = self._strategy()
-        with strategy.scope():
-            tensors = signature.tensors()
-            built = self._build(mode, params, tensors)
-        return Network(
-            built,
-            tensors,
-            signature,
-            strategy,
-            self.config.steps_per_execution,
-            self.config.stages,
-        )
-
-    def _build(self, mode: ModeKeys, params: dict[str, Any], tensors: Element) -> Built:
-        """Call the model function."""
-        names = arguments.names_of(self.model_fn)
+    def _build(self, mode: ModeKeys, params: dict[str, PyTree], tensors: Element) -> NetworkSpec:
+        """Call the model function, and check its result."""
+        names = user_functions.argument_names(self.model_fn)
         if tensors.labels is not None and names is not None and "labels" not in names:
             raise ValueError(
                 "The input function returns labels, but the model function does not take them. "
                 "Give it an argument `labels`."
             )
-        offered = {"mode": mode, "params": params, "config": self.config, **tensors._asdict()}
-        return self._understood(arguments.call(self.model_fn, offered))
+        return self._network_spec(self._call_model_fn(mode, params, **tensors._asdict()))
 
-    def _understood(self, returned: Any) -> Built:
+    def _call_model_fn(
+        self, mode: ModeKeys, params: dict[str, PyTree], **tensors: PyTree
+    ) -> PyTree:
+        available = {"mode": mode, "params": params, "config": self.config, **tensors}
+        return user_functions.call_with_named(self.model_fn, available)
+
+    def _network_spec(self, returned: object) -> NetworkSpec:
         if not isinstance(returned, EstimatorSpec):
             raise ValueError(
                 f"The model function returned {type(returned).__name__}, not an EstimatorSpec."
             )
-        return Built(returned)
+        return NetworkSpec(returned)
 
     def _load(self, network: Network, checkpoint_path: str | Path | None) -> int:
-        """Give a network its weights, and return how many steps they were trained."""
+        """Restore the weights of a network, and return its global step."""
         if checkpoint_path is not None:
-            content = saved.read(checkpoint_path)
+            content = checkpoints.read(checkpoint_path)
         else:
-            newest = self._saved.newest()
+            newest = self._checkpoints.newest()
             if newest is None:
                 log.warning(f"{self.model_dir} has no checkpoint: the weights are initial ones.")
                 if self.warm_start_from is not None:
-                    saved.warm_start(network.model, self.warm_start_from)
+                    checkpoints.warm_start(network.model, self.warm_start_from)
                 return 0
-            content = newest[1]
-        saved.restore(network.model, content, training=False)
-        return saved.global_step(content)
+            content = newest
+        checkpoints.restore(network.model, content, training=False)
+        return checkpoints.global_step(content)
 
 
-def _first(data: Iterator[Element], network: Network, steps: int | None) -> Iterator[Element]:
+def _first_steps(data: Iterator[Element], network: Network, steps: int | None) -> Iterator[Element]:
     """Return the batches of the first steps.
 
     Raises:
-        ValueError: if a weight update would not be whole.
+        ValueError: if the last weight update would be incomplete.
     """
     if steps is None:
         return data
-    accumulated = network.accumulated
-    if steps % accumulated:
+    count = network.micro_batches_per_update
+    if steps % count:
         raise ValueError(
-            f"{steps} steps are not a multiple of the {accumulated} micro-batches of a weight "
-            f"update. Pass {-(-steps // accumulated) * accumulated}."
+            f"{steps} steps are not a multiple of the {count} micro-batches of a weight update. "
+            f"Pass {-(-steps // count) * count}."
         )
     return itertools.islice(data, steps * network.batches_per_step)

@@ -1,27 +1,28 @@
-"""What an input function returns, as batches with names."""
+"""Input data of estimators: what an input function returns, as batches with named arrays."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import jax
 import keras
 import numpy as np
 from convoy.estimator.spec import ModeKeys
+from convoy.types import Data, PyTree
 
 DEFAULT_BATCH = 32
 
 
 class Element(NamedTuple):
-    """One batch: arrays, or dicts or tuples of them."""
+    """One batch: arrays, or dicts or tuples of arrays."""
 
-    features: Any
-    labels: Any = None
+    features: PyTree
+    labels: PyTree = None
 
-    def named(self) -> dict[str, Any]:
+    def named(self) -> dict[str, PyTree]:
         """Return all arrays by the names of the network's inputs."""
         return _named("features", self.features) | _named("labels", self.labels)
 
@@ -31,7 +32,7 @@ class Element(NamedTuple):
 
 
 class Signature:
-    """The shapes and types of the batches that a network is made for."""
+    """The shapes and dtypes of the batches for which a network is built."""
 
     def __init__(self, element: Element) -> None:
         self.element = element
@@ -40,7 +41,7 @@ class Signature:
         )
 
     def tensors(self) -> Element:
-        """Return new inputs of a network, in the structure of a batch."""
+        """Return new symbolic inputs of a network, in the structure of a batch."""
         made = {
             name: keras.Input(array.shape[1:], dtype=str(array.dtype), name=name)
             for name, array in self.element.named().items()
@@ -54,16 +55,15 @@ class Signature:
 
 
 class ArrayInput:
-    """Batches of arrays, as a data set.
+    """A dataset of batches from arrays.
 
     Args:
         features: an array, or a dict of arrays.
-        labels: the same, or `None`.
-        batch_size: samples of a batch. Samples that do not fill one are left out, unless
-            `drop_remainder` is `False`.
-        shuffle: whether every pass has an order of its own.
-        passes: how often the arrays are gone through; `None` is without end.
-        seed: of the orders; by default drawn from NumPy's random numbers.
+        labels: an array, a dict of arrays, or `None`.
+        batch_size: samples per batch.
+        shuffle: whether each pass has its own random order.
+        passes: number of passes over the arrays; `None` repeats them without end.
+        seed: random seed of the orders; by default drawn from NumPy's global generator.
         drop_remainder: whether an incomplete last batch is left out.
 
     Raises:
@@ -72,8 +72,8 @@ class ArrayInput:
 
     def __init__(
         self,
-        features: Any,
-        labels: Any = None,
+        features: PyTree,
+        labels: PyTree = None,
         *,
         batch_size: int,
         shuffle: bool = False,
@@ -91,7 +91,7 @@ class ArrayInput:
         self.batch_size, self.shuffle, self.passes = batch_size, shuffle, passes
         self.seed, self.drop_remainder = seed, drop_remainder
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[PyTree]:
         seed = np.random.randint(2**31) if self.seed is None and self.shuffle else self.seed
         rng = np.random.default_rng(seed)
         size = self.batch_size
@@ -99,21 +99,21 @@ class ArrayInput:
         for _ in itertools.count() if self.passes is None else range(self.passes):
             order = rng.permutation(self.samples) if self.shuffle else None
             for start in range(0, end, size):
-                window = slice(start, start + size)
-                chosen: Any = window if order is None else order[window]
+                window = slice(start, start + size)  # a view: unshuffled arrays are not copied
+                chosen = window if order is None else order[window]
                 features, labels = jax.tree.map(
                     lambda array, chosen=chosen: array[chosen], (self.features, self.labels)
                 )
                 yield features if labels is None else (features, labels)
 
 
-def elements(returned: Any, mode: str, batch_size: int | None) -> Iterator[Element]:
+def elements(returned: Data, mode: str, batch_size: int | None) -> Iterator[Element]:
     """Return the batches of what an input function returned.
 
     Args:
-        returned: a data set, or arrays: features, or a tuple of features and labels.
-        mode: arrays are shuffled and repeated in `TRAIN`.
-        batch_size: of arrays.
+        returned: a dataset, or arrays: features, or a tuple of features and labels.
+        mode: one of `ModeKeys`. In `TRAIN`, arrays are shuffled and repeated.
+        batch_size: batch size of arrays.
 
     Raises:
         ValueError: if it is neither.
@@ -129,14 +129,20 @@ def elements(returned: Any, mode: str, batch_size: int | None) -> Iterator[Eleme
             passes=None if training else 1,
             drop_remainder=training,
         )
-    for item in _iterate(returned):
+    try:
+        items = iterate(returned)
+    except TypeError:
+        raise ValueError(
+            f"The input function returned {type(returned).__name__}, not a dataset or arrays."
+        ) from None
+    for item in items:
         element = as_element(item)
         labels = None if mode == ModeKeys.PREDICT else element.labels
         yield Element(*jax.tree.map(np.asarray, (element.features, labels)))
 
 
-def as_element(item: Any) -> Element:
-    """Divide an item of a data set into features and labels.
+def as_element(item: PyTree) -> Element:
+    """Split an item of a dataset into features and labels.
 
     Raises:
         ValueError: if it has more parts than these two.
@@ -153,8 +159,8 @@ def as_element(item: Any) -> Element:
     return Element(item)
 
 
-def is_arrays(returned: Any) -> bool:
-    """Say whether an input function returned arrays, and not a data set."""
+def is_arrays(returned: Data) -> bool:
+    """Return whether an input function returned arrays rather than a dataset."""
     if isinstance(returned, dict):
         return bool(returned) and all(map(is_arrays, returned.values()))
     if isinstance(returned, tuple):
@@ -162,22 +168,17 @@ def is_arrays(returned: Any) -> bool:
     return isinstance(returned, (np.ndarray, jax.Array))
 
 
-def _iterate(data: Any) -> Iterable[Any]:
-    if isinstance(data, keras.utils.PyDataset):
-        length = data.num_batches
-        return (data[index] for index in (itertools.count() if length is None else range(length)))
-    as_numpy = getattr(data, "as_numpy_iterator", None)
-    if as_numpy is not None:
-        return as_numpy()
-    try:
-        return iter(data)
-    except TypeError:
-        raise ValueError(
-            f"The input function returned {type(data).__name__}, not a data set or arrays."
-        ) from None
+def iterate(dataset: Data) -> Iterator[PyTree]:
+    """Return an iterator over a `PyDataset`, a `tf.data.Dataset` or another iterable."""
+    if isinstance(dataset, keras.utils.PyDataset):
+        length = dataset.num_batches
+        indices = itertools.count() if length is None else range(length)
+        return (dataset[index] for index in indices)
+    as_numpy = getattr(dataset, "as_numpy_iterator", None)
+    return iter(dataset if as_numpy is None else as_numpy())
 
 
-def _named(word: str, tree: Any) -> dict[str, Any]:
+def _named(word: str, tree: PyTree) -> dict[str, PyTree]:
     found = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         parts = [str(getattr(part, "key", getattr(part, "idx", part))) for part in path]

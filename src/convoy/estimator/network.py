@@ -1,67 +1,131 @@
-"""From what a model function returned to a Keras model that runs on the engine."""
+"""The Keras model of an estimator, built from what a model function returned."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import convoy
 import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
+from convoy import cross_replica
 from convoy.engine.prepared_model import PreparedModel
-from convoy.estimator.function import Function, is_tensor
 from convoy.estimator.input import Element, Signature
-from convoy.estimator.recorded import Recorded
-from convoy.estimator.spec import Accumulated, Built, ModeKeys, Stages
+from convoy.estimator.jax_function import JaxOperation, is_symbolic
+from convoy.estimator.spec import Accumulation, ModeKeys, NetworkSpec, Stages
 from convoy.pipeline.stages import calls_of, complete_assignment
+from convoy.report.files import new_folder
 from convoy.report.recording import Recording
+from convoy.types import PyTree
 
 LOSS, PREDICTIONS = "loss", "predictions"
 
 
-class Given(keras.losses.Loss):
-    """The loss that the network itself computes."""
+class OutputLoss(keras.losses.Loss):
+    """A loss that the network itself computes, as one of its outputs."""
 
-    def call(self, y_true: Any, y_pred: Any) -> Any:
+    def call(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         del y_true
         return y_pred
 
 
-@dataclass(frozen=True)
-class Output:
-    """A result of the network.
+class StepValues(keras.metrics.Metric):
+    """Keeps the value of a tensor at every step of a device call, as the mean over replicas.
 
-    Attributes:
-        tensor: what it is.
-        labels: the name of the input that it is compared with; `None` if with nothing.
+    Args:
+        shape: shape of the tensor.
+        steps: number of steps in a device call.
+        dtype: dtype of the values.
     """
 
-    tensor: Any
+    def __init__(self, shape: Sequence[int], steps: int, dtype: str = "float32") -> None:
+        super().__init__(name="recorded", dtype=dtype)
+        self.kept = self.add_variable((steps, *shape), "zeros", dtype, name="kept")
+        # Values are summed over replicas; the count is the same on all of them.
+        self.count = self.add_variable((), "zeros", "int32", aggregation="none", name="count")
+
+    def update_state(
+        self, y_true: jax.Array, y_pred: jax.Array, sample_weight: jax.Array | None = None
+    ) -> None:
+        """Keep `y_pred`. The other arguments are ignored."""
+        del y_true, sample_weight
+        value = jnp.asarray(y_pred, self.kept.dtype) / cross_replica.count()
+        step = jnp.asarray(self.count.value, jnp.int32)
+        kept = jnp.asarray(self.kept.value)
+        self.kept.assign(kept.at[step].add(value.astype(kept.dtype), mode="drop"))
+        self.count.assign(step + 1)
+
+    def result(self) -> jax.Array:
+        """Return the mean of all kept values, since Keras expects a scalar."""
+        count = jnp.maximum(jnp.asarray(self.count.value, jnp.float32), 1)
+        kept = jnp.asarray(self.kept.value, jnp.float32)
+        return jnp.sum(jnp.mean(kept.reshape(kept.shape[0], -1), axis=1)) / count
+
+    def values(self) -> np.ndarray:
+        """Return the kept values, one row per step."""
+        return np.asarray(self.kept.value)[: int(np.asarray(self.count.value))]
+
+
+def reset_on_device(variable: keras.Variable) -> None:
+    """Set a variable to zero, without moving it to another device."""
+    value = variable.value
+    zeros = np.zeros(value.shape, variable.dtype)
+    # An uncommitted array in the place of a committed one would compile another program.
+    variable.assign(jax.device_put(zeros, value.sharding if value.committed else None))
+
+
+def configure_model(
+    model: keras.Model, stages: Stages | None, accumulation: Accumulation | None
+) -> None:
+    """Set the pipeline and gradient accumulation options of a compiled model."""
+    if stages is not None:
+        if stages.has_gaps:
+            model.set_pipeline_stage_assignment(complete_assignment(calls_of(model)))
+        model.set_pipelining_options(**stages.options)
+    if accumulation is not None:
+        model.set_gradient_accumulation(
+            accumulation.gradient_accumulation,
+            reduction=accumulation.reduction,
+            dtype=accumulation.dtype,
+        )
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output of the network.
+
+    Attributes:
+        tensor: the symbolic tensor.
+        labels: name of the input that it is compared with; `None` if there is none.
+    """
+
+    tensor: keras.KerasTensor
     labels: str | None = None
 
 
 class Network:
-    """A model in one mode, with what it takes and gives.
+    """A model for one mode, with its inputs and outputs by name.
 
     Args:
-        built: what came of calling the model function.
-        tensors: the inputs that it was given.
-        signature: their shapes and types.
-        strategy: where it runs.
+        built: the result of calling the model function.
+        tensors: the symbolic inputs that were passed to it.
+        signature: their shapes and dtypes.
+        strategy: the strategy of the estimator.
         steps_per_execution: steps in one device call.
-        automatic_stages: into how many stages it is divided, if it was not written in some.
+        automatic_stages: number of stages into which the network is split automatically, unless
+            it was written in stages.
 
     Raises:
-        ValueError: if the spec's parts do not fit together.
+        ValueError: if the parts of the spec do not fit together.
     """
 
     def __init__(
         self,
-        built: Built,
+        built: NetworkSpec,
         tensors: Element,
         signature: Signature,
         strategy: convoy.Strategy,
@@ -73,15 +137,17 @@ class Network:
         self.inputs = tensors.named()
         self.steps_per_execution = steps_per_execution
         self.metrics: dict[str, keras.metrics.Metric] = {}
-        self.recorded: dict[str, Recorded] = {}
-        self.recording: Recording | None = None
-        """What is told of its runs, if a report was asked for."""
-        own = self.strategy.execution_config.gradient_accumulation
-        self._accumulated = own if built.accumulated is None else built.accumulated.count
-        self._width = automatic_stages if stages is None else stages.width
-        # What is added to the network belongs to its last stage.
-        with contextlib.nullcontext() if stages is None else convoy.PipelineStage(stages.last):
-            self.outputs, loss, metrics = self._parts()
+        self.step_values: dict[str, StepValues] = {}
+        self._recording: Recording | None = None
+        options = built.accumulation or self.strategy.execution_config
+        self._micro_batches = options.gradient_accumulation
+        self._devices_per_replica = automatic_stages
+        last_stage: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+        if stages is not None:
+            self._devices_per_replica = stages.devices_per_replica
+            last_stage = convoy.PipelineStage(stages.last)
+        with last_stage:
+            self.outputs, loss, metrics = self._outputs()
         with self.strategy.scope():
             self.model = keras.Model(
                 self.inputs, {name: output.tensor for name, output in self.outputs.items()}
@@ -93,47 +159,36 @@ class Network:
             metrics=metrics,
             steps_per_execution=steps_per_execution,
         )
-        if stages is not None:
-            self._run_in_stages(stages)
-        if built.accumulated is not None:
-            self._accumulate(built.accumulated)
+        # Without training, a device call is not a multiple of the micro-batches per update.
+        count = self.micro_batches_per_update
+        configure_model(
+            self.model,
+            stages,
+            built.accumulation and replace(built.accumulation, gradient_accumulation=count),
+        )
         if stages is None and automatic_stages > 1:
             convoy.split(self.model, automatic_stages, batch_size=signature.element.samples)
 
-    def _run_in_stages(self, stages: Stages) -> None:
-        if stages.has_gaps:
-            self.model.set_pipeline_stage_assignment(complete_assignment(calls_of(self.model)))
-        self.model.set_pipelining_options(
-            schedule=stages.schedule,
-            device_mapping=stages.device_mapping,
-            recompute=stages.recompute,
-        )
+    # Outputs ----------------------------------------------------------------------------------
 
-    def _accumulate(self, accumulated: Accumulated) -> None:
-        self.model.set_gradient_accumulation(
-            self.accumulated, reduction=accumulated.reduction, dtype=accumulated.dtype
-        )
-
-    # What the model gives ---------------------------------------------------------------------
-
-    def _parts(self) -> tuple[dict[str, Output], Any, Any]:
+    def _outputs(self) -> tuple[dict[str, Output], PyTree, PyTree]:
         """Return outputs, losses and metrics by the names of outputs."""
         spec = self.spec
         if spec.mode == ModeKeys.PREDICT:
-            return self._rows(_by_name(spec.predictions)), None, None
+            return self._by_sample(_by_name(spec.predictions)), None, None
         if spec.host_metrics is not None and spec.mode == ModeKeys.EVAL:
             tensors = _by_name(spec.host_metrics[1])
-            if is_tensor(spec.loss):
+            if is_symbolic(spec.loss):
                 tensors[LOSS] = spec.loss
-            return self._rows(tensors), None, None
+            return self._by_sample(tensors), None, None
         outputs: dict[str, Output] = {}
-        losses: dict[str, Any] = {}
+        losses: dict[str, keras.losses.Loss] = {}
         metrics: dict[str, list[keras.metrics.Metric]] = {}
-        if is_tensor(spec.loss):
-            outputs[LOSS] = Output(self._by_sample(spec.loss))
-            losses[LOSS] = Given(name=LOSS)
+        if is_symbolic(spec.loss):
+            outputs[LOSS] = Output(self._loss_by_sample(spec.loss))
+            losses[LOSS] = OutputLoss(name=LOSS)
         else:
-            outputs[PREDICTIONS] = self._compared()
+            outputs[PREDICTIONS] = self._compared_predictions()
             losses[PREDICTIONS] = keras.losses.get(spec.loss)
         if spec.mode == ModeKeys.EVAL:
             self._add_metrics(outputs, metrics)
@@ -141,74 +196,80 @@ class Network:
             self._add_logged(outputs, metrics)
         return outputs, losses, metrics
 
-    def _rows(self, tensors: Mapping[str, Any]) -> dict[str, Output]:
-        return {name: Output(self._rowwise(tensor)) for name, tensor in tensors.items()}
-
-    def _compared(self) -> Output:
+    def _compared_predictions(self) -> Output:
         """Return the predictions, to be compared with the labels."""
         labels = [name for name in self.inputs if name.startswith("labels")]
-        if not is_tensor(self.spec.predictions) or len(labels) != 1:
+        if not is_symbolic(self.spec.predictions) or len(labels) != 1:
             raise ValueError(
                 "A Keras loss or metric by itself compares one tensor of predictions with one of "
                 "labels. Pass a tensor as the loss, and (metric, labels, tensor) as a metric."
             )
         return Output(self.spec.predictions, labels[0])
 
-    def _add_metrics(self, outputs: dict[str, Output], metrics: dict[str, list[Any]]) -> None:
+    def _add_metrics(
+        self, outputs: dict[str, Output], metrics: dict[str, list[keras.metrics.Metric]]
+    ) -> None:
         for number, (name, given) in enumerate(self.spec.metrics.items()):
             if isinstance(given, tuple):
                 metric, labels, tensor = given
-                place = f"metric_{number}"
-                outputs[place] = Output(tensor, self._name_of(labels, name))
+                output = f"metric_{number}"
+                outputs[output] = Output(tensor, self._input_name(labels, name))
             else:
-                metric, place = given, PREDICTIONS
-                outputs[place] = self._compared()
+                metric, output = given, PREDICTIONS
+                outputs[output] = self._compared_predictions()
             if not isinstance(metric, keras.metrics.Metric):
                 metric = keras.metrics.get(metric)
             self.metrics[name] = metric
-            metrics.setdefault(place, []).append(metric)
+            metrics.setdefault(output, []).append(metric)
 
-    def _name_of(self, labels: Any, metric: str) -> str:
+    def _input_name(self, labels: keras.KerasTensor, metric: str) -> str:
         for name, tensor in self.inputs.items():
             if tensor is labels:
                 return name
         raise ValueError(
-            f"The metric {metric!r} compares with a tensor that is not among the labels as they "
-            "were given. Use host_metrics for it."
+            f"The metric {metric!r} compares with a tensor that is not one of the labels passed to "
+            "the model function. Use host_metrics for it."
         )
 
-    def _add_logged(self, outputs: dict[str, Output], metrics: dict[str, list[Any]]) -> None:
+    def _add_logged(
+        self, outputs: dict[str, Output], metrics: dict[str, list[keras.metrics.Metric]]
+    ) -> None:
         samples = self.signature.element.samples
+        steps = max(self.steps_per_execution, self._micro_batches)
         for number, (name, tensor) in enumerate(self.spec.logged.items()):
             shape = [samples if size is None else size for size in tensor.shape]
-            self.recorded[name] = Recorded(shape, max(self.steps_per_execution, self._accumulated))
+            self.step_values[name] = StepValues(shape, steps)
             outputs[f"logged_{number}"] = Output(tensor)
-            metrics[f"logged_{number}"] = [self.recorded[name]]
+            metrics[f"logged_{number}"] = [self.step_values[name]]
 
-    def _by_sample(self, loss: Any) -> Any:
-        """Return a loss as a value for each sample."""
-        if len(loss.shape) == 0:
-            return self._rowwise(loss)
-        if len(loss.shape) == 1:
-            return loss
-        return Function(lambda values: jnp.mean(values.reshape(values.shape[0], -1), axis=1))(loss)
+    def _by_sample(self, tensors: Mapping[str, keras.KerasTensor]) -> dict[str, Output]:
+        return {name: Output(self._repeated(tensor)) for name, tensor in tensors.items()}
 
-    def _rowwise(self, tensor: Any) -> Any:
-        """Return a tensor that has a row for each sample: a scalar once for each."""
+    def _loss_by_sample(self, loss: keras.KerasTensor) -> keras.KerasTensor:
+        """Return a loss as one value per sample."""
+        if len(loss.shape) < 2:
+            return self._repeated(loss)
+        return JaxOperation(lambda values: jnp.mean(values.reshape(values.shape[0], -1), axis=1))(
+            loss
+        )
+
+    def _repeated(self, tensor: keras.KerasTensor) -> keras.KerasTensor:
+        """Return a tensor with one row per sample; a scalar is repeated for each."""
         if len(tensor.shape) > 0:
             return tensor
         like = next(iter(self.inputs.values()))
-        return Function(lambda value, rows: jnp.broadcast_to(value, rows.shape[:1]))(tensor, like)
+        repeat = JaxOperation(lambda value, rows: jnp.broadcast_to(value, rows.shape[:1]))
+        return repeat(tensor, like)
 
-    # What the model takes ---------------------------------------------------------------------
+    # Inputs -----------------------------------------------------------------------------------
 
     def batches(self, elements: Iterable[Element]) -> Iterator[tuple[dict, dict]]:
         """Return inputs and targets for `fit` and `evaluate`."""
         for element in elements:
             named = element.named()
-            nothing = np.zeros(element.samples, np.float32)
+            unused = np.zeros(element.samples, np.float32)
             targets = {
-                name: nothing if output.labels is None else named[output.labels]
+                name: unused if output.labels is None else named[output.labels]
                 for name, output in self.outputs.items()
             }
             yield named, targets
@@ -218,34 +279,47 @@ class Network:
         for element in elements:
             yield (element.named(),)
 
-    # Its state --------------------------------------------------------------------------------
+    # State ------------------------------------------------------------------------------------
 
-    def forget(self) -> None:
-        """Have loss and recorded values begin anew, where they are."""
+    def reset_metrics(self) -> None:
+        """Reset the loss and the kept values of steps, on their devices."""
         for variable in self.model.metrics_variables:
-            value = variable.value
-            zeros = np.zeros(value.shape, variable.dtype)
-            # Committed as before, or the next device call would be another program.
-            variable.assign(jax.device_put(zeros, value.sharding if value.committed else None))
+            reset_on_device(variable)
+
+    @contextlib.contextmanager
+    def recorded(self, folder: str | os.PathLike[str] | None) -> Iterator[None]:
+        """Record what the network runs in the block, if a folder for reports is given.
+
+        All runs of a network go into one report, since they run the same programs.
+        """
+        if folder is None:
+            yield
+            return
+        if self._recording is None:
+            self._recording = Recording(new_folder(folder), self.strategy.devices)
+        self._recording.observe(self.strategy)
+        try:
+            yield
+        finally:
+            self._recording.stop_observing()
 
     @property
-    def accumulated(self) -> int:
-        """Micro-batches of a weight update; 1 where there is none."""
-        return self._accumulated if self.spec.mode == ModeKeys.TRAIN else 1
+    def micro_batches_per_update(self) -> int:
+        """Micro-batches per weight update; 1 outside of training."""
+        return self._micro_batches if self.spec.mode == ModeKeys.TRAIN else 1
 
     @property
     def batches_per_step(self) -> int:
-        """How many batches of the data a step takes."""
+        """Number of batches of the data that one step takes."""
         return self.replicas if self.strategy.execution_config.batch == "replica" else 1
 
     @property
     def replicas(self) -> int:
-        """Copies of the network that run side by side."""
-        return max(1, len(self.strategy.devices) // self._width)
+        return max(1, len(self.strategy.devices) // self._devices_per_replica)
 
 
-def _by_name(tensors: Any) -> dict[str, Any]:
-    """Return tensors by names that outputs of a model can have."""
+def _by_name(tensors: PyTree) -> dict[str, keras.KerasTensor]:
+    """Return tensors by the names of the model's outputs."""
     if isinstance(tensors, Mapping):
         return dict(tensors)
     if isinstance(tensors, (list, tuple)):

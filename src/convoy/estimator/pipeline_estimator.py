@@ -1,32 +1,36 @@
-"""Estimators whose model function builds a network in stages."""
+"""Estimators whose model function builds a network in pipeline stages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import convoy
-from convoy.estimator import arguments
+import keras
 from convoy.estimator.estimator import Estimator
+from convoy.estimator.hooks import Hook
 from convoy.estimator.input import Element
 from convoy.estimator.spec import (
-    Accumulated,
-    Built,
+    Accumulation,
     EstimatorSpec,
+    HostFunction,
     ModeKeys,
+    NetworkSpec,
     PipelineEstimatorSpec,
     Stages,
 )
+from convoy.estimator.user_functions import as_arguments
+from convoy.types import PyTree
 
 
 class PipelineEstimator(Estimator):
-    """Trains, evaluates and predicts with a network in stages, each on a device of its own.
+    """Trains, evaluates and predicts with a network in pipeline stages, one device per stage.
 
     Args:
-        model_fn: takes what it names of `mode`, `params` and `config`. Returns a
+        model_fn: a function of those of `mode`, `params` and `config` that it names. Returns a
             `PipelineEstimatorSpec`.
         model_dir: as for `Estimator`.
-        config: as for `Estimator`. Its strategy needs a device for each stage; more hold replicas.
+        config: as for `Estimator`. Its strategy needs a device for each stage; further devices
+            hold replicas.
         params: as for `Estimator`.
         warm_start_from: as for `Estimator`.
 
@@ -48,73 +52,82 @@ class PipelineEstimator(Estimator):
 
     known_arguments = ("mode", "params", "config")
 
-    def _build(self, mode: ModeKeys, params: dict[str, Any], tensors: Element) -> Built:
-        offered = {"mode": mode, "params": params, "config": self.config}
-        spec = arguments.call(self.model_fn, offered)
+    def _build(self, mode: ModeKeys, params: dict[str, PyTree], tensors: Element) -> NetworkSpec:
+        spec = self._call_model_fn(mode, params)
         if not isinstance(spec, PipelineEstimatorSpec):
             raise TypeError(
                 f"The model function returned {type(spec).__name__}, not a PipelineEstimatorSpec."
             )
-        stages = Stages(len(spec.stages) - 1, spec.schedule, spec.device_mapping, spec.recompute)
-        accumulated = Accumulated(spec.gradient_accumulation, spec.reduction)
-        outputs = run_stages(spec.stages, tensors, mode)
-        if mode == ModeKeys.TRAIN:
-            if len(outputs) != 1 or isinstance(outputs, Mapping):
-                raise ValueError("The last stage returns several values. Return the loss alone.")
-            made = EstimatorSpec(mode, loss=outputs[0], optimizer=spec.optimizer, hooks=spec.hooks)
-        elif mode == ModeKeys.EVAL:
-            assert spec.host_metrics is not None
-            compute = with_loss(spec.host_metrics)
-            made = EstimatorSpec(mode, host_metrics=(compute, outputs), hooks=spec.hooks)
-        else:
-            made = EstimatorSpec(mode, predictions_of(outputs), hooks=spec.hooks)
-        return Built(made, stages, accumulated)
+        return NetworkSpec(
+            build_stages(
+                mode,
+                spec.stages,
+                tensors,
+                lambda outputs: (_loss(outputs), spec.optimizer),
+                spec.host_metrics,
+                spec.hooks,
+            ),
+            Stages(len(spec.stages) - 1, spec.schedule, spec.device_mapping, spec.recompute),
+            Accumulation(spec.gradient_accumulation, spec.reduction),
+        )
 
 
-def run_stages(stages: Sequence[Callable[..., Any]], tensors: Element, mode: str) -> Any:
-    """Call one stage after the other; return what the last returned, as a tuple or a dict."""
-    values: Any = tuple(tensors) if tensors.labels is not None else (tensors.features,)
-    if mode == ModeKeys.PREDICT:
-        values = (tensors.features,)
+def build_stages(
+    mode: ModeKeys,
+    stages: Sequence[Callable[..., PyTree]],
+    tensors: Element,
+    minimise: Callable[[PyTree], tuple[keras.KerasTensor, PyTree]],
+    host_metrics: HostFunction | None,
+    hooks: Sequence[Hook],
+) -> EstimatorSpec:
+    """Call the functions of pipeline stages one after the other, and return their network.
+
+    Args:
+        mode: the mode.
+        stages: functions; each takes what the previous one returned.
+        tensors: symbolic features and labels, for the first stage.
+        minimise: a function of the last stage's outputs that returns the loss and the optimizer,
+            in `TRAIN`.
+        host_metrics: function of the last stage's outputs, in `EVAL`.
+        hooks: hooks of the run.
+    """
+    outputs: PyTree = [tensors.features]
+    if tensors.labels is not None and mode != ModeKeys.PREDICT:
+        outputs.append(tensors.labels)
     for number, stage in enumerate(stages):
         with convoy.PipelineStage(number):
-            values = call_with(stage, values)
-    return values
-
-
-def call_with(function: Callable[..., Any], values: Any) -> Any:
-    """Call a function with a tuple of values, or a dict of them by name; return the same."""
-    result = function(**values) if isinstance(values, Mapping) else function(*values)
-    if isinstance(result, Mapping):
-        return dict(result)
-    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
-
-
-def predictions_of(outputs: Any) -> Any:
-    """Return what the last stage returned as predictions.
-
-    Raises:
-        ValueError: if it is several values without names.
-    """
-    if isinstance(outputs, Mapping):
-        return outputs
-    if len(outputs) != 1:
-        raise ValueError(
-            f"The last stage returns {len(outputs)} predictions. Return one, or a dict of them."
+            args, kwargs = as_arguments(outputs)
+            outputs = stage(*args, **kwargs)
+    args, kwargs = as_arguments(outputs)
+    if mode == ModeKeys.TRAIN:
+        with convoy.PipelineStage(len(stages) - 1):
+            loss, optimizer = minimise(outputs)
+        return EstimatorSpec(mode, loss=loss, optimizer=optimizer, hooks=hooks)
+    if mode == ModeKeys.EVAL:
+        assert host_metrics is not None
+        return EstimatorSpec(
+            mode, host_metrics=(_with_loss(host_metrics), kwargs or args), hooks=hooks
         )
-    return outputs[0]
+    if len(args) > 1:
+        raise ValueError(
+            f"The last stage returns {len(args)} predictions. Return one, or a dict of them."
+        )
+    return EstimatorSpec(mode, kwargs or args[0], hooks=hooks)
 
 
-def with_loss(compute: Callable[..., Mapping[str, Any]]) -> Callable[..., Mapping[str, Any]]:
-    """Have a function for metrics refused that returns no loss."""
+def _loss(outputs: PyTree) -> keras.KerasTensor:
+    args, kwargs = as_arguments(outputs)
+    if kwargs or len(args) != 1:
+        raise ValueError("The last stage returns several values. Return the loss alone.")
+    return args[0]
 
-    def checked(*args: Any, **kwargs: Any) -> Mapping[str, Any]:
+
+def _with_loss(compute: HostFunction) -> HostFunction:
+    """Return a function for metrics that raises `KeyError` if its result has no loss."""
+
+    def checked(*args: PyTree, **kwargs: PyTree) -> Mapping[str, PyTree]:
         results = compute(*args, **kwargs)
-        if not isinstance(results, Mapping):
-            raise TypeError(
-                f"The function for metrics returned {type(results).__name__}, not a dict."
-            )
-        if "loss" not in results:
+        if isinstance(results, Mapping) and "loss" not in results:
             raise KeyError("The function for metrics returned no 'loss'. Add it to the dict.")
         return results
 

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from convoy.estimator.estimator import Estimator
 from convoy.estimator.hooks import Hook, Run
+from convoy.types import Data
 
 
 @dataclass(frozen=True)
 class TrainSpec:
-    """What to train on, and for how long: the arguments of `Estimator.train`."""
+    """Data and duration of a training: the arguments of `Estimator.train`."""
 
-    input_fn: Callable[..., Any]
+    input_fn: Callable[..., Data]
     max_steps: int | None = None
     hooks: Sequence[Hook] = ()
 
 
 @dataclass(frozen=True)
 class EvalSpec:
-    """What to evaluate on: the arguments of `Estimator.evaluate`."""
+    """Data of an evaluation: the arguments of `Estimator.evaluate`."""
 
-    input_fn: Callable[..., Any]
+    input_fn: Callable[..., Data]
     steps: int | None = None
     name: str | None = None
     hooks: Sequence[Hook] = ()
@@ -32,19 +32,19 @@ class EvalSpec:
 def train_and_evaluate(
     estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec
 ) -> dict[str, float] | None:
-    """Train, and evaluate every checkpoint as it is written.
+    """Train, and evaluate every checkpoint when it is written.
 
-    The data of the training is read on: it does not begin anew after an evaluation.
+    The training data continues after an evaluation; it does not start again.
 
     Args:
-        estimator: its config says how often checkpoints are written.
-        train_spec: what to train on.
-        eval_spec: what to evaluate on.
+        estimator: an estimator, whose config sets the interval between checkpoints.
+        train_spec: arguments of the training.
+        eval_spec: arguments of the evaluations.
 
     Returns:
-        What the last evaluation found; `None` if nothing was left to be trained.
+        The results of the last evaluation; `None` if there was nothing left to train.
     """
-    evaluation = _Evaluation(eval_spec)
+    evaluation = _EvaluationHook(eval_spec)
     estimator.train(
         train_spec.input_fn,
         hooks=[*train_spec.hooks, evaluation],
@@ -53,7 +53,7 @@ def train_and_evaluate(
     return evaluation.results
 
 
-class _Evaluation(Hook):
+class _EvaluationHook(Hook):
     def __init__(self, spec: EvalSpec) -> None:
         self.spec = spec
         self.results: dict[str, float] | None = None

@@ -28,24 +28,13 @@ from convoy.ipu import (
     serving,
     utils,
 )
-from convoy.ipu.ops import (
-    all_to_all_op,
-    cross_replica_ops,
-    grad_util_ops,
-    pipelining_ops,
-    rand_ops,
-    reduce_scatter_op,
-    replication_ops,
-)
+from convoy.ipu.ops import *  # noqa: F403
 
 __all__ = [
-    "all_to_all_op",
     "config",
-    "cross_replica_ops",
     "dataset_benchmark",
     "distributed",
     "eager",
-    "grad_util_ops",
     "gradient_accumulation",
     "ipu_compiler",
     "ipu_estimator",
@@ -60,14 +49,11 @@ __all__ = [
     "loops",
     "ops",
     "optimizers",
-    "pipelining_ops",
-    "rand_ops",
-    "reduce_scatter_op",
-    "replication_ops",
     "scopes",
     "serving",
     "utils",
 ]
+__all__ += ops.__all__
 
 missing.advise(sys.modules[__name__])
 sys.meta_path.append(missing.Finder())

@@ -1,4 +1,4 @@
-"""How fast data comes, without a program that takes it."""
+"""Benchmarks of input data, without a program that reads it."""
 
 from __future__ import annotations
 
@@ -6,30 +6,32 @@ import itertools
 import json
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import jax
 import numpy as np
+from convoy.estimator.input import iterate
+from convoy.ipu import checks
 from convoy.ipu.ipu_infeed_queue import IPUInfeedQueue
+from convoy.types import PyTree
 
 
 def dataset_benchmark(
-    dataset: Iterable[Any],
+    dataset: Iterable[PyTree],
     number_of_epochs: int,
     elements_per_epochs: int,
     print_stats: bool = True,
     apply_debug_options: bool = True,
     do_memcpy: bool = True,
 ) -> str:
-    """Go through a data set and take the time.
+    """Measure the throughput of a dataset.
 
     Args:
-        dataset: yields arrays, tuples or dicts of them; without end, or long enough.
-        number_of_epochs: how often the time is taken.
-        elements_per_epochs: elements each time.
-        print_stats: whether a line is printed for each.
-        apply_debug_options: has no effect, as the data set is taken as it is.
-        do_memcpy: whether every element is copied, as a device would.
+        dataset: an iterable of arrays, or of tuples or dicts of arrays, that is long enough.
+        number_of_epochs: number of measurements.
+        elements_per_epochs: elements per measurement.
+        print_stats: whether to print a line for each measurement.
+        apply_debug_options: has no effect.
+        do_memcpy: whether to copy every element, as a transfer to a device would.
 
     Returns:
         JSON: `epochs`, each with `elements_processed`, `total_bytes_processed`, `time_elapsed` in
@@ -37,11 +39,10 @@ def dataset_benchmark(
 
     Raises:
         ValueError: if a number is below 1.
-        RuntimeError: if the data set ends early.
+        RuntimeError: if the dataset ends early.
     """
     del apply_debug_options
-    numpy = getattr(dataset, "as_numpy_iterator", None)
-    elements = iter(numpy() if numpy else dataset)
+    elements = iterate(dataset)
     return _measure(elements, number_of_epochs, elements_per_epochs, print_stats, do_memcpy)
 
 
@@ -52,17 +53,16 @@ def infeed_benchmark(
     print_stats: bool = True,
     do_memcpy: bool = True,
 ) -> str:
-    """Go through the data of an infeed queue and take the time, as `dataset_benchmark` does."""
+    """Measure the throughput of an infeed queue, as `dataset_benchmark` does."""
     elements = (infeed_queue.take(1) for _ in itertools.count())
     return _measure(elements, number_of_epochs, elements_per_epochs, print_stats, do_memcpy)
 
 
 def _measure(
-    elements: Iterator[Any], epochs: int, count: int, print_stats: bool, do_memcpy: bool
+    elements: Iterator[PyTree], epochs: int, count: int, print_stats: bool, do_memcpy: bool
 ) -> str:
     for name, value in (("number_of_epochs", epochs), ("elements_per_epochs", count)):
-        if type(value) is not int or value < 1:
-            raise ValueError(f"{name}={value!r} is not a number from 1.")
+        checks.positive_int(name, value)
     found = []
     for epoch in range(epochs):
         began, taken, size = time.perf_counter(), 0, 0
@@ -75,7 +75,7 @@ def _measure(
         seconds = time.perf_counter() - began
         if taken < count:
             raise RuntimeError(
-                f"The data set ended after {taken} of the {count} elements of epoch {epoch + 1}. "
+                f"The dataset ended after {taken} of the {count} elements of epoch {epoch + 1}. "
                 "Repeat it."
             )
         figures = {

@@ -1,4 +1,4 @@
-"""The words that options are set to, with the numbers that they are saved as."""
+"""Enumerations of option values, with the numbers under which they are saved."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Self
 
 
 class SelectionOrder(IntEnum):
-    """In which order the devices of a logical device follow each other."""
+    """Order of the devices of a logical device."""
 
     AUTO = 0
     ZIGZAG = 1
@@ -16,7 +16,7 @@ class SelectionOrder(IntEnum):
 
 
 class DeviceConnectionType(IntEnum):
-    """When devices are attached."""
+    """Time at which devices are attached."""
 
     ALWAYS = 0
     ON_DEMAND = 1
@@ -25,7 +25,7 @@ class DeviceConnectionType(IntEnum):
 
 
 class MergeRemoteBuffersBehaviour(IntEnum):
-    """Whether remote buffers of one shape are joined."""
+    """Merging of remote buffers of the same shape."""
 
     NO_MERGING = 0
     MERGE = 1
@@ -33,7 +33,7 @@ class MergeRemoteBuffersBehaviour(IntEnum):
 
 
 class SchedulingAlgorithm(IntEnum):
-    """In which order the compiler puts operations."""
+    """Algorithm by which the compiler orders operations."""
 
     CHOOSE_BEST = 0
     CLUSTERING = 1
@@ -43,7 +43,7 @@ class SchedulingAlgorithm(IntEnum):
 
 
 class StochasticRoundingBehaviour(IntEnum):
-    """Whether 16-bit results are rounded up or down by chance."""
+    """Stochastic rounding of 16-bit results."""
 
     OFF = 0
     ON = 1
@@ -58,7 +58,7 @@ class StochasticRoundingBehaviour(IntEnum):
 
 
 class ExecutionProfileType(IntEnum):
-    """How finely a run is profiled."""
+    """Level of detail of a profile."""
 
     NO_PROFILE = 0
     DEVICE_PROFILE = 1
@@ -69,10 +69,10 @@ class ExecutionProfileType(IntEnum):
 class _Named(Enum):
     @classmethod
     def parse(cls, value: object) -> Self:
-        """Return the member that a member or a name, in any case, stands for.
+        """Return a member from itself or from its name, in upper or lower case.
 
         Raises:
-            ValueError: if there is none.
+            ValueError: if there is no such member.
         """
         if isinstance(value, cls):
             return value
@@ -83,7 +83,7 @@ class _Named(Enum):
 
 
 class GradientAccumulationReductionMethod(_Named):
-    """What becomes of the gradients of a weight update's micro-batches."""
+    """Reduction of the gradients of the micro-batches of a weight update."""
 
     SUM = 0
     MEAN = 1
@@ -91,7 +91,7 @@ class GradientAccumulationReductionMethod(_Named):
 
 
 class ReplicatedMetricReductionMethod(_Named):
-    """What becomes of the metrics of replicas."""
+    """Reduction of the metrics of replicas."""
 
     NONE = 1
     LIST = 2
@@ -100,7 +100,7 @@ class ReplicatedMetricReductionMethod(_Named):
 
 
 class PipelineSchedule(IntEnum):
-    """In which order the stages of a pipeline take their turns."""
+    """Pipeline schedule: GPipe (Grouped), 1F1B (Interleaved), or one micro-batch at a time."""
 
     Grouped = 0
     Interleaved = 1
@@ -108,7 +108,7 @@ class PipelineSchedule(IntEnum):
 
 
 class RecomputationMode(Enum):
-    """How activations that were not kept are computed again."""
+    """Way of activation checkpointing in pipeline stages."""
 
     Auto = 0
     RecomputeThenBackpropagate = 1
@@ -116,12 +116,12 @@ class RecomputationMode(Enum):
 
 
 class ReduceOp(_Named):
-    """How the values of several replicas or processes become one."""
+    """Reduction of the values of several replicas or processes."""
 
     SUM = 0
     MEAN = 1
 
     @classmethod
     def parse(cls, value: object) -> Self:
-        """Return the member that a member, a name, or TensorFlow's own member stands for."""
+        """Return a member from itself, from its name, or from TensorFlow's member."""
         return super().parse(getattr(value, "name", value))

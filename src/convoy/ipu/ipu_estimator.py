@@ -1,4 +1,4 @@
-"""`IPUEstimator`, on the devices that are configured."""
+"""`IPUEstimator`: an estimator on the configured devices."""
 
 from __future__ import annotations
 
@@ -9,49 +9,53 @@ from pathlib import Path
 from typing import Any
 
 import convoy
-from convoy.estimator import EstimatorSpec, Hook, ModeKeys, Run, WarmStart, arguments
-from convoy.estimator.estimator import Estimator
-from convoy.estimator.input import Element
+import keras
+from convoy.estimator import Estimator, EstimatorSpec, Hook, ModeKeys, Run, WarmStart
+from convoy.estimator.input import Element, Signature
 from convoy.estimator.network import Network
-from convoy.estimator.spec import Accumulated, Built, Stages
-from convoy.ipu import ipu_strategy, scopes, system, train_op
+from convoy.estimator.spec import NetworkSpec, Stages
+from convoy.estimator.user_functions import argument_names
+from convoy.ipu import checks, config, ipu_strategy, scopes
 from convoy.ipu.ipu_run_config import IPURunConfig, RunConfig
-from convoy.ipu.ops.symbolic import notice_exchanges
-from convoy.ipu.optimizers import Wishes
+from convoy.ipu.ipu_session_run_hooks import LogOp
+from convoy.ipu.ops.collectives import collect_symbolic_calls
+from convoy.ipu.optimizers import GradientOptions, IpuOptimizer, TrainOp, gradient_options
+from convoy.types import Data, PyTree
 
 __all__ = ["IPUEstimator", "IPUEstimatorSpec", "IPURunConfig", "ModeKeys", "RunConfig"]
 
 
 @dataclass(frozen=True)
 class IPUEstimatorSpec:
-    """A network, for one mode.
+    """A network for one mode.
 
     Attributes:
-        mode: as the model function was told.
-        predictions: a tensor, or a dict of them.
+        mode: the mode that was passed to the model function.
+        predictions: a tensor, or a dict of tensors.
         loss: a tensor.
-        train_op: an optimizer of Keras's, around it one of `ipu.optimizers`, what its
-            `minimize(loss)` returned, or a list of that and what hooks returned.
-        eval_metric_ops: metrics by name: a Keras metric, or a tuple of it, labels and a tensor.
-        eval_metrics: a function, and a list or dict of tensors: it is given their values for all
-            samples, and returns numbers by name.
-        host_call: a function and a list of tensors, whose values it is given after every step.
-        training_hooks: told of `train`.
-        evaluation_hooks: told of `evaluate`.
-        prediction_hooks: told of `predict`.
+        train_op: a Keras optimizer, one of `ipu.optimizers` around it, the result of its
+            `minimize(loss)`, or a list of one of these and results of hooks.
+        eval_metric_ops: metrics by name: a Keras metric, or a tuple of a metric, labels and a
+            tensor.
+        eval_metrics: a function, and a list or dict of tensors. The function takes their values
+            for all samples, and returns numbers by name.
+        host_call: a function, and a list of tensors whose values it takes after every step.
+        training_hooks: hooks of `train`.
+        evaluation_hooks: hooks of `evaluate`.
+        prediction_hooks: hooks of `predict`.
 
     Raises:
-        TypeError: if a function and its tensors are not given as such.
-        ValueError: if something that the mode needs is missing.
+        TypeError: if a pair of function and tensors is something else.
+        ValueError: if something that the mode requires is missing.
     """
 
     mode: ModeKeys | str
-    predictions: Any = None
-    loss: Any = None
-    train_op: Any = None
-    eval_metric_ops: Mapping[str, Any] | None = None
-    eval_metrics: tuple[Callable[..., Any], Any] | None = None
-    host_call: tuple[Callable[..., Any], Sequence[Any]] | None = None
+    predictions: PyTree = None
+    loss: PyTree = None
+    train_op: PyTree = None
+    eval_metric_ops: Mapping[str, PyTree] | None = None
+    eval_metrics: tuple[Callable[..., Any], PyTree] | None = None
+    host_call: tuple[Callable[..., Any], Sequence[keras.KerasTensor]] | None = None
     training_hooks: Sequence[Hook] = ()
     evaluation_hooks: Sequence[Hook] = ()
     prediction_hooks: Sequence[Hook] = ()
@@ -61,33 +65,33 @@ class IPUEstimatorSpec:
         _check_call("eval_metrics", self.eval_metrics, (list, tuple, dict))
         if self.mode == ModeKeys.TRAIN and (self.loss is None or self.train_op is None):
             raise ValueError("The spec for TRAIN needs a loss and a train_op. Pass both.")
-        one = (self.eval_metric_ops is None) != (self.eval_metrics is None)
-        if self.mode == ModeKeys.EVAL and (self.loss is None or not one):
+        has_metrics = (self.eval_metric_ops is None) != (self.eval_metrics is None)
+        if self.mode == ModeKeys.EVAL and (self.loss is None or not has_metrics):
             raise ValueError(
                 "The spec for EVAL needs a loss, and one of eval_metric_ops and eval_metrics."
             )
 
-    def native(self) -> tuple[EstimatorSpec, Wishes]:
-        """Return the same in Convoy's words, and what the optimizer says besides."""
-        if self.mode != ModeKeys.TRAIN:
-            hooks = self.evaluation_hooks
-            if self.mode == ModeKeys.PREDICT:
-                hooks = self.prediction_hooks
-            return (
-                EstimatorSpec(
-                    self.mode,
-                    self.predictions,
-                    self.loss,
-                    metrics=self.eval_metric_ops or {},
-                    host_metrics=self.eval_metrics,
-                    hooks=tuple(hooks),
-                ),
-                Wishes(None),
-            )
-        parts = train_op.read(self.train_op)
+    def native(self) -> tuple[EstimatorSpec, GradientOptions]:
+        """Return the same spec for Convoy's estimators, and the options of the optimizer."""
+        if self.mode == ModeKeys.TRAIN:
+            return self._training()
+        is_evaluation = self.mode == ModeKeys.EVAL
+        spec = EstimatorSpec(
+            self.mode,
+            self.predictions,
+            self.loss,
+            metrics=self.eval_metric_ops or {},
+            host_metrics=self.eval_metrics,
+            hooks=tuple(self.evaluation_hooks if is_evaluation else self.prediction_hooks),
+        )
+        return spec, GradientOptions("sgd")  # unused: nothing is trained
+
+    def _training(self) -> tuple[EstimatorSpec, GradientOptions]:
+        optimizer, log_hooks = _read_train_op(self.train_op)
+        options = gradient_options(optimizer)
         hooks = list(self.training_hooks)
-        hooks += [hook for hook in parts.hooks if hook not in hooks]
-        logged = {hook.key(n): t for hook in parts.hooks for n, t in hook.tensors.items()}
+        hooks += [hook for hook in log_hooks if hook not in hooks]
+        logged = {hook.key(name): t for hook in log_hooks for name, t in hook.tensors.items()}
         if self.host_call is not None:
             call = HostCall(*self.host_call)
             hooks.append(call)
@@ -96,17 +100,17 @@ class IPUEstimatorSpec:
             self.mode,
             self.predictions,
             self.loss,
-            parts.wishes.optimizer,
+            options.optimizer,
             logged=logged,
             hooks=tuple(hooks),
         )
-        return spec, parts.wishes
+        return spec, options
 
 
 class HostCall(Hook):
-    """Hands the values of tensors to a function after every step."""
+    """Passes the values of tensors to a function after every step."""
 
-    def __init__(self, function: Callable[..., Any], tensors: Sequence[Any]) -> None:
+    def __init__(self, function: Callable[..., Any], tensors: Sequence[keras.KerasTensor]) -> None:
         self.function = function
         self.tensors = {f"{id(self)}.{number}": tensor for number, tensor in enumerate(tensors)}
 
@@ -115,31 +119,31 @@ class HostCall(Hook):
 
 
 class IPUEstimator(Estimator):
-    """Trains, evaluates and predicts with what a model function builds, on all replicas.
+    """Trains, evaluates and predicts with the network that a model function builds.
 
     Args:
-        model_fn: takes `features`, and of `labels`, `mode`, `params` and `config` what it names.
-            Returns an `IPUEstimatorSpec`. It builds with Keras layers, `keras.ops`, and JAX
-            functions under `convoy.estimator.function`.
-        model_dir: where checkpoints are; by default that of the config.
+        model_fn: a function of `features` and of those of `labels`, `mode`, `params` and `config`
+            that it names. Returns an `IPUEstimatorSpec`. It uses Keras layers, `keras.ops`, and
+            JAX functions decorated with `convoy.estimator.function`.
+        model_dir: folder of the checkpoints; by default that of the config.
         config: a `RunConfig` of `ipu.ipu_run_config`.
-        params: handed to both functions.
-        warm_start_from: a checkpoint, a folder of them, or a `convoy.estimator.WarmStart`.
-        train_batch_size: samples of a step on all replicas. The share of one is handed to both
-            functions as `params["batch_size"]`.
+        params: passed to both functions.
+        warm_start_from: a checkpoint, a folder of checkpoints, or a `convoy.estimator.WarmStart`.
+        train_batch_size: samples of a step over all replicas. The batch size of one replica is
+            passed to both functions as `params["batch_size"]`.
         eval_batch_size: the same for `evaluate`.
         predict_batch_size: the same for `predict`.
 
     Raises:
-        ValueError: if an argument is none of these.
+        ValueError: if an argument has the wrong type, or does not fit to others.
     """
 
     def __init__(
         self,
-        model_fn: Callable[..., Any],
+        model_fn: Callable[..., PyTree],
         model_dir: str | Path | None = None,
         config: RunConfig | None = None,
-        params: dict[str, Any] | None = None,
+        params: dict[str, PyTree] | None = None,
         warm_start_from: str | Path | WarmStart | None = None,
         train_batch_size: int | None = None,
         eval_batch_size: int | None = None,
@@ -150,40 +154,35 @@ class IPUEstimator(Estimator):
             raise ValueError(
                 f"config is a {type(config).__name__}, not a RunConfig of ipu.ipu_run_config."
             )
-        self.ipu_config = config
+        self.ipu_config = config.ipu
         self._batch_sizes = {
             ModeKeys.TRAIN: train_batch_size,
             ModeKeys.EVAL: eval_batch_size,
             ModeKeys.PREDICT: predict_batch_size,
         }
-        self._check_params(params)
         super().__init__(model_fn, model_dir, config.native(), params, warm_start_from)
+        self._check_params()
         self.config = replace(self.config, stages=self._automatic_stages())
 
     def _automatic_stages(self) -> int:
-        return self.ipu_config.ipu.num_shards
+        return self.ipu_config.num_shards
 
-    def _check_params(self, params: Any) -> None:
-        if params is not None and not isinstance(params, dict):
-            raise ValueError(f"params={params!r} is not a dict.")
+    def _check_params(self) -> None:
         sizes = [size for size in self._batch_sizes.values() if size is not None]
-        if "input_fn" in (params or {}):
-            raise ValueError("params has a key 'input_fn', which is reserved. Name it otherwise.")
-        if sizes and "batch_size" in (params or {}):
+        if "input_fn" in self.params:
+            raise ValueError("params has a key 'input_fn', which is reserved. Rename it.")
+        if sizes and "batch_size" in self.params:
             raise ValueError(
-                "params has a key 'batch_size', beside train_batch_size or its sisters. Pass one."
+                "params has a key 'batch_size', in addition to a batch size of the estimator. Pass "
+                "one of them."
             )
-        replicas = self.ipu_config.ipu.num_replicas
         for size in sizes:
-            if size < 1 or size % replicas:
-                raise ValueError(
-                    f"A batch of {size} samples does not divide over num_replicas={replicas}. Pass "
-                    "a multiple."
-                )
+            checks.positive_int("batch size", size, "a number of samples")
+            checks.multiple("batch size", size, "num_replicas", self.ipu_config.num_replicas)
 
-    def _params(self, mode: ModeKeys) -> dict[str, Any]:
+    def _params(self, mode: ModeKeys) -> dict[str, PyTree]:
         size = self._batch_sizes[mode]
-        own = {} if size is None else {"batch_size": size // self.ipu_config.ipu.num_replicas}
+        own = {} if size is None else {"batch_size": size // self.ipu_config.num_replicas}
         return self.params | own
 
     # Steps ------------------------------------------------------------------------------------
@@ -192,15 +191,11 @@ class IPUEstimator(Estimator):
         super()._check_limits(steps, max_steps)
         if steps is None and max_steps is None:
             raise ValueError("Neither steps nor max_steps was passed. Pass one of them.")
-        self._check_loops(steps)
+        self._check_evaluation_steps(steps)
 
-    def _check_loops(self, steps: int | None) -> None:
+    def _check_evaluation_steps(self, steps: int | None) -> None:
         loop = self.config.steps_per_execution
-        if steps is not None and steps % loop:
-            raise ValueError(
-                f"steps={steps} is not a multiple of iterations_per_loop={loop}. Pass "
-                f"{-(-steps // loop) * loop}."
-            )
+        checks.multiple("steps", steps or 0, "iterations_per_loop", loop)
 
     def _steps_to_run(self, done: int, steps: int | None, max_steps: int | None) -> int | None:
         left = super()._steps_to_run(done, steps, max_steps)
@@ -210,30 +205,30 @@ class IPUEstimator(Estimator):
     def _check_trained(self, trained: int, steps: int | None) -> None:
         if steps is not None and trained < steps:
             raise RuntimeError(
-                f"The data ended after {trained} of {steps} steps. Repeat the data set."
+                f"The data ended after {trained} of {steps} steps. Repeat the dataset."
             )
 
     def predict(
         self,
-        input_fn: Callable[..., Any],
+        input_fn: Callable[..., Data],
         predict_keys: Sequence[str] | str | None = None,
         hooks: Sequence[Hook] = (),
         checkpoint_path: str | Path | None = None,
         yield_single_examples: bool = True,
         num_predictions: int | None = None,
-    ) -> Iterator[Any]:
-        """Compute predictions by the newest checkpoint, in the order of the data.
+    ) -> Iterator[PyTree]:
+        """Compute predictions with the newest checkpoint, in the order of the data.
 
         Args:
-            input_fn: returns a data set.
-            predict_keys: which of a dict of predictions.
-            hooks: told of the run.
+            input_fn: a function that returns a dataset.
+            predict_keys: keys of a dict of predictions to return; by default all.
+            hooks: hooks of the run.
             checkpoint_path: a checkpoint other than the newest.
-            yield_single_examples: whether samples come one by one, else by batches.
-            num_predictions: how many; by default all of the data.
+            yield_single_examples: whether to yield single samples instead of batches.
+            num_predictions: number of predictions; by default all of the data.
 
         Yields:
-            Arrays, or dicts of them.
+            Arrays, or dicts of arrays.
         """
         found = super().predict(
             input_fn, predict_keys, hooks, checkpoint_path, yield_single_examples
@@ -243,54 +238,50 @@ class IPUEstimator(Estimator):
     # Networks ---------------------------------------------------------------------------------
 
     def _strategy(self) -> convoy.Strategy:
-        run = self.ipu_config.ipu
+        run = self.ipu_config
         if run.ipu_options is not None:
-            system.configure_ipu_system(run.ipu_options)
-        devices = system.devices_of(f"/device:IPU:{run.ordinal}")
+            config.configure_ipu_system(run.ipu_options)
+        devices = config.devices_of(f"/device:IPU:{run.ordinal}")
         if run.ipu_options is not None and len(devices) != run.devices:
             raise ValueError(
                 f"num_replicas={run.num_replicas} x num_shards={run.num_shards} are "
                 f"{run.devices} devices, but {len(devices)} are selected. Make them equal."
             )
         if self.config.strategy is None:
-            self._engine_settings = ipu_strategy.settings(system.in_force().config)
-            strategy = convoy.Strategy(self._used(devices), **self._engine_settings)
+            self._strategy_options = ipu_strategy.strategy_options(config.applied().config)
+            strategy = convoy.Strategy(devices[: run.devices], **self._strategy_options)
             self.config = replace(self.config, strategy=strategy)
         assert self.config.strategy is not None
         return self.config.strategy
 
-    def _used(self, devices: Sequence[Any]) -> Sequence[Any]:
-        """Return the devices that stages have a place on."""
-        return devices[: self.ipu_config.ipu.devices]
-
     def _open(
-        self, mode: ModeKeys, input_fn: Callable[..., Any]
+        self, mode: ModeKeys, input_fn: Callable[..., Data]
     ) -> tuple[Network, Iterator[Element]]:
-        names = arguments.names_of(input_fn)
+        names = argument_names(input_fn)
         if self._batch_sizes[mode] is not None and names is not None and "params" not in names:
             raise ValueError(
                 "A batch size was passed to the estimator, but the input function does not take "
-                "`params`, in which it is handed over. Give it that argument."
+                "`params`, which holds it. Give it that argument."
             )
         network, data = super()._open(mode, input_fn)
-        return network, _of_one_shape(data, network)
+        return network, _of_equal_shapes(data, network)
 
-    def _build(self, mode: ModeKeys, params: dict[str, Any], tensors: Element) -> Built:
-        with notice_exchanges() as exchanges, scopes.notice_shards() as shards:
+    def _build(self, mode: ModeKeys, params: dict[str, PyTree], tensors: Element) -> NetworkSpec:
+        with collect_symbolic_calls() as exchanges, scopes.collect_shards() as shards:
             built = super()._build(mode, params, tensors)
         if shards:
-            built = built._replace(stages=self._by_hand(shards))
-        replicas = self.ipu_config.ipu.num_replicas
+            built = built._replace(stages=self._stages_of(shards))
+        replicas = self.ipu_config.num_replicas
         if mode == ModeKeys.TRAIN and replicas > 1 and not (self._averages or exchanges):
             raise ValueError(
-                f"The network is trained on {replicas} replicas, but their gradients do not come "
-                "together. Wrap the optimizer in ipu.optimizers.CrossReplicaOptimizer."
+                f"The network is trained on {replicas} replicas, but their gradients are not "
+                "reduced. Wrap the optimizer in ipu.optimizers.CrossReplicaOptimizer."
             )
         return built
 
-    def _by_hand(self, shards: set[int]) -> Stages:
-        """Return how a network runs that was divided by `ipu_shard`."""
-        wanted, last = self.ipu_config.ipu.num_shards, max(shards)
+    def _stages_of(self, shards: set[int]) -> Stages:
+        """Return the options of a network that was divided by `ipu_shard`."""
+        wanted, last = self.ipu_config.num_shards, max(shards)
         if last + 1 != wanted:
             raise ValueError(
                 f"The network is divided by ipu_shard over {last + 1} devices, but num_shards="
@@ -298,65 +289,74 @@ class IPUEstimator(Estimator):
             )
         return Stages(last, "sequential", has_gaps=True)
 
-    def _understood(self, returned: Any) -> Built:
+    def _network_spec(self, returned: object) -> NetworkSpec:
         self._averages = True
         if isinstance(returned, EstimatorSpec):
-            return Built(returned)
+            return NetworkSpec(returned)
         if not isinstance(returned, IPUEstimatorSpec):
             raise ValueError(
                 f"The model function returned {type(returned).__name__}, not an IPUEstimatorSpec."
             )
-        if returned.host_call is not None and self.config.steps_per_execution > 1:
-            raise ValueError(
-                f"host_call is for every step, but iterations_per_loop is "
-                f"{self.config.steps_per_execution}. Leave one of them out."
-            )
-        spec, wishes = returned.native()
-        self._averages = wishes.reduction == "mean"
-        scaled = self._scaled(wishes)
-        return Built(spec, None, self._accumulated(wishes), scaled, wishes.gradient_map)
-
-    def _accumulated(self, wishes: Wishes) -> Accumulated | None:
-        wish = wishes.accumulation
-        if wish is None:
-            return None
         loop = self.config.steps_per_execution
-        if loop % wish.count:
+        if returned.host_call is not None and loop > 1:
             raise ValueError(
-                f"iterations_per_loop={loop} is not a multiple of num_mini_batches={wish.count}, "
-                "so a device call would end inside of a weight update. Choose a multiple."
+                f"host_call runs after every step, but iterations_per_loop is {loop}. Leave one of "
+                "them out."
             )
-        return Accumulated(wish.count, wish.reduction, wish.dtype)
+        spec, options = returned.native()
+        self._averages = options.reduction == "mean"
+        accumulation = None
+        if options.accumulation is not None:
+            accumulation = options.accumulation.native()
+            count, reason = accumulation.gradient_accumulation, checks.INSIDE_OF_UPDATE
+            checks.multiple("iterations_per_loop", loop, "num_mini_batches", count, reason)
+        scaled = self._with_loss_scale(options)
+        return NetworkSpec(spec, None, accumulation, scaled, options.gradient_map)
 
-    def _scaled(self, wishes: Wishes) -> convoy.Strategy | None:
-        """Return a strategy that scales the loss, if the optimizer asks for it."""
-        if wishes.loss_scale is None:
+    def _with_loss_scale(self, options: GradientOptions) -> convoy.Strategy | None:
+        """Return a strategy with loss scaling, if the optimizer has it."""
+        if options.loss_scale is None:
             return None
-        settings = self._engine_settings | {"loss_scale": wishes.loss_scale}
         assert self.config.strategy is not None
-        return convoy.Strategy(self.config.strategy.devices, **settings)
+        changed = self._strategy_options | {"loss_scale": options.loss_scale}
+        return convoy.Strategy(self.config.strategy.devices, **changed)
 
 
-def _of_one_shape(data: Iterator[Element], network: Network) -> Iterator[Element]:
+def _of_equal_shapes(data: Iterator[Element], network: Network) -> Iterator[Element]:
     expected = network.signature.key
     for element in data:
-        found = tuple((n, tuple(a.shape), str(a.dtype)) for n, a in element.named().items())
+        found = Signature(element).key
         if found != expected:
             raise ValueError(
-                f"The data set's items differ in shape: {found} after {expected}. Leave out its "
-                "last, incomplete batch."
+                f"The items of the dataset differ in shape: {found} after {expected}. Leave out "
+                "the incomplete last batch."
             )
         yield element
 
 
-def _check_call(name: str, value: Any, kinds: tuple[type, ...]) -> None:
-    if value is None:
-        return
-    if not isinstance(value, tuple):
-        raise TypeError(f"{name}={value!r} is not a tuple of a function and tensors.")
-    if len(value) != 2:
-        raise ValueError(f"{name} has {len(value)} parts. Pass a function and its tensors.")
-    if not callable(value[0]):
-        raise TypeError(f"{name}[0]={value[0]!r} is not a function.")
-    if not isinstance(value[1], kinds):
-        raise TypeError(f"{name}[1]={value[1]!r} is not a list of tensors.")
+def _check_call(name: str, value: object, kinds: checks.Kinds) -> None:
+    checks.instance(name, value, tuple, "a tuple of a function and tensors")
+    if isinstance(value, tuple):
+        if len(value) != 2:
+            raise ValueError(f"{name} has {len(value)} parts. Pass a function and its tensors.")
+        if not callable(value[0]):
+            raise TypeError(f"{name}[0]={value[0]!r} is not a function.")
+        checks.instance(f"{name}[1]", value[1], kinds, "a list of tensors")
+
+
+def _read_train_op(train_op: PyTree) -> tuple[Any, list[Any]]:
+    """Return the optimizer of a training operation, and the hooks that log.
+
+    Raises:
+        ValueError: if there is no optimizer in it, or there are two.
+    """
+    parts = keras.tree.flatten(train_op) if isinstance(train_op, (list, tuple)) else [train_op]
+    hooks = [part.hook for part in parts if isinstance(part, LogOp)]
+    others = [part for part in parts if not isinstance(part, LogOp)]
+    found = [part.optimizer if isinstance(part, TrainOp) else part for part in others]
+    if len(found) != 1 or not isinstance(found[0], (str, keras.optimizers.Optimizer, IpuOptimizer)):
+        raise ValueError(
+            f"train_op={train_op!r} is not an optimizer. Pass one of Keras, one of ipu.optimizers "
+            "around it, or the result of its minimize(loss)."
+        )
+    return found[0], hooks

@@ -1,24 +1,26 @@
-"""Data that a program takes from the host."""
+"""Queues of data that a program takes from the host."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jax
 import numpy as np
-from convoy.ipu import notice
+from convoy.estimator.input import iterate
+from convoy.ipu import checks, notice
+from convoy.types import PyTree, Shapes
 
 DEFAULT_DEPTH = 3
 
 
 class IPUInfeedQueue:
-    """Hands the elements of a data set to a loop, one for each iteration and replica.
+    """Passes the elements of a dataset to a loop, one for each iteration and replica.
 
     Args:
-        dataset: yields arrays, tuples or dicts of them, all of the same shapes.
-        device_ordinal: of the logical device; the program's is used.
-        prefetch_depth: from 1 to 255; checked, but without effect.
+        dataset: an iterable of arrays, or of tuples or dicts of arrays, all of the same shapes.
+        device_ordinal: index of the logical device; that of the program is used.
+        prefetch_depth: from 1 to 255; has no effect.
         optimise_latency: has no effect.
 
     Raises:
@@ -27,43 +29,41 @@ class IPUInfeedQueue:
 
     def __init__(
         self,
-        dataset: Iterable[Any],
+        dataset: Iterable[PyTree],
         device_ordinal: int | None = None,
         prefetch_depth: int | None = None,
         optimise_latency: bool = False,
     ) -> None:
         del optimise_latency
-        if device_ordinal is not None and (type(device_ordinal) is not int or device_ordinal < 0):
-            raise ValueError(f"device_ordinal={device_ordinal!r} is not a number from 0.")
+        checks.in_range("device_ordinal", device_ordinal, 0)
         self.prefetch_depth = prefetch_depth or DEFAULT_DEPTH
-        if not 1 <= self.prefetch_depth <= 255:
-            raise ValueError(f"prefetch_depth={prefetch_depth} is not from 1 to 255.")
-        if prefetch_depth not in (None, 0, DEFAULT_DEPTH):
-            notice.without_effect(["prefetch_depth"], "IPUInfeedQueue")
+        checks.in_range("prefetch_depth", self.prefetch_depth, 1, 255)
+        is_changed = self.prefetch_depth != DEFAULT_DEPTH
+        notice.no_effect("IPUInfeedQueue", {"prefetch_depth": is_changed})
         self._dataset = dataset
-        self._rest: Iterator[Any] | None = None
-        self._ahead: list[Any] = []
+        self._iterator: Iterator[PyTree] | None = None
+        self._ahead: list[PyTree] = []
         self._read = 0
         self.dequeued = False
 
     @property
     def initializer(self) -> None:
-        """Nothing: the queue is ready."""
+        """`None`: the queue is always ready."""
 
     @property
     def deleter(self) -> None:
-        """Nothing: the queue goes with the last that knows it."""
+        """`None`: the queue is deleted as any Python object."""
 
     @property
     def number_of_tuple_elements(self) -> int:
-        """How many arrays an element has."""
+        """Number of arrays of an element."""
         return len(jax.tree.leaves(self.shapes()))
 
     def get_next(self) -> NoReturn:
-        raise ValueError("get_next() is gone. Pass the queue to loops.repeat().")
+        raise ValueError("get_next() was removed. Pass the queue to loops.repeat().")
 
-    def shapes(self) -> Any:
-        """Return the shapes and types of an element."""
+    def shapes(self) -> Shapes:
+        """Return the shapes and dtypes of an element."""
         if not self._ahead:
             self._ahead.append(self._next())
         return jax.tree.map(
@@ -73,7 +73,7 @@ class IPUInfeedQueue:
             self._ahead[0],
         )
 
-    def take(self, count: int) -> Any:
+    def take(self, count: int) -> PyTree:
         """Return the next elements, along a new first axis."""
         self.dequeued = True
         elements = self._ahead[:count]
@@ -83,20 +83,19 @@ class IPUInfeedQueue:
         for element in elements:
             if jax.tree.map(np.shape, element) != first:
                 raise ValueError(
-                    "The elements of the data set differ in shape. Leave out its last, incomplete "
+                    "The elements of the dataset differ in shape. Leave out its incomplete last "
                     "batch."
                 )
         return jax.tree.map(lambda *leaves: np.stack(leaves), *elements)
 
-    def _next(self) -> Any:
-        if self._rest is None:
-            numpy = getattr(self._dataset, "as_numpy_iterator", None)
-            self._rest = iter(numpy() if numpy else self._dataset)
+    def _next(self) -> PyTree:
+        if self._iterator is None:
+            self._iterator = iterate(self._dataset)
         try:
-            element = next(self._rest)
+            element = next(self._iterator)
         except StopIteration:
             raise RuntimeError(
-                f"The data set ended after {self._read} elements, but the program needs more. "
+                f"The dataset ended after {self._read} elements, but the program needs more. "
                 "Repeat it."
             ) from None
         self._read += 1

@@ -1,17 +1,17 @@
-"""A strategy that was deprecated."""
+"""A strategy that Graphcore removed."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import NoReturn
 
 
 class IPUMultiWorkerStrategyV1:
-    """Is gone: `PopDistStrategy` averages gradients over all replicas."""
+    """Not available: use `PopDistStrategy`."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def __init__(self, *args: object, **kwargs: object) -> NoReturn:
         del args, kwargs
         raise NotImplementedError(
-            "IPUMultiWorkerStrategy is deprecated and not there. Use "
+            "IPUMultiWorkerStrategy is deprecated and not available. Use "
             "ipu.distributed.popdist_strategy.PopDistStrategy."
         )
 

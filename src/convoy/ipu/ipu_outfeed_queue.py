@@ -1,56 +1,56 @@
-"""Results that a program hands to the host."""
+"""Queues of results that a program passes to the host."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import Enum
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from convoy.ipu import notice, program
+from convoy.ipu import checks, notice, program
+from convoy.types import PyTree
+
+DEFAULT_DEPTH = 3
 
 
 class IPUOutfeedMode(Enum):
-    """Whether all results are kept, or the last."""
+    """Results that a queue keeps: all of them, or the last."""
 
     ALL = "all"
     LAST = "get_last"
 
 
 class IPUOutfeedQueue:
-    """Collects what a program puts in, for the host to take out after it ran.
+    """Collects the results of a program, for the host to read after it ran.
 
     Args:
-        outfeed_mode: `IPUOutfeedMode.ALL`, which is the default, or `LAST`.
-        device_ordinal: of the logical device; the program's is used.
-        buffer_depth: 1 or more; checked, but without effect.
+        outfeed_mode: `IPUOutfeedMode.ALL`, the default, or `LAST`.
+        device_ordinal: index of the logical device; that of the program is used.
+        buffer_depth: 1 or more; has no effect.
         optimise_latency: has no effect.
 
     Raises:
-        ValueError: if the mode is unknown or a number out of range.
+        ValueError: if the mode is unknown, or a number is out of range.
     """
 
     def __init__(
         self,
         outfeed_mode: IPUOutfeedMode | str | None = None,
         device_ordinal: int | None = None,
-        buffer_depth: int = 3,
+        buffer_depth: int = DEFAULT_DEPTH,
         optimise_latency: bool = False,
     ) -> None:
         del optimise_latency
         self.mode = IPUOutfeedMode(outfeed_mode or IPUOutfeedMode.ALL)
-        if device_ordinal is not None and (type(device_ordinal) is not int or device_ordinal < 0):
-            raise ValueError(f"device_ordinal={device_ordinal!r} is not a number from 0.")
-        if buffer_depth < 1:
-            raise ValueError(f"buffer_depth={buffer_depth} is not 1 or more.")
-        if buffer_depth != 3:
-            notice.without_effect(["buffer_depth"], "IPUOutfeedQueue")
-        self._values: list[Any] = []
+        checks.in_range("device_ordinal", device_ordinal, 0)
+        checks.positive_int("buffer_depth", buffer_depth)
+        notice.no_effect("IPUOutfeedQueue", {"buffer_depth": buffer_depth != DEFAULT_DEPTH})
+        self._values: list[PyTree] = []
         self.enqueued = False
 
-    def enqueue(self, tensors: Any) -> None:
-        """Hand over an array, or a tuple or dict of arrays, in a program; once in each."""
+    def enqueue(self, tensors: PyTree) -> None:
+        """Add an array, or a tuple or dict of arrays. Call it inside a program, once in each."""
         tape = program.tape()
         if tape is None:
             raise ValueError(
@@ -60,17 +60,17 @@ class IPUOutfeedQueue:
         self.enqueued = True
         tape.put(self, jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], tensors))
 
-    def put(self, values: Any) -> None:
-        """Add results: the first axis counts them, the second, if there are several, replicas."""
+    def put(self, values: PyTree) -> None:
+        """Add results along the first axis; with several replicas, the second axis counts those."""
         self._values.append(values)
 
-    def dequeue(self, wait_for_completion: bool = False) -> Any:
-        """Return what was put in since the last time, along a first axis; or the last of it.
+    def dequeue(self, wait_for_completion: bool = False) -> PyTree:
+        """Return the results since the last call, along a first axis; or the last result.
 
-        With several replicas, these are the next axis.
+        With several replicas, the next axis counts those.
 
         Raises:
-            ValueError: if nothing was ever put in.
+            ValueError: if the queue was never used.
         """
         del wait_for_completion
         if not self.enqueued:
@@ -82,7 +82,7 @@ class IPUOutfeedQueue:
             return jax.tree.map(lambda leaf: leaf[-1], values[-1])
         return jax.tree.map(lambda *leaves: np.concatenate(leaves), *values)
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[PyTree]:
         if self.mode is not IPUOutfeedMode.ALL:
             raise RuntimeError("Only an outfeed queue that keeps ALL results can be iterated over.")
         values = self.dequeue()
@@ -94,7 +94,7 @@ class IPUOutfeedQueue:
 
     @property
     def deleter(self) -> None:
-        """Nothing: the queue goes with the last that knows it."""
+        """`None`: the queue is deleted as any Python object."""
 
 
 ScopedIPUOutfeedQueue = IPUOutfeedQueue

@@ -1,36 +1,35 @@
-"""How estimators run on the devices that are configured."""
+"""Run configurations of estimators: devices, checkpoints and logging."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 from dataclasses import dataclass
-from typing import Any
 
-from convoy.estimator.config import RunConfig as NativeRunConfig
-from convoy.ipu import notice
+from convoy.estimator import RunConfig as NativeRunConfig
+from convoy.ipu import checks, notice
 from convoy.ipu.config import IPUConfig
-from convoy.ipu.reports import report_folder
+from convoy.ipu.environment import report_folder
 
 DEFAULT_SECONDS = 600
-# So many that none is ever removed.
+# Larger than any number of checkpoints, so that none is removed.
 ALL = 1 << 30
 
 
 @dataclass(frozen=True)
 class IPURunConfig:
-    """Options of the devices.
+    """Device options of an estimator.
 
     Attributes:
         iterations_per_loop: steps in one device call; for a pipeline, micro-batches.
         ipu_options: an `IPUConfig`, which the estimator applies.
-        num_replicas: copies of the network, each with its own share of the data.
-        num_shards: devices of one copy. The network of an `IPUEstimator` is divided over them by
-            itself.
-        ordinal: the number of the logical device.
-        prefetch_depth: from 1 to 255; checked, but without effect.
+        num_replicas: number of copies of the network (data parallelism).
+        num_shards: devices per copy. The network of an `IPUEstimator` is split over them
+            automatically.
+        ordinal: index of the logical device.
+        prefetch_depth: from 1 to 255; has no effect.
         compile_summary: has no effect.
-        autosharding: has no effect: a network is divided whenever there are shards.
+        autosharding: has no effect: a network is split whenever there are several shards.
 
     Raises:
         TypeError: if the options are not an `IPUConfig`.
@@ -48,18 +47,15 @@ class IPURunConfig:
 
     def __post_init__(self) -> None:
         for name in ("iterations_per_loop", "num_replicas", "num_shards"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{name}={value!r} is not a number from 1. Pass 1 or more.")
-        if self.prefetch_depth is not None and not 1 <= self.prefetch_depth <= 255:
-            raise ValueError(f"prefetch_depth={self.prefetch_depth} is not from 1 to 255.")
-        ignored = ("prefetch_depth", "compile_summary")
-        notice.without_effect([name for name in ignored if getattr(self, name)], "IPURunConfig")
+            checks.positive_int(name, getattr(self, name))
+        checks.in_range("prefetch_depth", self.prefetch_depth, 1, 255)
+        ignored = {"prefetch_depth": self.prefetch_depth, "compile_summary": self.compile_summary}
+        notice.no_effect("IPURunConfig", ignored)
         self._check_devices()
 
     @property
     def devices(self) -> int:
-        """How many devices all replicas take."""
+        """Number of devices of all replicas."""
         return self.num_replicas * self.num_shards
 
     def _check_devices(self) -> None:
@@ -71,12 +67,11 @@ class IPURunConfig:
                     f"ipu_options whose auto_select_ipus is {self.devices}. Pass an IPUConfig."
                 )
             return
-        if not isinstance(options, IPUConfig):
-            raise TypeError(f"ipu_options is {type(options).__name__}, not an IPUConfig.")
+        checks.instance("ipu_options", options, IPUConfig, "an IPUConfig")
         selected = options.auto_select_ipus
         counts = [selected] if isinstance(selected, int) else list(selected)
         if not counts:
-            return  # selected by number: looked at when they are applied
+            return  # selected by index: checked when the configuration is applied
         if self.ordinal >= len(counts):
             raise ValueError(
                 f"ordinal={self.ordinal}, but auto_select_ipus has {len(counts)} logical devices."
@@ -91,24 +86,24 @@ class IPURunConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """How an estimator runs.
+    """Run configuration of an estimator.
 
     Attributes:
         ipu_run_config: options of the devices.
-        master: has no effect, as there are no sessions.
-        model_dir: where checkpoints are.
-        tf_random_seed: from which random numbers begin.
+        master: has no effect, since there are no sessions.
+        model_dir: folder of the checkpoints.
+        tf_random_seed: random seed.
         save_summary_steps: steps between two values for TensorBoard; 0 or `None` writes none.
         save_checkpoints_steps: steps between two checkpoints.
-        save_checkpoints_secs: or seconds; 600 if neither is given.
-        keep_checkpoint_max: how many are kept; 0 or `None` is all.
-        log_step_count_steps: steps between two lines of the log; `None` is quiet.
-        train_distribute: must be `None`, as replicas are those of one process.
+        save_checkpoints_secs: seconds between two checkpoints; 600 if neither is given.
+        keep_checkpoint_max: number of checkpoints to keep; 0 or `None` keeps all.
+        log_step_count_steps: steps between two log lines; `None` logs nothing.
+        train_distribute: must be `None`, since replicas are those of one process.
         eval_distribute: must be `None`.
         session_config: has no effect.
 
     Raises:
-        ValueError: if both distances between checkpoints are given.
+        ValueError: if both intervals between checkpoints are given.
         NotImplementedError: if a strategy is given.
     """
 
@@ -121,9 +116,9 @@ class RunConfig:
     save_checkpoints_secs: float | None = None
     keep_checkpoint_max: int | None = 5
     log_step_count_steps: int | None = 100
-    train_distribute: Any = None
-    eval_distribute: Any = None
-    session_config: Any = None
+    train_distribute: object = None
+    eval_distribute: object = None
+    session_config: object = None
 
     def __post_init__(self) -> None:
         if self.save_checkpoints_steps is not None and self.save_checkpoints_secs is not None:
@@ -137,8 +132,8 @@ class RunConfig:
             )
         if self.ipu_run_config is None:
             object.__setattr__(self, "ipu_run_config", IPURunConfig())
-        ignored = ("master", "session_config")
-        notice.without_effect([name for name in ignored if getattr(self, name)], "RunConfig")
+        ignored = {"master": self.master, "session_config": self.session_config}
+        notice.no_effect("RunConfig", ignored)
 
     @property
     def ipu(self) -> IPURunConfig:
@@ -146,15 +141,16 @@ class RunConfig:
         assert self.ipu_run_config is not None
         return self.ipu_run_config
 
-    def replace(self, **changes: Any) -> RunConfig:
-        """Return the same with some changes."""
-        return dataclasses.replace(self, **changes)
+    def replace(self, **changes: object) -> RunConfig:
+        """Return a copy with changed attributes."""
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
     def native(self) -> NativeRunConfig:
-        """Return the same in Convoy's words, but for the strategy and the stages."""
+        """Return the same configuration for Convoy's estimators, without strategy and stages."""
         every: int | str = f"{self.save_checkpoints_secs or DEFAULT_SECONDS}s"
         if self.save_checkpoints_steps is not None:
             every = self.save_checkpoints_steps
+        options = self.ipu.ipu_options
         return NativeRunConfig(
             model_dir=self.model_dir,
             steps_per_execution=self.ipu.iterations_per_loop,
@@ -163,5 +159,5 @@ class RunConfig:
             log_every=self.log_step_count_steps,
             summary_every=self.save_summary_steps or None,
             seed=self.tf_random_seed,
-            report=report_folder(self.ipu.ipu_options),
+            report=report_folder(None if options is None else options.compilation_poplar_options),
         )

@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
-from convoy.estimator.hooks import LoggingHook, Run
+import keras
+from convoy.estimator.hooks import LoggingHook, Run, check_intervals
+from convoy.estimator.user_functions import as_list
 from convoy.ipu.ipu_outfeed_queue import IPUOutfeedMode
-from convoy.ipu.train_op import LogOp
+from convoy.types import Logs, PyTree
+
+
+@dataclass(frozen=True)
+class LogOp:
+    """The operation that logs the tensors of a hook."""
+
+    hook: IPULoggingTensorHook
 
 
 class IPULoggingTensorHook(LoggingHook):
     """Logs tensors of the device loop.
 
     Args:
-        every_n_iter: device calls between two lines of the log.
-        every_n_secs: or seconds.
+        every_n_iter: device calls between two log lines.
+        every_n_secs: seconds between two log lines, instead of `every_n_iter`.
         at_end: whether the end of the run is logged too.
-        formatter: makes the line from a dict of values.
+        formatter: a function that makes the log line from a dict of values.
         logging_mode: `IPUOutfeedMode.LAST` logs the last value, `ALL` an array of all values
-            since the line before.
+            since the previous line.
 
     Raises:
-        ValueError: unless one of the two distances is given, or `at_end`.
+        ValueError: unless exactly one of the intervals, or only `at_end`, is passed.
 
     Example:
     ```python
@@ -38,30 +47,24 @@ class IPULoggingTensorHook(LoggingHook):
         every_n_iter: int | None = None,
         every_n_secs: float | None = None,
         at_end: bool = False,
-        formatter: Callable[[dict[str, Any]], str] | None = None,
+        formatter: Callable[[Logs], str] | None = None,
         logging_mode: IPUOutfeedMode = IPUOutfeedMode.LAST,
     ) -> None:
-        if (every_n_iter is None) == (every_n_secs is None) and (every_n_iter or not at_end):
-            raise ValueError(
-                f"every_n_iter={every_n_iter} and every_n_secs={every_n_secs}: pass one of them, "
-                "or at_end=True alone."
-            )
-        keeps_all = IPUOutfeedMode(logging_mode) is IPUOutfeedMode.ALL
+        check_intervals(at_end, every_n_iter=every_n_iter, every_n_secs=every_n_secs)
         super().__init__(
             every_n_iter,
             every_n_secs,
             at_end,
-            keep="all" if keeps_all else "last",
+            keep="all" if IPUOutfeedMode(logging_mode) is IPUOutfeedMode.ALL else "last",
             formatter=formatter,
         )
-        self.tensors: dict[str, Any] = {}
-        """By the names under which they are logged."""
+        self.tensors: dict[str, keras.KerasTensor] = {}
 
-    def log(self, values: Any) -> LogOp:
-        """Have tensors logged: one, a list, or a dict; in a model function, once for each hook.
+    def log(self, values: PyTree) -> LogOp:
+        """Log tensors: one, a list, or a dict. Call it once per hook, in the model function.
 
         Returns:
-            What is to be in the spec's `train_op`, beside the optimizer.
+            An operation for the spec's `train_op`, beside the optimizer.
 
         Raises:
             RuntimeError: if it was called before.
@@ -69,7 +72,7 @@ class IPULoggingTensorHook(LoggingHook):
         if self.tensors:
             raise RuntimeError("log() was called before on this hook. Make a hook for each call.")
         if not isinstance(values, dict):
-            values = {v.name: v for v in (values if isinstance(values, list) else [values])}
+            values = {tensor.name: tensor for tensor in as_list(values)}
         self.tensors = dict(values)
         return LogOp(self)
 
@@ -81,13 +84,13 @@ class IPULoggingTensorHook(LoggingHook):
         if not self.tensors:
             raise RuntimeError(
                 "log() was never called on this IPULoggingTensorHook. Call it in the model "
-                "function, and put what it returns into train_op."
+                "function, and put its result into train_op."
             )
         super().begin(run)
 
-    def _now(self, run: Run) -> int:
+    def _count(self, run: Run) -> int:
         del run
         return self._executions
 
-    def _values(self, run: Run) -> dict[str, Any]:
+    def _values(self, run: Run) -> Logs:
         return {name: run.values[self.key(name)] for name in self.tensors}

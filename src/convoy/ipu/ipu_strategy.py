@@ -1,25 +1,27 @@
-"""Strategies under which models run on the devices that were configured."""
+"""`IPUStrategy`: runs models on the configured devices."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import convoy
 import jax
 import jax.numpy as jnp
 import keras
 from convoy.engine.observer import NULL_OBSERVER
-from convoy.ipu import system
-from convoy.ipu.config import IPUConfig
+from convoy.engine.step.all_reduce import Reduction
+from convoy.ipu import config, program
+from convoy.ipu.config import Applied, IPUConfig
 from convoy.ipu.enums import ReduceOp, StochasticRoundingBehaviour
+from convoy.ipu.environment import report_folder
 from convoy.ipu.keras.extension import extend
-from convoy.ipu.reports import report_folder
-from convoy.ipu.system import Applied
+from convoy.ipu.ops import cross_replica_ops
 from convoy.report.files import new_folder
 from convoy.report.recording import Recording
+from convoy.types import PyTree
 
 _current: ContextVar[IPUStrategyV1 | None] = ContextVar("convoy_ipu_strategy", default=None)
 
@@ -31,17 +33,17 @@ _ROUNDING: dict[StochasticRoundingBehaviour, Literal["off", "on", "replica_ident
 
 
 class IPUStrategyV1:
-    """Runs models on the devices of the configuration that is in force when its scope begins.
+    """Runs models on the devices of the configuration that is applied when its scope begins.
 
-    A model that needs one device gets a replica on each. The gradients of replicas are added up,
-    not averaged: `convoy.Strategy` does that, and so does `PopDistStrategy`.
+    A model that needs one device gets a replica on each device (data parallelism). The gradients
+    of replicas are summed; `convoy.Strategy` and `PopDistStrategy` average them.
 
     Args:
-        ipu_device: the logical device.
-        cpu_device: where initial values are computed; there is only one.
-        enable_dataset_iterators: has no effect, as data sets are read by the engine.
-        enable_keras_extensions: whether models made in the scope run on Convoy's engine. Without
-            it they are plain Keras models.
+        ipu_device: name of the logical device.
+        cpu_device: ignored, since there is one host.
+        enable_dataset_iterators: has no effect, since the engine reads datasets.
+        enable_keras_extensions: whether models made in the scope run on Convoy's engine. Otherwise
+            they are plain Keras models.
 
     Example:
     ```python
@@ -53,11 +55,11 @@ class IPUStrategyV1:
     ```
     """
 
-    reduction: Literal["sum", "mean"] = "sum"
-    """Of gradients over replicas."""
+    reduction: Reduction = "sum"
+    """Reduction of gradients over replicas."""
 
     takes_pipeline_stages = True
-    """Whether `PipelineStage` may be used in its scope."""
+    """Whether its scope supports `PipelineStage`."""
 
     def __init__(
         self,
@@ -67,14 +69,14 @@ class IPUStrategyV1:
         enable_keras_extensions: bool = True,
     ) -> None:
         del cpu_device, enable_dataset_iterators
-        system.devices_of(ipu_device)
+        config.devices_of(ipu_device)
         self._ipu_device = ipu_device
         self._enable_keras_extensions = enable_keras_extensions
         self._native: tuple[Applied, Engine] | None = None
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """Always 1: Keras is not to divide the loss by the number of replicas."""
+        """Always 1, so that Keras does not divide the loss by the number of replicas."""
         return 1
 
     @property
@@ -84,7 +86,7 @@ class IPUStrategyV1:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[IPUStrategyV1]:
-        """Take in every `keras.Model` that this thread makes in the block."""
+        """Prepare every `keras.Model` that this thread makes in the block."""
         token = _current.set(self)
         try:
             if self._enable_keras_extensions:
@@ -97,29 +99,26 @@ class IPUStrategyV1:
 
     def run(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[..., PyTree],
         args: tuple = (),
-        kwargs: dict[str, Any] | None = None,
-        options: Any = None,
-    ) -> Any:
+        kwargs: dict[str, PyTree] | None = None,
+        options: object = None,
+    ) -> PyTree:
         """Run a function of arrays on the devices, as one program.
 
         Returns:
-            What it returns on the first replica.
+            The result on the first replica.
 
         Raises:
             TypeError: if an argument is of type float64.
         """
-        from convoy.ipu.program import run  # it asks here for the devices
-
         del options
         for leaf in jax.tree.leaves((args, kwargs)):
             if getattr(leaf, "dtype", None) == "float64":
                 raise TypeError(
-                    "An argument of run() is of type float64, which these devices do not compute "
-                    "with. Pass float32."
+                    "An argument of run() is of type float64, which is not supported. Pass float32."
                 )
-        return run(
+        return program.run(
             lambda *inputs: fn(*inputs, **(kwargs or {})),
             args,
             self.devices,
@@ -127,37 +126,35 @@ class IPUStrategyV1:
             reduction=self.reduction,
         )
 
-    def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
-        """Return the sum or the mean of a value over replicas, inside of a program.
+    def reduce(self, reduce_op: object, value: PyTree, axis: int | None = None) -> PyTree:
+        """Return the sum or the mean of a value over replicas, inside a program.
 
         Args:
-            reduce_op: `"SUM"` or `"MEAN"`, or TensorFlow's word for it.
-            value: of this replica.
-            axis: of the value, which is reduced first; `None` is none.
+            reduce_op: `"SUM"` or `"MEAN"`, or TensorFlow's member for it.
+            value: the value of this replica.
+            axis: an axis of the value to reduce first.
 
         Raises:
             ValueError: if the operation is another one.
         """
-        from convoy.ipu.ops import cross_replica_ops  # it imports what models can do
-
-        adds = ReduceOp.parse(reduce_op) is ReduceOp.SUM
+        is_sum = ReduceOp.parse(reduce_op) is ReduceOp.SUM
         if axis is not None:
-            value = jnp.sum(value, axis) if adds else jnp.mean(value, axis)
-        if adds:
+            value = jnp.sum(value, axis) if is_sum else jnp.mean(value, axis)
+        if is_sum:
             return cross_replica_ops.cross_replica_sum(value)
         return cross_replica_ops.cross_replica_mean(value)
 
-    def experimental_run_v2(self, *args: Any, **kwargs: Any) -> Any:
+    def experimental_run_v2(self, *args: object, **kwargs: object) -> NoReturn:
         del args, kwargs
-        raise RuntimeError("experimental_run_v2() is gone. Call run() with the same arguments.")
+        raise RuntimeError("experimental_run_v2() was removed. Call run() with the same arguments.")
 
     @property
-    def devices(self) -> tuple[Any, ...]:
+    def devices(self) -> tuple[jax.Device, ...]:
         """The devices of the logical device, as configured now."""
-        return system.devices_of(self._ipu_device)
+        return config.devices_of(self._ipu_device)
 
     def _engine(self) -> Engine:
-        applied = system.in_force()
+        applied = config.applied()
         if self._native is None or self._native[0] != applied:
             self._native = applied, Engine(applied.config, self.devices, self.reduction)
         return self._native[1]
@@ -167,28 +164,25 @@ IPUStrategy = IPUStrategyV1
 
 
 class Engine(convoy.Strategy):
-    """A strategy of Convoy's, whose models have Graphcore's methods too."""
+    """A `convoy.Strategy` whose models also have Graphcore's methods."""
 
     def __init__(
         self,
         config: IPUConfig,
-        devices: tuple[Any, ...],
-        reduction: Literal["sum", "mean"],
+        devices: tuple[jax.Device, ...],
+        reduction: Reduction,
         loss_scale: convoy.AutomaticLossScale | None = None,
     ) -> None:
         super().__init__(
-            devices=devices, reduction=reduction, loss_scale=loss_scale, **settings(config)
+            devices=devices, reduction=reduction, loss_scale=loss_scale, **strategy_options(config)
         )
         self.config, self.loss_scale = config, loss_scale
-        self.reduction: Literal["sum", "mean"] = reduction
-        self.allow_recompute: bool = config.allow_recompute
-        self.on_io_tiles: bool = config.io_tiles.place_ops_on_io_tiles
-        self.folder = report_folder(config)
-        """Where a report of its models goes, if one was asked for."""
+        self.reduction: Reduction = reduction
 
     def adopt(self, new: keras.Model) -> None:
-        if self.folder is not None and self.observer is NULL_OBSERVER:
-            self.record(new_folder(self.folder))
+        folder = report_folder(self.config.compilation_poplar_options)
+        if folder is not None and self.observer is NULL_OBSERVER:
+            self.record(new_folder(folder))
         super().adopt(new)
         extend(new, self)
 
@@ -196,10 +190,10 @@ class Engine(convoy.Strategy):
         self,
         *,
         count: int | None = None,
-        reduction: Literal["sum", "mean"] | None = None,
+        reduction: Reduction | None = None,
         loss_scale: convoy.AutomaticLossScale | None = None,
     ) -> Engine:
-        """Return the same strategy on the first devices, or with another way with gradients."""
+        """Return a copy on the first devices, or with other gradient options."""
         changed = Engine(
             self.config,
             self.devices[:count],
@@ -211,16 +205,18 @@ class Engine(convoy.Strategy):
         return changed
 
 
-def settings(config: IPUConfig) -> dict[str, Any]:
-    """Return the arguments of `convoy.Strategy` that a configuration stands for."""
+def strategy_options(config: IPUConfig) -> dict[str, Any]:
+    """Return the arguments of `convoy.Strategy` for a configuration."""
     bucket = config.optimizations.maximum_cross_replica_sum_buffer_size
+    floating_point = config.floating_point_behaviour
+    rounding = _ROUNDING[floating_point.esr]
     return {
         "batch_norm_group": config.norms.experimental.distributed_batch_norm_replica_group_size,
-        "stochastic_rounding": _ROUNDING[system.stochastic_rounding(config)],
+        "stochastic_rounding": "on" if floating_point.set_all else rounding,
         **({"reduction_bucket": bucket} if bucket else {}),
     }
 
 
 def current() -> IPUStrategyV1 | None:
-    """Return the strategy whose scope this thread is in."""
+    """Return the strategy of the innermost scope of this thread."""
     return _current.get()

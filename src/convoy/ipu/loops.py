@@ -1,144 +1,127 @@
-"""Loops inside of a program."""
+"""Loops inside a program."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from convoy.estimator.user_functions import as_arguments, as_list
 from convoy.ipu import ipu_compiler, program
 from convoy.ipu.ipu_infeed_queue import IPUInfeedQueue
+from convoy.ipu.program import Sink
+from convoy.types import PyTree
+
+Body = Callable[..., PyTree]
+Carry = list[jax.Array]
 
 
 def repeat(
     n: int,
-    body: Callable[..., Any],
-    inputs: Any = None,
+    body: Body,
+    inputs: PyTree = None,
     infeed_queue: IPUInfeedQueue | None = None,
     use_while_v1: bool = True,
-) -> Any:
-    """Run a function several times, each time on what it returned before.
+) -> PyTree:
+    """Run a function several times, each time on its previous results.
 
-    Outside of a program, the loop is one by itself.
+    Outside of a program, the loop is compiled as a program of its own.
 
     Args:
-        n: how many times.
-        body: takes the carried values, then an element of the queue: a tuple as several
-            arguments, a dict by name. Returns the carried values, and behind them, if it likes,
-            what putting something into a queue returned.
-        inputs: the carried values to begin with.
-        infeed_queue: gives an element for each time and replica.
+        n: number of iterations.
+        body: a function of the carried values and an element of the queue: a tuple as several
+            arguments, a dict as keyword arguments. Returns the carried values, optionally followed
+            by results of `enqueue`.
+        inputs: initial carried values.
+        infeed_queue: a queue with an element for each iteration and replica.
         use_while_v1: has no effect.
 
     Returns:
-        The carried values: `None`, the only one, or a list.
+        The carried values: `None`, a single value, or a list.
 
     Raises:
         TypeError: if the body returns another number of values, or values of other types.
-        ValueError: if what a queue returned is not behind the values.
+        ValueError: if a result of `enqueue` precedes a carried value.
     """
     del use_while_v1
-    if program.tape() is None:
-        outputs = ipu_compiler.compile(
-            lambda *values: repeat(n, body, list(values), infeed_queue), _as_list(inputs)
-        )
-        return outputs[0] if isinstance(outputs, tuple) else outputs
-    carried = [jnp.asarray(value) for value in _as_list(inputs)]
 
-    def step(values: list[Any], element: Any) -> tuple[list[Any], list[Any]]:
+    def loop(*values: jax.Array) -> PyTree:
         tape = program.tape()
         assert tape is not None
-        before, tape.puts = tape.puts, {}
-        positional, named = _arguments(element)
-        new = _check(_called(body, *values, *positional, **named), values)
-        inside, tape.puts = tape.puts, before
-        sinks[:] = [sink for sink, _ in inside.values()]
-        return new, [value for _, value in inside.values()]
+        sinks: list[Sink] = []
 
-    sinks: list[Any] = []
-    tape = program.tape()
-    assert tape is not None
-    elements = tape.data(infeed_queue, n) if infeed_queue is not None else None
-    carried, put = jax.lax.scan(step, carried, elements, length=n)
-    for sink, value in zip(sinks, put, strict=True):
-        tape.put(sink, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), value))
-    return _unpack(carried)
+        def step(carried: Carry, element: PyTree) -> tuple[Carry, list[PyTree]]:
+            outer, tape.puts = tape.puts, {}
+            args, kwargs = as_arguments(element)
+            results = _run_body(body, carried, *args, **kwargs)
+            inner, tape.puts = tape.puts, outer
+            sinks[:] = [sink for sink, _ in inner.values()]
+            return results, [value for _, value in inner.values()]
+
+        elements = None if infeed_queue is None else tape.data(infeed_queue, n)
+        carried, put = jax.lax.scan(step, list(map(jnp.asarray, values)), elements, length=n)
+        for sink, value in zip(sinks, put, strict=True):
+            tape.put(sink, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), value))
+        return _unpack(carried)
+
+    return _in_program(loop, inputs)
 
 
 def while_loop(
-    condition: Callable[..., Any],
-    body: Callable[..., Any],
-    inputs: Any = None,
+    condition: Callable[..., PyTree],
+    body: Body,
+    inputs: PyTree = None,
     infeed_queue: IPUInfeedQueue | None = None,
     maximum_iterations: int | None = None,
     use_while_v1: bool = True,
-) -> Any:
+) -> PyTree:
     """Run a function as long as a condition of the carried values holds.
 
     Raises:
-        NotImplementedError: with a queue, as the number of elements is not known beforehand.
+        NotImplementedError: with a queue, since the number of iterations is unknown.
     """
     del use_while_v1
     if infeed_queue is not None:
         raise NotImplementedError(
-            "while_loop() does not take an infeed_queue, as it is not known how much of it will be "
-            "needed. Use repeat()."
+            "while_loop() does not take an infeed_queue, since the number of elements that it "
+            "needs is unknown. Use repeat()."
         )
-    if program.tape() is None:
-        outputs = ipu_compiler.compile(
-            lambda *values: while_loop(
-                condition, body, list(values), maximum_iterations=maximum_iterations
-            ),
-            _as_list(inputs),
-        )
-        return outputs[0] if isinstance(outputs, tuple) else outputs
-    carried = [jnp.asarray(value) for value in _as_list(inputs)]
 
-    def goes_on(state: tuple[Any, list[Any]]) -> Any:
-        count, values = state
-        more = jnp.squeeze(jnp.asarray(condition(*values)))
-        return more if maximum_iterations is None else more & (count < maximum_iterations)
+    def loop(*values: jax.Array) -> PyTree:
+        def has_next(state: tuple[jax.Array, Carry]) -> jax.Array:
+            count, carried = state
+            holds = jnp.squeeze(jnp.asarray(condition(*carried)))
+            return holds if maximum_iterations is None else holds & (count < maximum_iterations)
 
-    def step(state: tuple[Any, list[Any]]) -> tuple[Any, list[Any]]:
-        count, values = state
-        return count + 1, _check(_called(body, *values), values)
+        def step(state: tuple[jax.Array, Carry]) -> tuple[jax.Array, Carry]:
+            count, carried = state
+            return count + 1, _run_body(body, carried)
 
-    return _unpack(jax.lax.while_loop(goes_on, step, (jnp.int32(0), carried))[1])
+        state = jnp.int32(0), list(map(jnp.asarray, values))
+        return _unpack(jax.lax.while_loop(has_next, step, state)[1])
+
+    return _in_program(loop, inputs)
 
 
-def _called(body: Callable[..., Any], *args: Any, **named: Any) -> Any:
+def _in_program(loop: Body, inputs: PyTree) -> PyTree:
+    """Run a loop in the current program, else in one of its own."""
+    values = as_list(inputs)
+    if program.tape() is not None:
+        return loop(*values)
+    outputs = ipu_compiler.compile(loop, values)
+    return outputs[0] if isinstance(outputs, tuple) else outputs
+
+
+def _run_body(body: Body, carried: Carry, *args: PyTree, **kwargs: PyTree) -> Carry:
+    """Run one iteration, and check its results."""
     try:
-        return body(*args, **named)
+        returned = body(*carried, *args, **kwargs)
     except program.NeedsHostError:
         raise NotImplementedError(
             "The body of a loop calls pipeline(), which loops by itself. Pass it repeat_count."
         ) from None
-
-
-def _as_list(inputs: Any) -> list[Any]:
-    if inputs is None:
-        return []
-    return list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
-
-
-def _unpack(values: Sequence[Any]) -> Any:
-    if not values:
-        return None
-    return values[0] if len(values) == 1 else list(values)
-
-
-def _arguments(element: Any) -> tuple[tuple, dict[str, Any]]:
-    if element is None:
-        return (), {}
-    if isinstance(element, dict):
-        return (), element
-    return (tuple(element), {}) if isinstance(element, (tuple, list)) else ((element,), {})
-
-
-def _check(returned: Any, carried: list[Any]) -> list[Any]:
-    values = [jnp.asarray(value) for value in _without_operations(_as_list(returned))]
+    values = [jnp.asarray(value) for value in _without_enqueued(as_list(returned))]
     if len(values) != len(carried):
         raise TypeError(
             f"The body of a loop returned {len(values)} values, but {len(carried)} are carried. "
@@ -153,8 +136,14 @@ def _check(returned: Any, carried: list[Any]) -> list[Any]:
     return values
 
 
-def _without_operations(returned: list[Any]) -> list[Any]:
-    """Leave out what queues returned, which is nothing."""
+def _unpack(values: Sequence[jax.Array]) -> PyTree:
+    if not values:
+        return None
+    return values[0] if len(values) == 1 else list(values)
+
+
+def _without_enqueued(returned: list[PyTree]) -> list[PyTree]:
+    """Leave out the results of `enqueue`, which are `None`."""
     values = list(itertools.takewhile(lambda value: value is not None, returned))
     if any(value is not None for value in returned[len(values) :]):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What to use instead of names that Graphcore's module has and this one has not."""
+"""Errors for names of Graphcore's module that are not available here, with their replacement."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import sys
 from functools import partial
 from importlib.abc import MetaPathFinder
 from types import ModuleType
-from typing import Any
+from typing import NoReturn
 
 _PLAIN_KERAS = "Make a plain keras.Model or keras.Sequential inside of strategy.scope()."
-_TUNED = "Set the attributes of an ipu.config.IPUConfig."
+_IPU_CONFIG = "Set the attributes of an ipu.config.IPUConfig."
+_SPLIT = "Use convoy.split(model, stages), or num_shards of an IPURunConfig."
 _PIPELINE = "Use ipu.keras.PipelineStage and the model's set_pipelining_options()."
 
 INSTEAD = {
-    "autoshard": "Use convoy.split(model, stages), or num_shards of an IPURunConfig.",
-    "autoshard_cnn": "Use convoy.split(model, stages), or num_shards of an IPURunConfig.",
+    "autoshard": _SPLIT,
+    "autoshard_cnn": _SPLIT,
     "application_compile_op": "Use ipu.serving.",
     "control_flow_ops": "Use jax.lax.optimization_barrier for barrier().",
     "custom_ops": "Write a JAX function, or a foreign call by jax.ffi.",
@@ -32,18 +33,18 @@ INSTEAD = {
     "sharding": "Use ipu.keras.PipelineStage.",
     "slicing_ops": "Use keras.ops.slice.",
     "statistics_ops": "Use jax.numpy.histogram.",
-    "within_replica_ops": "A stage of a pipeline is on one device; nothing is left to exchange.",
+    "within_replica_ops": "Leave it out: a pipeline stage is on one device.",
     "Model": _PLAIN_KERAS,
     "Sequential": _PLAIN_KERAS,
     "PipelineModel": f"{_PLAIN_KERAS} {_PIPELINE}",
     "PipelineSequential": f"{_PLAIN_KERAS} {_PIPELINE}",
     "SequentialPipelineModel": f"{_PLAIN_KERAS} {_PIPELINE}",
-    "create_ipu_config": _TUNED,
-    "auto_select_ipus": _TUNED,
-    "select_ipus": _TUNED,
+    "create_ipu_config": _IPU_CONFIG,
+    "auto_select_ipus": _IPU_CONFIG,
+    "select_ipus": _IPU_CONFIG,
     "IPUExtendedV1": "Use ipu.ipu_strategy.IPUStrategy.",
     "PopDistStrategy": "Use ipu.distributed.popdist_strategy.PopDistStrategy.",
-    "export_dataset_to_file": "Use ipu.serving, or write the data set with NumPy.",
+    "export_dataset_to_file": "Use ipu.serving, or write the dataset with NumPy.",
     "export_inputs_to_file": "Use ipu.serving, or write the inputs with NumPy.",
     "IPUIterator": "Pass the IPUInfeedQueue to loops.repeat().",
     "IPUOwnedIterator": "Pass the IPUInfeedQueue to loops.repeat().",
@@ -51,9 +52,9 @@ INSTEAD = {
 
 
 def advise(module: ModuleType) -> None:
-    """Have a module and those in it say what to use instead of a name that they have not."""
-    vars(module)["__getattr__"] = partial(_refuse, module)
-    # With a path, even an empty one, Python takes it for a package, and asks the `Finder`.
+    """Make a module and its submodules name the replacement of a missing attribute."""
+    vars(module)["__getattr__"] = partial(_raise, module)
+    # Python asks the `Finder` only about packages; a module with a path, even empty, is one.
     vars(module).setdefault("__path__", [])
     for inner in list(vars(module).values()):
         is_within = isinstance(inner, ModuleType) and inner.__name__.startswith(f"{__package__}.")
@@ -62,17 +63,17 @@ def advise(module: ModuleType) -> None:
 
 
 class Finder(MetaPathFinder):
-    """Says the same where a name is imported: Python would leave the advice out."""
+    """Raises the same error for imports, where Python would leave out the replacement."""
 
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
         del path, target
-        place, _, name = fullname.rpartition(".")
-        package = sys.modules.get(place)
-        if package and f"{place}.".startswith(f"{__package__}.") and not name.startswith("_"):
+        parent, _, name = fullname.rpartition(".")
+        package = sys.modules.get(parent)
+        if package and f"{parent}.".startswith(f"{__package__}.") and not name.startswith("_"):
             raise ModuleNotFoundError(_message(package, name))
 
 
-def _refuse(module: ModuleType, name: str) -> Any:
+def _raise(module: ModuleType, name: str) -> NoReturn:
     raise AttributeError(_message(module, name))
 
 
@@ -86,11 +87,11 @@ def _advice(module: ModuleType, name: str) -> str:
     if name in INSTEAD:
         return INSTEAD[name]
     if name.startswith("set_") and name.endswith("_options"):
-        return _TUNED
+        return _IPU_CONFIG
     if "NestedModel" in name:
         return "get_pipeline_stage_assignment() returns one flat list of layers."
     offered = getattr(module, "__all__", None) or [n for n in vars(module) if n[0] != "_"]
     near = difflib.get_close_matches(name, offered, 1)
     if near:
         return f"Did you mean {near[0]}?"
-    return "docs/porting.md lists what there is, and what to use for the rest."
+    return "docs/porting.md lists the names that are available, and replacements for others."

@@ -1,4 +1,4 @@
-"""Optimizers that say how gradients are put together before another one updates the weights.
+"""Optimizers that wrap another one, and set how gradients are accumulated and reduced.
 
 They are for `model.compile` under an `IPUStrategy`, and for estimators.
 """
@@ -6,30 +6,31 @@ They are for `model.compile` under an `IPUStrategy`, and for estimators.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TypeAlias
 
 import convoy
 import keras
 from convoy.engine.prepared_model import GradientMap
-from convoy.ipu import notice
-from convoy.ipu.accumulation import Accumulation, check_offload, read_dtype
+from convoy.engine.step.all_reduce import Reduction
+from convoy.ipu import checks, notice
 from convoy.ipu.enums import GradientAccumulationReductionMethod
+from convoy.ipu.gradient_accumulation import Accumulation, check_offload, read_dtype
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What optimizers that are wrapped into each other say together.
+class GradientOptions:
+    """The options of a chain of wrapped optimizers.
 
     Attributes:
-        optimizer: the innermost, which updates the weights.
-        reduction: of gradients over replicas; `None` is the strategy's.
-        accumulation: of gradients over micro-batches; `None` is the model's.
-        loss_scale: `None` is none.
-        gradient_map: changes the gradients of every micro-batch; `None` leaves them.
+        optimizer: the innermost one, which updates the weights.
+        reduction: reduction of gradients over replicas; `None` is the strategy's.
+        accumulation: gradient accumulation; `None` is the model's.
+        loss_scale: automatic loss scaling; `None` is none.
+        gradient_map: a function that changes the gradients of every micro-batch.
     """
 
-    optimizer: Any
-    reduction: Literal["sum", "mean"] | None = None
+    optimizer: Optimizer
+    reduction: Reduction | None = None
     accumulation: Accumulation | None = None
     loss_scale: convoy.AutomaticLossScale | None = None
     gradient_map: GradientMap | None = None
@@ -37,95 +38,100 @@ class Wishes:
 
 @dataclass(frozen=True)
 class TrainOp:
-    """A loss, and what makes it smaller."""
+    """A loss, and the optimizer that minimises it."""
 
-    optimizer: Any
-    loss: Any
+    optimizer: Optimizer
+    loss: keras.KerasTensor
 
 
 class IpuOptimizer:
-    """Wraps an optimizer.
+    """A wrapper around an optimizer.
 
     Args:
-        opt: what updates the weights: an optimizer of Keras's, its name, or another one of these.
+        opt: a Keras optimizer, its name, or another wrapper.
         name: has no effect.
     """
 
-    def __init__(self, opt: Any, name: str | None = None) -> None:
+    def __init__(self, opt: Optimizer, name: str | None = None) -> None:
         self.opt = opt
         self.name = name or type(self).__name__
 
-    def minimize(self, loss: Any) -> TrainOp:
-        """Return what an estimator is told to do: to make the loss smaller."""
+    def minimize(self, loss: keras.KerasTensor) -> TrainOp:
+        """Return the training operation of an estimator."""
         return TrainOp(self, loss)
 
-    def compiled_with(self, model: keras.Model) -> None:
-        """Take note of the model that is updated."""
+    def attach(self, model: keras.Model) -> None:
+        """Set the model that is compiled with this optimizer."""
         if isinstance(self.opt, IpuOptimizer):
-            self.opt.compiled_with(model)
+            self.opt.attach(model)
 
-    def wishes(self) -> Wishes:
-        """Return what this one and those that it wraps say."""
-        return read(self.opt)
+    def options(self) -> GradientOptions:
+        """Return the options of this wrapper and those inside it."""
+        return gradient_options(self.opt)
+
+
+Optimizer: TypeAlias = keras.optimizers.Optimizer | IpuOptimizer | str
+
+
+def gradient_options(optimizer: Optimizer) -> GradientOptions:
+    """Return the options of an optimizer, wrapped or not."""
+    return (
+        optimizer.options() if isinstance(optimizer, IpuOptimizer) else GradientOptions(optimizer)
+    )
 
 
 class CrossReplicaOptimizer(IpuOptimizer):
     """Takes the mean of the gradients over replicas."""
 
-    def wishes(self) -> Wishes:
-        return replace(super().wishes(), reduction="mean")
+    def options(self) -> GradientOptions:
+        return replace(super().options(), reduction="mean")
 
 
 class GradientAccumulationOptimizerV2(IpuOptimizer):
-    """Puts together the gradients of several micro-batches.
+    """Accumulates the gradients of several micro-batches.
 
     Args:
-        opt: what updates the weights.
-        num_mini_batches: micro-batches of a weight update.
+        opt: the optimizer that updates the weights.
+        num_mini_batches: micro-batches per weight update.
         offload_weight_update_variables: has no effect.
         replicated_optimizer_state_sharding: has no effect.
-        dtype: in which gradients are added up; by default their own.
+        dtype: dtype of the accumulated gradients; by default their own.
         reduction_method: `SUM`, `MEAN` or `RUNNING_MEAN`.
         name: has no effect.
     """
 
     def __init__(
         self,
-        opt: Any,
+        opt: Optimizer,
         num_mini_batches: int,
         offload_weight_update_variables: bool | None = None,
         replicated_optimizer_state_sharding: bool = False,
-        dtype: Any = None,
+        dtype: object = None,
         reduction_method: str | GradientAccumulationReductionMethod = "sum",
         name: str | None = None,
     ) -> None:
         super().__init__(opt, name)
-        if type(num_mini_batches) is not int or num_mini_batches < 1:
-            raise ValueError(
-                f"num_mini_batches={num_mini_batches!r} is not a number of micro-batches. Pass an "
-                "int of 1 or more."
-            )
+        checks.positive_int("num_mini_batches", num_mini_batches, "a number of micro-batches")
         ignored = {
             "offload_weight_update_variables": offload_weight_update_variables,
             "replicated_optimizer_state_sharding": replicated_optimizer_state_sharding,
         }
         check_offload(ignored)
-        notice.without_effect([n for n, value in ignored.items() if value], type(self).__name__)
+        notice.no_effect(type(self).__name__, ignored)
         self.accumulation = Accumulation(
             num_mini_batches,
             GradientAccumulationReductionMethod.parse(reduction_method),
-            read_dtype("dtype", {"dtype": dtype}),
+            read_dtype("dtype", dtype),
         )
 
-    def wishes(self) -> Wishes:
-        return replace(super().wishes(), accumulation=self.accumulation)
+    def options(self) -> GradientOptions:
+        return replace(super().options(), accumulation=self.accumulation)
 
 
-class CrossReplicaGradientAccumulationOptimizerV2(GradientAccumulationOptimizerV2):
-    """Puts together the gradients of several micro-batches, then takes the mean over replicas."""
-
-    def wishes(self) -> Wishes:
-        return replace(super().wishes(), reduction="mean")
+class CrossReplicaGradientAccumulationOptimizerV2(
+    CrossReplicaOptimizer, GradientAccumulationOptimizerV2
+):
+    """Accumulates the gradients of several micro-batches, then takes the mean over replicas."""
 
 
 class GradientAccumulationOptimizer(GradientAccumulationOptimizerV2):
@@ -133,7 +139,7 @@ class GradientAccumulationOptimizer(GradientAccumulationOptimizerV2):
 
     def __init__(
         self,
-        opt: Any,
+        opt: Optimizer,
         num_mini_batches: int,
         verify_usage: bool = True,
         name: str | None = None,
@@ -142,34 +148,33 @@ class GradientAccumulationOptimizer(GradientAccumulationOptimizerV2):
         super().__init__(opt, num_mini_batches, name=name)
 
 
-class CrossReplicaGradientAccumulationOptimizer(GradientAccumulationOptimizer):
+class CrossReplicaGradientAccumulationOptimizer(
+    CrossReplicaOptimizer, GradientAccumulationOptimizer
+):
     """Adds up the gradients of several micro-batches, then takes the mean over replicas."""
-
-    def wishes(self) -> Wishes:
-        return replace(super().wishes(), reduction="mean")
 
 
 class MapGradientOptimizer(IpuOptimizer):
-    """Has a function change the gradients of every micro-batch, before they are put together.
+    """Changes the gradients of every micro-batch by a function, before they are accumulated.
 
     Args:
-        wrapped_optimizer: what updates the weights.
-        gradient_mapping_function: takes a gradient and its variable, and returns what takes the
-            gradient's place.
+        wrapped_optimizer: the optimizer that updates the weights.
+        gradient_mapping_function: a function of a gradient and its variable that returns the new
+            gradient.
         name: has no effect.
     """
 
     def __init__(
         self,
-        wrapped_optimizer: Any,
+        wrapped_optimizer: Optimizer,
         gradient_mapping_function: GradientMap,
         name: str | None = None,
     ) -> None:
         super().__init__(wrapped_optimizer, name)
         self.gradient_mapping_function = gradient_mapping_function
 
-    def wishes(self) -> Wishes:
-        inner = super().wishes()
+    def options(self) -> GradientOptions:
+        inner = super().options()
         first, second = inner.gradient_map, self.gradient_mapping_function
         if first is None:
             return replace(inner, gradient_map=second)
@@ -177,9 +182,4 @@ class MapGradientOptimizer(IpuOptimizer):
 
 
 class ShardedOptimizer(IpuOptimizer):
-    """Has no effect: gradients are computed where their weights are."""
-
-
-def read(optimizer: Any) -> Wishes:
-    """Return what an optimizer says, whether it is one of these or not."""
-    return optimizer.wishes() if isinstance(optimizer, IpuOptimizer) else Wishes(optimizer)
+    """Has no effect: gradients are computed on the devices of their weights."""

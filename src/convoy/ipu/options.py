@@ -1,11 +1,11 @@
-"""Every option of `IPUConfig`: its name, type, default, and what it does here."""
+"""The options of `IPUConfig`: name, default, type, and effect on these devices."""
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import Any
 
+from convoy.ipu import notice
 from convoy.ipu.enums import (
     DeviceConnectionType,
     MergeRemoteBuffersBehaviour,
@@ -22,11 +22,11 @@ class Option:
     """One attribute of the tree.
 
     Attributes:
-        name: with dots.
-        default: copied for every configuration.
-        doc: what it does here; empty if it has no meaning off an IPU.
-        types: what may be assigned; by default the type of the default.
-        deprecated_msg: what to use instead, if it is deprecated.
+        name: dotted name.
+        default: default value; copied for every configuration.
+        doc: effect on these devices; empty if there is none.
+        types: accepted types; by default the type of the default.
+        deprecated_msg: what to use instead, if the option is deprecated.
     """
 
     name: str
@@ -51,55 +51,41 @@ class Option:
     def __doc__(self) -> str:  # type: ignore[override]
         return self.doc or "No effect on these devices."
 
-    def check_type(self, value: Any) -> None:
-        """Refuse a value of another type; `True` is not a number here.
-
-        Raises:
-            TypeError: if the type is another one.
-        """
+    def check_type(self, value: object) -> None:
+        """Raise `TypeError` if a value has another type; a bool is not an int here."""
         fits = type(value) in self.type
-        if fits and self.types == IDS and not isinstance(value, int):
-            fits = all(type(item) is int for item in value)
-        if fits and isinstance(value, dict):
-            fits = all(isinstance(k, str) and isinstance(v, str) for k, v in value.items())
-        if not fits:
-            raise TypeError(
-                f"{self.name} = {value!r} is of type {_describe(value)}. Assign {self._expected}."
-            )
+        if isinstance(value, (list, tuple)):
+            fits = fits and all(type(item) is int for item in value)
+        elif isinstance(value, dict):
+            fits = fits and all(isinstance(item, str) for item in [*value, *value.values()])
+        if fits:
+            return
+        expected = f"a {self.type[0].__name__}"
+        if self.types == IDS:
+            expected = "an int, or a list or tuple of ints"
+        elif self.type == (dict,):
+            expected = "a dict of strings"
+        found = type(value).__name__
+        if isinstance(value, (list, tuple)) and value:
+            found += f" of {', '.join(sorted({type(item).__name__ for item in value}))}"
+        raise TypeError(f"{self.name} = {value!r} is of type {found}. Assign {expected}.")
 
     def warn_if_deprecated(self) -> None:
-        """Say in the log what to use instead."""
+        """Log what to use instead, if the option is deprecated."""
         if self.deprecated:
-            logging.getLogger("convoy.ipu").warning(
-                f"{self.name} is deprecated. {self.deprecated_msg}"
-            )
-
-    @property
-    def _expected(self) -> str:
-        if self.types == IDS:
-            return "an int, or a list or tuple of ints"
-        if self.type == (dict,):
-            return "a dict of strings"
-        return f"a {self.type[0].__name__}"
+            notice.log.warning(f"{self.name} is deprecated. {self.deprecated_msg}")
 
 
-def _describe(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        inside = ", ".join(sorted({type(item).__name__ for item in value}))
-        return f"{type(value).__name__} of {inside}" if value else type(value).__name__
-    return type(value).__name__
-
-
-_TRAP = "floating_point_behaviour"
-_BUFFER = "bytes of gradients that replicas exchange at a time; 0 leaves the size to Convoy"
-_PARTIALS = "partialsType float: in what products are summed, whatever is asked for"
+_FLOATING_POINT = "floating_point_behaviour"
+_BUFFER = "bytes of gradients per all-reduce; 0 is Convoy's default"
+_PARTIALS = "partialsType float: products are always accumulated in float32"
 
 OPTIONS: tuple[Option, ...] = (
+    Option("auto_select_ipus", [], "number of devices of each logical device", types=IDS),
+    Option("select_ipus", [], "index of the device of each logical device", types=IDS),
     Option(
-        "auto_select_ipus", [], "devices of each logical device, /device:IPU:0 and up", types=IDS
+        "allow_recompute", False, "activation checkpointing: pipeline stages keep only their inputs"
     ),
-    Option("select_ipus", [], "the same by the numbers of the devices", types=IDS),
-    Option("allow_recompute", False, "stages of a pipeline keep their input only"),
     Option("selection_order", SelectionOrder.AUTO, "the order of a logical device's devices"),
     Option("serialization_output_folder", ""),
     Option("compilation_poplar_options", {}, "autoReport.all and autoReport.directory"),
@@ -109,19 +95,21 @@ OPTIONS: tuple[Option, ...] = (
     Option("matmuls.clear_pass_type", False),
     Option("slices.poplar_options", {}),
     Option("pooling.poplar_options", {}),
-    Option(f"{_TRAP}.inv", False),
-    Option(f"{_TRAP}.div0", False),
-    Option(f"{_TRAP}.oflo", False),
-    Option(f"{_TRAP}.nanoo", False),
-    Option(f"{_TRAP}.esr", StochasticRoundingBehaviour.OFF, "rounds 16-bit weights by chance"),
-    Option(f"{_TRAP}.set_all", False, "turns esr on, whatever its value"),
+    Option(f"{_FLOATING_POINT}.inv", False),
+    Option(f"{_FLOATING_POINT}.div0", False),
+    Option(f"{_FLOATING_POINT}.oflo", False),
+    Option(f"{_FLOATING_POINT}.nanoo", False),
     Option(
-        "norms.use_stable_statistics", False, "variances are of differences from the mean, always"
+        f"{_FLOATING_POINT}.esr",
+        StochasticRoundingBehaviour.OFF,
+        "stochastic rounding of 16-bit weights",
     ),
+    Option(f"{_FLOATING_POINT}.set_all", False, "turns esr on"),
+    Option("norms.use_stable_statistics", False, "variances are always computed in two passes"),
     Option(
         "norms.experimental.distributed_batch_norm_replica_group_size",
         1,
-        "replicas that share the statistics of batch normalisation",
+        "synchronised batch normalisation: replicas that share statistics",
     ),
     Option("optimizations.math.fast", False),
     Option("optimizations.math.dot_strength", True),
@@ -157,9 +145,9 @@ OPTIONS: tuple[Option, ...] = (
     Option("ipu_model.version", "ipu2"),
     Option("experimental.always_rearrange_copies_on_the_host", False),
     Option("experimental.enable_remote_buffer_embedding", False),
-    Option("experimental.enable_prng_stability", False, "replicas of a model always round alike"),
     Option(
-        "experimental.multi_replica_distribution.process_index", 0, "the number of this process"
+        "experimental.enable_prng_stability", False, "replicas of a model always round identically"
     ),
+    Option("experimental.multi_replica_distribution.process_index", 0, "index of this process"),
     Option("experimental.multi_replica_distribution.process_count", 0, "processes: 0 or 1"),
 )

@@ -1,7 +1,8 @@
 """Functions of arrays that run on all replicas as one program, with queues to and from the host.
 
-A program is traced twice: first to see what it takes from queues, then with that data as arguments.
-If it turns out to call a pipeline, which is many programs by itself, it is called on the host.
+A program is traced twice: first to find the data that it takes from queues, then with that data as
+arguments. A function that calls a pipeline, which consists of many programs, is called on the host
+instead.
 """
 
 from __future__ import annotations
@@ -9,24 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from convoy.engine.data.placement import AXIS, REPLICATED, SHARDED
-from convoy.engine.step.all_reduce import trace_for_replicas
+from convoy.engine.step.all_reduce import Reduction, trace_for_replicas
 from convoy.engine.step.replicate import over_replicas
+from convoy.types import PyTree, Shapes
 
 
 class Source(Protocol):
     """A queue that a program takes data from."""
 
-    def shapes(self) -> Any:
-        """Return the shapes and types of an element."""
+    def shapes(self) -> Shapes:
+        """Return the shapes and dtypes of an element."""
         ...
 
-    def take(self, count: int) -> Any:
+    def take(self, count: int) -> PyTree:
         """Return the next elements, along a new first axis."""
         ...
 
@@ -34,22 +36,26 @@ class Source(Protocol):
 class Sink(Protocol):
     """A queue that a program puts results into."""
 
-    def put(self, values: Any) -> None:
-        """Add results: the first axis counts them, the second, if there are several, replicas."""
+    def put(self, values: PyTree) -> None:
+        """Add results along the first axis; with several replicas, the second axis counts those."""
         ...
 
 
 @dataclass
 class Tape:
-    """What a program takes from queues and puts into them, while it is traced."""
+    """The data that a program takes from queues and puts into them, while it is traced.
 
-    given: list[Any] | None = None
-    """The data of each loop over a source, in order; `None` while that is being found out."""
+    Attributes:
+        given: the data of each loop over a source, in order; `None` in the first trace.
+        taken: each source, and the number of elements taken from it.
+        puts: each sink, and the values put into it along a first axis, by identity of the sink.
+    """
+
+    given: list[PyTree] | None = None
     taken: list[tuple[Source, int]] = field(default_factory=list)
-    puts: dict[int, tuple[Sink, Any]] = field(default_factory=dict)
-    """What was put into each sink so far, along a first axis."""
+    puts: dict[int, tuple[Sink, PyTree]] = field(default_factory=dict)
 
-    def data(self, source: Source, count: int) -> Any:
+    def data(self, source: Source, count: int) -> PyTree:
         """Return the next elements of a source, for this replica."""
         number = len(self.taken)
         self.taken.append((source, count))
@@ -59,11 +65,11 @@ class Tape:
             lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), source.shapes()
         )
 
-    def put(self, sink: Sink, values: Any) -> None:
-        """Note what goes into a sink.
+    def put(self, sink: Sink, values: PyTree) -> None:
+        """Record the values that go into a sink.
 
         Raises:
-            ValueError: if something did before.
+            ValueError: if the program used the sink before.
         """
         if id(sink) in self.puts:
             raise ValueError("A program uses an outfeed queue twice. Make a queue for each.")
@@ -72,23 +78,23 @@ class Tape:
 
 @dataclass
 class Host:
-    """A function that is called on the host, as there are pipelines in it.
+    """A function that is called on the host, since it calls pipelines.
 
     Attributes:
-        origin: the function, as the user passed it.
-        devices: those of the program.
-        reduction: of gradients over replicas, if a strategy runs it.
-        pipelines: how many it has called so far.
+        origin: the user's function.
+        devices: devices of the program.
+        reduction: reduction of gradients over replicas, if a strategy runs it.
+        pipelines: number of pipelines that it has called so far.
     """
 
-    origin: Callable[..., Any]
+    origin: Callable[..., PyTree]
     devices: Sequence[jax.Device]
-    reduction: Literal["sum", "mean"] | None
+    reduction: Reduction | None
     pipelines: int = 0
 
 
 class NeedsHostError(Exception):
-    """Says that what is being traced calls a pipeline."""
+    """Raised when a traced function calls a pipeline."""
 
 
 _tape: ContextVar[Tape | None] = ContextVar("convoy_ipu_tape", default=None)
@@ -96,7 +102,7 @@ _host: ContextVar[Host | None] = ContextVar("convoy_ipu_host", default=None)
 
 
 def tape() -> Tape | None:
-    """Return the tape of the program that is being traced."""
+    """Return the tape of the program that is being traced, if there is one."""
     return _tape.get()
 
 
@@ -106,23 +112,24 @@ def host() -> Host | None:
 
 
 def run(
-    function: Callable[..., Any],
-    inputs: Sequence[Any] | None,
+    function: Callable[..., PyTree],
+    inputs: Sequence[PyTree] | None,
     devices: Sequence[jax.Device],
-    origin: Callable[..., Any] | None = None,
-    reduction: Literal["sum", "mean"] | None = None,
-) -> Any:
-    """Run a function on every device; or on the host, if there are pipelines in it.
+    origin: Callable[..., PyTree] | None = None,
+    reduction: Reduction | None = None,
+) -> PyTree:
+    """Run a function on every device; or on the host, if it calls pipelines.
 
     Args:
-        function: of arrays.
+        function: a function of arrays.
         inputs: its arguments.
-        devices: each has a replica.
-        origin: the user's function, if that is another.
-        reduction: of gradients over the replicas of pipelines; by default the strategy's around it.
+        devices: one device per replica.
+        origin: the user's function, if it is another one.
+        reduction: reduction of gradients over the replicas of pipelines; by default that of the
+            current strategy.
 
     Returns:
-        What it returns on the first.
+        The result on the first device.
     """
     try:
         return _run(function, inputs, devices)
@@ -135,15 +142,15 @@ def run(
 
 
 def _run(
-    function: Callable[..., Any], inputs: Sequence[Any] | None, devices: Sequence[jax.Device]
-) -> Any:
+    function: Callable[..., PyTree], inputs: Sequence[PyTree] | None, devices: Sequence[jax.Device]
+) -> PyTree:
     replicas = len(devices)
     mesh = jax.sharding.Mesh(np.array(devices), (AXIS,))
     arguments = tuple(inputs or ())
     sinks: list[Sink] = []
     taken: list[tuple[Source, int]] = []
 
-    def traced(arguments: tuple, given: list[Any] | None) -> tuple[Any, list[Any]]:
+    def traced(arguments: tuple, given: list[PyTree] | None) -> tuple[PyTree, list[PyTree]]:
         own = Tape(given)
         token = _tape.set(own)
         try:

@@ -1,23 +1,23 @@
-"""Blocks that say where something runs."""
+"""Context managers that select devices, and others that have no effect."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import convoy
-from convoy.ipu import notice, system
+from convoy.ipu import config, notice
 
 _shards: ContextVar[set[int] | None] = ContextVar("convoy_ipu_shards", default=None)
-_device: ContextVar[str | None] = ContextVar("convoy_ipu_device", default=None)
+_device: ContextVar[str] = ContextVar("convoy_ipu_device", default="/device:IPU:0")
 
 
 @contextlib.contextmanager
 def ipu_scope(device: str = "/device:IPU:0") -> Iterator[None]:
-    """Have `ipu_compiler.compile` in the block use a logical device."""
-    system.devices_of(device)
+    """Run programs that `ipu_compiler.compile` compiles in the block on a logical device."""
+    config.devices_of(device)
     token = _device.set(device)
     try:
         yield
@@ -26,53 +26,47 @@ def ipu_scope(device: str = "/device:IPU:0") -> Iterator[None]:
 
 
 def current_device() -> str:
-    """Return the logical device of the block, else the first."""
-    return _device.get() or "/device:IPU:0"
+    """Return the logical device of the innermost `ipu_scope`, else the first one."""
+    return _device.get()
 
 
 @contextlib.contextmanager
 def ipu_jit_scope(ipu_scope: str) -> Iterator[None]:
-    """Do nothing: what is compiled is compiled whole."""
+    """Do nothing: a program is always compiled as a whole."""
     del ipu_scope
     yield
 
 
 @contextlib.contextmanager
 def ipu_shard(index: int | Iterable[int]) -> Iterator[None]:
-    """Put layers that a model function makes or calls in the block on a device of their own.
+    """Put layers that a model function makes or calls in the block on their own device.
 
-    An `IPUEstimator` with so many `num_shards` then runs the network by these shards, one after
-    the other. What is in no block goes where its inputs are. Programs of plain functions run on
-    one device for each replica; there the block has no effect.
+    An `IPUEstimator` with that many `num_shards` then runs the network shard by shard. Layers
+    outside of such a block join the shard of their inputs. Programs of plain functions run on one
+    device per replica; there the block has no effect.
 
     Args:
-        index: the number of the device, from 0. Several for one operation have no effect.
+        index: index of the device, from 0. Several indices have no effect.
 
     Raises:
-        ValueError: if the number is negative.
-        RuntimeError: inside of another such block.
+        ValueError: if the index is negative.
+        RuntimeError: inside another such block.
     """
-    if not isinstance(index, int):
-        numbers = list(index)
-        if len(numbers) != 1:
-            notice.without_effect([f"ipu_shard({numbers})"], "scopes")
-            yield
-            return
-        index = numbers[0]
+    indices = [index] if isinstance(index, int) else list(index)
     found = _shards.get()
-    if found is None:
-        if index:
-            notice.without_effect([f"ipu_shard({index})"], "scopes")
+    if len(indices) != 1 or found is None:
+        shown = indices[0] if len(indices) == 1 else indices
+        notice.no_effect("scopes", {f"ipu_shard({shown})": shown})
         yield
         return
-    found.add(index)
-    with convoy.PipelineStage(index):
+    found.update(indices)
+    with convoy.PipelineStage(indices[0]):
         yield
 
 
 @contextlib.contextmanager
-def notice_shards() -> Iterator[set[int]]:
-    """Note the numbers of the `ipu_shard` blocks that a model function has."""
+def collect_shards() -> Iterator[set[int]]:
+    """Collect the indices of the `ipu_shard` blocks of a model function."""
     found: set[int] = set()
     token = _shards.set(found)
     try:
@@ -83,15 +77,14 @@ def notice_shards() -> Iterator[set[int]]:
 
 @contextlib.contextmanager
 def stochastic_rounding(override: bool) -> Iterator[None]:
-    """Accept Graphcore's block; rounding is chosen for a whole model by the configuration."""
-    if override:
-        notice.without_effect(["stochastic_rounding"], "scopes")
+    """Do nothing: rounding is configured for a whole model."""
+    notice.no_effect("scopes", {"stochastic_rounding": override})
     yield
 
 
 @contextlib.contextmanager
-def partials_type(override: Any) -> Iterator[None]:
-    """Accept Graphcore's block; products are summed in float32.
+def partials_type(override: object) -> Iterator[None]:
+    """Do nothing: products are accumulated in float32.
 
     Raises:
         ValueError: if the type is neither float16 nor float32.
@@ -99,8 +92,7 @@ def partials_type(override: Any) -> Iterator[None]:
     word = getattr(override, "name", None) or getattr(override, "__name__", override)
     if word not in ("float16", "float32"):
         raise ValueError(f"partials_type({override!r}): pass 'float16' or 'float32'.")
-    if word == "float16":
-        notice.without_effect(["partials_type"], "scopes")
+    notice.no_effect("scopes", {"partials_type": word == "float16"})
     yield
 
 
@@ -108,14 +100,14 @@ def partials_type(override: Any) -> Iterator[None]:
 def frontend_attribute(
     attribute_name: str, attribute_value: str, restore_to: str | None = None
 ) -> Iterator[None]:
-    """Accept Graphcore's block, which tells its compiler something."""
+    """Do nothing: the attributes are for Graphcore's compiler."""
     del attribute_value, restore_to
-    notice.without_effect([f"frontend_attribute({attribute_name!r})"], "scopes")
+    notice.no_effect("scopes", {f"frontend_attribute({attribute_name!r})": True})
     yield
 
 
 def outside_compilation_scope(name: str = "outside") -> NoReturn:
-    """Say what to use instead: a compiled program calls the host by a function."""
+    """Raise an error that names the replacement: callbacks from a compiled program."""
     raise NotImplementedError(
         f"outside_compilation_scope({name!r}): use jax.pure_callback, or an IPUOutfeedQueue."
     )

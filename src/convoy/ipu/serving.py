@@ -1,18 +1,23 @@
-"""Models and functions, written for `convoy serve`."""
+"""Export of models and functions for `convoy serve`."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import convoy
 import keras
 import numpy as np
-from convoy.ipu import notice
+from convoy.estimator.user_functions import as_arguments, as_list
+from convoy.ipu import checks, notice
+from convoy.serving.servable import Servable
 
 Step = Callable[..., Any]
+Specs = Sequence[Any]
+"""Objects with a shape and a dtype, such as `keras.Input`s."""
 Predict = Callable[..., dict[str, np.ndarray]]
 """Takes arrays of a whole batch, in the order of the inputs or by their names."""
 
@@ -23,34 +28,35 @@ def export_keras(
     batch_size: int | None = None,
     output_names: Sequence[str] | str | None = None,
     preprocessing_step: Step | None = None,
-    preprocessing_step_signature: Sequence[Any] | None = None,
+    preprocessing_step_signature: Specs | None = None,
     postprocessing_step: Step | None = None,
-    postprocessing_step_signature: Sequence[Any] | None = None,
+    postprocessing_step_signature: Specs | None = None,
     purge_export_dir: bool = False,
 ) -> Predict:
-    """Write a Keras model for `convoy serve`, for batches of one size.
+    """Export a Keras model for `convoy serve`, for one batch size.
 
     Args:
         model: a functional or sequential model with weights.
-        export_dir: where the model's versions are; this is version 1. If its own name is a
-            number, that is the version, and the folder around it the model's.
-        batch_size: samples of a batch; not needed if the model's input says it.
-        output_names: by default `output_0` and so on.
-        preprocessing_step: takes what requests bring, and returns what the model takes. It is
-            made of Keras layers and operations, or a JAX function under
+        export_dir: folder of the model's versions; this is version 1. If its own name is a number,
+            that is the version, and its parent the folder of the versions.
+        batch_size: batch size; not required if the model's input has it.
+        output_names: names of the outputs; by default `output_0` and so on.
+        preprocessing_step: a function of the request's arrays that returns the model's inputs. It
+            uses Keras layers and operations, or is a JAX function decorated with
             `convoy.estimator.function`.
-        preprocessing_step_signature: shapes and types of its arguments, batch included: anything
-            that has a `shape` and a `dtype`. Not needed for a `keras.Model`.
-        postprocessing_step: takes the model's outputs, and returns what is answered.
-        postprocessing_step_signature: shapes and types of its arguments; they are compared with
+        preprocessing_step_signature: shapes and dtypes of its arguments, including the batch: any
+            objects with a `shape` and a `dtype`. Not required for a `keras.Model`.
+        postprocessing_step: a function of the model's outputs that returns the response.
+        postprocessing_step_signature: shapes and dtypes of its arguments; they are compared with
             the model's outputs.
-        purge_export_dir: whether a folder that is not empty is emptied first.
+        purge_export_dir: whether to empty a folder that is not empty.
 
     Returns:
-        A function that runs what was written.
+        A function that runs the exported model.
 
     Raises:
-        ValueError: if the folder is not empty, the batch is not known, or a signature is missing.
+        ValueError: if the folder is not empty, the batch size is unknown, or a signature is
+            missing.
         TypeError: if a signature is not a list.
     """
     if not model.built or not getattr(model, "inputs", None):
@@ -62,63 +68,59 @@ def export_keras(
         lambda *inputs: model(inputs[0] if len(inputs) == 1 else list(inputs)),
         list(model.inputs),
         model.name,
-        output_names,
-        _steps(preprocessing_step, preprocessing_step_signature, "preprocessing_step"),
-        _steps(postprocessing_step, postprocessing_step_signature, "postprocessing_step"),
-    ).write(export_dir, batch_size, purge_export_dir)
+        (preprocessing_step, preprocessing_step_signature),
+        (postprocessing_step, postprocessing_step_signature),
+    ).write(export_dir, batch_size, output_names, purge_export_dir)
 
 
 def export_single_step(
     predict_step: Step,
     export_dir: str | Path,
     iterations: int = 1,
-    predict_step_signature: Sequence[Any] | None = None,
+    predict_step_signature: Specs | None = None,
     input_dataset: Any = None,
     output_names: Sequence[str] | str | None = None,
     preprocessing_step: Step | None = None,
-    preprocessing_step_signature: Sequence[Any] | None = None,
+    preprocessing_step_signature: Specs | None = None,
     postprocessing_step: Step | None = None,
-    postprocessing_step_signature: Sequence[Any] | None = None,
+    postprocessing_step_signature: Specs | None = None,
     purge_export_dir: bool = False,
 ) -> Predict:
-    """Write a function for `convoy serve`.
+    """Export a function for `convoy serve`.
 
     Args:
-        predict_step: takes a batch, and is made of Keras layers and operations, or a JAX function
-            under `convoy.estimator.function`.
+        predict_step: a function of a batch. It uses Keras layers and operations, or is a JAX
+            function decorated with `convoy.estimator.function`.
         export_dir: as for `export_keras`.
         iterations: has no effect: every request is a device call.
-        predict_step_signature: shapes and types of its arguments, batch included.
-        input_dataset: whose first element has these shapes and types, in its place.
-        output_names: as for `export_keras`, and so are all that follow.
-        preprocessing_step: what comes before.
-        preprocessing_step_signature: of its arguments.
-        postprocessing_step: what comes after.
-        postprocessing_step_signature: of its arguments.
-        purge_export_dir: whether a folder that is not empty is emptied first.
+        predict_step_signature: shapes and dtypes of its arguments, including the batch.
+        input_dataset: a dataset whose first element has these shapes and dtypes, instead of a
+            signature.
+        output_names: as for `export_keras`.
+        preprocessing_step: as for `export_keras`.
+        preprocessing_step_signature: as for `export_keras`.
+        postprocessing_step: as for `export_keras`.
+        postprocessing_step_signature: as for `export_keras`.
+        purge_export_dir: as for `export_keras`.
 
     Returns:
-        A function that runs what was written.
+        A function that runs the exported function.
     """
-    if iterations != 1:
-        notice.without_effect(["iterations"], "serving")
+    notice.no_effect("serving", {"iterations": iterations != 1})
     if input_dataset is not None:
         if predict_step_signature is not None:
             raise ValueError(
                 "Both predict_step_signature and input_dataset were passed. Pass one of them."
             )
-        first = next(iter(input_dataset))
-        predict_step_signature = list(first) if isinstance(first, (list, tuple)) else [first]
-    found = _steps(predict_step, predict_step_signature, "predict_step")
-    assert found is not None
+        predict_step_signature = as_list(next(iter(input_dataset)))
+    word = getattr(predict_step, "__name__", "")
     return _Export(
         predict_step,
-        found[1],
-        _name(predict_step),
-        output_names,
-        _steps(preprocessing_step, preprocessing_step_signature, "preprocessing_step"),
-        _steps(postprocessing_step, postprocessing_step_signature, "postprocessing_step"),
-    ).write(export_dir, None, purge_export_dir)
+        _signature("predict_step", predict_step, predict_step_signature),
+        word if word.isidentifier() else "predict_step",
+        (preprocessing_step, preprocessing_step_signature),
+        (postprocessing_step, postprocessing_step_signature),
+    ).write(export_dir, None, output_names, purge_export_dir)
 
 
 def export_pipeline(
@@ -130,27 +132,27 @@ def export_pipeline(
     pipeline_schedule: Any = None,
     poplar_options: Any = None,
     name: str | None = None,
-    predict_step_signature: Sequence[Any] | None = None,
+    predict_step_signature: Specs | None = None,
     input_dataset: Any = None,
     **settings: Any,
 ) -> Predict:
-    """Write functions that follow each other for `convoy serve`, as one program.
+    """Export the stages of a pipeline for `convoy serve`, as one program.
 
     Args:
-        computational_stages: each takes what the one before it returned.
+        computational_stages: functions; each takes what the previous one returned.
         export_dir: as for `export_keras`.
-        iterations: has no effect, as have all that follow up to `name`.
-        inputs: values that the first stage is given before the data.
-        device_mapping: a server runs a model on one device.
-        pipeline_schedule: the same.
-        poplar_options: the same.
-        name: the same.
-        predict_step_signature: as for `export_single_step`, and so are all that follow.
-        input_dataset: in its place.
-        **settings: the others of `export_single_step`.
+        iterations: has no effect.
+        inputs: values that are passed to the first stage before the data.
+        device_mapping: has no effect: a server runs a model on one device.
+        pipeline_schedule: has no effect.
+        poplar_options: has no effect.
+        name: has no effect.
+        predict_step_signature: as for `export_single_step`.
+        input_dataset: as for `export_single_step`.
+        **settings: other arguments of `export_single_step`.
 
     Returns:
-        A function that runs what was written.
+        A function that runs the exported pipeline.
     """
     ignored = {
         "device_mapping": device_mapping,
@@ -158,12 +160,11 @@ def export_pipeline(
         "poplar_options": poplar_options,
         "name": name,
     }
-    notice.without_effect([n for n, value in ignored.items() if value is not None], "serving")
-    stages, given = list(computational_stages), list(inputs or ())
+    notice.no_effect("serving", {n: value is not None for n, value in ignored.items()})
 
     def run(*values: Any) -> Any:
-        found: Any = (*given, *values)
-        for stage in stages:
+        found: Any = (*(inputs or ()), *values)
+        for stage in computational_stages:
             found = stage(*found) if isinstance(found, (list, tuple)) else stage(found)
         return found
 
@@ -172,142 +173,132 @@ def export_pipeline(
     )
 
 
+@dataclass(frozen=True)
 class _Export:
-    """What is computed between a request and its answer."""
+    """The computation between a request and its response.
 
-    def __init__(
+    Attributes:
+        compute: the model, or a function.
+        specs: shapes and dtypes of its arguments.
+        name: name of the model.
+        before: the preprocessing step and its signature; the step may be `None`.
+        after: the postprocessing step and its signature; the step may be `None`.
+    """
+
+    compute: Step
+    specs: list[Any]
+    name: str
+    before: tuple[Step | None, Specs | None]
+    after: tuple[Step | None, Specs | None]
+
+    def write(
         self,
-        compute: Step,
-        specs: list[Any],
-        name: str,
+        export_dir: str | Path,
+        batch_size: int | None,
         output_names: Sequence[str] | str | None,
-        before: tuple[Step, list[Any]] | None,
-        after: tuple[Step, list[Any]] | None,
-    ) -> None:
-        self.compute, self.specs, self.name = compute, specs, name
-        self.names = [output_names] if isinstance(output_names, str) else output_names
-        self.before, self.after = before, after
-
-    def write(self, export_dir: str | Path, batch_size: int | None, purge: bool) -> Predict:
-        # What serves models is above what trains them.
-        from convoy.serving.servable import Servable
-
-        size = self._size(batch_size)
+        purge: bool,
+    ) -> Predict:
+        """Write a version, and return a function that runs it."""
         folder = Path(export_dir)
+        network, size = self._network(batch_size)
         if folder.exists() and not purge and (folder.is_file() or any(folder.iterdir())):
             raise ValueError(
                 f"export_dir={str(folder)!r} is not empty. Pass another, or purge_export_dir=True."
             )
-        network = self._network()
         if purge:
             shutil.rmtree(folder, ignore_errors=True)
         base, version = folder, 1
         if folder.name.isdecimal():
             if folder.is_dir():
-                folder.rmdir()  # empty: the version appears whole, under this name
+                folder.rmdir()  # it is empty; the version is renamed to it when it is complete
             base, version = folder.parent, int(folder.name)
-        path = convoy.export(
-            network, base, version=version, batch_sizes=[size], output_names=self.names
-        )
+        names = [output_names] if isinstance(output_names, str) else output_names
+        path = convoy.export(network, base, version=version, batch_sizes=[size], output_names=names)
         return _caller(Servable(path))
 
-    def _size(self, batch_size: int | None) -> int:
-        """Return the batch, as all that is said of it agrees."""
-        if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
-            raise ValueError(f"batch_size={batch_size!r} is not a number of samples. Pass 1 up.")
-        specs = [*self.specs, *(self.before[1] if self.before else [])]
-        said = {spec.shape[0] for spec in specs if spec.shape and spec.shape[0] is not None}
-        said |= {batch_size} - {None}
-        if not said:
-            raise ValueError(f"The batch of {self.name!r} is not known. Pass batch_size.")
-        if len(said) > 1:
-            raise ValueError(
-                f"The batch of {self.name!r} is given as {sorted(said)}. Pass the same everywhere."
-            )
-        return int(said.pop())
-
-    def _network(self) -> keras.Model:
-        specs = self.before[1] if self.before else self.specs
+    def _network(self, batch_size: int | None) -> tuple[keras.Model, int]:
+        """Return the whole computation as a model, and its batch size."""
+        before, after = self.before[0], self.after[0]
+        specs = self.specs
+        if before is not None:
+            specs = _signature("preprocessing_step", before, self.before[1])
+        size = self._batch_size(batch_size, [*self.specs, *specs])
         inputs = [
-            keras.Input(tuple(spec.shape)[1:], dtype=_dtype(spec), name=_input_name(spec, number))
+            keras.Input(
+                tuple(spec.shape)[1:],
+                dtype=keras.backend.standardize_dtype(spec.dtype),
+                name=_input_name(spec, number),
+            )
             for number, spec in enumerate(specs)
         ]
-        values: Any = inputs
-        if self.before is not None:
-            values = _listed(self.before[0](*values))
-        outputs = self.compute(*values)
-        if self.after is not None:
-            step, wanted = self.after
-            found = _listed(outputs)
-            _compare(wanted, found)
-            outputs = step(*found)
-        single = inputs[0] if len(inputs) == 1 else inputs
-        return keras.Model(single, outputs, name=self.name)
+        outputs = self.compute(*(inputs if before is None else _values(before(*inputs))))
+        if after is not None:
+            values = _values(outputs)
+            _check_outputs(_signature("postprocessing_step", after, self.after[1]), values)
+            outputs = after(*values)
+        return keras.Model(inputs[0] if len(inputs) == 1 else inputs, outputs, name=self.name), size
+
+    def _batch_size(self, batch_size: int | None, specs: list[Any]) -> int:
+        """Return the batch size, which must be the same wherever it is given."""
+        if batch_size is not None:
+            checks.positive_int("batch_size", batch_size, "a number of samples")
+        sizes = [batch_size, *(spec.shape[0] for spec in specs if spec.shape)]
+        given = {int(size) for size in sizes if size is not None}
+        if not given:
+            raise ValueError(f"The batch size of {self.name!r} is not known. Pass batch_size.")
+        if len(given) > 1:
+            raise ValueError(
+                f"The batch size of {self.name!r} is given as {sorted(given)}. Pass the same "
+                "everywhere."
+            )
+        return given.pop()
 
 
-def _steps(
-    step: Step | None, signature: Sequence[Any] | None, name: str
-) -> tuple[Step, list[Any]] | None:
-    """Return a step with its signature; of one that comes after the model it may be left out."""
-    if step is None:
-        return None
+def _signature(name: str, step: Step, signature: Specs | None) -> list[Any]:
+    """Return the signature of a step; that of a postprocessing step may be left out."""
     if signature is None:
         signature = getattr(step, "input_signature", None) or getattr(step, "inputs", None)
     if signature is None and name == "postprocessing_step":
-        return step, []
+        return []
     if signature is None:
         raise ValueError(
             f"The shapes that {name} takes are not known. Pass {name}_signature: a list with a "
             "keras.Input for each of its arguments."
         )
-    if not isinstance(signature, (list, tuple)):
-        raise TypeError(f"{name}_signature is {type(signature).__name__}, not a list.")
+    checks.instance(f"{name}_signature", signature, (list, tuple), "a list")
     if not signature:
-        raise ValueError(f"{name}_signature is empty. Pass shape and type of each argument.")
+        raise ValueError(f"{name}_signature is empty. Pass shape and dtype of each argument.")
     for spec in signature:
         if not hasattr(spec, "shape") or not hasattr(spec, "dtype"):
             raise TypeError(
                 f"{name}_signature has {spec!r} in it. Pass something with a shape and a dtype, "
                 "such as a keras.Input."
             )
-    return step, list(signature)
+    return list(signature)
 
 
-def _compare(wanted: list[Any], found: list[Any]) -> None:
-    if wanted and [tuple(w.shape)[1:] for w in wanted] != [tuple(f.shape)[1:] for f in found]:
+def _check_outputs(expected: list[Any], found: list[Any]) -> None:
+    shapes, found_shapes = ([tuple(spec.shape) for spec in specs] for specs in (expected, found))
+    if shapes and [shape[1:] for shape in shapes] != [shape[1:] for shape in found_shapes]:
         raise ValueError(
-            f"postprocessing_step_signature has the shapes {[tuple(w.shape) for w in wanted]}, but "
-            f"the outputs have {[tuple(f.shape) for f in found]}."
+            f"postprocessing_step_signature has the shapes {shapes}, but the outputs have "
+            f"{found_shapes}."
         )
 
 
-def _caller(servable: Any) -> Predict:
-    names = [tensor.name for tensor in servable.signature.inputs]
+def _caller(servable: Servable) -> Predict:
+    inputs = servable.signature.inputs
 
     def predict(*arrays: Any, **named: Any) -> dict[str, np.ndarray]:
-        given = dict(zip(names, arrays, strict=False)) | named
-        typed = {
-            tensor.name: np.asarray(given[tensor.name], tensor.numpy_dtype)
-            for tensor in servable.signature.inputs
-        }
-        return servable.run(typed)
+        given = dict(zip([tensor.name for tensor in inputs], arrays, strict=False)) | named
+        return servable.run({t.name: np.asarray(given[t.name], t.numpy_dtype) for t in inputs})
 
     return predict
 
 
-def _listed(values: Any) -> list[Any]:
-    if isinstance(values, dict):
-        return [values[key] for key in sorted(values)]
-    return list(values) if isinstance(values, (list, tuple)) else [values]
-
-
-def _name(step: Step) -> str:
-    word = getattr(step, "__name__", "")
-    return word if word.isidentifier() else "predict_step"
-
-
-def _dtype(spec: Any) -> str:
-    return keras.backend.standardize_dtype(spec.dtype)
+def _values(outputs: Any) -> list[Any]:
+    values, named = as_arguments(outputs)
+    return [*values, *(named[key] for key in sorted(named))]
 
 
 def _input_name(spec: Any, number: int) -> str:

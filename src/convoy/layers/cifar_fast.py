@@ -63,7 +63,7 @@ class Offset(layers.Layer):
         self.beta = self.add_weight(shape=shape[-1:], initializer="zeros", name="beta")
 
     def call(self, inputs: Tensor) -> Tensor:
-        return inputs + math.sqrt(self.speed) * self.beta
+        return ops.add(inputs, math.sqrt(self.speed) * self.beta)
 
     def compute_output_shape(self, shape: Shape) -> Shape:
         return shape
@@ -102,7 +102,7 @@ class Whiten(layers.Layer):
         self.bias = self.add_weight(shape=(filters,), initializer="zeros", name="bias")
 
     def call(self, images: Tensor) -> Tensor:
-        return ops.conv(images, self.kernel) + self.bias
+        return ops.add(ops.conv(images, self.kernel), self.bias)
 
     def adapt(self, images: Tensor) -> None:
         """Compute the weights.

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import keras
-from convoy.data.catalog import (
-    CHANNELS,
-    SYNTHETIC_DEVIATION,
-    SYNTHETIC_MEAN,
-    Normalisation,
-)
+from convoy.data.augment import normalise_by
+from convoy.data.catalog import SYNTHETIC_DEVIATION, SYNTHETIC_MEAN, Normalisation
 from convoy.types import Json, Tensor
 from keras import layers, ops
 
@@ -47,7 +43,7 @@ class Preprocess(layers.Layer):
             images = ops.where(chance < 0.5, ops.flip(images, 2), images)
         # Sums over pixels overflow float16.
         return ops.cast(
-            normalise(ops.cast(images, "float32"), self.normalisation), self.compute_dtype
+            normalise_by(ops, ops.cast(images, "float32"), self.normalisation), self.compute_dtype
         )
 
     def compute_output_spec(
@@ -58,17 +54,6 @@ class Preprocess(layers.Layer):
 
     def get_config(self) -> Json:
         return super().get_config() | {"normalisation": self.normalisation, "flip": self.flip}
-
-
-def normalise(images: Tensor, normalisation: Normalisation) -> Tensor:
-    """Normalise images whose pixels are from 0 to 255."""
-    if normalisation == "scale":
-        return images / 255
-    if normalisation in CHANNELS:
-        mean, deviation = map(ops.array, CHANNELS[normalisation])
-        return ops.divide(ops.subtract(images / 255, mean), deviation)
-    mean, variance = ops.moments(images, axes=(1, 2, 3), keepdims=True)
-    return (images - mean) / ops.where(variance == 0, 1.0, ops.sqrt(variance))
 
 
 @keras.saving.register_keras_serializable(package="convoy")

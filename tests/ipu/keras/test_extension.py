@@ -2,7 +2,7 @@ import keras
 import numpy as np
 import pytest
 from convoy import ipu
-from convoy.ipu.errors import FailedPreconditionError
+from convoy.ipu.pipelining.options import FailedPreconditionError
 
 pytestmark = pytest.mark.integration
 
@@ -244,8 +244,8 @@ def test_reductions_are_shared_and_set_by_every_call():
         model = sequential()
     model.set_gradient_accumulation_options(2, "mean")
     model.set_pipelining_options(4)
-    assert model.fit.__self__.method.name == "SUM"
-    assert model.fit.__self__.accumulation == 2
+    assert model.fit.__self__.accumulation.method.name == "SUM"
+    assert model.fit.__self__.accumulation.count == 2
 
 
 @pytest.mark.parametrize("count", [0, -1, 2.0, True])
@@ -357,7 +357,7 @@ def test_replicas_fill_the_devices_by_powers_of_two(configure, stages, devices, 
     with strategy_scope():
         model = sequential()
     for _ in range(2):
-        assert model.fit.__self__._fill(stages) == replicas
+        assert model.fit.__self__._fill_devices(stages) == replicas
     assert len(model.fit.__self__.engine.devices) // stages == replicas
 
 

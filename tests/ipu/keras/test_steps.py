@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import keras
 import numpy as np
 import pytest
-from convoy.ipu.keras.steps import check_execution, of_each_replica, steps_per_replica
+from convoy.ipu.keras.steps import check_execution, per_replica, steps_per_replica
 
 
 def arrays(samples, **arguments):
@@ -34,11 +34,13 @@ def test_refuses_an_incomplete_batch(samples, left, whole):
 
 def test_batches_that_do_not_divide_over_replicas_are_left_out(caplog):
     assert steps_per_replica(arrays(10, batch_size=2), 2) == 2
-    assert "1 of 5 batches are left out" in caplog.text
+    assert (
+        "steps_per_epoch=5 does not divide over 2 replicas: 1 batches are left out" in caplog.text
+    )
 
 
 def test_refuses_fewer_batches_than_replicas():
-    with pytest.raises(ValueError, match="1 batches, fewer than the 2 replicas"):
+    with pytest.raises(ValueError, match="steps_per_epoch=1 is fewer than the 2 replicas"):
         steps_per_replica(arrays(4, batch_size=4), 2)
 
 
@@ -119,12 +121,12 @@ def test_refuses_a_data_set_whose_batches_have_no_known_size():
 
 
 def test_steps_of_an_evaluation_are_the_batches_of_all_replicas(caplog):
-    assert of_each_replica(4, 2) == 2
+    assert per_replica("steps", 4, 2) == 2
     assert not caplog.records
-    assert of_each_replica(5, 2) == 2
+    assert per_replica("steps", 5, 2) == 2
     assert "steps=5 does not divide over 2 replicas: 1 batches are left out" in caplog.text
     with pytest.raises(ValueError, match=r"=1 is fewer than the 2 replicas.* multiple of 2"):
-        of_each_replica(1, 2)
+        per_replica("steps", 1, 2)
 
 
 @pytest.mark.parametrize(

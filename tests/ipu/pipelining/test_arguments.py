@@ -2,7 +2,6 @@ import keras
 import numpy as np
 import pytest
 from convoy import ipu
-from convoy.ipu.errors import FailedPreconditionError
 from convoy.ipu.ops.pipelining_ops import (
     OptimizerFunctionOutput,
     PipelineSchedule,
@@ -11,6 +10,7 @@ from convoy.ipu.ops.pipelining_ops import (
     pipeline,
     recomputation_checkpoint,
 )
+from convoy.ipu.pipelining.options import FailedPreconditionError
 from tests.ipu.pipelining.lines import (
     Infeed,
     Line,
@@ -39,14 +39,22 @@ from tests.ipu.pipelining.lines import (
         ({"infeed_queue": [1.0]}, TypeError, "infeed_queue is list, not an IPUInfeedQueue"),
         ({"outfeed_queue": []}, TypeError, "outfeed_queue is list, not an IPUOutfeedQueue"),
         ({"outfeed_queue": None}, ValueError, "returns 1 outputs, but there is no queue"),
-        ({"infeed_queue": None}, ValueError, "The first stage is given nothing"),
+        ({"infeed_queue": None}, ValueError, "The first stage has no arguments"),
         ({"optimizer_function": 3}, TypeError, "optimizer_function=3 is not a function"),
-        ({"device_mapping": 0}, TypeError, "device_mapping=0 is not a list"),
-        ({"device_mapping": [0]}, ValueError, "1 entries for 2 stages"),
+        ({"device_mapping": 0}, TypeError, "device_mapping is int, not a list"),
+        ({"device_mapping": [0]}, ValueError, "1 entries, but there are 2 stages"),
         ({"device_mapping": [0, [1, 2]]}, ValueError, "stage 1, which has 1 functions"),
         ({"device_mapping": [0, "1"]}, ValueError, "is not a list of ints"),
-        ({"pipeline_schedule": "Grouped"}, TypeError, "is not a PipelineSchedule"),
-        ({"recomputation_mode": 1}, TypeError, "is not a RecomputationMode"),
+        (
+            {"pipeline_schedule": "Grouped"},
+            TypeError,
+            "str, not a PipelineSchedule",
+        ),
+        (
+            {"recomputation_mode": 1},
+            TypeError,
+            "int, not a RecomputationMode",
+        ),
         (
             {"forward_propagation_stages_poplar_options": [PipelineStageOptions()]},
             ValueError,
@@ -57,7 +65,11 @@ from tests.ipu.pipelining.lines import (
             TypeError,
             "not a list of PipelineStageOptions",
         ),
-        ({"weight_update_poplar_options": {}}, TypeError, "is not a PipelineStageOptions"),
+        (
+            {"weight_update_poplar_options": {}},
+            TypeError,
+            "dict, not a PipelineStageOptions",
+        ),
         ({"continuous_weight_updates": True}, NotImplementedError, "Leave it out"),
         (
             {

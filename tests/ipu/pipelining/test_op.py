@@ -3,11 +3,11 @@ import keras
 import numpy as np
 import pytest
 from convoy import ipu
-from convoy.ipu.errors import FailedPreconditionError
 from convoy.ipu.ops.pipelining_ops import (
     PipelineSchedule,
 )
 from convoy.ipu.pipelining import network
+from convoy.ipu.pipelining.options import FailedPreconditionError
 from tests.ipu.pipelining.lines import (
     RATE,
     START,

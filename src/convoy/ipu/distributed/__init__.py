@@ -1,4 +1,4 @@
-"""Several processes, as `convoy launch` or `poprun` starts them."""
+"""Runs of several processes, started by `convoy launch` or `poprun`."""
 
 from convoy.ipu.distributed import popdist_strategy
 from convoy.ipu.distributed.host_collectives import allgather, allreduce, broadcast

@@ -1,26 +1,25 @@
-"""Operations over the processes of a run, outside of any program."""
+"""Collectives over the processes of a run, outside of programs."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 from convoy import distributed
 from convoy.ipu.enums import ReduceOp
+from convoy.types import PyTree
 
 
-def allgather(value: Any, tensor_name: str | None = None) -> np.ndarray:
+def allgather(value: PyTree, tensor_name: str | None = None) -> np.ndarray:
     """Return the values of all processes, along a new first axis."""
     del tensor_name
     return distributed.gathered(np.asarray(value))
 
 
-def allreduce(value: Any, reduce_op: Any, tensor_name: str | None = None) -> np.ndarray:
-    """Return the sum or the mean of the values of all distributed.
+def allreduce(value: PyTree, reduce_op: object, tensor_name: str | None = None) -> np.ndarray:
+    """Return the sum or the mean of the values of all processes.
 
     Args:
-        value: of this process; all must pass such shapes and types.
-        reduce_op: `"SUM"` or `"MEAN"`, or TensorFlow's word for it.
+        value: the value of this process; shapes and dtypes must be the same in all.
+        reduce_op: `"SUM"` or `"MEAN"`, or TensorFlow's member for it.
         tensor_name: has no effect.
 
     Raises:
@@ -32,8 +31,8 @@ def allreduce(value: Any, reduce_op: Any, tensor_name: str | None = None) -> np.
     return rows.sum(axis=0) if operation is ReduceOp.SUM else rows.mean(axis=0)
 
 
-def broadcast(value: Any, root_rank: int = 0, tensor_name: str | None = None) -> np.ndarray:
-    """Return the value of the first process, whatever `root_rank` says."""
+def broadcast(value: PyTree, root_rank: int = 0, tensor_name: str | None = None) -> np.ndarray:
+    """Return the value of the first process. `root_rank` is ignored, as upstream."""
     del root_rank, tensor_name
     (array,) = distributed.arrays_from_first([np.asarray(value)])
     return array

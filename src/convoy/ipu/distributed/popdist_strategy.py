@@ -1,4 +1,4 @@
-"""The strategy whose replicas average their gradients."""
+"""`PopDistStrategy`: averages gradients over the replicas of all processes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from convoy.ipu.ipu_strategy import IPUStrategyV1
 
 
 class PopDistStrategy(IPUStrategyV1):
-    """Runs models on all devices of a run; the gradients of replicas are averaged.
+    """Runs models on all devices of a run, and averages gradients over replicas.
 
     Args:
-        ipu_device: the logical device.
-        add_ipu_cross_replica_reductions: must be left as it is: gradients are always reduced.
-        enable_dataset_iterators: has no effect, as data sets are read by the engine.
+        ipu_device: name of the logical device.
+        add_ipu_cross_replica_reductions: must be `True`: gradients are always reduced.
+        enable_dataset_iterators: has no effect, since the engine reads datasets.
         enable_keras_extensions: whether models made in the scope run on Convoy's engine.
     """
 
@@ -40,11 +40,11 @@ class PopDistStrategy(IPUStrategyV1):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """The number of replicas of a model that takes one device."""
+        """Number of replicas of a model that takes one device."""
         return len(self.devices)
 
     def update_ipu_config(self, config: IPUConfig) -> None:
-        """Write the number of processes, and which this is, into a configuration."""
+        """Set the number of processes, and the index of this one, in a configuration."""
         distribution = config.experimental.multi_replica_distribution
         distribution.process_count = distributed.count()
         distribution.process_index = distributed.index()

@@ -1,4 +1,4 @@
-"""Gradients of functions."""
+"""Differentiation of functions."""
 
 from convoy.ipu.eager import backprop
 

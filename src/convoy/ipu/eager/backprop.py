@@ -1,17 +1,18 @@
-"""Differentiation with gradients that are captured on their way back."""
+"""Differentiation that also returns captured gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Self
 
 from convoy.engine.step.gradients import value_and_gradients
+from convoy.types import PyTree
 
 
 class GradientCaptureContext:
     """Differentiates functions that use `capture_upstream_gradients`.
 
-    There is no tape: the function is handed over.
+    There is no tape: the function is passed to `gradient`.
 
     Example:
     ```python
@@ -22,7 +23,7 @@ class GradientCaptureContext:
     """
 
     def __init__(self) -> None:
-        self.captured_gradients: dict[str, Any] = {}
+        self.captured_gradients: dict[str, PyTree] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -30,13 +31,13 @@ class GradientCaptureContext:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def gradient(self, function: Callable[..., Any], values: Any, *args: Any) -> Any:
-        """Return the gradient of a function by its first argument, and capture others.
+    def gradient(self, function: Callable[..., PyTree], values: PyTree, *args: PyTree) -> PyTree:
+        """Return the gradient of a function with respect to its first argument.
 
         Args:
-            function: returns a number.
-            values: its first argument: an array, or a list or dict of them.
-            *args: its others.
+            function: a function that returns a scalar.
+            values: its first argument: an array, or a list or dict of arrays.
+            *args: its other arguments.
         """
         _, gradients, self.captured_gradients = value_and_gradients(
             lambda *given: (function(*given), None), values, *args

@@ -1,13 +1,13 @@
-"""What Keras models can do under an `IPUStrategy`."""
+"""Pipeline stages, layers and optimizers for Keras models under an `IPUStrategy`."""
 
 from convoy.ipu.enums import ReplicatedMetricReductionMethod
 from convoy.ipu.keras import layers, optimizers
-from convoy.ipu.keras.assignment import (
+from convoy.ipu.keras.pipeline_stages import (
     FunctionalLayerPipelineStageAssignment,
     ModelLayerPipelineStageAssignment,
+    PipelineStage,
     SequentialLayerPipelineStageAssignment,
 )
-from convoy.ipu.keras.pipeline_stage import PipelineStage
 
 __all__ = [
     "FunctionalLayerPipelineStageAssignment",

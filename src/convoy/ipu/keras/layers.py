@@ -1,4 +1,4 @@
-"""Layers around others, which capture gradients for automatic loss scaling."""
+"""Wrapper layers that capture gradients for automatic loss scaling."""
 
 from __future__ import annotations
 
@@ -6,56 +6,63 @@ from typing import Any
 
 import keras
 from convoy.engine.step.gradients import captured
+from convoy.types import PyTree
 
 
-@keras.saving.register_keras_serializable(package="convoy")
-class CaptureUpstreamGradients(keras.layers.Wrapper):
-    """Captures the gradient that comes back to what a layer returns.
+class _CaptureGradients(keras.layers.Wrapper):
+    """A wrapper with the tag under which it captures a gradient."""
 
-    Args:
-        layer: any layer that returns one tensor.
-        tag: under which it is captured; by default the layer's name and `_cug`.
-    """
+    suffix = ""
 
     def __init__(self, layer: keras.layers.Layer, tag: str | None = None, **kwargs: Any) -> None:
         super().__init__(layer, **kwargs)
-        self.tag = tag or f"{layer.name}_cug"
-
-    def call(self, inputs: Any) -> Any:
-        return captured(self.layer(inputs), self.tag)
+        self.tag = tag or layer.name + self.suffix
 
     def get_config(self) -> dict[str, Any]:
         return super().get_config() | {"tag": self.tag}
 
 
 @keras.saving.register_keras_serializable(package="convoy")
-class CaptureActivationGradients(keras.layers.Wrapper):
-    """Captures the gradient that comes back to what a layer's activation takes.
+class CaptureUpstreamGradients(_CaptureGradients):
+    """Captures the gradient of a layer's output.
 
     Args:
-        layer: one that has an activation.
-        tag: under which it is captured; by default the layer's name and `_cag`.
+        layer: a layer that returns one tensor.
+        tag: key of the captured gradient; by default the layer's name and `_cug`.
+    """
+
+    suffix = "_cug"
+
+    def call(self, inputs: PyTree) -> PyTree:
+        return captured(self.layer(inputs), self.tag)
+
+
+@keras.saving.register_keras_serializable(package="convoy")
+class CaptureActivationGradients(_CaptureGradients):
+    """Captures the gradient of the input of a layer's activation.
+
+    Args:
+        layer: a layer with an activation.
+        tag: key of the captured gradient; by default the layer's name and `_cag`.
 
     Raises:
         ValueError: if the layer has no activation.
     """
 
+    suffix = "_cag"
+
     def __init__(self, layer: keras.layers.Layer, tag: str | None = None, **kwargs: Any) -> None:
-        super().__init__(layer, **kwargs)
+        super().__init__(layer, tag, **kwargs)
         if not callable(getattr(layer, "activation", None)):
             raise ValueError(
-                f"{layer.name!r} has no activation whose gradient could be captured. Use "
+                f"{layer.name!r} has no activation, so its gradient cannot be captured. Use "
                 "CaptureUpstreamGradients."
             )
-        self.tag = tag or f"{layer.name}_cag"
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: PyTree) -> PyTree:
         layer, activation = self.layer, self.layer.activation
         layer.activation = lambda x: activation(captured(x, self.tag))
         try:
             return layer(inputs)
         finally:
             layer.activation = activation
-
-    def get_config(self) -> dict[str, Any]:
-        return super().get_config() | {"tag": self.tag}

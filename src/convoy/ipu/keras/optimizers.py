@@ -10,7 +10,13 @@ import keras
 import numpy as np
 from convoy.engine.numerics.loss_scale import LossScaleState
 from convoy.engine.prepared_model import PreparedModel
-from convoy.ipu.optimizers import GradientAccumulationOptimizerV2, IpuOptimizer, Wishes
+from convoy.ipu import checks
+from convoy.ipu.optimizers import (
+    GradientAccumulationOptimizerV2,
+    GradientOptions,
+    IpuOptimizer,
+    Optimizer,
+)
 
 __all__ = [
     "ALSGradientAccumulationOptimizer",
@@ -20,34 +26,34 @@ __all__ = [
 
 
 class GradientAccumulationOptimizer(GradientAccumulationOptimizerV2):
-    """Puts together the gradients of several micro-batches; of one, it is the optimizer itself."""
+    """Accumulates the gradients of several micro-batches; for one, it is the optimizer itself."""
 
-    def __new__(cls, opt: Any, num_mini_batches: int, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, opt: Optimizer, num_mini_batches: int, *args: Any, **kwargs: Any) -> Any:
         del args, kwargs
         return opt if num_mini_batches == 1 else super().__new__(cls)
 
 
 class ALSOptimizer(IpuOptimizer):
-    """Scales the loss by a factor that follows from the size of the gradients.
+    """Automatic loss scaling: the factor follows the magnitude of the gradients.
 
     Args:
-        opt: what updates the weights.
-        initial_loss_scaling_factor: the factor to begin with; a power of two.
-        update_frequency: weight updates from one decision to the next.
+        opt: the optimizer that updates the weights.
+        initial_loss_scaling_factor: initial factor; a power of two.
+        update_frequency: weight updates between two changes of the factor.
         increase_factor: what the factor is multiplied or divided by; a power of two.
-        max_loss_scaling_factor: what the factor stays below; a power of two.
-        accumulate_statistics_over_update_period: must be left as it is.
-        ratio_threshold: the share of large gradients from which on the factor falls.
+        max_loss_scaling_factor: upper bound of the factor; a power of two.
+        accumulate_statistics_over_update_period: only the default is supported.
+        ratio_threshold: ratio of large gradients at which the factor is decreased.
         captured_grads_only: whether only gradients count that a layer of `ipu.keras.layers`
-            captures; not for models in stages.
-        lpf_alpha: must be left at 0: statistics begin anew after each decision.
-        histogram_bin_edge: the size from which on a gradient is large.
+            captures; not supported with pipeline stages.
+        lpf_alpha: only 0 is supported: statistics are reset at each change.
+        histogram_bin_edge: magnitude from which a gradient counts as large.
         name: has no effect.
     """
 
     def __init__(
         self,
-        opt: Any,
+        opt: Optimizer,
         initial_loss_scaling_factor: float = 1,
         update_frequency: int = 8,
         increase_factor: float = 2,
@@ -73,19 +79,13 @@ class ALSOptimizer(IpuOptimizer):
                 f"max_loss_scaling_factor={max_loss_scaling_factor} leaves no room for one "
                 f"increase by {increase_factor} of {initial_loss_scaling_factor}. Pass a larger."
             )
-        if type(update_frequency) is not int or update_frequency < 1:
-            raise ValueError(
-                f"update_frequency={update_frequency!r} is not a number of weight updates. Pass 1 "
-                "or more."
-            )
+        checks.positive_int("update_frequency", update_frequency, "a number of weight updates")
         if not 0 < ratio_threshold < 1:
-            raise ValueError(
-                f"ratio_threshold={ratio_threshold!r} is not a share. Pass one between 0 and 1."
-            )
+            raise ValueError(f"ratio_threshold={ratio_threshold!r} is not between 0 and 1.")
         if not accumulate_statistics_over_update_period or lpf_alpha:
             raise NotImplementedError(
-                "accumulate_statistics_over_update_period and lpf_alpha can only be left as they "
-                "are: statistics are those of all gradients since the last decision."
+                "accumulate_statistics_over_update_period and lpf_alpha must keep their defaults: "
+                "statistics are those of all gradients since the last change of the factor."
             )
         self.loss_scale = convoy.AutomaticLossScale(
             initial=initial_loss_scaling_factor,
@@ -97,38 +97,37 @@ class ALSOptimizer(IpuOptimizer):
             captured_only=captured_grads_only,
         )
         self.model: keras.Model | None = None
-        """The one that was compiled with it."""
 
-    def compiled_with(self, model: keras.Model) -> None:
+    def attach(self, model: keras.Model) -> None:
         self.model = model
-        super().compiled_with(model)
+        super().attach(model)
 
     @property
     def decrease_factor(self) -> float:
-        """What the factor is multiplied by when it falls."""
+        """What the factor is multiplied by when it decreases."""
         return 1 / self.loss_scale.step
 
     @property
     def loss_scaling_factor(self) -> float:
-        """What the loss is multiplied by now."""
+        """The current factor of the loss."""
         scaling = self._scaling
         return float(self.loss_scale.initial if scaling is None else scaling.loss_scale)
 
     @property
     def previous_loss_scaling_factor(self) -> float:
-        """What the loss was multiplied by before the last change."""
+        """The factor of the loss before the last change."""
         scaling = self._scaling
         return float(self.loss_scale.initial if scaling is None else scaling.previous)
 
     @property
     def update_counter(self) -> int:
-        """Weight updates since the last decision."""
+        """Weight updates since the last change of the factor."""
         scaling = self._scaling
         return 0 if scaling is None else int(scaling.updates)
 
     @property
     def histogram(self) -> np.ndarray:
-        """How many of the gradients' elements since the last decision are small, and large."""
+        """Numbers of small and of large gradient elements since the last change."""
         scaling = self._scaling
         if scaling is None:
             return np.zeros(2, "float32")
@@ -136,11 +135,11 @@ class ALSOptimizer(IpuOptimizer):
 
     @property
     def normalized_histogram(self) -> np.ndarray:
-        """The same as shares of all."""
+        """The histogram divided by its sum."""
         return self.histogram / max(1.0, float(self.histogram.sum()))
 
     def reset(self) -> None:
-        """Begin again with the first factor, and with no gradients counted."""
+        """Reset the factor and the statistics."""
         if self.model is not None:
             variables = PreparedModel.of(self.model).numerics.variables
             for variable, value in zip(variables, self.loss_scale.begin(), strict=False):
@@ -152,17 +151,17 @@ class ALSOptimizer(IpuOptimizer):
             None if self.model is None else PreparedModel.of(self.model).numerics.loss_scale_state
         )
 
-    def wishes(self) -> Wishes:
-        return replace(super().wishes(), loss_scale=self.loss_scale)
+    def options(self) -> GradientOptions:
+        return replace(super().options(), loss_scale=self.loss_scale)
 
 
 class ALSGradientAccumulationOptimizer(GradientAccumulationOptimizerV2):
-    """Puts together the gradients of several micro-batches, of a loss that is scaled.
+    """Accumulates the gradients of several micro-batches of a scaled loss.
 
     Args:
         als_optimizer: an `ALSOptimizer`.
-        num_mini_batches: micro-batches of a weight update.
-        kwargs: as for `GradientAccumulationOptimizer`.
+        num_mini_batches: micro-batches per weight update.
+        kwargs: arguments of `GradientAccumulationOptimizer`.
     """
 
     def __init__(self, als_optimizer: ALSOptimizer, num_mini_batches: int, **kwargs: Any) -> None:

@@ -1,26 +1,26 @@
-"""Metrics that each replica counts by itself."""
+"""Metrics that each replica computes for its own data."""
 
 from __future__ import annotations
 
-from typing import Any
-
+import jax
 import jax.numpy as jnp
 import keras
 from convoy.ipu.enums import ReplicatedMetricReductionMethod
 from convoy.ipu.ops.replication_ops import replication_index
+from convoy.types import PyTree
 
-# What Keras makes of these words depends on the shapes of labels and outputs.
+# The metrics that Keras chooses for these names depend on the shapes of labels and outputs.
 _BY_SHAPE = ("accuracy", "acc", "crossentropy", "ce")
 
 
 class PerReplica(keras.metrics.Metric):
-    """A metric of each replica's own data, and what is reported of all of them.
+    """A metric of each replica's own data, and the reduction of their results.
 
-    There is a copy for each replica, to which the data of the others counts for nothing.
+    It has a copy of the metric for each replica, which gives the data of others a weight of zero.
 
     Args:
-        metric: what each replica counts.
-        replicas: how many there are.
+        metric: the metric of one replica.
+        replicas: number of replicas.
         method: `LIST`, `SUM` or `MEAN`.
     """
 
@@ -39,8 +39,8 @@ class PerReplica(keras.metrics.Metric):
     def variables(self) -> list[keras.Variable]:
         return [variable for copy in self.copies for variable in copy.variables]
 
-    def update_state(self, *values: Any, sample_weight: Any = None) -> None:
-        """Hand the values to this replica's copy, and to the others without weight."""
+    def update_state(self, *values: jax.Array, sample_weight: jax.Array | None = None) -> None:
+        """Update this replica's copy with the values, and the others with a weight of zero."""
         shape = jnp.shape(values[-1])[:1]
         weight = jnp.ones(shape) if sample_weight is None else sample_weight
         own = replication_index()
@@ -52,7 +52,7 @@ class PerReplica(keras.metrics.Metric):
         for copy in self.copies:
             copy.reset_state()
 
-    def result(self) -> Any:
+    def result(self) -> jax.Array:
         """Return the values of all replicas, their sum, or their mean."""
         values = jnp.stack([jnp.asarray(copy.result()) for copy in self.copies])
         if self.method == ReplicatedMetricReductionMethod.SUM:
@@ -63,19 +63,19 @@ class PerReplica(keras.metrics.Metric):
 
 
 def counted_by_replica(
-    metric: Any, replicas: int, method: ReplicatedMetricReductionMethod
+    metric: PyTree, replicas: int, method: ReplicatedMetricReductionMethod
 ) -> PerReplica | None:
-    """Return a metric, or what stands for one in `compile`, as one of each replica.
+    """Return a metric of `compile`, an object, a function or a name, as one of each replica.
 
     Raises:
-        ValueError: if it is a word that means different metrics.
+        ValueError: if it is a name that stands for different metrics.
     """
     if metric is None:
         return None
     if isinstance(metric, str) and metric.lower() in _BY_SHAPE:
         raise ValueError(
             f"replicated_metric_reduction_method={method.name} does not go together with the "
-            f"metric {metric!r}, which means different ones. Pass an object, for example "
+            f"metric {metric!r}, a name for several metrics. Pass an object, for example "
             "keras.metrics.SparseCategoricalAccuracy()."
         )
     if not isinstance(metric, keras.metrics.Metric):

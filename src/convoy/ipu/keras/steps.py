@@ -1,83 +1,69 @@
-"""How many steps an epoch of `fit` has, by the rules of Graphcore's software."""
+"""Steps per epoch and execution, by the rules of Graphcore's software."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax
 import keras
+from convoy.ipu import checks
 from convoy.ipu.notice import log
+from convoy.types import Batch, Data, Json
 
 DEFAULT_BATCH = 32
 
 
-def steps_per_replica(arguments: dict[str, Any], replicas: int) -> int:
-    """Return the steps of an epoch on each replica.
+def steps_per_replica(arguments: Json, replicas: int) -> int:
+    """Return the steps of an epoch of `fit` on each replica.
 
     Args:
-        arguments: those of `fit`.
-        replicas: of the model.
+        arguments: the arguments of `fit`.
+        replicas: number of replicas.
 
     Raises:
-        ValueError: if the data does not come in whole batches, its size is unknown, or it has not
-            a batch for each replica.
+        ValueError: if the data has an incomplete batch, its size is unknown, or there is not a
+            batch for each replica.
     """
-    _check_whole(arguments)
-    batches = _batches(arguments, replicas)
-    if batches < replicas:
-        raise ValueError(
-            f"The data has {batches} batches, fewer than the {replicas} replicas. Pass more data, "
-            "or a smaller batch_size."
-        )
-    if batches % replicas:
-        log.warning(
-            f"{batches % replicas} of {batches} batches are left out of each epoch: they do not "
-            f"divide over {replicas} replicas."
-        )
-    return batches // replicas
+    x = arguments.get("x")
+    _check_complete(x, arguments.get("steps_per_epoch"))
+    return per_replica("steps_per_epoch", _batches(x, arguments, replicas), replicas)
 
 
-def of_each_replica(steps: int, replicas: int) -> int:
-    """Return the steps of `evaluate` or `predict` on each replica.
+def per_replica(name: str, batches: int, replicas: int) -> int:
+    """Return the batches of each replica.
 
     Args:
-        steps: batches of all replicas together, as given.
-        replicas: of the model.
+        name: name of the number.
+        batches: batches of all replicas.
+        replicas: number of replicas.
 
     Raises:
         ValueError: if there is not a batch for each replica.
     """
-    if steps < replicas:
+    if batches < replicas:
         raise ValueError(
-            f"steps={steps} is fewer than the {replicas} replicas, which take a batch each. Pass a "
-            f"multiple of {replicas}."
+            f"{name}={batches} is fewer than the {replicas} replicas, which take a batch each. "
+            f"Pass a multiple of {replicas}."
         )
-    if steps % replicas:
+    if batches % replicas:
         log.warning(
-            f"steps={steps} does not divide over {replicas} replicas: {steps % replicas} batches "
-            "are left out."
+            f"{name}={batches} does not divide over {replicas} replicas: {batches % replicas} "
+            "batches are left out."
         )
-    return steps // replicas
+    return batches // replicas
 
 
-def _check_whole(arguments: dict[str, Any]) -> None:
-    """Refuse a data set whose last batch may be, or is, smaller than the others.
-
-    Raises:
-        ValueError: if it is one.
-    """
-    x: Any = arguments.get("x")
+def _check_complete(x: Data, steps: int | None) -> None:
+    """Raise `ValueError` if the last batch of a dataset is, or may be, incomplete."""
     for spec in keras.tree.flatten(getattr(x, "element_spec", ())):
         if None in tuple(spec.shape):
             raise ValueError(
-                f"The data set has batches of shape {tuple(spec.shape)}, where None is not known "
-                "beforehand. Make them by batch(..., drop_remainder=True)."
+                f"The dataset has batches of shape {tuple(spec.shape)}, where None is unknown. "
+                "Make them with batch(..., drop_remainder=True)."
             )
     if isinstance(x, keras.utils.PyDataset) and x.num_batches:
-        steps = arguments.get("steps_per_epoch")
         if steps is not None and steps < x.num_batches:
-            return  # a run may end before the last one
+            return  # the run may end before the last batch
         first, last = (_samples(x[index]) for index in (0, x.num_batches - 1))
         if first != last:
             raise ValueError(
@@ -86,26 +72,26 @@ def _check_whole(arguments: dict[str, Any]) -> None:
             )
 
 
-def _samples(batch: Any) -> int:
+def _samples(batch: Batch) -> int:
     return int(jax.tree.leaves(batch)[0].shape[0])
 
 
-def _batches(arguments: dict[str, Any], replicas: int) -> int:
-    x: Any = arguments.get("x")
-    steps = arguments.get("steps_per_epoch")
+def _batches(x: Data, arguments: Json, replicas: int) -> int:
+    """Return the batches of an epoch, over all replicas."""
     if hasattr(x, "__next__"):
         raise ValueError(
-            f"x is a {type(x).__name__}, whose shapes are not known beforehand. Pass arrays or a "
-            "data set."
+            f"x is a {type(x).__name__}, whose shapes are unknown. Pass arrays or a dataset."
         )
-    if isinstance(x, keras.utils.PyDataset):
+    leaves = jax.tree.leaves(x)
+    is_arrays = bool(leaves) and all(getattr(leaf, "shape", ()) for leaf in leaves)
+    is_dataset = isinstance(x, keras.utils.PyDataset)
+    if is_dataset:
         known = x.num_batches
-    elif _is_arrays(x):
-        known = _whole_batches(arguments)
     else:
-        known = _length(x)
+        known = _complete_batches(arguments) if is_arrays else _length(x)
+    steps = arguments.get("steps_per_epoch")
     if steps is not None:
-        if known is not None and not _is_arrays(x) and not isinstance(x, keras.utils.PyDataset):
+        if known is not None and not is_arrays and not is_dataset:
             _check_length(int(steps) // replicas, int(known), arguments)
         return int(steps)
     if known is None:
@@ -115,30 +101,30 @@ def _batches(arguments: dict[str, Any], replicas: int) -> int:
     return int(known)
 
 
-def _check_length(steps: int, known: int, arguments: dict[str, Any]) -> None:
-    """Refuse a run that asks for more batches on each replica than a data set has.
+def _check_length(steps: int, known: int, arguments: Json) -> None:
+    """Raise `ValueError` if a dataset has too few batches for all epochs of a replica.
 
-    One that is an epoch long begins anew for each; of a longer one every epoch takes the next.
+    A dataset that is as long as an epoch starts again for each; a longer one continues.
     """
     epochs = max(1, arguments.get("epochs", 1) - arguments.get("initial_epoch", 0))
     total = steps if steps == known else steps * epochs
     if total > known:
         raise ValueError(
-            f"{steps} steps on each replica in {epochs} epochs are {total} batches, but the data "
-            f"set has {known}. Repeat it, or pass fewer steps_per_epoch."
+            f"{steps} steps on each replica in {epochs} epochs are {total} batches, but the "
+            f"dataset has {known}. Repeat it, or pass fewer steps_per_epoch."
         )
 
 
-def _length(x: Any) -> int | None:
-    # Data sets of unknown length may have the method, and refuse to answer.
+def _length(x: Data) -> int | None:
+    # A dataset of unknown length may have `__len__`, and raise.
     try:
         return len(x)
     except TypeError:
         return None
 
 
-def _whole_batches(arguments: dict[str, Any]) -> int:
-    samples = int(jax.tree.leaves(arguments["x"])[0].shape[0])
+def _complete_batches(arguments: Json) -> int:
+    samples = _samples(arguments["x"])
     split = arguments.get("validation_split") or 0
     if split and arguments.get("validation_data") is None:
         samples = math.floor(samples * (1 - split))
@@ -151,22 +137,17 @@ def _whole_batches(arguments: dict[str, Any]) -> int:
     return samples // batch
 
 
-def _is_arrays(x: Any) -> bool:
-    leaves = jax.tree.leaves(x)
-    return bool(leaves) and all(getattr(leaf, "shape", ()) for leaf in leaves)
-
-
 def check_execution(steps: int, steps_per_execution: int, accumulation: int) -> None:
-    """Refuse device calls that do not divide an epoch, or end inside of a weight update.
+    """Check that executions consist of whole weight updates, and epochs of whole executions.
 
     Args:
-        steps: of an epoch on each replica.
-        steps_per_execution: as given to `compile`; more than an epoch has are one epoch's.
-        accumulation: micro-batches of a weight update.
+        steps: steps of an epoch on each replica.
+        steps_per_execution: the argument of `compile`; at most the steps of an epoch are used.
+        accumulation: micro-batches per weight update.
 
     Raises:
-        RuntimeError: if a device call would end inside of a weight update.
-        ValueError: if an epoch would end inside of a device call.
+        RuntimeError: if an execution would end inside of a weight update.
+        ValueError: if an epoch would end inside of an execution.
     """
     _check_updates(steps_per_execution, accumulation)
     if steps_per_execution > steps:
@@ -185,9 +166,11 @@ def check_execution(steps: int, steps_per_execution: int, accumulation: int) -> 
 
 
 def _check_updates(steps_per_execution: int, accumulation: int) -> None:
-    if steps_per_execution % accumulation:
-        raise RuntimeError(
-            f"steps_per_execution={steps_per_execution} is not a multiple of "
-            f"gradient_accumulation_steps_per_replica={accumulation}, so an execution would end "
-            "inside of a weight update. Choose a multiple."
-        )
+    checks.multiple(
+        "steps_per_execution",
+        steps_per_execution,
+        "gradient_accumulation_steps_per_replica",
+        accumulation,
+        checks.INSIDE_OF_UPDATE,
+        RuntimeError,
+    )

@@ -1,4 +1,4 @@
-"""Operations."""
+"""Graphcore's operations."""
 
 from __future__ import annotations
 

@@ -1,32 +1,31 @@
-"""Exchanges in which every replica gets something from every other."""
+"""All-to-all and all-gather over replicas."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from convoy import cross_replica
-from convoy.ipu.ops.groups import AXIS, check_factor
+from convoy.engine.data.placement import AXIS
+from convoy.ipu.ops.collectives import check_replication_factor
 
 
 def all_to_all(
-    x: Any,
+    x: jax.Array,
     split_dimension: int,
     concat_dimension: int,
     replication_factor: int,
     name: str | None = None,
-) -> Any:
-    """Cut an array into a part for each replica, and join the parts that come from each."""
+) -> jax.Array:
+    """Split an array into a part for each replica, and join the parts received from each."""
     del name
-    check_factor(replication_factor)
+    check_replication_factor(replication_factor)
     if cross_replica.count() == 1:
         return x
     return jax.lax.all_to_all(x, AXIS, split_dimension, concat_dimension, tiled=True)
 
 
-def all_gather(x: Any, replication_factor: int, name: str | None = None) -> Any:
+def all_gather(x: jax.Array, replication_factor: int, name: str | None = None) -> jax.Array:
     """Return the arrays of all replicas, along a new first axis."""
     del name
-    check_factor(replication_factor)
+    check_replication_factor(replication_factor)
     return cross_replica.gather(jnp.asarray(x)[None])

@@ -1,22 +1,19 @@
-"""Gradients of tensors, captured on their way back."""
+"""Capture of the gradients of tensors in the backward pass."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 from convoy.engine.step.gradients import captured
+from convoy.types import PyTree
 
 
-def capture_upstream_gradients(args: Any, tag: str = "") -> Any:
-    """Return what was passed, and capture the gradient that comes back to it.
+def capture_upstream_gradients(args: PyTree, tag: str = "") -> PyTree:
+    """Return tensors unchanged, and capture their gradients in the backward pass.
 
     Args:
-        args: a tensor, or a list or dict of them.
-        tag: under which the gradient is captured; of several tensors, with a number behind it.
+        args: a tensor, or a list or dict of tensors.
+        tag: key of the captured gradient; for several tensors, followed by a number.
     """
     leaves, structure = jax.tree.flatten(args)
-    names = [tag] if len(leaves) == 1 else [f"{tag}_{number}" for number in range(len(leaves))]
-    return jax.tree.unflatten(
-        structure, [captured(leaf, name) for leaf, name in zip(leaves, names, strict=True)]
-    )
+    tags = [tag] if len(leaves) == 1 else [f"{tag}_{number}" for number in range(len(leaves))]
+    return jax.tree.unflatten(structure, map(captured, leaves, tags))

@@ -1,13 +1,12 @@
-"""Pipelines of functions, and the words for them."""
+"""Pipelines of functions, and their options."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from convoy.ipu import notice
 from convoy.ipu.enums import PipelineSchedule, RecomputationMode
 from convoy.ipu.pipelining.op import pipeline
-from convoy.ipu.pipelining.words import OptimizerFunctionOutput, PipelineStageOptions
+from convoy.ipu.pipelining.options import OptimizerFunctionOutput, PipelineStageOptions
+from convoy.types import PyTree
 
 __all__ = [
     "OptimizerFunctionOutput",
@@ -19,8 +18,8 @@ __all__ = [
 ]
 
 
-def recomputation_checkpoint(tensors: Any, name: str | None = None) -> Any:
-    """Return tensors as they are: a stage that recomputes keeps its input, and nothing else."""
+def recomputation_checkpoint(tensors: PyTree, name: str | None = None) -> PyTree:
+    """Return tensors unchanged: a stage that recomputes keeps its inputs and nothing else."""
     del name
-    notice.without_effect(["recomputation_checkpoint"], "pipelining_ops")
+    notice.no_effect("pipelining_ops", {"recomputation_checkpoint": True})
     return tensors

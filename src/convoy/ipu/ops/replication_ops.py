@@ -1,16 +1,14 @@
-"""Which replica this is."""
+"""The index of the current replica."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from convoy import cross_replica
-from convoy.ipu.ops.groups import AXIS
+from convoy.engine.data.placement import AXIS
 
 
-def replication_index(name: str | None = None) -> Any:
-    """Return the number of the replica that runs this."""
+def replication_index(name: str | None = None) -> jax.Array:
+    """Return the index of the replica that runs the program."""
     del name
     return jax.lax.axis_index(AXIS) if cross_replica.count() > 1 else jnp.int32(0)

@@ -1,1 +1,1 @@
-"""`pipelining_ops.pipeline`: functions as the stages of a Keras model, with queues around it."""
+"""Implementation of `pipelining_ops.pipeline`: functions as the stages of a Keras model."""

@@ -1,25 +1,24 @@
-"""The rules of what `pipeline` is given."""
+"""Checks of the arguments of `pipeline`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from convoy.ipu.config import IPUConfig
+from convoy.estimator.spec import check_stage_count
+from convoy.ipu import checks
 from convoy.ipu.enums import GradientAccumulationReductionMethod, PipelineSchedule
-from convoy.ipu.keras.pipeline_options import PipelineOptions
 from convoy.ipu.pipelining.graph import Stages
+from convoy.ipu.pipelining.options import PipelineOptions
 
 COUNT = "gradient_accumulation_count"
 
 
 def read_number(name: str, value: Any) -> int:
-    """Return a number of something, which may be an array without axes.
+    """Return a number, which may be an array without axes.
 
     Raises:
-        ValueError: if it is not one of 1 or more, and of 32 bits.
+        ValueError: if it is not an integer from 1 to 2**31 - 1.
     """
     if value is None:
         raise ValueError(f"{name} was not passed. Pass a number of 1 or more.")
@@ -35,13 +34,11 @@ def read_stages(given: Any) -> Stages:
     """Return the functions of each stage.
 
     Raises:
-        TypeError: if it is not a list of functions, and of lists of them.
-        ValueError: if there are fewer than two.
+        TypeError: if it is not a list of functions, or of lists of functions.
+        ValueError: if there are fewer than two stages.
     """
-    if not isinstance(given, (list, tuple)):
-        raise TypeError(f"computational_stages is {type(given).__name__}, not a list of functions.")
-    if len(given) < 2:
-        raise ValueError(f"A pipeline has two stages or more, but received {len(given)}.")
+    checks.instance("computational_stages", given, (list, tuple), "a list of functions")
+    check_stage_count(given)
     stages = tuple(tuple(s) if isinstance(s, (list, tuple)) else (s,) for s in given)
     for number, functions in enumerate(stages):
         if not functions:
@@ -56,21 +53,16 @@ def read_stages(given: Any) -> Stages:
 
 
 def read_mapping(given: Any, stages: Stages) -> list[int]:
-    """Return the device of every function: by default, each has its own.
+    """Return the device of each function; by default each has its own.
 
     Raises:
         TypeError: if it is not a list.
-        ValueError: if it has not an entry for each stage, or devices have gaps.
+        ValueError: if it does not have an entry for each stage.
     """
     if given is None:
         return list(range(sum(map(len, stages))))
-    if not isinstance(given, (list, tuple)):
-        raise TypeError(f"device_mapping={given!r} is not a list.")
-    if len(given) != len(stages):
-        raise ValueError(
-            f"device_mapping={list(given)} has {len(given)} entries for {len(stages)} stages. Pass "
-            "one for each."
-        )
+    checks.instance("device_mapping", given, (list, tuple), "a list")
+    checks.one_per_stage(f"device_mapping={list(given)}", given, len(stages))
     flat: list[int] = []
     for number, (functions, entry) in enumerate(zip(stages, given, strict=True)):
         devices = list(entry) if isinstance(entry, (list, tuple)) else [entry] * len(functions)
@@ -83,35 +75,11 @@ def read_mapping(given: Any, stages: Stages) -> list[int]:
     return flat
 
 
-def check_schedule(
-    options: PipelineOptions, stages: int, config: IPUConfig, *, training: bool
-) -> None:
-    """Refuse a number of micro-batches, or devices, that the schedule does not go together with.
-
-    Raises:
-        ValueError: if an option has not an entry for each stage.
-        FailedPreconditionError: if the schedule wants another number of micro-batches.
-        NotImplementedError: if the schedule does not train like this.
-    """
-    on_io_tiles = config.io_tiles.place_ops_on_io_tiles
-    mapping = options.device_mapping or []
-    if len(set(mapping)) == len(mapping):
-        # Concurrent functions have a device each, but are one stage.
-        options = replace(options, device_mapping=None)
-    if not training:
-        options.check_stage_options(stages)
-        options.check_count(COUNT, stages, stages, on_io_tiles)
-        return
-    options.check(stages, on_io_tiles=on_io_tiles, name=COUNT)
-    if config.allow_recompute:
-        options.check_recomputation()
-
-
 def check_serialization(options: PipelineOptions, iterations: int) -> None:
-    """Refuse to go through parts of micro-batches with other options than Graphcore's can.
+    """Check the options of a pipeline that serialises the parts of micro-batches.
 
     Raises:
-        ValueError: if gradients are not added up.
+        ValueError: if gradients are not summed.
         NotImplementedError: if the schedule is not Sequential, or stages are on several devices.
     """
     if iterations == 1:
@@ -127,10 +95,3 @@ def check_serialization(options: PipelineOptions, iterations: int) -> None:
         raise NotImplementedError(
             f"{name} needs all stages on one device, but device_mapping={options.device_mapping}."
         )
-
-
-def listed(inputs: Any) -> list[Any]:
-    """Return inputs as a list: none, one, or several."""
-    if inputs is None:
-        return []
-    return list(inputs) if isinstance(inputs, Sequence) else [inputs]

@@ -1,67 +1,68 @@
-"""What the stages of a pipeline compute, found by calling them on tensors without values.
+"""The graph of a pipeline: its stages, called on symbolic tensors.
 
-The tensors that they are called on are made of rows, each of which is a whole micro-batch. So
-stages see the infeed's elements as they are, with an axis for the batch or without.
+The inputs of the graph have one row per micro-batch, and a row holds the complete micro-batch. So
+stages receive the elements of the infeed as they are, with a batch axis or without.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import convoy
 import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-from convoy.estimator.function import Function, is_tensor
+from convoy.estimator.jax_function import JaxOperation, is_symbolic
+from convoy.estimator.user_functions import as_arguments, as_list
 from convoy.ipu.ipu_infeed_queue import IPUInfeedQueue
-from convoy.ipu.pipelining.words import OptimizerFunctionOutput
+from convoy.ipu.pipelining.options import OptimizerFunctionOutput, check_minimised
+from convoy.types import PyTree
 
-Stages = tuple[tuple[Callable[..., Any], ...], ...]
-"""The functions of each stage: one, or several that work on the same micro-batch."""
+Stages = tuple[tuple[Callable[..., PyTree], ...], ...]
+"""The functions of each stage: one, or several concurrent ones."""
 
 
-class Data:
-    """What the first stage is given: inputs that stay the same, then an element of the infeed.
+class PipelineInput:
+    """The arguments of the first stage: constant inputs, then an element of the infeed.
 
     Args:
         inputs: arrays or numbers.
-        infeed: `None` is none.
+        infeed: a queue, or `None`.
 
     Raises:
         ValueError: if there is neither.
     """
 
-    def __init__(self, inputs: list[Any], infeed: IPUInfeedQueue | None) -> None:
+    def __init__(self, inputs: list[PyTree], infeed: IPUInfeedQueue | None) -> None:
         self._infeed = infeed
-        self._inputs = [_array(value) for value in inputs]
-        element = () if infeed is None else infeed.shapes()
-        parts = list(element) if isinstance(element, (list, tuple)) else [element]
-        self._is_named = len(parts) == 1 and _has_names(parts[0])
-        self.specs, self._structure = jax.tree.flatten((self._inputs, parts))
-        """The shapes and types of all arrays."""
+        self._inputs = [_canonical(np.asarray(value)) for value in inputs]
+        parts = as_list(() if infeed is None else infeed.shapes())
+        has_names = len(parts) == 1 and isinstance(parts[0], dict)
+        element = as_arguments(parts[0] if has_names else parts)
+        self.specs, self._structure = jax.tree.flatten((self._inputs, element))
+        """Shapes and dtypes of all arrays."""
         if not self.specs:
             raise ValueError(
-                "The first stage is given nothing. Pass inputs, an infeed_queue, or both."
+                "The first stage has no arguments. Pass inputs, an infeed_queue, or both."
             )
 
     @property
     def key(self) -> tuple:
-        """The same for data of the same shapes, types and structure."""
+        """Equal for inputs of the same shapes, dtypes and structure."""
         return str(self._structure), tuple((tuple(s.shape), str(s.dtype)) for s in self.specs)
 
-    def arguments(self, values: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Return values, one for each array, as the first stage takes them."""
-        inputs, parts = jax.tree.unflatten(self._structure, values)
-        return (inputs, parts[0]) if self._is_named else ([*inputs, *parts], {})
+    def arguments(self, values: list[PyTree]) -> tuple[list[PyTree], dict[str, PyTree]]:
+        """Return values, one for each array, as arguments of the first stage."""
+        inputs, (args, kwargs) = jax.tree.unflatten(self._structure, values)
+        return [*inputs, *args], kwargs
 
     def rows(self, count: int) -> Iterator[list[np.ndarray]]:
-        """Return the arrays of so many micro-batches, each along a new first axis of one row.
+        """Return the arrays of each of some micro-batches, along a new first axis of one row.
 
         Raises:
-            ValueError: if an element is of another shape.
+            ValueError: if an element has another shape.
         """
         for _ in range(count):
             taken = [] if self._infeed is None else jax.tree.leaves(self._infeed.take(1))
@@ -69,129 +70,106 @@ class Data:
             for value, spec in zip(row, self.specs, strict=True):
                 if value.shape[1:] != spec.shape:
                     raise ValueError(
-                        f"The elements of the data set differ in shape: {value.shape[1:]} after "
-                        f"{tuple(spec.shape)}. Leave out its last, incomplete batch."
+                        f"The elements of the dataset differ in shape: {value.shape[1:]} after "
+                        f"{tuple(spec.shape)}. Leave out its incomplete last batch."
                     )
             yield row
 
 
 @dataclass(frozen=True)
 class Graph:
-    """What stages compute.
+    """The graph of the stages.
 
     Attributes:
         rows: the inputs, by name.
-        outputs: what the last stage returned.
-        told: what the optimizer function returned; `None` if there is none.
-        last: the number of the last stage, where each of concurrent functions has its own.
+        outputs: the outputs of the last stage.
+        minimised: the result of the optimizer function; `None` without one.
+        last: index of the last stage, where each concurrent function counts.
     """
 
     rows: dict[str, keras.KerasTensor]
-    outputs: Any
-    told: OptimizerFunctionOutput | None
+    outputs: PyTree
+    minimised: OptimizerFunctionOutput | None
     last: int
 
 
-def trace(stages: Stages, optimizer_function: Callable[..., Any] | None, data: Data) -> Graph:
-    """Call stages on tensors without values.
+def trace(
+    stages: Stages, optimizer_function: Callable[..., PyTree] | None, data: PipelineInput
+) -> Graph:
+    """Call stages on symbolic tensors.
 
     Raises:
-        TypeError: if the optimizer function returns something else than it should.
-        ValueError: if a stage hands nothing on.
+        TypeError: if the optimizer function does not return an `OptimizerFunctionOutput`.
+        ValueError: if a stage returns no tensor.
     """
     rows = {
         f"given_{number}": keras.Input(spec.shape, dtype=str(spec.dtype), name=f"given_{number}")
         for number, spec in enumerate(data.specs)
     }
     with convoy.PipelineStage(0):
-        args, named = data.arguments([Function(lambda row: row[0])(x) for x in rows.values()])
+        args, kwargs = data.arguments([JaxOperation(lambda row: row[0])(x) for x in rows.values()])
     number, last = 0, sum(map(len, stages)) - 1
-    outputs: Any = None
+    outputs: PyTree = None
     for functions in stages:
         found = []
         for function in functions:
             with convoy.PipelineStage(number):
-                found.append(_call(function, args, named, number, is_last=number == last))
+                found.append(_call(function, args, kwargs, number, is_last=number == last))
             number += 1
-        outputs = found[0] if len(found) == 1 else _joined(found)
-        args, named = _as_arguments(outputs)
-    told = None
+        outputs = found[0] if len(found) == 1 else _concatenated(found)
+        args, kwargs = as_arguments(outputs)
+    minimised = None
     if optimizer_function is not None:
         with convoy.PipelineStage(last):
-            told = optimizer_function(*args, **named)
-        _check_told(told)
-    return Graph(rows, outputs, told, last)
+            minimised = check_minimised(optimizer_function(*args, **kwargs))
+        if not is_symbolic(minimised.loss):
+            raise ValueError(
+                f"The loss is {minimised.loss!r}, which no stage computes. Return one that depends "
+                "on the outputs of the last stage."
+            )
+    return Graph(rows, outputs, minimised, last)
 
 
-def as_row(value: Any, like: keras.KerasTensor) -> keras.KerasTensor:
+def as_row(value: PyTree, like: keras.KerasTensor) -> keras.KerasTensor:
     """Return a tensor of the last stage, or a number, as one row."""
-    if is_tensor(value):
-        return Function(lambda tensor: tensor[None])(value)
-    return Function(lambda _: jnp.asarray(value)[None])(like)
+    if is_symbolic(value):
+        return JaxOperation(lambda tensor: tensor[None])(value)
+    return JaxOperation(lambda _: jnp.asarray(value)[None])(like)
 
 
 def _call(
-    function: Callable[..., Any],
-    args: list[Any],
-    named: dict[str, Any],
+    function: Callable[..., PyTree],
+    args: list[PyTree],
+    kwargs: dict[str, PyTree],
     number: int,
     *,
     is_last: bool,
-) -> Any:
-    outputs = function(*args, **named)
+) -> PyTree:
+    outputs = function(*args, **kwargs)
     leaves, structure = jax.tree.flatten(outputs)
-    tensors = [leaf for leaf in leaves if is_tensor(leaf)]
-    given = {id(leaf) for leaf in jax.tree.leaves((args, named))}
+    tensors = [leaf for leaf in leaves if is_symbolic(leaf)]
+    given = {id(leaf) for leaf in jax.tree.leaves((args, kwargs))}
     if not tensors and not is_last:
         raise ValueError(
-            f"Stage {number} returns nothing that depends on its arguments. Return tensors, for "
+            f"Stage {number} returns nothing that depends on its arguments. Return tensors for "
             "the next one."
         )
     if tensors and all(id(tensor) in given for tensor in tensors):
-        # It computes nothing, but is a stage.
-        kept = Function(lambda tensor: tensor)(tensors[0])
-        leaves = [kept if leaf is tensors[0] else leaf for leaf in leaves]
+        # A stage without computation: an identity operation makes it a stage of the graph.
+        identity = JaxOperation(lambda tensor: tensor)(tensors[0])
+        leaves = [identity if leaf is tensors[0] else leaf for leaf in leaves]
     return jax.tree.unflatten(structure, leaves)
 
 
-def _as_arguments(outputs: Any) -> tuple[list[Any], dict[str, Any]]:
-    if _has_names(outputs):
-        return [], dict(outputs)
-    if outputs is None:
-        return [], {}
-    return (list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]), {}
-
-
-def _joined(found: list[Any]) -> list[Any]:
-    """Return what concurrent functions returned, one after the other."""
-    joined: list[Any] = []
-    for outputs in found:
-        args, named = _as_arguments(outputs)
-        if named:
-            raise ValueError(
-                "A function of a concurrent stage returns a dict, but what such functions return "
-                "is put together in their order. Return tensors."
-            )
-        joined += args
-    return joined
-
-
-def _check_told(told: Any) -> None:
-    if not isinstance(told, OptimizerFunctionOutput):
-        raise TypeError(
-            f"optimizer_function returned {type(told).__name__}, not an OptimizerFunctionOutput."
-        )
-    if not is_tensor(told.loss):
+def _concatenated(found: list[PyTree]) -> list[PyTree]:
+    """Return the results of concurrent functions, one after the other."""
+    if any(isinstance(outputs, dict) for outputs in found):
         raise ValueError(
-            f"The loss is {told.loss!r}, which no stage computes. Return one that depends on what "
-            "the last stage returns."
+            "A function of a concurrent stage returns a dict, but the results of such functions "
+            "are concatenated. Return tensors."
         )
+    return [output for outputs in found for output in as_list(outputs)]
 
 
-def _has_names(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
-
-
-def _array(value: Any) -> np.ndarray:
-    array = np.asarray(value)
+def _canonical(array: np.ndarray) -> np.ndarray:
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype))

@@ -1,65 +1,67 @@
-"""What a pipeline puts into its outfeed queue."""
+"""Outputs that a pipeline puts into its outfeed queue."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
+from convoy.estimator.network import reset_on_device
+from convoy.estimator.user_functions import as_list
+from convoy.ipu import checks
 from convoy.ipu.ipu_outfeed_queue import IPUOutfeedMode, IPUOutfeedQueue
+from convoy.types import PyTree
 
-Dtype = str | Callable[[Any], Any] | None
+Dtype = str | Callable[[keras.KerasTensor], object] | None
 
 
-class Kept(keras.metrics.Metric):
-    """Keeps what an output is for each micro-batch of a device call: the target is its row.
+class MicroBatchOutputs(keras.metrics.Metric):
+    """Keeps an output for each micro-batch of a device call; the target is the index of its row.
 
     Args:
-        rows: how many there are, on all replicas together.
-        shape: of the output.
-        dtype: of the output.
+        rows: number of micro-batches of all replicas.
+        shape: shape of the output.
+        dtype: dtype of the output.
     """
 
     def __init__(self, rows: int, shape: Sequence[int], dtype: str) -> None:
         super().__init__(name="kept", dtype=dtype)
-        # Replicas are added up: each has zeros where others have something.
+        # Summed over replicas: in each row, one replica has values and the others have zeros.
         stored = "int32" if dtype == "bool" else dtype
         self.kept = self.add_variable((rows, *shape), "zeros", stored, name="kept")
 
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Keep `y_pred` in the row that `y_true` says."""
+    def update_state(
+        self, y_true: jax.Array, y_pred: jax.Array, sample_weight: jax.Array | None = None
+    ) -> None:
+        """Keep `y_pred` in the row with the index `y_true`."""
         del sample_weight
         kept = jnp.asarray(self.kept.value)
         self.kept.assign(kept.at[y_true].add(jnp.asarray(y_pred, kept.dtype)))
 
-    def result(self) -> Any:
-        """Return nothing of interest: what was kept is not one number."""
+    def result(self) -> jax.Array:
+        """Return zero, since Keras expects a scalar."""
         return jnp.zeros(())
 
     def rows(self, count: int) -> np.ndarray:
-        """Return the first rows, and have all begin anew."""
-        value = self.kept.value
-        found = np.asarray(value)[:count]
-        # Committed as before, or the next device call would be another program.
-        zeros = np.zeros(value.shape, self.kept.dtype)
-        self.kept.assign(jax.device_put(zeros, value.sharding if value.committed else None))
+        """Return the first rows, and reset all of them."""
+        found = np.asarray(self.kept.value)[:count]
+        reset_on_device(self.kept)
         return found.astype(bool) if self.dtype == "bool" else found
 
 
 @dataclass(frozen=True)
 class Outfeed:
-    """What goes into a queue, and how.
+    """The outputs that go into a queue.
 
     Attributes:
-        queue: `None` is none.
-        loss: whether it is the loss, and not what the last stage returns.
-        mask: which of what the last stage returns does not go in.
-        accumulate: whether the micro-batches of an execution are added up.
-        dtype: in which; a function is given each tensor and returns its type.
+        queue: the queue, or `None`.
+        loss: whether the loss goes into the queue instead of the last stage's outputs.
+        mask: for each output of the last stage, whether it is left out.
+        accumulate: whether outputs are summed over the micro-batches of an execution.
+        dtype: dtype of these sums, or a function that returns it for a tensor.
     """
 
     queue: IPUOutfeedQueue | None
@@ -69,16 +71,13 @@ class Outfeed:
     dtype: Dtype = None
 
     def check(self, *, training: bool) -> None:
-        """Refuse what does not go together.
+        """Check that the options fit together.
 
         Raises:
-            TypeError: if the queue is none.
-            ValueError: if an option needs another, or excludes it.
+            TypeError: if the queue is something else.
+            ValueError: if an option requires or excludes another.
         """
-        if self.queue is not None and not isinstance(self.queue, IPUOutfeedQueue):
-            raise TypeError(
-                f"outfeed_queue is {type(self.queue).__name__}, not an IPUOutfeedQueue."
-            )
+        checks.instance("outfeed_queue", self.queue, IPUOutfeedQueue, "an IPUOutfeedQueue")
         if self.loss and self.mask is not None:
             raise ValueError("Both outfeed_loss and outfeed_mask were passed. Pass one of them.")
         for name, given in (("outfeed_loss", self.loss), ("outfeed_mask", self.mask)):
@@ -92,20 +91,20 @@ class Outfeed:
                 "accumulate_outfeed needs a queue that keeps ALL. Make it without outfeed_mode."
             )
 
-    def chosen(self, outputs: Any, loss: Any, *, training: bool) -> Any:
-        """Return the tensors that go into the queue, as an element of it will be.
+    def chosen(self, outputs: PyTree, loss: keras.KerasTensor | None, *, training: bool) -> PyTree:
+        """Return the tensors that go into the queue, in the structure of its elements.
 
         Args:
-            outputs: what the last stage returned: a tensor, a tuple or a dict.
-            loss: what the optimizer function said.
-            training: whether it trains; then, as if they are added up, elements are lists.
+            outputs: outputs of the last stage: a tensor, a tuple or a dict.
+            loss: the loss, in training.
+            training: whether the pipeline trains. Elements are then lists, as with `accumulate`.
 
         Raises:
-            ValueError: if the mask has not an entry for each output, or there is no queue.
+            ValueError: if the mask does not have an entry for each output, or there is no queue.
         """
         if self.loss:
             return loss
-        listed = _listed(outputs)
+        listed = as_list(list(outputs.values()) if isinstance(outputs, dict) else outputs)
         if self.mask is not None:
             if len(self.mask) != len(listed):
                 raise ValueError(
@@ -122,20 +121,20 @@ class Outfeed:
             return listed
         return list(outputs) if isinstance(outputs, tuple) else outputs
 
-    def put(self, values: Any, tensors: Any, count: int, replicas: int) -> None:
-        """Put in what came out of some executions.
+    def put(self, values: PyTree, tensors: PyTree, count: int, replicas: int) -> None:
+        """Put the outputs of some executions into the queue.
 
         Args:
             values: arrays with a row for each micro-batch and replica, in this order.
-            tensors: what they are the values of.
-            count: micro-batches of an execution.
-            replicas: of the pipeline.
+            tensors: the symbolic tensors of these values.
+            count: micro-batches per execution.
+            replicas: number of replicas.
         """
         if self.queue is None:
             return
         self.queue.enqueued = True
 
-        def shaped(value: np.ndarray, tensor: Any) -> np.ndarray:
+        def shaped(value: np.ndarray, tensor: keras.KerasTensor) -> np.ndarray:
             shape = value.shape[1:]
             if self.accumulate:
                 dtype = self.dtype(tensor) if callable(self.dtype) else self.dtype
@@ -148,9 +147,3 @@ class Outfeed:
 
         if jax.tree.leaves(values):
             self.queue.put(jax.tree.map(shaped, values, tensors))
-
-
-def _listed(outputs: Any) -> list[Any]:
-    if isinstance(outputs, dict):
-        return list(outputs.values())
-    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]

@@ -1,8 +1,8 @@
-"""Which calls of `pipeline` go on with which weights.
+"""Networks of earlier calls of `pipeline`, whose weights later calls continue with.
 
-A graph of TensorFlow's is built once and run many times. Here functions are called many times, so
-what they have built is kept with them: with the stages, and with the function in which they are
-made each time anew, if `ipu_compiler.compile` or a strategy runs it.
+A graph of TensorFlow is built once and run many times. Here functions are called many times, so the
+networks that they have built are kept with them: with the functions of the stages, or with the
+function that makes the stages each time, if `ipu_compiler.compile` or a strategy runs it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from convoy.ipu.program import Host
 
 _ATTRIBUTE = "_convoy_pipelines"
 _made_by: WeakKeyDictionary[CodeType, set[int]] = WeakKeyDictionary()
-"""The weights of the pipeline whose first stage was last made by some lines, by identity."""
+"""Identities of the weights of the pipeline whose first stage last had some code."""
 
 
-class Trained:
-    """The networks that some stages have built: to train or not, for some shapes and options."""
+class Networks:
+    """The networks of some stages, for different modes, shapes and options."""
 
     def __init__(self, stages: Stages) -> None:
         first = stages[0][0]
@@ -33,62 +33,62 @@ class Trained:
         self._networks: dict[Hashable, Network] = {}
         self._newest: Network | None = None
 
-    def network(self, key: Hashable, build: Callable[[], Network]) -> Network:
-        """Return the network for a key, with the weights that the last one was left with."""
+    def get(self, key: Hashable, build: Callable[[], Network]) -> Network:
+        """Return the network for a key, with the weights of the network used last."""
         if key not in self._networks:
             self._networks[key] = build()
         network, newest = self._networks[key], self._newest
         if newest is None:
-            self._notice_new_weights(network)
+            self._warn_of_new_weights(network)
         elif network is not newest:
             _copy(newest.model, network.model)
         self._newest = network
         return network
 
-    def _notice_new_weights(self, network: Network) -> None:
-        """Say it if the same lines have made stages before, with other weights."""
+    def _warn_of_new_weights(self, network: Network) -> None:
+        """Log a warning if the same code has made stages before, with other weights."""
         if self._code is None:
             return
         weights = {id(variable) for variable in network.model.weights}
         before = _made_by.get(self._code)
         if before and not before & weights:
             notice.once(
-                "The stages of a pipeline were made anew, and with them their weights. Define them "
-                "once, or make layers outside of them, if they are to go on with the same."
+                "The stages of a pipeline were made anew, and with them their weights. To keep the "
+                "weights, define the stages once, or make their layers outside of them."
             )
         _made_by[self._code] = weights
 
 
-def trained_with(stages: Stages, host: Host | None) -> Trained:
-    """Return what stages have built; or what was built in this place of a function that runs."""
-    own: Trained = _kept_with(stages[0][0]).setdefault(stages, Trained(stages))
+def networks_of(stages: Stages, host: Host | None) -> Networks:
+    """Return the networks of stages; or of this call of `pipeline` in a function on the host."""
+    own = _kept_with(stages[0][0]).setdefault(stages, Networks(stages))
     if host is None:
         return own
     return _kept_with(host.origin).setdefault(host.pipelines, own)
 
 
-def same(function: Callable[..., Any] | None) -> Hashable:
-    """Return what is equal for functions that the same lines have made around the same values."""
+def function_key(function: Callable[..., Any] | None) -> Hashable:
+    """Return a key that is equal for functions with the same code and the same closure."""
     if not isinstance(function, FunctionType):
         return function
-    around = [cell.cell_contents for cell in function.__closure__ or ()]
-    values = [*around, *(function.__defaults__ or ())]
+    closure = [cell.cell_contents for cell in function.__closure__ or ()]
+    values = [*closure, *(function.__defaults__ or ())]
     return function.__code__, tuple(v if isinstance(v, Hashable) else id(v) for v in values)
 
 
-def _kept_with(function: Callable[..., Any]) -> dict[Hashable, Trained]:
-    """Return what is kept as long as a function, or the object whose method it is."""
+def _kept_with(function: Callable[..., Any]) -> dict[Hashable, Networks]:
+    """Return the networks that live as long as a function, or the object of a method."""
     owner: Any = getattr(function, "__self__", function)
-    # Not through `setattr`: Keras would take it for a change of a layer's state.
+    # Without `setattr`, which Keras would treat as a change of a layer's state.
     attributes = getattr(owner, "__dict__", {})
     return attributes.setdefault(_ATTRIBUTE, {}) if isinstance(attributes, dict) else {}
 
 
 def _copy(source: keras.Model, target: keras.Model) -> None:
-    """Give a network the weights of another one of the same stages.
+    """Copy the weights of one network to another of the same stages.
 
     Raises:
-        ValueError: if these have made other weights this time.
+        ValueError: if the stages have made weights of other shapes.
     """
     pairs = list(zip(source.weights, target.weights, strict=False))
     shapes = [[tuple(variable.shape) for variable in m.weights] for m in (source, target)]

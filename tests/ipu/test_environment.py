@@ -5,20 +5,20 @@ import sys
 
 import pytest
 from convoy import ipu
-from convoy.ipu import flags
+from convoy.ipu import environment
 
 
 @pytest.fixture
 def given(monkeypatch):
     def give(text):
-        monkeypatch.setenv(flags.VARIABLE, text)
+        monkeypatch.setenv(environment.FLAGS, text)
 
     return give
 
 
 def test_nothing_is_said_without_flags(given, caplog):
     given("")
-    assert flags.read() == flags.Flags()
+    assert environment.read_flags() == environment.Flags()
     assert not caplog.records
 
 
@@ -49,7 +49,7 @@ def test_names_once_what_has_no_effect(given, configure, caplog):
     given("--log_cycle_count=0 --use_synthetic_data --synthetic_data_initializer=random")
     for count in (1, 2):
         configure(count)
-    said = [r.getMessage() for r in caplog.records if flags.VARIABLE in r.getMessage()]
+    said = [r.getMessage() for r in caplog.records if environment.FLAGS in r.getMessage()]
     assert said == [
         "No effect on these devices, and ignored in TF_POPLAR_FLAGS: --log_cycle_count, "
         "--synthetic_data_initializer, --use_synthetic_data."
@@ -62,15 +62,15 @@ def test_names_once_what_has_no_effect(given, configure, caplog):
     [
         ("--use_ipu_modle", r"--use_ipu_modle, .* Did you mean --use_ipu_model\?"),
         ("--wholly-other=1", r"--wholly-other, .* Leave it out\."),
-        ("--help", r"heard for --executable_cache_path, --use_ipu_model\. Accepted"),
+        ("--help", r"read for --executable_cache_path, --use_ipu_model\. Accepted"),
     ],
 )
 def test_answers_unknown_flags_and_calls_for_help_in_one_line(given, caplog, text, advice):
     given(text)
     for _ in range(2):
-        flags.read()
+        environment.read_flags()
     (said,) = caplog.records
-    assert said.getMessage().startswith(flags.VARIABLE)
+    assert said.getMessage().startswith(environment.FLAGS)
     assert re.search(advice, said.getMessage())
 
 
@@ -80,7 +80,21 @@ def test_answers_unknown_flags_and_calls_for_help_in_one_line(given, caplog, tex
 def test_refuses_values_that_a_flag_cannot_have(given, text):
     given(text)
     with pytest.raises(ValueError, match=rf"TF_POPLAR_FLAGS has {text}\. Write --"):
-        flags.read()
+        environment.read_flags()
+
+
+def test_reports_are_enabled_by_a_variable_or_the_configuration(monkeypatch):
+    options = {"autoReport.all": "true", "autoReport.directory": "a"}
+    assert environment.report_folder({}) is None
+    assert str(environment.report_folder(options)) == "a"
+    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", '{"autoReport.directory": "b"}')
+    assert str(environment.report_folder(options)) == "b"
+    assert environment.report_folder(None) is None
+    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", '{"autoReport.all": "true"}')
+    assert str(environment.report_folder(None)) == "."
+    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", "all")
+    with pytest.raises(ValueError, match="is not JSON"):
+        environment.report_folder(None)
 
 
 SCRIPT = """

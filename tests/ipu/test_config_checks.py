@@ -1,31 +1,31 @@
 import jax
 import pytest
 from convoy import ipu
-from convoy.ipu import system
+from convoy.ipu.config import devices_of
 
 
 def test_one_device_by_default():
-    assert system.devices_of("/device:IPU:0") == (jax.devices()[0],)
+    assert devices_of("/device:IPU:0") == (jax.devices()[0],)
     with pytest.raises(RuntimeError, match="No IPU system is configured"):
         ipu.config.get_ipu_config()
 
 
 def test_each_entry_is_a_logical_device(configure):
     configure([2, 1])
-    assert system.devices_of("/device:IPU:0") == tuple(jax.devices()[:2])
-    assert system.devices_of("/device:IPU:1") == (jax.devices()[2],)
+    assert devices_of("/device:IPU:0") == tuple(jax.devices()[:2])
+    assert devices_of("/device:IPU:1") == (jax.devices()[2],)
     assert ipu.utils.get_num_of_ipus_in_device("/device:IPU:0") == 2
     assert len(ipu.config.get_ipu_config()) == 2
     with pytest.raises(ValueError, match="'/device:IPU:2' is not configured"):
-        system.devices_of("/device:IPU:2")
+        devices_of("/device:IPU:2")
 
 
 def test_devices_are_selected_by_number():
     config = ipu.config.IPUConfig()
     config.select_ipus = [3, 1]
     config.configure_ipu_system()
-    assert system.devices_of("/device:IPU:0") == (jax.devices()[3],)
-    assert system.devices_of("/device:IPU:1") == (jax.devices()[1],)
+    assert devices_of("/device:IPU:0") == (jax.devices()[3],)
+    assert devices_of("/device:IPU:1") == (jax.devices()[1],)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_devices_are_selected_by_number():
 )
 def test_devices_follow_each_other_as_asked_for(configure, order, expected):
     configure(4, lambda c: setattr(c, "selection_order", ipu.config.SelectionOrder[order]))
-    assert [device.id for device in system.devices_of("/device:IPU:0")] == expected
+    assert [device.id for device in devices_of("/device:IPU:0")] == expected
 
 
 def test_a_number_becomes_a_list_when_it_is_applied(configure):
@@ -52,7 +52,7 @@ def test_warns_when_another_configuration_is_replaced(configure, caplog):
 def test_later_changes_have_no_effect(configure):
     config = configure(1)
     config.auto_select_ipus = 4
-    assert len(system.devices_of("/device:IPU:0")) == 1
+    assert len(devices_of("/device:IPU:0")) == 1
     assert ipu.config.get_ipu_config()[0].auto_select_ipus == [1]
 
 
@@ -137,7 +137,7 @@ def test_takes_a_configuration_that_may_not_replace_another(configure):
         ipu.config.configure_ipu_system(config, reset_configuration=False)
     ipu.config.reset_ipu_configuration()
     ipu.config.configure_ipu_system(config, reset_configuration=False)
-    assert len(system.devices_of("/device:IPU:0")) == 2
+    assert len(devices_of("/device:IPU:0")) == 2
 
 
 def test_refuses_a_process_that_is_none_of_them(configure):

@@ -1,15 +1,43 @@
-"""Which layer is in which stage, as objects and as numbers."""
+"""Pipeline stages of layers: `PipelineStage`, and the assignment as objects and as numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
+import convoy
 import keras
 from convoy import keras_bridge
 from convoy.ipu.notice import log
 from convoy.pipeline.stages import calls_of, check_assignment
+
+
+class PipelineStage(convoy.PipelineStage):
+    """Puts layers into a pipeline stage: those that are made or called in the block.
+
+    Args:
+        stage: index of the stage, from 0.
+
+    Raises:
+        RuntimeError: outside the scope of an `IPUStrategy`, or inside another stage.
+    """
+
+    def __enter__(self) -> Self:
+        from convoy.ipu import ipu_strategy  # which imports this module
+
+        strategy = ipu_strategy.current()
+        if strategy is None:
+            raise RuntimeError(
+                f"PipelineStage({self.stage}) is outside of an IPUStrategy. Make the model inside "
+                "of `with strategy.scope():`."
+            )
+        if not strategy.takes_pipeline_stages:
+            raise RuntimeError(
+                f"PipelineStage({self.stage}) is inside of a {type(strategy).__name__}. Call the "
+                "model's set_pipeline_stage_assignment() instead."
+            )
+        return super().__enter__()
 
 
 @dataclass
@@ -47,11 +75,11 @@ def is_sequential(model: keras.Model) -> bool:
 
 
 def assignments(model: keras.Model, stages: Sequence[int | None] | None) -> list[Assignment]:
-    """Return an object for every layer's call, in the order in which they run.
+    """Return an assignment for each call of a layer, in the order of execution.
 
     Args:
-        model: any.
-        stages: of the calls; `None` if they have none.
+        model: a Keras model.
+        stages: the stage of each call; `None` if they have none.
 
     Raises:
         RuntimeError: if it is a subclassed model that was not built.
@@ -62,13 +90,13 @@ def assignments(model: keras.Model, stages: Sequence[int | None] | None) -> list
             "yet. Call model.build(input_shape), or the model on some inputs, first."
         )
     if is_sequential(model):
-        found: list[Any] = list(map(SequentialLayerPipelineStageAssignment, _layers(model)))
+        found: list[Assignment] = list(map(SequentialLayerPipelineStageAssignment, _layers(model)))
     else:
-        found = _functional(model)
+        found = list(_functional(model))
     if stages is not None and len(stages) != len(found):
         log.info(
-            f"{model.name!r} has other layers than when it was given stages. Give them anew by "
-            "set_pipeline_stage_assignment()."
+            f"{model.name!r} has other layers than when its stages were assigned. Call "
+            "set_pipeline_stage_assignment() again."
         )
         stages = None
     for assignment, stage in zip(found, stages or [None] * len(found), strict=True):
@@ -77,13 +105,13 @@ def assignments(model: keras.Model, stages: Sequence[int | None] | None) -> list
 
 
 def is_all_in_the_first_stage(model: keras.Model) -> bool:
-    """Say whether all layers were made or called in `PipelineStage(0)`."""
+    """Return whether all layers were made or called in `PipelineStage(0)`."""
     calls = keras_bridge.graph_calls(model, into_nested=True) or []
     return {call.mark for call in calls} == {0}
 
 
 def _layers(model: keras.Sequential) -> list[keras.Operation]:
-    """Return the layers of a sequential model, with those of nested models among them."""
+    """Return the layers of a sequential model, including those of nested models."""
     if any(isinstance(layer, keras.Model) for layer in model.layers):
         return [call.operation for call in calls_of(model)]
     return list(model.layers)
@@ -105,12 +133,12 @@ def _functional(model: keras.Model) -> list[FunctionalLayerPipelineStageAssignme
     return found
 
 
-def stage_numbers(model: keras.Model, given: Any) -> list[int]:
-    """Check what `set_pipeline_stage_assignment` was given; return the stage of every call.
+def stage_numbers(model: keras.Model, given: object) -> list[int]:
+    """Check the argument of `set_pipeline_stage_assignment`; return the stage of each call.
 
     Raises:
-        ValueError: if it is not a list with one entry of the right kind for every layer, in their
-            order, or a layer reads what a later stage computes.
+        ValueError: if it is not a list with one entry of the right type for each layer, in the
+            order of execution, or a layer reads the output of a later stage.
     """
     if not isinstance(given, list):
         raise ValueError(f"A stage assignment is a list, but received {type(given).__name__}.")
@@ -118,7 +146,7 @@ def stage_numbers(model: keras.Model, given: Any) -> list[int]:
     if len(given) != len(expected):
         raise ValueError(
             f"{len(given)} stages were given for the {len(expected)} layers of {model.name!r}. "
-            "Pass one for each layer, in the order in which they run, without input layers."
+            "Pass one for each layer, in the order of execution, without input layers."
         )
     sequential = is_sequential(model)
     stages = [
@@ -146,7 +174,7 @@ def _stage(entry: Any, wanted: Assignment, sequential: bool) -> int:
             f"{entry.layer.name!r} is given where {name!r} runs. Keep the order of "
             "get_pipeline_stage_assignment()."
         )
-    # Two calls of one layer differ in their numbers alone.
+    # Calls of one layer differ only in their index.
     given, number = (getattr(part, "node_index", None) for part in (entry, wanted))
     if given != number:
         raise ValueError(
@@ -172,7 +200,7 @@ def _check_in_order(layers: list[keras.Operation], stages: list[int]) -> None:
 
 
 def summary(model: keras.Model, found: Sequence[Assignment], line_length: int | None) -> list[str]:
-    """Return a table of layers and their stages, as lines."""
+    """Return the lines of a table of layers and their stages."""
     rows: list[tuple[str, ...]] = []
     for entry in found:
         label = f"{entry.layer.name} ({type(entry.layer).__name__})"

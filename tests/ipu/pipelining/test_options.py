@@ -1,8 +1,7 @@
 import pytest
 from convoy import ipu
 from convoy.ipu.enums import GradientAccumulationReductionMethod
-from convoy.ipu.errors import FailedPreconditionError
-from convoy.ipu.keras.pipeline_options import PipelineOptions, read
+from convoy.ipu.pipelining.options import FailedPreconditionError, PipelineOptions, read
 
 SUM = GradientAccumulationReductionMethod.SUM
 Schedule = ipu.ops.pipelining_ops.PipelineSchedule
@@ -21,7 +20,7 @@ Mode = ipu.ops.pipelining_ops.RecomputationMode
     ],
 )
 def test_takes_counts_that_suit_the_schedule(count, stages, schedule):
-    assert PipelineOptions(count, schedule=schedule).check(stages) == count
+    PipelineOptions(count, schedule=schedule).check(stages, ipu.config.IPUConfig())
 
 
 @pytest.mark.parametrize(
@@ -34,26 +33,28 @@ def test_takes_counts_that_suit_the_schedule(count, stages, schedule):
 )
 def test_refuses_counts_that_do_not(count, stages, schedule, unit):
     with pytest.raises(FailedPreconditionError, match=f"not a multiple of {unit}"):
-        PipelineOptions(count, schedule=schedule).check(stages)
+        PipelineOptions(count, schedule=schedule).check(stages, ipu.config.IPUConfig())
 
 
 def test_tiles_for_input_and_output_change_what_grouped_wants():
-    assert PipelineOptions(6).check(2, on_io_tiles=True) == 6
-    assert PipelineOptions(7).check(2, on_io_tiles=True) == 7
+    config = ipu.config.IPUConfig()
+    config.io_tiles.place_ops_on_io_tiles = True
+    PipelineOptions(6).check(2, config)
+    PipelineOptions(7).check(2, config)
     with pytest.raises(FailedPreconditionError, match="=5 is not 6 or more, with io_tiles"):
-        PipelineOptions(5).check(2, on_io_tiles=True)
+        PipelineOptions(5).check(2, config)
     with pytest.raises(FailedPreconditionError, match="not a multiple of 3"):
-        PipelineOptions(4, schedule=Schedule.Interleaved).check(3, on_io_tiles=True)
+        PipelineOptions(4, schedule=Schedule.Interleaved).check(3, config)
 
 
 def test_refuses_to_train_without_a_count():
     with pytest.raises(ValueError, match="no number of micro-batches"):
-        PipelineOptions(schedule=Schedule.Sequential).check(2)
+        PipelineOptions(schedule=Schedule.Sequential).check(2, ipu.config.IPUConfig())
 
 
 def test_interleaved_does_not_train_on_shared_devices():
     with pytest.raises(NotImplementedError, match=r"device_mapping=\[0, 1, 0\]"):
-        PipelineOptions(6, [0, 1, 0], Schedule.Interleaved).check(3)
+        PipelineOptions(6, [0, 1, 0], Schedule.Interleaved).check(3, ipu.config.IPUConfig())
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_interleaved_does_not_train_on_shared_devices():
 def test_interleaved_runs_as_many_at_a_time_as_devices_allow(mapping, unit):
     def check(count):
         options = PipelineOptions(count, mapping, Schedule.Interleaved)
-        options.check_count("count", len(mapping), len(mapping), on_io_tiles=False)
+        options.check(len(mapping), ipu.config.IPUConfig(), training=False)
 
     check(unit)
     check(2 * unit)
@@ -79,8 +80,12 @@ def test_interleaved_runs_as_many_at_a_time_as_devices_allow(mapping, unit):
     ],
 )
 def test_refuses_to_recompute_as_the_schedule_cannot(mode, schedule):
+    config = ipu.config.IPUConfig()
+    options = PipelineOptions(6, None, schedule, mode)
+    options.check(3, config)
+    config.allow_recompute = True
     with pytest.raises(NotImplementedError, match=r"Use RecomputationMode\.Auto"):
-        PipelineOptions(6, None, schedule, mode).check_recomputation()
+        options.check(3, config)
 
 
 @pytest.mark.parametrize("mapping", [(0, 1), [0, 1.0], [True, False], 2])

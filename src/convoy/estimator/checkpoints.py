@@ -1,0 +1,185 @@
+"""Checkpoints of estimators: weights, optimizer state and the global step."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax.numpy as jnp
+import keras
+import numpy as np
+from convoy import keras_bridge
+from convoy.checkpoint import CheckpointError, store
+from convoy.checkpoint.folder import Folder, Position
+from convoy.checkpoint.snapshot import name_of
+from convoy.checkpoint.store import Checkpoint
+from convoy.engine.observer import pause
+from convoy.engine.prepared_model import PreparedModel
+
+_WEIGHTS = ("trainable", "non_trainable")
+_STATE = ("optimizer", "numerics")
+
+Filter = Callable[[str], bool]
+"""Takes the path of a variable, and returns whether it is restored."""
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """Source of the initial weights of a new network.
+
+    Attributes:
+        path: a checkpoint, or a folder of checkpoints, whose newest one is used.
+        variables: a regular expression. Only variables whose path matches it are restored; by
+            default all are, and must be equal in number and shape.
+    """
+
+    path: str | Path
+    variables: str | None = None
+
+
+class Checkpoints:
+    """The checkpoints in the folder of an estimator."""
+
+    def __init__(self, path: Path, keep: int) -> None:
+        self.folder = Folder(path)
+        self.keep = keep
+
+    def newest(self) -> Checkpoint | None:
+        """Read the newest intact checkpoint, if there is one."""
+        found = self.folder.newest()
+        return None if found is None else found[1]
+
+    def write(self, model: keras.Model, global_step: int, logs: dict[str, float]) -> None:
+        """Add a checkpoint, and remove old ones."""
+        with pause("checkpoint"):
+            self.folder.write(Position(0, global_step), _content(model, global_step, logs))
+            self.folder.keep_only(self.folder.positions()[-self.keep :])
+
+
+def read(path: str | Path) -> Checkpoint:
+    """Read a checkpoint, or the newest one in a folder.
+
+    Raises:
+        CheckpointError: if there is none.
+    """
+    path = Path(path)
+    if Position.parse(path.name) is not None:
+        return store.read(path)
+    found = Folder(path).newest()
+    if found is None:
+        raise CheckpointError(f"There are no checkpoints in {path}. Pass another path.")
+    return found[1]
+
+
+def global_step(content: Checkpoint) -> int:
+    """Return the number of steps for which the network of a checkpoint was trained.
+
+    Raises:
+        CheckpointError: if no estimator wrote it.
+    """
+    if "global_step" not in content.state:
+        raise CheckpointError(
+            "The checkpoint was not written by an estimator. Pass another model_dir, or use its "
+            "weights through warm_start_from."
+        )
+    return int(content.state["global_step"])
+
+
+def restore(model: keras.Model, content: Checkpoint, *, training: bool) -> None:
+    """Restore the weights of a model; for training, also the optimizer and random state.
+
+    Raises:
+        CheckpointError: if the checkpoint is that of another model.
+    """
+    for kind in _WEIGHTS:
+        _restore(model, content, kind, lambda path: not _is_seed(path))
+    if training:
+        _restore(model, content, "non_trainable", _is_seed)
+        for kind in _STATE:
+            # Training continues with the learning rate that the model function sets now.
+            _restore(model, content, kind, lambda path: not _is_learning_rate(path))
+
+
+def warm_start(model: keras.Model, source: WarmStart) -> None:
+    """Initialise a model with the weights of another checkpoint.
+
+    Raises:
+        CheckpointError: if they do not fit, or the expression matches none of them.
+    """
+    content = read(source.path)
+    pattern = source.variables
+    if pattern is None:
+        restore(model, content, training=False)
+        return
+    restored = 0
+    for kind in _WEIGHTS:
+        variables, arrays = _pairs(model, content, kind, lambda path: not _is_seed(path))
+        for variable, (name, array) in zip(variables, arrays.items(), strict=False):
+            if re.search(pattern, variable.path) or re.search(pattern, name):
+                _assign([variable], [array], kind)
+                restored += 1
+    if not restored:
+        raise CheckpointError(
+            f"warm_start_from: {pattern!r} is found in the path of no variable. The paths are "
+            f"{', '.join(v.path for v in _variables(model, 'trainable'))}."
+        )
+
+
+def _content(model: keras.Model, step: int, logs: dict[str, float]) -> Checkpoint:
+    arrays = {
+        name_of(kind, index, variable): np.asarray(variable.value)
+        for kind in (*_WEIGHTS, *_STATE)
+        for index, variable in enumerate(_variables(model, kind))
+    }
+    state = {"global_step": step, "epoch": 0, "step": step, "total": step, "logs": logs}
+    about = {"written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    return Checkpoint(arrays, state, about)
+
+
+def _variables(model: keras.Model, kind: str) -> list[keras.Variable]:
+    if kind == "optimizer":
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        return list(model.optimizer.variables)
+    if kind == "numerics":
+        return list(PreparedModel.of(model).numerics.variables)
+    return list(getattr(model, f"{kind}_variables"))
+
+
+def _is_seed(path: str) -> bool:
+    return path.rsplit("/", 1)[-1].startswith("seed_generator_state")
+
+
+def _is_learning_rate(path: str) -> bool:
+    return path.rsplit("/", 1)[-1] == "learning_rate"
+
+
+def _pairs(
+    model: keras.Model, content: Checkpoint, kind: str, is_chosen: Filter
+) -> tuple[list[keras.Variable], dict[str, np.ndarray]]:
+    """Return the variables of one kind, and the arrays of a checkpoint for them, by name."""
+    arrays = {
+        name: array
+        for name, array in content.arrays.items()
+        if name.split("/")[0] == kind and is_chosen(name)
+    }
+    return [v for v in _variables(model, kind) if is_chosen(v.path)], arrays
+
+
+def _restore(model: keras.Model, content: Checkpoint, kind: str, is_chosen: Filter) -> None:
+    variables, arrays = _pairs(model, content, kind, is_chosen)
+    _assign(variables, list(arrays.values()), kind)
+
+
+def _assign(variables: list[keras.Variable], arrays: list[np.ndarray], kind: str) -> None:
+    expected = [(variable.path.rsplit("/", 1)[-1], tuple(variable.shape)) for variable in variables]
+    found = [array.shape for array in arrays]
+    if [shape for _, shape in expected] != found:
+        raise CheckpointError(
+            f"The checkpoint has {kind} variables of the shapes {found}, and the network "
+            f"{expected}. It is of another network: pass another model_dir."
+        )
+    keras_bridge.assign(variables, [jnp.array(array) for array in arrays])

@@ -1,0 +1,60 @@
+"""Checks of arguments that several functions and classes share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+INSIDE_OF_UPDATE = ", so a device call would end inside of a weight update"
+"""A reason for `multiple`."""
+
+Kinds = type | tuple[type, ...]
+
+
+def positive_int(name: str, value: object, what: str = "a positive integer") -> None:
+    """Raise `ValueError` if a value is not an int of 1 or more."""
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{name}={value!r} is not {what}. Pass an int of 1 or more.")
+
+
+def in_range(name: str, value: int | None, low: int, high: int | None = None) -> None:
+    """Raise `ValueError` if a number was passed that is out of range."""
+    if value is not None and (value < low or (high is not None and value > high)):
+        expected = f"{low} or more" if high is None else f"from {low} to {high}"
+        raise ValueError(f"{name}={value} is not {expected}.")
+
+
+def multiple(
+    name: str,
+    value: int,
+    of: str,
+    unit: int,
+    reason: str = "",
+    error: type[Exception] = ValueError,
+) -> None:
+    """Raise an error if a number is not a multiple of another."""
+    if value % unit:
+        raise error(
+            f"{name}={value} is not a multiple of {of}={unit}{reason}. Pass "
+            f"{-(-value // unit) * unit}."
+        )
+
+
+def instance(name: str, value: object, kinds: Kinds, what: str) -> None:
+    """Raise `TypeError` if a value was passed that is of another type."""
+    if value is not None and not isinstance(value, kinds):
+        raise TypeError(f"{name} is {type(value).__name__}, not {what}.")
+
+
+def one_per_stage(name: str, entries: Sequence[object], stages: int) -> None:
+    """Raise `ValueError` if a list does not have one entry for each stage."""
+    if len(entries) != stages:
+        raise ValueError(
+            f"{name} has {len(entries)} entries, but there are {stages} stages. Pass one for each."
+        )
+
+
+def known_names(where: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise `ValueError` if a keyword argument is unknown."""
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{where}() does not take {name!r}. It takes {', '.join(known)}.")

@@ -1,0 +1,186 @@
+"""Options of a model that Graphcore's methods set, and the file that saves them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from convoy.ipu import checks, notice
+from convoy.ipu.enums import (
+    GradientAccumulationReductionMethod,
+    ReplicatedMetricReductionMethod,
+)
+from convoy.ipu.gradient_accumulation import Accumulation, check_offload, read_dtype
+from convoy.ipu.pipelining import options as pipeline_options
+from convoy.ipu.pipelining.options import PipelineOptions
+from convoy.types import Json
+
+FILE = "convoy_ipu.json"
+
+_STEPS = "gradient_accumulation_steps_per_replica"
+_ACCUMULATION_OPTIONS = (
+    "dtype",
+    "name",
+    "offload_weight_update_variables",
+    "replicated_optimizer_state_sharding",
+)
+
+
+class ModelOptions:
+    """Options of gradient accumulation, pipeline parallelism and reporting."""
+
+    def __init__(self) -> None:
+        self.accumulation = Accumulation()
+        self.pipeline = PipelineOptions()
+        self.accumulate_outfeed = False
+        self.infeed_options: Json = {}
+        self.outfeed_options: Json = {}
+        self.asynchronous = False
+        self.metric_method = ReplicatedMetricReductionMethod.NONE
+
+    def set_gradient_accumulation_options(
+        self,
+        gradient_accumulation_steps_per_replica: int | None = None,
+        gradient_accumulation_reduction_method: str | GradientAccumulationReductionMethod = "sum",
+        use_v2_gradient_accumulation_optimizer: bool = False,
+        **gradient_accumulation_optimizer_kwargs: Any,
+    ) -> None:
+        """Set gradient accumulation of a model without pipeline stages.
+
+        Args:
+            gradient_accumulation_steps_per_replica: micro-batches per weight update; `None` keeps
+                the current number.
+            gradient_accumulation_reduction_method: reduction of their gradients; shared with
+                `set_pipelining_options`, and set by every call.
+            use_v2_gradient_accumulation_optimizer: has no effect.
+            gradient_accumulation_optimizer_kwargs: `dtype`, the dtype of the accumulated gradients;
+                `offload_weight_update_variables`, `replicated_optimizer_state_sharding` and `name`
+                have no effect.
+        """
+        where, options = "set_gradient_accumulation_options", gradient_accumulation_optimizer_kwargs
+        count = _micro_batches(gradient_accumulation_steps_per_replica)
+        method = GradientAccumulationReductionMethod.parse(gradient_accumulation_reduction_method)
+        checks.known_names(where, options, _ACCUMULATION_OPTIONS)
+        check_offload(options)
+        dtype = read_dtype("dtype", options.pop("dtype", None))
+        ignored = {"use_v2_gradient_accumulation_optimizer": use_v2_gradient_accumulation_optimizer}
+        notice.no_effect(where, options | ignored)
+        self.set_accumulation(Accumulation(count or self.accumulation.count, method, dtype))
+
+    def set_accumulation(self, accumulation: Accumulation) -> None:
+        """Set gradient accumulation; the reduction is shared with the pipeline options."""
+        self.accumulation = accumulation
+        self.pipeline = replace(self.pipeline, method=accumulation.method)
+
+    def set_pipelining_options(
+        self,
+        gradient_accumulation_steps_per_replica: int | None = None,
+        device_mapping: list[int] | None = None,
+        accumulate_outfeed: bool | None = None,
+        gradient_accumulation_reduction_method: str | GradientAccumulationReductionMethod = "sum",
+        **pipelining_kwargs: Any,
+    ) -> None:
+        """Set the options of a model with pipeline stages.
+
+        Args:
+            gradient_accumulation_steps_per_replica: micro-batches per weight update: a multiple of
+                twice the number of stages (Grouped, that is GPipe) or of the number of stages
+                (Interleaved, that is 1F1B). `None` keeps the current number.
+            device_mapping: the device of each stage; at first one device per stage. `None` keeps
+                the current mapping.
+            accumulate_outfeed: whether callbacks are called once per execution, even with
+                `set_asynchronous_callbacks`; at first they are not. `None` keeps the current value.
+            gradient_accumulation_reduction_method: reduction of the gradients of micro-batches.
+            pipelining_kwargs: `pipeline_schedule`, `recomputation_mode`,
+                `gradient_accumulation_dtype`; others are checked and have no effect. They replace
+                those of the previous call.
+        """
+        count = _micro_batches(gradient_accumulation_steps_per_replica)
+        method = GradientAccumulationReductionMethod.parse(gradient_accumulation_reduction_method)
+        mapping = self.pipeline.device_mapping if device_mapping is None else device_mapping
+        self.pipeline = pipeline_options.read(
+            count or self.pipeline.count, mapping, method, pipelining_kwargs
+        )
+        self.accumulation = replace(self.accumulation, method=method)
+        if accumulate_outfeed is not None:
+            self.accumulate_outfeed = bool(accumulate_outfeed)
+
+    def set_asynchronous_callbacks(self, asynchronous: bool = False) -> None:
+        """Set whether callbacks are called for every step and replica, while the devices run.
+
+        With pipeline stages and `accumulate_outfeed`, callbacks of `fit` and `evaluate` are called
+        once per execution in any case.
+
+        Args:
+            asynchronous: whether to do so; by default callbacks are called once per execution.
+        """
+        self.asynchronous = asynchronous
+
+    def set_infeed_queue_options(self, **kwargs: Any) -> None:
+        """Accept options of the input queue; they have no effect."""
+        known = ("device_ordinal", "optimise_latency", "prefetch_depth")
+        checks.known_names("set_infeed_queue_options", kwargs, known)
+        notice.no_effect("set_infeed_queue_options", dict.fromkeys(kwargs, True))
+        self.infeed_options = kwargs
+
+    def set_outfeed_queue_options(self, **kwargs: Any) -> None:
+        """Accept options of the output queue; they have no effect."""
+        known = ("buffer_depth", "optimise_latency")
+        checks.known_names("set_outfeed_queue_options", kwargs, known)
+        notice.no_effect("set_outfeed_queue_options", dict.fromkeys(kwargs, True))
+        self.outfeed_options = kwargs
+
+    def write(self, folder: str | Path, stages: list[int] | None) -> None:
+        """Write the options and the stage of each layer into the folder of a saved model."""
+        pipeline = self.pipeline
+        saved = {
+            _STEPS: self.accumulation.count,
+            "gradient_accumulation_reduction_method": self.accumulation.method.name,
+            "replicated_metric_reduction_method": self.metric_method.name,
+            "asynchronous_callbacks": self.asynchronous,
+            f"pipelining_{_STEPS}": pipeline.count,
+            "pipelining_device_mapping": pipeline.device_mapping,
+            "pipelining_accumulate_outfeed": self.accumulate_outfeed,
+            "pipeline_stage_assignment": stages,
+            "infeed_queue_options": self.infeed_options,
+            "outfeed_queue_options": self.outfeed_options,
+        }
+        (Path(folder) / FILE).write_text(json.dumps(saved))
+        unsaved = {
+            "set_pipelining_options": pipeline
+            != PipelineOptions(pipeline.count, pipeline.device_mapping, method=pipeline.method),
+            "set_gradient_accumulation_options": self.accumulation.dtype is not None,
+        }
+        for method, is_unsaved in unsaved.items():
+            if is_unsaved:
+                notice.log.info(
+                    f"Keyword arguments of {method}(), such as the schedule or the dtype, are not "
+                    "saved. Call it again after loading."
+                )
+
+    def read(self, folder: str | Path) -> Json | None:
+        """Set the options that were written, and return them; a file of stock Keras has none."""
+        file = Path(folder) / FILE
+        if not file.is_file():
+            return None
+        saved: Json = json.loads(file.read_text())
+        method = GradientAccumulationReductionMethod[
+            saved["gradient_accumulation_reduction_method"]
+        ]
+        self.accumulation = Accumulation(saved[_STEPS], method)
+        self.pipeline = PipelineOptions(
+            saved[f"pipelining_{_STEPS}"], saved["pipelining_device_mapping"], method=method
+        )
+        self.accumulate_outfeed = saved["pipelining_accumulate_outfeed"]
+        self.asynchronous = saved["asynchronous_callbacks"]
+        self.infeed_options = saved["infeed_queue_options"]
+        self.outfeed_options = saved["outfeed_queue_options"]
+        return saved
+
+
+def _micro_batches(count: int | None) -> int | None:
+    if count is not None:
+        checks.positive_int(_STEPS, count, "a number of micro-batches")
+    return count
