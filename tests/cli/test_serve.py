@@ -21,7 +21,7 @@ pytestmark = pytest.mark.integration
         (["--model", "a=.", "--model", "a=."], "Two models are called a."),
         (["--model", "a=.", "--tls-key", "x"], "go together"),
         (["--model", "a=.", "--port", "-1", "--grpc-port", "-1"], "nothing to listen on"),
-        (["--model", "a=.", "--max-request-bytes", "0"], "pass more than 0"),
+        (["--model", "a=.", "--max-request-bytes", "0"], "pass 1 or more"),
     ],
 )
 def test_a_server_that_cannot_start_says_so(tmp_path, monkeypatch, capsys, words, message):

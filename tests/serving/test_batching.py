@@ -87,7 +87,7 @@ def test_a_batch_is_not_filled_up_where_every_sample_has_its_cost():
 def test_a_batch_waits_for_others_as_long_as_it_may():
     async def test():
         model = Doubler()
-        made = batcher(model, timeout=60.0)
+        made = batcher(model, batch_timeout_micros=60_000_000)
         tasks = [asyncio.create_task(made.submit(values(x), 1)) for x in (1, 2, 3, 4)]
         await asyncio.gather(*tasks)  # it is full, so nobody waits for the timeout
         lonely = asyncio.create_task(made.submit(values(5), 1))

@@ -18,10 +18,10 @@ def clients(server, model):
     yield GrpcClient(Address("127.0.0.1", server.server.grpc_port, model))
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_every_request_is_counted(server, pictures, asynchronous):
+@pytest.mark.parametrize("use_async", [False, True])
+def test_every_request_is_counted(server, pictures, use_async):
     for client in clients(server, "pictures"):
-        options = LoadOptions(None, images=50, batch_size=2, asynchronous=asynchronous)
+        options = LoadOptions("pictures", num_images=50, batch_size=2, use_async=use_async)
         images, labels = _batches(options, client.input)
         assert labels is None
         result = _send(options, client, images, lambda number: np.array([0, 1]), False)
@@ -32,7 +32,7 @@ def test_every_request_is_counted(server, pictures, asynchronous):
 
 
 def test_the_report_adds_processes_up():
-    options = LoadOptions(None, processes=2, images=3, batch_size=2)
+    options = LoadOptions("x", processes=2, num_images=3, batch_size=2)
     results = [
         ProcessResult(10.0, 11.0, [0.1, 0.3], 3, 4),
         ProcessResult(10.5, 12.0, [0.2, 0.2], 1, 4, ["429"]),
@@ -52,8 +52,8 @@ def test_the_report_adds_processes_up():
 
 @pytest.mark.slow
 def test_processes_send_at_the_same_time(server):
-    address = Address("127.0.0.1", server.server.grpc_port, "pictures")
-    result = send_load(LoadOptions(address, processes=2, images=20))
+    port = server.server.grpc_port
+    result = send_load(LoadOptions("pictures", port=port, processes=2, num_images=20))
     assert (result.answered, result.failures) == (40, [])
     with pytest.raises(RequestError):
-        send_load(LoadOptions(Address("127.0.0.1", server.server.grpc_port, "none"), processes=1))
+        send_load(LoadOptions("none", port=port, processes=1))

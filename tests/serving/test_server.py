@@ -111,7 +111,7 @@ def test_tls(half, tmp_path):
     names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
     files = ["-keyout", str(key), "-out", str(certificate)]
     subprocess.run([*command.split(), *names, *files], check=True, capture_output=True)
-    with running(half, certificate=certificate, key=key) as server:
+    with running(half, tls_certificate=certificate, tls_key=key) as server:
         context = ssl.create_default_context(cafile=certificate)
         connection = http.client.HTTPSConnection("127.0.0.1", server.server.port, context=context)
         connection.request("POST", PREDICT, json.dumps(ONE))
@@ -161,7 +161,7 @@ def test_a_stop_answers_what_was_accepted(half):
 
 
 def test_models_can_be_changed_if_it_is_allowed(half, half_plus_two):
-    with running(half, may_reload=True) as server:
+    with running(half, allow_reload=True) as server:
         request = messages.ReloadConfigRequest()
         entry = request.config.model_config_list.config.add(
             name="other", base_path=str(half_plus_two)

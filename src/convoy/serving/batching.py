@@ -23,8 +23,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from convoy.configuration import Configuration, Count, Option
 from convoy.serving.batch_sizes import BatchSizes
 from convoy.serving.errors import Code, ServingError
 from convoy.serving.signature import Arrays
@@ -32,21 +34,26 @@ from convoy.serving.signature import Arrays
 Run = Callable[[Arrays], Arrays]
 
 
-@dataclass(frozen=True)
-class BatchOptions:
-    """Options of batching.
+GROUP = "batching and limits"
 
-    Attributes:
-        max_batch_size: maximum number of samples per call; by default the model's largest batch
-            size.
-        timeout: seconds that the first request of a batch waits for others. With 0, a call takes
-            the requests that arrived while the previous one ran.
-        max_enqueued_samples: maximum number of waiting samples; requests beyond it are refused.
+
+@dataclass(frozen=True)
+class BatchOptions(Configuration):
+    """Options of batching, with the flags of `convoy serve` for them.
+
+    With a timeout of 0, a call takes the requests that arrived while the previous one ran.
     """
 
-    max_batch_size: int | None = None
-    timeout: float = 0.0
-    max_enqueued_samples: int = 1000
+    max_batch_size: Annotated[
+        Count | None,
+        Option("maximum samples per call (default: the largest exported batch size)", GROUP),
+    ] = None
+    batch_timeout_micros: Annotated[
+        int, Option("how long a request waits for others to join its batch (default: 0)", GROUP)
+    ] = 0
+    max_enqueued_samples: Annotated[
+        Count, Option("maximum waiting samples; requests beyond are refused (default: 1000)", GROUP)
+    ] = 1000
 
 
 @dataclass(frozen=True)
@@ -223,7 +230,8 @@ class Batcher:
         """Return the seconds that the first request still waits for others."""
         if self._closing or self._samples >= self._machine.sizes.efficient:
             return 0.0
-        return self._queue[0].arrived + self._options.timeout - time.monotonic()
+        timeout = self._options.batch_timeout_micros / 1e6
+        return self._queue[0].arrived + timeout - time.monotonic()
 
     def _take(self, sizes: BatchSizes, samples: int) -> tuple[int, list[_Entry]]:
         """Remove the requests of the next batch from the queue.

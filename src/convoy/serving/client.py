@@ -14,16 +14,17 @@ from typing import Any, Protocol, TypeVar
 import grpc
 import numpy as np
 from convoy.serving import tensorflow_serving_pb2 as messages
+from convoy.serving.data_types import NUMPY_NAMES, TYPES
 from convoy.serving.signature import TensorSpec
 from convoy.serving.tensorflow_api import (
-    DATA_TYPES,
     DEFAULT_SIGNATURE,
-    DTYPE_NAMES,
     MODELS_KEY,
     SERVICE_PACKAGE,
 )
 from google.protobuf.message import Message
 
+# Environment variable with the token of a server.
+TOKEN_VARIABLE = "CONVOY_SERVING_TOKEN"
 # Timeout of the first request, during which the server may still load the model.
 FIRST_SECONDS = 1000.0
 # Maximum number of model names in an error message.
@@ -160,20 +161,20 @@ class GrpcClient:
         signatures = messages.SignatureDefMap.FromString(response.metadata["signature_def"].value)
         name, info = _only_input(signatures.signature_def[DEFAULT_SIGNATURE].inputs)
         shape = tuple(dim.size for dim in info.tensor_shape.dim)[1:]
-        return TensorSpec(name, DTYPE_NAMES[info.dtype], shape)
+        return TensorSpec(name, NUMPY_NAMES[info.dtype], shape)
 
     def predict(self, images: np.ndarray, seconds: float) -> np.ndarray:
         request = messages.PredictRequest()
         request.model_spec.name = self._address.model
         tensor = request.inputs[self.input.name]
-        tensor.dtype = DATA_TYPES[images.dtype.name]
+        tensor.dtype = TYPES[images.dtype.name].tensorflow
         for size in images.shape:
             tensor.tensor_shape.dim.add(size=size)
         tensor.tensor_content = images.tobytes()
         response = self._call("Predict", request, messages.PredictResponse, seconds)
         (output,) = response.outputs.values()
         shape = [dim.size for dim in output.tensor_shape.dim]
-        dtype = np.dtype(DTYPE_NAMES[output.dtype])
+        dtype = np.dtype(NUMPY_NAMES[output.dtype])
         if output.tensor_content:
             return np.frombuffer(output.tensor_content, dtype).reshape(shape)
         return np.array(output.float_val, dtype).reshape(shape)
@@ -234,7 +235,7 @@ class RestClient:
         definition = response["metadata"]["signature_def"]["signature_def"][DEFAULT_SIGNATURE]
         name, info = _only_input(definition["inputs"])
         shape = tuple(int(dim["size"]) for dim in info["tensor_shape"]["dim"])[1:]
-        return TensorSpec(name, DTYPE_NAMES[messages.DataType.Value(info["dtype"])], shape)
+        return TensorSpec(name, NUMPY_NAMES[messages.DataType.Value(info["dtype"])], shape)
 
     def predict(self, images: np.ndarray, seconds: float) -> np.ndarray:
         body = json.dumps({"instances": images.tolist()}).encode()

@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 import grpc
 from convoy.serving import tensorflow_serving_pb2 as messages
+from convoy.serving.data_types import TYPES
 from convoy.serving.errors import Code, ServingError, invalid, not_found
 from convoy.serving.service import Service, Target
 from convoy.serving.signature import Arrays, Signature, TensorSpec
 from convoy.serving.tensor_protos import from_examples, to_array, to_proto
 from convoy.serving.tensorflow_api import (
     CLASSIFY,
-    DATA_TYPES,
     DEFAULT_SIGNATURE,
     MODELS_KEY,
     PREDICT,
@@ -42,13 +42,13 @@ class GrpcService:
     Args:
         service: the models.
         token: bearer token that clients must send, if any.
-        may_reload: whether clients may change the list of models.
+        allow_reload: whether clients may change the list of models.
     """
 
-    def __init__(self, service: Service, token: str | None, may_reload: bool) -> None:
+    def __init__(self, service: Service, token: str | None, allow_reload: bool) -> None:
         self.service = service
         self._token = token
-        self._may_reload = may_reload
+        self._allow_reload = allow_reload
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
         prediction = {
@@ -219,7 +219,7 @@ class GrpcService:
         return response
 
     async def reload(self, request: messages.ReloadConfigRequest) -> messages.ReloadConfigResponse:
-        if not self._may_reload:
+        if not self._allow_reload:
             raise ServingError(
                 Code.PERMISSION_DENIED, "Start the server with --allow-reload to change its models."
             )
@@ -272,7 +272,7 @@ def _regression(outputs: Arrays) -> messages.RegressionResult:
 
 
 def _tensor_info(spec: TensorSpec) -> messages.TensorInfo:
-    info = messages.TensorInfo(name=f"{spec.name}:0", dtype=DATA_TYPES[spec.dtype])
+    info = messages.TensorInfo(name=f"{spec.name}:0", dtype=TYPES[spec.dtype].tensorflow)
     for size in (-1, *spec.shape):
         info.tensor_shape.dim.add(size=size)
     return info

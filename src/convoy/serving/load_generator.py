@@ -8,11 +8,19 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from convoy.data.catalog import load
-from convoy.serving.client import CLIENTS, FIRST_SECONDS, Address, Client, RequestError
+from convoy.configuration import Configuration, Count, Option
+from convoy.data.catalog import DATASETS, load
+from convoy.serving.client import (
+    CLIENTS,
+    FIRST_SECONDS,
+    TOKEN_VARIABLE,
+    Address,
+    Client,
+    RequestError,
+)
 from convoy.serving.signature import TensorSpec
 
 BARRIER_SECONDS = 600.0
@@ -23,38 +31,39 @@ Batches = Callable[[int], np.ndarray]
 """Returns the images, or the labels, of a request by its number."""
 
 
+DEFAULT_PORTS = {"grpc": 8500, "rest": 8501}
+
+
 @dataclass(frozen=True)
-class LoadOptions:
-    """Options of the load.
+class LoadOptions(Configuration):
+    """Options of the load, with the flags of `convoy request` for them."""
 
-    Attributes:
-        address: the model's address.
-        protocol: `"grpc"` or `"rest"`.
-        processes: number of processes that send requests.
-        images: number of images that each process sends.
-        batch_size: images per request.
-        asynchronous: whether to send requests without waiting for responses.
-        seconds: timeout of a request.
-        dataset: name of the dataset whose test images are sent; by default, random images.
-        dataset_path: folder of the dataset.
-        verbose: whether the first process prints the latency of each request.
-    """
+    model: Annotated[str, Option("name of the model")]
+    host: Annotated[str, Option("host of the server")] = "127.0.0.1"
+    port: Annotated[int | None, Option("default: 8500 for gRPC, 8501 for REST")] = None
+    protocol: Annotated[str, Option("protocol", choices=tuple(DEFAULT_PORTS))] = "grpc"
+    token: Annotated[str | None, Option(f"the server's token (default: ${TOKEN_VARIABLE})")] = None
+    processes: Annotated[Count, Option("number of processes that send requests")] = 2
+    num_images: Annotated[Count, Option("images per process")] = 1000
+    batch_size: Annotated[Count, Option("images per request")] = 1
+    use_async: Annotated[bool, Option("whether to send without waiting for responses")] = False
+    request_seconds: Annotated[float, Option("timeout of a request")] = 10.0
+    dataset: Annotated[
+        str | None,
+        Option("send its test images (default: random images)", choices=tuple(DATASETS)),
+    ] = None
+    dataset_path: Annotated[str, Option("folder of the dataset")] = "."
+    verbose: Annotated[bool, Option("whether to print the latency of each request")] = False
 
-    address: Address
-    protocol: str = "grpc"
-    processes: int = 2
-    images: int = 1000
-    batch_size: int = 1
-    asynchronous: bool = False
-    seconds: float = 10.0
-    dataset: str | None = None
-    dataset_path: str = "."
-    verbose: bool = False
+    @property
+    def address(self) -> Address:
+        port = DEFAULT_PORTS[self.protocol] if self.port is None else self.port
+        return Address(self.host, port, self.model, self.token)
 
     @property
     def requests(self) -> int:
         """Number of requests per process."""
-        return -(-self.images // self.batch_size)
+        return -(-self.num_images // self.batch_size)
 
 
 @dataclass
@@ -113,10 +122,10 @@ class LoadResult:
             f"Processed num_images * num_threads: {total} * {options.processes} = "
             f"{self.answered * options.batch_size}",
         ]
-        if total != options.images:
+        if total != options.num_images:
             lines.append(
-                f"Each process sent {total} images, not {options.images}: {options.requests} full "
-                f"batches of {options.batch_size}"
+                f"Each process sent {total} images, not {options.num_images}: "
+                f"{options.requests} full batches of {options.batch_size}"
             )
         lines.append(f"Average throughput: {self.throughput:.2f} samples/sec")
         if self.answered:
@@ -201,7 +210,7 @@ def _send(
 
     def request(number: int) -> tuple[float, np.ndarray]:
         began = time.perf_counter()
-        outputs = client.predict(images(number), options.seconds)
+        outputs = client.predict(images(number), options.request_seconds)
         return time.perf_counter() - began, outputs
 
     def record(number: int, latency: float, outputs: np.ndarray) -> None:
@@ -213,7 +222,7 @@ def _send(
         if verbose:
             print(f"-- Latency for batch: {1000 * latency:.2f} ms.", flush=True)
 
-    width = MAX_IN_FLIGHT if options.asynchronous else 1
+    width = MAX_IN_FLIGHT if options.use_async else 1
     in_flight: deque[tuple[int, Future[tuple[float, np.ndarray]]]] = deque()
     with ThreadPoolExecutor(width) as threads:
         for number in range(options.requests + width):

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from aiohttp import web
 from convoy.serving import json_values
+from convoy.serving.data_types import TYPES
 from convoy.serving.errors import invalid, not_found
 from convoy.serving.images import decode_image
 from convoy.serving.service import Service, Target
@@ -21,21 +22,6 @@ from convoy.serving.versions import LoadedVersion
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
-_DATA_TYPES = {
-    "bool": "BOOL",
-    "uint8": "UINT8",
-    "uint16": "UINT16",
-    "uint32": "UINT32",
-    "uint64": "UINT64",
-    "int8": "INT8",
-    "int16": "INT16",
-    "int32": "INT32",
-    "int64": "INT64",
-    "float16": "FP16",
-    "bfloat16": "BF16",
-    "float32": "FP32",
-    "float64": "FP64",
-}
 _END = "{_:/*}"
 
 
@@ -111,7 +97,7 @@ async def _malformed(request: web.Request) -> web.Response:
 def _describe(spec: TensorSpec) -> dict[str, Any]:
     return {
         "name": spec.name,
-        "datatype": _DATA_TYPES[spec.dtype],
+        "datatype": TYPES[spec.dtype].open_inference,
         "shape": [-1, *spec.shape],
     }
 
@@ -208,10 +194,10 @@ def _images(files: list[bytes], shape: tuple[int, ...], spec: TensorSpec) -> np.
 
 
 def _check_type(entry: Mapping[str, Any], spec: TensorSpec) -> None:
-    if entry.get("datatype") != _DATA_TYPES[spec.dtype]:
+    if entry.get("datatype") != TYPES[spec.dtype].open_inference:
         raise invalid(
             f"input {spec.name!r} has datatype {entry.get('datatype')!r}; expected "
-            f"{_DATA_TYPES[spec.dtype]}."
+            f"{TYPES[spec.dtype].open_inference}."
         )
 
 
@@ -256,7 +242,7 @@ def _response(
         entry: dict[str, Any] = {
             "name": name,
             "shape": list(value.shape),
-            "datatype": _DATA_TYPES[value.dtype.name],
+            "datatype": TYPES[value.dtype.name].open_inference,
         }
         if is_binary:
             binary.append(np.ascontiguousarray(value).tobytes())

@@ -9,11 +9,11 @@ from typing import Any
 
 from aiohttp import web
 from convoy.serving import json_values
+from convoy.serving.data_types import TYPES
 from convoy.serving.errors import invalid, not_found
 from convoy.serving.service import Service, Target
 from convoy.serving.signature import Arrays, Signature, TensorSpec
 from convoy.serving.tensorflow_api import (
-    DATA_TYPES,
     DEFAULT_SIGNATURE,
     PREDICT,
     check_signature_name,
@@ -156,7 +156,7 @@ def _metadata_json(model: str, loaded: LoadedVersion) -> dict[str, Any]:
 def _tensor_info(spec: TensorSpec) -> dict[str, Any]:
     sizes = (-1, *spec.shape)
     return {
-        "dtype": DataType.Name(DATA_TYPES[spec.dtype]),
+        "dtype": DataType.Name(TYPES[spec.dtype].tensorflow),
         "tensor_shape": {
             "dim": [{"size": str(size), "name": ""} for size in sizes],
             "unknown_rank": False,

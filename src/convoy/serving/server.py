@@ -11,49 +11,61 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import grpc
 from aiohttp import web
-from convoy.serving.batching import BatchOptions
+from convoy.configuration import Configuration, Count, Option
+from convoy.serving.batching import GROUP, BatchOptions
+from convoy.serving.client import TOKEN_VARIABLE
 from convoy.serving.grpc_service import GrpcService
 from convoy.serving.http_service import HttpService
 from convoy.serving.service import Service
 from convoy.serving.versions import ModelConfig
+from pydantic import Field
 
 logger = logging.getLogger("convoy.serving")
 
 
+Positive = Annotated[float, Field(gt=0)]
+
+
 @dataclass(frozen=True)
-class ServerOptions:
-    """Options of a server.
+class ServerOptions(Configuration):
+    """Options of a server, with the flags of `convoy serve` for them."""
 
-    Attributes:
-        host: address to listen on.
-        port: port of REST and the page; 0 takes a free one, `None` turns REST off.
-        grpc_port: port of gRPC; 0 takes a free one, `None` turns gRPC off.
-        poll_seconds: time between two searches for new versions; 0 searches only once.
-        request_seconds: maximum time for one request.
-        stop_seconds: maximum time that a stop waits for accepted requests.
-        max_request_bytes: maximum size of a request's body.
-        token: bearer token that clients must send, if any.
-        certificate: file with a TLS certificate in PEM format; turns TLS on.
-        key: file with the certificate's private key in PEM format.
-        may_reload: whether gRPC clients may change the list of models.
-        batching: options of batching.
-    """
-
-    host: str = "127.0.0.1"
-    port: int | None = 8501
-    grpc_port: int | None = 8500
-    poll_seconds: float = 1.0
-    request_seconds: float = 60.0
-    stop_seconds: float = 30.0
-    max_request_bytes: int = 64 << 20
-    token: str | None = None
-    certificate: Path | None = None
-    key: Path | None = None
-    may_reload: bool = False
+    poll_seconds: Annotated[
+        float, Option("time between searches for new versions; 0: search once", "models")
+    ] = 1.0
+    allow_reload: Annotated[
+        bool, Option("whether gRPC clients may change the list of models", "models")
+    ] = False
+    host: Annotated[str, Option("address to listen on", "listening")] = "127.0.0.1"
+    port: Annotated[int, Option("port of REST; 0: any free port, -1: none", "listening")] = 8501
+    grpc_port: Annotated[int, Option("port of gRPC; 0: any free port, -1: none", "listening")] = (
+        8500
+    )
+    token: Annotated[
+        str | None,
+        Option(f"token that clients must send (default: ${TOKEN_VARIABLE})", "listening"),
+    ] = None
+    tls_certificate: Annotated[Path | None, Option("a PEM file; turns TLS on", "listening")] = None
+    tls_key: Annotated[Path | None, Option("a PEM file", "listening")] = None
     batching: BatchOptions = field(default_factory=BatchOptions)
+    max_request_bytes: Annotated[Count, Option("maximum size of a request", GROUP)] = 64 << 20
+    request_seconds: Annotated[Positive, Option("maximum time of a request", GROUP)] = 60.0
+    stop_seconds: Annotated[
+        float, Option("maximum time to finish accepted requests at a stop", GROUP)
+    ] = 30.0
+
+    def __post_init__(self) -> None:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("--tls-certificate and --tls-key go together. Pass both.")
+        for file in (self.tls_certificate, self.tls_key):
+            if file is not None and not file.is_file():
+                raise ValueError(f"{file}: no such file.")
+        if self.port < 0 and self.grpc_port < 0:
+            raise ValueError("--port -1 and --grpc-port -1 leave nothing to listen on.")
 
 
 class Server:
@@ -80,10 +92,10 @@ class Server:
     def addresses(self) -> list[str]:
         """The address of each protocol, after the start."""
         options = self.options
-        scheme = "http" if options.certificate is None else "https"
+        scheme = "http" if options.tls_certificate is None else "https"
         rest = f"REST and the page: {scheme}://{options.host}:{self.port}/"
         remote = f"gRPC: {options.host}:{self.grpc_port}"
-        return [rest] * (options.port is not None) + [remote] * (options.grpc_port is not None)
+        return [rest] * (options.port >= 0) + [remote] * (options.grpc_port >= 0)
 
     async def start(self) -> None:
         """Open the ports, load the models, and start polling for new versions.
@@ -92,17 +104,17 @@ class Server:
             OSError: if a port cannot be opened, or a certificate cannot be read.
         """
         try:
-            if self.options.port is not None:
-                await self._start_http(self.options.port)
-            if self.options.grpc_port is not None:
-                await self._start_grpc(self.options.grpc_port)
+            if self.options.port >= 0:
+                await self._start_http()
+            if self.options.grpc_port >= 0:
+                await self._start_grpc()
         except OSError:
             await self.stop()
             raise
         addresses = "; ".join(self.addresses)
         logger.info("listening, and loading %s: %s", ", ".join(self.service.models), addresses)
         await self.service.poll()
-        if self.options.poll_seconds:
+        if self.options.poll_seconds > 0:
             self._polling = asyncio.create_task(self._poll())
 
     async def stop(self) -> None:
@@ -127,7 +139,7 @@ class Server:
             except OSError as error:
                 logger.error("The search for new versions failed: %s", error)
 
-    async def _start_http(self, port: int) -> None:
+    async def _start_http(self) -> None:
         options = self.options
         http = HttpService(self.service, options.token, options.max_request_bytes)
         self._runner = web.AppRunner(
@@ -137,24 +149,26 @@ class Server:
             handle_signals=False,
         )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, options.host, port, ssl_context=self._tls_context())
+        tls = self._tls_context()
+        site = web.TCPSite(self._runner, options.host, options.port, ssl_context=tls)
         try:
             await site.start()
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else error
             raise OSError(
-                f"{options.host}:{port} cannot be listened on: {reason}. Pass another --port."
+                f"{options.host}:{options.port} cannot be listened on: {reason}. "
+                "Pass another --port."
             ) from None
         self.port = self._runner.addresses[0][1]
 
     def _tls_context(self) -> ssl.SSLContext | None:
-        if self.options.certificate is None:
+        if self.options.tls_certificate is None:
             return None
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(self.options.certificate, self.options.key)
+        context.load_cert_chain(self.options.tls_certificate, self.options.tls_key)
         return context
 
-    async def _start_grpc(self, port: int) -> None:
+    async def _start_grpc(self) -> None:
         options = self.options
         self._grpc = grpc.aio.server(
             options=[
@@ -163,15 +177,14 @@ class Server:
                 ("grpc.so_reuseport", 0),
             ]
         )
-        service = GrpcService(self.service, options.token, options.may_reload)
+        service = GrpcService(self.service, options.token, options.allow_reload)
         self._grpc.add_generic_rpc_handlers(service.handlers())
-        address = f"{options.host}:{port}"
+        address = f"{options.host}:{options.grpc_port}"
         try:
-            if options.certificate is None:
+            if options.tls_certificate is None or options.tls_key is None:
                 self.grpc_port = self._grpc.add_insecure_port(address)
             else:
-                key = options.key or options.certificate
-                pair = (key.read_bytes(), options.certificate.read_bytes())
+                pair = (options.tls_key.read_bytes(), options.tls_certificate.read_bytes())
                 self.grpc_port = self._grpc.add_secure_port(
                     address, grpc.ssl_server_credentials([pair])
                 )

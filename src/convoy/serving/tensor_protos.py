@@ -7,28 +7,13 @@ from math import prod
 
 import numpy as np
 from convoy.data.tensorflow_pb2 import Feature
+from convoy.serving.data_types import NUMPY_NAMES, TYPES
 from convoy.serving.errors import invalid
 from convoy.serving.images import decode_image
 from convoy.serving.signature import MAX_DIMENSIONS, Arrays, Signature, TensorSpec
-from convoy.serving.tensorflow_api import DATA_TYPES, DTYPE_NAMES, example_inputs
+from convoy.serving.tensorflow_api import example_inputs
 from convoy.serving.tensorflow_serving_pb2 import DataType, Input, TensorProto
 
-# The field that lists the values of a type, if they are not in `tensor_content`.
-_VALUE_FIELDS = {
-    "float32": "float_val",
-    "float64": "double_val",
-    "int32": "int_val",
-    "uint8": "int_val",
-    "int16": "int_val",
-    "int8": "int_val",
-    "uint16": "int_val",
-    "int64": "int64_val",
-    "bool": "bool_val",
-    "uint32": "uint32_val",
-    "uint64": "uint64_val",
-    "float16": "half_val",
-    "bfloat16": "half_val",
-}
 # A message with one value can claim any shape; this many elements are filled with it at most.
 _MAX_FILLED_ELEMENTS = 1 << 28
 
@@ -46,8 +31,8 @@ def to_array(proto: TensorProto, spec: TensorSpec) -> np.ndarray:
         if not files or len(files) != elements:
             raise invalid(f"input {spec.name!r}: {len(files)} strings for {list(shape)}.")
         return np.stack([decode_image(file, spec) for file in files])
-    if DTYPE_NAMES.get(proto.dtype) != spec.dtype:
-        found = DTYPE_NAMES.get(proto.dtype, f"number {proto.dtype}")
+    if NUMPY_NAMES.get(proto.dtype) != spec.dtype:
+        found = NUMPY_NAMES.get(proto.dtype, f"number {proto.dtype}")
         raise invalid(f"input {spec.name!r} is of type {found}; expected {spec.dtype}.")
     values = _values(proto, spec)
     if values.size == 1 and elements > 1:
@@ -72,7 +57,7 @@ def _values(proto: TensorProto, spec: TensorSpec) -> np.ndarray:
         if len(proto.tensor_content) % dtype.itemsize:
             raise invalid(f"input {spec.name!r}: tensor_content ends within a value.")
         return np.frombuffer(proto.tensor_content, dtype)
-    listed = getattr(proto, _VALUE_FIELDS[spec.dtype])
+    listed = getattr(proto, TYPES[spec.dtype].value_field)
     if spec.dtype in ("float16", "bfloat16"):
         return (np.array(listed, np.int64) & 0xFFFF).astype(np.uint16).view(dtype)
     if dtype.kind not in "iu":
@@ -86,7 +71,7 @@ def _values(proto: TensorProto, spec: TensorSpec) -> np.ndarray:
 
 def to_proto(array: np.ndarray) -> TensorProto:
     """Return the message of an output."""
-    proto = TensorProto(dtype=DATA_TYPES[array.dtype.name])
+    proto = TensorProto(dtype=TYPES[array.dtype.name].tensorflow)
     for size in array.shape:
         proto.tensor_shape.dim.add(size=size)
     # TensorFlow Serving sends lists of floats, and some clients read only those.

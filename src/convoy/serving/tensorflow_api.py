@@ -8,7 +8,6 @@ from typing import TypeVar
 import numpy as np
 from convoy.serving.errors import invalid
 from convoy.serving.signature import Arrays, Signature, TensorSpec
-from convoy.serving.tensorflow_serving_pb2 import DataType
 
 SERVICE_PACKAGE = "tensorflow.serving"
 DEFAULT_SIGNATURE = "serving_default"
@@ -19,23 +18,6 @@ PREDICT, CLASSIFY, REGRESS = (
 KNOWN_SIGNATURES = ("", DEFAULT_SIGNATURE, PREDICT, CLASSIFY, REGRESS)
 # Metadata key of a NOT_FOUND error: the names of all models, as a JSON list.
 MODELS_KEY = "convoy-models"
-
-DATA_TYPES = {
-    "float32": DataType.DT_FLOAT,
-    "float64": DataType.DT_DOUBLE,
-    "int32": DataType.DT_INT32,
-    "uint8": DataType.DT_UINT8,
-    "int16": DataType.DT_INT16,
-    "int8": DataType.DT_INT8,
-    "int64": DataType.DT_INT64,
-    "bool": DataType.DT_BOOL,
-    "bfloat16": DataType.DT_BFLOAT16,
-    "uint16": DataType.DT_UINT16,
-    "float16": DataType.DT_HALF,
-    "uint32": DataType.DT_UINT32,
-    "uint64": DataType.DT_UINT64,
-}
-DTYPE_NAMES: dict[int, str] = {number: name for name, number in DATA_TYPES.items()}
 
 Feature = TypeVar("Feature")
 
