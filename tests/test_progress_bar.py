@@ -2,7 +2,6 @@ import io
 
 import pytest
 from convoy.progress_bar import Output
-from convoy.train.metrics_row import Record, average
 
 
 @pytest.fixture(autouse=True)
@@ -13,10 +12,6 @@ def fresh_start():
 class Terminal(io.StringIO):
     def isatty(self):
         return True
-
-
-def record(loss, throughput=10.0, **more):
-    return Record("training", 8, 0.5, loss, 0.25, throughput, 0.1, **more)
 
 
 def frames(written):
@@ -66,21 +61,3 @@ def test_without_a_terminal_there_are_only_lines():
     output.line("said")
     output.end()
     assert output.stream.getvalue() == "said\n"
-
-
-def test_log_lines_have_the_fields_that_scripts_look_for():
-    fields = record(1.5, compilation=3.0, loss_scale=8.0).fields
-    assert fields[0] == "throughput: 10.0 samples/sec"
-    assert fields[1] == "Compilation Time: 3.0 s"
-    assert fields[-2:] == ["loss: 1.5000", "training_accuracy: 25.00 %"]
-    assert "loss_scaling_factor: 8" in fields
-    assert "epoch: 0.5" in fields
-    assert "lr: 0.1" in fields
-
-
-def test_an_average_joins_calls_of_equally_many_samples():
-    # 4 samples at 10 per second and 4 at 40 take half a second: 16 per second.
-    joined = average([record(1.0, 10.0, compilation=2.0), record(4.0, 40.0)])
-    assert joined.loss == 2.5
-    assert joined.throughput == pytest.approx(16)
-    assert joined.compilation == 2.0

@@ -193,13 +193,13 @@ def newest_hash(folder):
 
 def watch_calls():
     """Tick after each device call of the application."""
-    show = progress_callback.Watch._show
+    show = progress_callback.ProgressCallback._show
 
     def ticking_show(self, record):
         show(self, record)
         tick("call")
 
-    progress_callback.Watch._show = ticking_show
+    progress_callback.ProgressCallback._show = ticking_show
 
 
 def watch_writing():

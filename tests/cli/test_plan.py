@@ -9,7 +9,7 @@ from convoy.cli.train import parse
 from convoy.plan import machine as machines
 from convoy.plan.output import training_command, training_flags
 from convoy.plan.predict import ParallelConfiguration, Predictor
-from convoy.train.run_settings import make_plan
+from convoy.train.run_settings import make_run_settings
 from convoy_command.cli import main
 from tests.plan.networks import chain, machine
 
@@ -34,7 +34,7 @@ def test_the_best_few_come_with_their_recipe_and_a_picture(capsys, tmp_path):
     assert first[:2] == ["2", "1"]
     assert not lines[head + 4]
     (found,) = re.findall(r"convoy train (.*)", shown)
-    planned = make_plan(parse(found.split()))
+    planned = make_run_settings(parse(found.split()))
     assert planned.batch.replicas == 2
     assert planned.batch.global_batch == 512
     (text,) = re.findall(r"^(cifar_resnet8_2:\n(?:  .*\n)+)", shown, re.MULTILINE)

@@ -1,11 +1,8 @@
 import re
-from dataclasses import fields
 from fractions import Fraction
 
 import pytest
-import yaml
 from convoy.cli.train import make_parser, parse
-from convoy.train.recipe import as_recipe, read_recipe
 
 
 @pytest.fixture(autouse=True)
@@ -188,42 +185,3 @@ def test_dictionaries_are_yaml_or_json():
 )
 def test_what_cannot_be_understood_is_one_line(capsys, words, message):
     assert re.search(message, refused(capsys, *words))
-
-
-def test_the_command_line_beats_the_recipe_and_that_the_defaults(tmp_path):
-    file = tmp_path / "mine.yml"
-    file.write_text("a: {num_epochs: 3, model: cifar_resnet8, device-mapping: [0, 1]}\n")
-    options = parse(["--config", "a", "--config-path", str(file), "--num-epochs", "5"])
-    assert (options.num_epochs, options.model, options.seed) == (5, "cifar_resnet8", None)
-    assert options.device_mapping == [0, 1]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a: {num-epochs: 3, modle: x}", "recipe 'a': modle is unknown. Did you mean model?"),
-        ("a: {num-epoch: 3}", "recipe 'a': num-epoch is unknown. Did you mean num-epochs?"),
-        ("a: {weight: 3}", "weight is unknown. Did you mean weight_decay or weight_updates_per"),
-        ("a: {dataset: moon}", "--dataset: 'moon' is not one of"),
-        ("a: {dataset: {name: moon}}", "--dataset: {'name': 'moon'} is not a string"),
-        ("a: {num-epochs: 0}", "recipe 'a': --num-epochs 0: pass 1 or more"),
-        ("- a", "is not a mapping"),
-        ("a: {", "is not YAML"),
-    ],
-)
-def test_a_recipe_is_checked_like_the_command_line(tmp_path, text, message):
-    file = tmp_path / "mine.yml"
-    file.write_text(text)
-    with pytest.raises(ValueError, match=message):
-        read_recipe("a", str(file))
-
-
-def test_options_as_a_recipe_give_the_same_options(tmp_path):
-    options = parse(["--config", "resnet50_mlperf_bs16"])
-    file = tmp_path / "recipe.yml"
-    file.write_text(yaml.safe_dump({"run": dict(as_recipe(options))}))
-    again = parse(["--config", "run", "--config-path", str(file)])
-    for field in fields(options):
-        if not field.name.startswith("config"):
-            assert getattr(again, field.name) == getattr(options, field.name), field.name
-    assert set(read_recipe("run", str(file))) <= {field.name for field in fields(options)}

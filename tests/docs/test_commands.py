@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 from convoy.cli.train import parse
-from convoy.train.run_settings import make_plan
+from convoy.train.run_settings import make_run_settings
 from convoy_command import cli
 
 from cosmoflow import command_line as cosmoflow
@@ -57,7 +57,7 @@ def check_convoy(words, folder, whole):
         known = option_strings(parser) | (option_strings(PARSERS["train"]) if trains else set())
         check_flags(rest, known)
     elif verb == "train":
-        make_plan(parse(rest))
+        make_run_settings(parse(rest))
     elif verb == "export":
         _, others = parser.parse_known_args(rest)
         check_flags(others, option_strings(PARSERS["train"]))

@@ -7,7 +7,7 @@ from convoy.bench.command import make_command
 from convoy.bench.spec import read_benchmarks
 from convoy.cli.bench import main
 from convoy.cli.train import parse
-from convoy.train.run_settings import make_plan
+from convoy.train.run_settings import make_run_settings
 from tests.examples.cifar import write_cifar
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -31,7 +31,7 @@ def test_every_command_names_an_existing_script_and_valid_flags(spec):
             (script, *_) = [word for word in words if word.endswith(".py")]
             assert (spec.parent / script).is_file()
             if script == "train.py" and spec.parent.name == "cnns":
-                make_plan(parse(words[words.index(script) + 1 :]))
+                make_run_settings(parse(words[words.index(script) + 1 :]))
 
 
 @pytest.mark.slow

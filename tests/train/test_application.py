@@ -11,7 +11,7 @@ from convoy.data.catalog import load
 from convoy.data.records import masked_checksum
 from convoy.report.files import read
 from convoy.train.models import make_model
-from convoy.train.serving_model import served_network
+from convoy.train.serving_model import make_serving_model
 from convoy.train.validation import load_checkpoint
 
 pytestmark = pytest.mark.integration
@@ -227,7 +227,7 @@ def test_the_fast_recipe_whitens_by_the_data_and_learns(application, tmp_path):
     kernels = []
     for epoch in (1, 2):
         checkpoint = tmp_path / "run" / "checkpoints" / f"epoch_{epoch}.0.weights.h5"
-        model = served_network(parse(["--config", "cifar10_fast"]), checkpoint).model
+        model = make_serving_model(parse(["--config", "cifar10_fast"]), checkpoint).model
         kernels.append(model.get_layer("whiten").kernel.numpy().reshape(12, 24))
     np.testing.assert_array_equal(*kernels)
     directions = kernels[0][:, :12] / np.linalg.norm(kernels[0][:, :12], axis=0)
@@ -253,7 +253,7 @@ def test_views_are_averaged_whatever_the_batch(application, tmp_path, small_cifa
     done = application(*words, "--validation-views", 6, "--validation-num-replicas", replicas)
     assert done.status == 0, done.err
     checkpoint = tmp_path / "run" / "checkpoints" / "epoch_1.0.weights.h5"
-    network = served_network(parse([str(word) for word in (*SMALL, *device)]), checkpoint).model
+    network = make_serving_model(parse([str(word) for word in (*SMALL, *device)]), checkpoint).model
     images, labels = load("cifar10", small_cifar).test
     padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)), "reflect")
     logits = 0.0

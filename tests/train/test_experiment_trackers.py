@@ -3,11 +3,11 @@
 import sys
 
 import pytest
-from convoy.train.experiment_trackers import check_installed, trackers
-from convoy.train.metrics_row import Record
+from convoy.train.experiment_trackers import check_installed, open_trackers
+from convoy.train.metrics import MetricsRow
 from convoy.train.options import Options
 
-RECORD = Record("training", 8, 0.5, 1.25, 0.75, 100.0, 0.1)
+RECORD = MetricsRow("training", 8, 0.5, 1.25, 0.75, 100.0, 0.1)
 
 WANDB = """
 calls = []
@@ -48,7 +48,7 @@ def installed(tmp_path, monkeypatch):
 
 
 def track(options, folder, name):
-    with trackers(options, folder) as listeners:
+    with open_trackers(options, folder) as listeners:
         for listener in listeners:
             listener(RECORD)
     calls = sys.modules[name].calls
@@ -82,7 +82,7 @@ def test_mlflow_is_told_flags_and_records_and_goes_on(installed):
 
 
 def test_nobody_is_told_unless_asked(tmp_path):
-    with trackers(Options(), tmp_path) as listeners:
+    with open_trackers(Options(), tmp_path) as listeners:
         assert listeners == []
     assert list(tmp_path.iterdir()) == []
 

@@ -1,7 +1,7 @@
 from fractions import Fraction
 
 import pytest
-from convoy.train.host_events import closest_divisor, plan_events
+from convoy.train.host_events import closest_divisor, make_host_events
 
 
 @pytest.fixture(autouse=True)
@@ -15,7 +15,7 @@ UPDATES = 781
 
 def plan(logs, checkpoints=None, epochs=6, updates=UPDATES, first=0.0):
     checkpoints = None if checkpoints is None else Fraction(checkpoints)
-    return plan_events(updates, epochs, Fraction(logs), checkpoints, first)
+    return make_host_events(updates, epochs, Fraction(logs), checkpoints, first)
 
 
 def calls(events):

@@ -95,7 +95,7 @@ def test_a_run_on_worker_processes_goes_on_to_the_same_end(
     words += ("--pipeline-num-parallel", 1, "--output-dir")
     assert application(*words, "a", data=False).status == 0
     with monkeypatch.context() as patch:
-        patch.setattr("convoy.train.progress_callback.Watch._show", leave)
+        patch.setattr("convoy.train.progress_callback.ProgressCallback._show", leave)
         assert application(*words, "b", data=False).status == 75
     done = application(*words, "b", "--resume", "--pipeline-num-parallel", 0, data=False)
     assert done.status == 0, done.err

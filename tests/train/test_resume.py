@@ -13,7 +13,7 @@ from convoy.checkpoint import store
 from convoy.checkpoint.folder import Folder
 from convoy.cli.train import parse
 from convoy.train.graphcore_options import GraphcoreOptions
-from convoy.train.metrics_row import Record
+from convoy.train.metrics import MetricsRow
 from convoy.train.recipe import as_recipe
 from convoy.train.run_folder import RunFolder
 
@@ -91,7 +91,7 @@ def test_a_run_that_is_told_to_leave_goes_on_too(application, tmp_path, monkeypa
     first = application(*words("a", *epochs, "--seed", 4))
     assert first.status == 0, first.err
     with monkeypatch.context() as patch:
-        patch.setattr("convoy.train.progress_callback.Watch._show", interrupt)
+        patch.setattr("convoy.train.progress_callback.ProgressCallback._show", interrupt)
         left = application(*words("b", *epochs, "--seed", 4))
     assert left.status == 75
     assert "To resume: convoy train --resume --output-dir b" in left.err
@@ -116,10 +116,10 @@ def test_a_run_that_is_told_to_leave_goes_on_too(application, tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--resume"], "--resume goes on with the run in a folder. Pass --output-dir too."),
+        (["--resume"], "--resume continues the run in a folder. Pass --output-dir too."),
         (["--state-every", "sometimes"], "--state-every sometimes: pass epoch, a number"),
         (["--state-every", "0"], "--state-every 0: pass epoch, a number"),
-        (["--resume", "--output-dir", "x", "--state-every", "never"], "does not write"),
+        (["--resume", "--output-dir", "x", "--state-every", "never"], "does not save"),
     ],
 )
 def test_what_cannot_be_resumed_is_refused(application, tmp_path, words, message):
@@ -154,7 +154,7 @@ def test_an_earlier_run_is_not_overwritten(application, tmp_path):
     (tmp_path / "run" / "state" / "epoch-0001-step-00000000").mkdir(parents=True)
     done = application("--output-dir", "run")
     assert done.status == 2
-    assert "run has a run that can be resumed. Pass --resume to go on with it" in done.err
+    assert "run has a run that can be resumed. Pass --resume to continue it" in done.err
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["state"]
 
 
@@ -178,7 +178,7 @@ def test_alternating_flips_adapted_layers_and_lookahead_go_on_too(
 
     assert run("a") == 0
     with monkeypatch.context() as patch:
-        patch.setattr("convoy.train.progress_callback.Watch._show", interrupt)
+        patch.setattr("convoy.train.progress_callback.ProgressCallback._show", interrupt)
         assert run("b") == 75
     assert state("b") != state("a")
     assert run("b") == 0
@@ -189,7 +189,7 @@ def test_alternating_flips_adapted_layers_and_lookahead_go_on_too(
 
 
 def record(update, phase="training"):
-    return Record(phase, update, update / 10, 1 / update, 0.1, 100.0, 0.01)
+    return MetricsRow(phase, update, update / 10, 1 / update, 0.1, 100.0, 0.01)
 
 
 def make_run(path, count):
@@ -209,10 +209,10 @@ def rows(path):
 def test_rows_after_the_state_are_made_again(tmp_path):
     make_run(tmp_path, 4)
     folder = RunFolder(tmp_path)
-    folder.open({}, goes_on=True)
+    folder.open({}, resumes=True)
     assert len(rows(tmp_path)) == 5  # as it was, until it is known where the run goes on
-    folder.go_on(2, ["epoch_1.0.weights.h5"])
-    assert folder.records == [record(1), record(2)]
+    folder.restore(2, ["epoch_1.0.weights.h5"])
+    assert folder.rows == [record(1), record(2)]
     folder.add(record(3))
     assert rows(tmp_path) == [("training", update) for update in (1, 2, 3)]
     assert folder.written == []  # what has been deleted since is not looked for
@@ -223,7 +223,7 @@ def test_rows_after_the_state_are_made_again(tmp_path):
 def test_a_run_that_begins_anew_drops_all_rows(tmp_path):
     make_run(tmp_path, 4)
     folder = RunFolder(tmp_path)
-    folder.open({}, goes_on=True)
+    folder.open({}, resumes=True)
     folder.add(record(1))
     folder.close()
     assert rows(tmp_path) == [("training", 1)]
@@ -234,8 +234,8 @@ def test_a_row_cut_short_is_dropped_and_missing_ones_are_said(tmp_path, capsys):
     whole = (tmp_path / "metrics.csv").read_text()
     (tmp_path / "metrics.csv").write_text("".join(whole.splitlines(keepends=True)[:3])[:-4])
     folder = RunFolder(tmp_path)
-    folder.open({}, goes_on=True)
-    folder.go_on(3, [])
+    folder.open({}, resumes=True)
+    folder.restore(3, [])
     folder.close()
     assert rows(tmp_path) == [("training", 1)]
     assert "metrics.csv has lost 2 rows of 3" in capsys.readouterr().err
@@ -244,8 +244,8 @@ def test_a_row_cut_short_is_dropped_and_missing_ones_are_said(tmp_path, capsys):
 def test_events_of_a_run_that_goes_on_replace_later_ones(tmp_path):
     make_run(tmp_path, 4)
     folder = RunFolder(tmp_path)
-    folder.open({}, goes_on=True)
-    folder.go_on(2, [])
+    folder.open({}, resumes=True)
+    folder.restore(2, [])
     folder.close()
     _, newest = sorted(tmp_path.glob("events.out.tfevents.*"))
     # A session that starts (field 7) at step 3: readers forget what they have from there on.

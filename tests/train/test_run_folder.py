@@ -5,13 +5,13 @@ import keras
 import numpy as np
 import pytest
 from convoy.data.records import masked_checksum
-from convoy.train.metrics_row import Record
+from convoy.train.metrics import MetricsRow
 from convoy.train.run_folder import RunFolder, find_checkpoints
 from convoy.train.validation import sweep_metrics
 
 
 def record(epoch, accuracy=0.5, phase="validation"):
-    return Record(phase, int(10 * epoch), epoch, 1.25, accuracy, 100.0)
+    return MetricsRow(phase, int(10 * epoch), epoch, 1.25, accuracy, 100.0)
 
 
 def read_records(path):

@@ -43,7 +43,8 @@ def restore(
     """Restore the states of callbacks; each callback gets the next state of its type."""
     remaining = list(states)
     for callback in callbacks:
-        entry = next((one for one in remaining if one["type"] == type(callback).__name__), None)
+        names = (type(callback).__name__, *getattr(callback, "earlier_names", ()))
+        entry = next((one for one in remaining if one["type"] in names), None)
         if entry is None:
             continue
         remaining.remove(entry)

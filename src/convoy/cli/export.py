@@ -15,7 +15,7 @@ from convoy.cli.train import parse
 from convoy.data.catalog import Normalisation
 from convoy.serving.export import BATCH_SIZES, Format, export
 from convoy.train.run_folder import find_checkpoints
-from convoy.train.serving_model import from_bytes, served_network
+from convoy.train.serving_model import make_serving_model, preprocessing_from_bytes
 from convoy_command.parser import Parser
 
 PROGRAM = "convoy export"
@@ -92,7 +92,7 @@ def _find_model(
     model = _of_file(given)
     before: Callable[[Any], Any] | None = None
     if options.preprocessing is not None:
-        before = from_bytes(options.preprocessing)
+        before = preprocessing_from_bytes(options.preprocessing)
     return model, {"preprocessing": before}
 
 
@@ -123,7 +123,7 @@ def _of_training(
     flags = parse(rest, program)
     if weights is None:
         print(f"{program}: No --checkpoint was given: the weights are random.", file=sys.stderr)
-    network = served_network(flags, weights)
+    network = make_serving_model(flags, weights)
     settings = {"preprocessing": network.preprocessing, "class_names": network.class_names}
     return network.model, settings
 

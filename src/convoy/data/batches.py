@@ -166,7 +166,7 @@ class Batches(ResumableDataset):
         self,
         images: np.ndarray,
         labels: np.ndarray,
-        order: Order,
+        order: Order | SequentialOrder,
         num_batches: int,
         transform: Transform,
         flips: Flips | None = None,

@@ -19,14 +19,15 @@ from convoy.checkpoint.preemption import Preempted
 from convoy.progress_bar import Output
 from convoy.report.recording import Recording
 from convoy.train import resume
-from convoy.train.experiment_trackers import Listener, check_installed, trackers
+from convoy.train.experiment_trackers import check_installed, open_trackers
 from convoy.train.input import Images, open_images
-from convoy.train.metrics_row import Record
+from convoy.train.metrics import MetricsRow
 from convoy.train.options import Options
-from convoy.train.progress_callback import Watch
+from convoy.train.progress_callback import ProgressCallback
 from convoy.train.recipe import as_recipe
 from convoy.train.run_folder import RunFolder, default_folder, find_checkpoints
-from convoy.train.run_settings import make_plan
+from convoy.train.run_log import RunLog
+from convoy.train.run_settings import make_run_settings
 from convoy.train.training import Training, describe, prepare_training, train, training_strategy
 from convoy.train.validation import Validation, load_checkpoint, sweep_metrics, validation_strategy
 from convoy.units import format_clock
@@ -37,11 +38,11 @@ class Application:
     """One run.
 
     Args:
-        options: of the run.
-        output: where it speaks.
+        options: options of the run.
+        output: destination of log lines and the progress bar.
 
     Raises:
-        ValueError: if options contradict each other; nothing has been written then.
+        ValueError: if options contradict each other; no file has been written then.
     """
 
     def __init__(self, options: Options, output: Output) -> None:
@@ -51,19 +52,17 @@ class Application:
             Path(options.checkpoint_output_dir) if options.checkpoint_output_dir else None,
         )
         resume.check_resumable(options)
-        self.plan = make_plan(options)
+        self.settings = make_run_settings(options)
         resume.check_folder(options, self.folder)
-        # With the seed that was drawn, but else as they were given, so that all notes come again.
-        self.asked = replace(options, seed=self.plan.seed)
-        options = self.plan.options
-        self.given = self._given_checkpoints(options)
-        self.listeners: list[Listener] = []
+        # As on the command line, apart from the seed, so that the notes can be made again.
+        self._given_options = replace(options, seed=self.settings.seed)
+        self.given_checkpoints = self._given_checkpoints(self.settings.options)
         self.strategies: list[convoy.Strategy] = []
         self.report: Path | None = None
         check_installed(options)
 
     def _given_checkpoints(self, options: Options) -> list[Path] | None:
-        """Return the checkpoints to validate, if they are not those that the run will write."""
+        """Return the checkpoints to validate instead of those that the run will write, if any."""
         if options.checkpoint_input_dir is None:
             return None
         folder = Path(options.checkpoint_input_dir)
@@ -71,21 +70,27 @@ class Application:
             return None
         return find_checkpoints(folder)
 
+    @property
+    def checkpoints(self) -> list[Path]:
+        """The checkpoints that are validated."""
+        return self.folder.written if self.given_checkpoints is None else self.given_checkpoints
+
     def run(self) -> int:
-        """Run the phases that were asked for; returns the exit status."""
+        """Run training and validation, as far as enabled; return the exit status."""
         images, training, validation = self._prepare()
-        options = self.plan.options
-        self.folder.open(as_recipe(options), goes_on=options.resume)
+        options = self.settings.options
+        self.folder.open(as_recipe(options), resumes=options.resume)
         with (
             contextlib.closing(self.folder),
-            trackers(options, self.folder.path) as self.listeners,
-            self._recorded(),
+            open_trackers(options, self.folder.path) as trackers,
+            self._recording(),
         ):
-            return self._run_phases(images, training, validation)
+            log = RunLog(self.folder, self.output, trackers)
+            return self._run_phases(images, training, validation, log)
 
-    def _recorded(self) -> AbstractContextManager[Any]:
-        """Record what both phases do, if that was asked for."""
-        if not self.plan.options.report:
+    def _recording(self) -> AbstractContextManager[Any]:
+        """Record both phases for `convoy report`, if that is enabled."""
+        if not self.settings.options.report:
             return contextlib.nullcontext()
         self.report = self.folder.report
         recording = Recording(self.report, max((s.devices for s in self.strategies), key=len))
@@ -94,113 +99,122 @@ class Application:
         return recording
 
     def _run_phases(
-        self, images: Images, training: Training | None, validation: Validation | None
+        self,
+        images: Images,
+        training: Training | None,
+        validation: Validation | None,
+        log: RunLog,
     ) -> int:
         began = time.perf_counter()
-        watch: Watch | None = None
-        records: list[Record] = []
+        progress: ProgressCallback | None = None
+        rows: list[MetricsRow] = []
         try:
             if training is not None:
                 describe(training, self.output)
-                if since := resume.where_it_goes_on(self.plan, self.folder):
-                    self.output.line(f"resumed             {since}")
-                watch = train(training, images, self.folder, self.output, self.listeners)
-                if self.plan.options.compile_only:
+                if position := resume.resume_position(self.settings, self.folder):
+                    self.output.line(f"resumed             {position}")
+                progress = train(training, images, log)
+                if self.settings.options.compile_only:
                     self.output.line("compiled; its program is in the program cache")
                     return 0
             if validation is not None:
-                records = self._validate(validation, training)
+                rows = self._validate(validation, training, log)
         except KeyboardInterrupt:
             self.output.end()
             print(f"Interrupted; the run so far is in {self.folder.path}", file=sys.stderr)
-            self._say_how_to_go_on(training)
+            self._print_how_to_resume(training)
             return INTERRUPTED
         except Preempted:
             self.output.end()
-            self._say_how_to_go_on(training)
+            self._print_how_to_resume(training)
             raise
-        self._summarise(watch, records, time.perf_counter() - began)
+        self._summarise(progress, rows, time.perf_counter() - began)
         return 1 if self.folder.failures else 0
 
-    def _say_how_to_go_on(self, training: Training | None) -> None:
-        if training is not None and self.plan.options.state_every != resume.NEVER:
+    def _print_how_to_resume(self, training: Training | None) -> None:
+        if training is not None and self.settings.options.state_every != resume.NEVER:
             folder = shlex.quote(str(self.folder.path))
             how = "To resume" if distributed.count() == 1 else "To resume, launch"
             print(f"{how}: convoy train --resume --output-dir {folder}", file=sys.stderr)
 
     def _prepare(self) -> tuple[Images, Training | None, Validation | None]:
-        """Do all that can fail before anything is written."""
-        options = self.plan.options
-        # The larger one first: a CPU is divided into devices only once.
-        makers = [(training_strategy, self.plan.devices, options.training)]
-        makers += [(validation_strategy, self.plan.validation_replicas, options.validation)]
+        """Do everything that can fail before a file is written."""
+        options = self.settings.options
+        # The larger number of devices first: a CPU is divided into devices only once.
+        makers = [(training_strategy, self.settings.devices, options.training)]
+        makers += [(validation_strategy, self.settings.validation_replicas, options.validation)]
         makers.sort(key=lambda maker: -maker[1])
-        strategies = {make: make(self.plan) for make, _, wanted in makers if wanted}
+        strategies = {make: make(self.settings) for make, _, enabled in makers if enabled}
         self.strategies = list(strategies.values())
-        keras.utils.set_random_seed(self.plan.seed)
-        images = open_images(options, self.plan.info, self.plan.seed)
-        if images.train_samples not in (0, self.plan.info.train):
-            self.plan = make_plan(self.asked, images.train_samples)
-        for note in (*self.plan.notes, *resume.differences(self.plan.options, self.folder)):
-            print(f"convoy train: {note}", file=sys.stderr)
+        keras.utils.set_random_seed(self.settings.seed)
+        images = open_images(options, self.settings.info, self.settings.seed)
+        if images.train_samples not in (0, self.settings.info.train):
+            self.settings = make_run_settings(self._given_options, images.train_samples)
+        notes = resume.differences(self.settings.options, self.folder)
+        for note in (*self.settings.notes, *notes):
+            _warn(note)
         training = validation = None
         if options.training:
-            training = prepare_training(self.plan, strategies[training_strategy])
+            training = prepare_training(self.settings, strategies[training_strategy])
         if options.validation and not options.compile_only:
-            validation = Validation(self.plan, strategies[validation_strategy], images)
-            for path in self.given or []:
+            validation = Validation(self.settings, strategies[validation_strategy], images)
+            for path in self.given_checkpoints or []:
                 load_checkpoint(validation.network, path)
         return images, training, validation
 
-    def _validate(self, validation: Validation, training: Training | None) -> list[Record]:
-        options = self.plan.options
-        rest = (self.folder, self.output, self.listeners)
-        paths = self.folder.written if self.given is None else self.given
-        if paths:
-            records = validation.of_checkpoints(paths, *rest)
+    def _validate(
+        self, validation: Validation, training: Training | None, log: RunLog
+    ) -> list[MetricsRow]:
+        options = self.settings.options
+        if self.checkpoints:
+            rows = validation.of_checkpoints(self.checkpoints, log)
             if options.clean_dir:
                 self.folder.remove_checkpoints()
-            return records
-        if self.given is not None:
-            self._warn(f"{options.checkpoint_input_dir} has no checkpoint.")
+            return rows
+        if self.given_checkpoints is not None:
+            _warn(f"{options.checkpoint_input_dir} has no checkpoint.")
         weights: list[np.ndarray] | None = None
         if training is not None:
-            self._warn("No checkpoints to evaluate, evaluating final training weights.")
+            _warn("No checkpoints to evaluate, evaluating final training weights.")
             weights = [value.numpy() for value in training.model.weights]
         else:
-            self._warn("No checkpoints and no training: the weights are random.")
+            _warn("No checkpoints and no training: the weights are random.")
         epoch = float(options.num_epochs) if training is not None else 0.0
-        return [validation.of_weights(weights, epoch, *rest)]
+        return [validation.of_weights(weights, epoch, log)]
 
-    def _warn(self, text: str) -> None:
-        print(f"convoy train: {text}", file=sys.stderr)
-
-    def _summarise(self, watch: Watch | None, records: list[Record], seconds: float) -> None:
-        rows: list[tuple[str, Any]] = []
-        if watch is not None and watch.calls:
-            # The first call has the compilation in it.
-            calls = watch.calls[1:] or watch.calls
+    def _summarise(
+        self, progress: ProgressCallback | None, rows: list[MetricsRow], seconds: float
+    ) -> None:
+        options = self.settings.options
+        summary: list[tuple[str, Any]] = []
+        if progress is not None and progress.calls:
+            # The first call includes the compilation.
+            calls = progress.calls[1:] or progress.calls
             speed = len(calls) / sum(1 / call.throughput for call in calls)
-            rows.append(("throughput", f"{speed:,.1f} images/s"))
-            rows.append(("training loss", f"{watch.calls[-1].loss:.4f}"))
-            rows.append(("training accuracy", f"{watch.calls[-1].accuracy:.2%}"))
-        paths = self.folder.written if self.given is None else self.given
-        if records:
-            best = max(range(len(records)), key=lambda number: records[number].accuracy)
-            rows.append(("held-out accuracy", f"{records[-1].accuracy:.2%}"))
-            if paths and not self.plan.options.clean_dir:
-                rows.append(("best checkpoint", f"{paths[best]} ({records[best].accuracy:.2%})"))
-            if self.plan.options.sweep:
-                metrics = sweep_metrics(records, self.plan.options.target_accuracy)
-                rows += [(name, f"{value:.6g}") for name, value in metrics.items()]
-        elif paths:
-            rows.append(("last checkpoint", paths[-1]))
-        if watch is not None and records:
-            rows.append(("time to train", format_clock(seconds)))
-        rows.append(("run", self.folder.path))
+            summary.append(("throughput", f"{speed:,.1f} images/s"))
+            summary.append(("training loss", f"{progress.calls[-1].loss:.4f}"))
+            summary.append(("training accuracy", f"{progress.calls[-1].accuracy:.2%}"))
+        if rows:
+            best = max(range(len(rows)), key=lambda number: rows[number].accuracy)
+            summary.append(("held-out accuracy", f"{rows[-1].accuracy:.2%}"))
+            if self.checkpoints and not options.clean_dir:
+                checkpoint = f"{self.checkpoints[best]} ({rows[best].accuracy:.2%})"
+                summary.append(("best checkpoint", checkpoint))
+            if options.sweep:
+                metrics = sweep_metrics(rows, options.target_accuracy)
+                summary += [(name, f"{value:.6g}") for name, value in metrics.items()]
+        elif self.checkpoints:
+            summary.append(("last checkpoint", self.checkpoints[-1]))
+        if progress is not None and rows:
+            summary.append(("time to train", format_clock(seconds)))
+        summary.append(("run", self.folder.path))
         if self.report is not None:
-            rows.append(("report", f"convoy report {self.report}"))
-        if picture := self.folder.close():
-            rows.append(("curves", picture))
-        for name, value in rows:
+            summary.append(("report", f"convoy report {self.report}"))
+        if curves := self.folder.close():
+            summary.append(("curves", curves))
+        for name, value in summary:
             self.output.line(f"{name:<18} {value}")
+
+
+def _warn(text: str) -> None:
+    print(f"convoy train: {text}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Weights & Biases, and MLflow: for those who asked, and have them."""
+"""Experiment trackers: Weights & Biases and MLflow."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import contextlib
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from convoy.train.metrics_row import Record
+from convoy.train.metrics import MetricsRow
 from convoy.train.options import Options
 from convoy.train.recipe import as_recipe
 
-Listener = Callable[[Record], None]
+Tracker = Callable[[MetricsRow], None]
+"""A function that logs a row of metrics."""
 PROJECT = "convoy"
 
 
 def check_installed(options: Options) -> None:
-    """Refuse what was asked for and is not installed.
+    """Check that the packages of the enabled trackers are installed.
 
     Raises:
-        ValueError: with the package that is missing.
+        ValueError: if one is missing.
     """
-    for name in _asked(options):
+    for name in _enabled(options):
         if importlib.util.find_spec(name) is None:
             raise ValueError(
                 f"--{name} needs the package {name}. Install it with: pip install {name}"
@@ -32,67 +32,59 @@ def check_installed(options: Options) -> None:
 
 
 @contextlib.contextmanager
-def trackers(options: Options, folder: Path) -> Iterator[list[Listener]]:
-    """Tell services of a run: its flags now, and every record that the listeners are called with.
+def open_trackers(options: Options, folder: Path) -> Iterator[list[Tracker]]:
+    """Log the options of a run to the enabled trackers, and yield a function for each.
 
-    A run that is resumed goes on there too.
+    A resumed run continues the tracker's earlier run.
 
     Args:
-        options: of the run.
-        folder: of the run.
+        options: options of the run.
+        folder: folder of the run.
     """
     openers = {"wandb": _wandb, "mlflow": _mlflow}
     with contextlib.ExitStack() as stack:
         yield [
             stack.enter_context(openers[name](importlib.import_module(name), options, folder))
-            for name in _asked(options)
+            for name in _enabled(options)
         ]
 
 
-def _asked(options: Options) -> list[str]:
+def _enabled(options: Options) -> list[str]:
     return [name for name in ("wandb", "mlflow") if getattr(options, name)]
 
 
 @contextlib.contextmanager
-def _wandb(wandb: Any, options: Options, folder: Path) -> Iterator[Listener]:
-    known = _noted(folder / ".wandb-run") if options.resume else None
+def _wandb(wandb: Any, options: Options, folder: Path) -> Iterator[Tracker]:
+    earlier = _read(folder / ".wandb-run") if options.resume else None
     run = wandb.init(
         project=PROJECT,
         name=options.wandb_run_name or folder.name,
         tags=options.wandb_tags,
-        config=dict(as_recipe(options)),
+        config=as_recipe(options),
         dir=str(folder),
-        id=known,
-        resume="allow" if known else None,
+        id=earlier,
+        resume="allow" if earlier else None,
     )
     (folder / ".wandb-run").write_text(run.id)
     try:
-        yield lambda record: run.log(_values(record))
+        yield lambda row: run.log(row.scalars)
     finally:
         run.finish()
 
 
 @contextlib.contextmanager
-def _mlflow(mlflow: Any, options: Options, folder: Path) -> Iterator[Listener]:
-    known = _noted(folder / ".mlflow-run") if options.resume else None
+def _mlflow(mlflow: Any, options: Options, folder: Path) -> Iterator[Tracker]:
+    earlier = _read(folder / ".mlflow-run") if options.resume else None
     mlflow.set_experiment(PROJECT)
-    run = mlflow.start_run(run_id=known, run_name=None if known else folder.name)
-    if not known:
-        mlflow.log_params(dict(as_recipe(options)))
+    run = mlflow.start_run(run_id=earlier, run_name=None if earlier else folder.name)
+    if not earlier:
+        mlflow.log_params(as_recipe(options))
     (folder / ".mlflow-run").write_text(run.info.run_id)
     try:
-        yield lambda record: mlflow.log_metrics(_values(record), step=record.update)
+        yield lambda row: mlflow.log_metrics(row.scalars, step=row.update)
     finally:
         mlflow.end_run()
 
 
-def _noted(path: Path) -> str | None:
+def _read(path: Path) -> str | None:
     return path.read_text() if path.is_file() else None
-
-
-def _values(record: Record) -> dict[str, float]:
-    return {
-        f"{record.phase}/{name}": value
-        for name, value in asdict(record).items()
-        if isinstance(value, float)
-    }

@@ -1,4 +1,4 @@
-"""When the device hands over to the host: for a log line, and for a checkpoint."""
+"""Host events: the weight updates after which log lines and checkpoints are written."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from fractions import Fraction
 
 @dataclass(frozen=True)
 class HostEvents:
-    """The rhythm of a run, in weight updates.
+    """Intervals of a run, in weight updates.
 
     Attributes:
-        updates_per_epoch: of the data.
-        epochs: how many times the data is gone through.
-        per_log: updates between log lines; 0 is never.
-        per_checkpoint: updates between checkpoints; 0 is never.
-        first_checkpoint: the update after which the first one is written.
-        per_call: updates in one device call.
-        warnings: what was asked for and is not possible.
+        updates_per_epoch: number of weight updates per epoch.
+        epochs: number of epochs.
+        per_log: interval between log lines; 0 is never.
+        per_checkpoint: interval between checkpoints; 0 is never.
+        first_checkpoint: update after which the first checkpoint is written.
+        per_call: number of updates per device call.
+        warnings: messages about requested intervals that are not possible.
     """
 
     updates_per_epoch: int
@@ -31,12 +31,12 @@ class HostEvents:
 
     @property
     def updates(self) -> int:
-        """All weight updates of the run."""
+        """Number of weight updates of the run."""
         return self.updates_per_epoch * self.epochs
 
     @property
     def keras_epoch(self) -> int:
-        """The updates of what is an epoch to Keras: not shorter than a device call."""
+        """Updates per epoch of `fit`, which is at least one device call."""
         return max(self.updates_per_epoch, self.per_call)
 
     @property
@@ -44,11 +44,11 @@ class HostEvents:
         return self.updates // self.keras_epoch
 
     def logs_at(self, update: int) -> bool:
-        """Say whether a log line follows so many updates."""
+        """Return whether a log line is due after some updates."""
         return bool(self.per_log) and update % self.per_log == 0
 
     def saves_at(self, update: int) -> bool:
-        """Say whether a checkpoint follows so many updates."""
+        """Return whether a checkpoint is due after some updates."""
         after = update - self.first_checkpoint
         return bool(self.per_checkpoint) and after >= 0 and after % self.per_checkpoint == 0
 
@@ -56,28 +56,28 @@ class HostEvents:
         return update / self.updates_per_epoch
 
 
-def closest_divisor(whole: int, wanted: int) -> int:
-    """Return the divisor of `whole` that is closest to `wanted`; of two, the smaller."""
-    small = [divisor for divisor in range(1, math.isqrt(whole) + 1) if whole % divisor == 0]
-    return min({*small, *(whole // d for d in small)}, key=lambda d: (abs(d - wanted), d))
+def closest_divisor(number: int, wanted: int) -> int:
+    """Return the divisor of `number` that is closest to `wanted`; of two, the smaller."""
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return min({*small, *(number // d for d in small)}, key=lambda d: (abs(d - wanted), d))
 
 
-def plan_events(
+def make_host_events(
     updates: int,
     epochs: int,
     logs: Fraction,
     checkpoints: Fraction | None,
     first_checkpoint_epoch: float = 0.0,
 ) -> HostEvents:
-    """Find the closest rhythm to what was asked for that does not interrupt a weight update.
+    """Return the host events that are closest to the requested ones.
 
     Args:
-        updates: weight updates in an epoch.
-        epochs: how many.
+        updates: number of weight updates per epoch.
+        epochs: number of epochs.
         logs: log lines per epoch; 0 is none.
         checkpoints: checkpoints per epoch; 0 is none. `None` is one per epoch, at a log event, so
-            that device calls do not become shorter; if there are no log events, one at the end.
-        first_checkpoint_epoch: when the first checkpoint is written, if not after one interval.
+            that device calls do not become shorter; without log events, one at the end.
+        first_checkpoint_epoch: epoch of the first checkpoint; 0 is after one interval.
 
     Raises:
         ValueError: if the epochs of a log line do not divide the run, or epochs and device calls
@@ -98,7 +98,7 @@ def plan_events(
     if not per_call:
         per_call = total
         warnings.append(
-            "Neither logs nor checkpoints were asked for before the end: the entire run of "
+            "Neither logs nor checkpoints are requested before the end: the entire run of "
             f"{total} weight updates is one device call."
         )
     if (per_call > updates and total % per_call) or (per_call <= updates and updates % per_call):
@@ -117,7 +117,7 @@ def plan_events(
 def check_frequencies(
     epochs: int, logs: Fraction, checkpoints: Fraction | None, first_checkpoint_epoch: float
 ) -> None:
-    """Refuse frequencies that no data could give.
+    """Check the frequencies of log lines and checkpoints.
 
     Raises:
         ValueError: if one is negative, or the epochs of a log line do not divide the run.
@@ -137,23 +137,23 @@ def check_frequencies(
 
 
 def _at_log_events(per_log: int, updates: int, total: int) -> int:
-    """Return the updates between checkpoints that are written once an epoch, at log events."""
+    """Return the interval of checkpoints that are written once per epoch, at log events."""
     return updates if 0 < per_log <= updates else per_log or total
 
 
 def _interval(
-    what: str, frequency: Fraction, updates: int, epochs: int, warnings: list[str]
+    events: str, frequency: Fraction, updates: int, epochs: int, warnings: list[str]
 ) -> int:
     if not frequency or epochs < 1:
         return 0
-    whole, wanted = updates, int(frequency)
+    total, wanted = updates, int(frequency)
     if frequency < 1:
-        whole, wanted = updates * epochs, int(frequency * epochs)
-    found = closest_divisor(whole, wanted)
+        total, wanted = updates * epochs, int(frequency * epochs)
+    found = closest_divisor(total, wanted)
     if found != (frequency if frequency >= 1 else frequency * epochs):
         real = Fraction(found, 1 if frequency >= 1 else epochs)
         warnings.append(
-            f"{what.capitalize()} cannot come {frequency} times per epoch of {updates} weight "
+            f"{events.capitalize()} cannot come {frequency} times per epoch of {updates} weight "
             f"updates; the closest possible is {real} times."
         )
-    return whole // found
+    return total // found

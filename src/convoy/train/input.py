@@ -1,4 +1,4 @@
-"""What a run reads: images as arrays, or as batches that are made while it trains."""
+"""The input of a run: images in memory, or batches that are read from files during training."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 from convoy.data.augment import Output, Transformation
-from convoy.data.batches import AlternatingFlip, Batch, Batches, Order, SequentialOrder
+from convoy.data.batches import AlternatingFlip, Batches, Order, SequentialOrder
 from convoy.data.catalog import DatasetInfo, Split, load, synthetic_split
-from convoy.data.image_batches import BatchRequest, ImageBatches, ImageBatchJob, OnDamage
+from convoy.data.image_batches import BatchRequest, ImageBatches, ImageBatchJob
 from convoy.data.image_files import ImageFiles, find_images
 from convoy.train.options import Options
-from convoy.train.run_settings import RunPlan
+from convoy.train.run_settings import RunSettings
 
-# Of the images that layers are adapted to.
-MOST_PIXELS = 2_000_000
+# Upper limit for the images that layers are adapted to.
+MAX_PIXELS = 2_000_000
 
 
 @dataclass(frozen=True)
 class Images:
-    """The splits of a run: bytes in memory, or files that are read while it goes on."""
+    """The splits of a dataset, each in memory or as files."""
 
     train: Split | ImageFiles
     test: Split | ImageFiles
@@ -42,19 +41,18 @@ class Images:
 
 
 def open_images(options: Options, info: DatasetInfo, seed: int) -> Images:
-    """Read the data set, or make one up.
+    """Read or generate the dataset.
 
     Raises:
-        ValueError: if it is nowhere to be found, or damaged.
+        ValueError: if it does not exist, or is damaged.
     """
     if options.synthetic_data in ("cpu", "host"):
         return Images(
             synthetic_split(info, info.train, seed), synthetic_split(info, info.test, seed)
         )
     if options.synthetic_data in ("ipu", "device"):
-        # The device makes images; one byte asks for each.
         rng = np.random.default_rng(seed)
-        return Images(*(_numbers(info, info.size(part), rng) for part in ("train", "test")))
+        return Images(*(_placeholders(info, info.size(part), rng) for part in ("train", "test")))
     if info.name == "imagenet":
         return _open_files(options)
     data = load(info.name, options.dataset_path)
@@ -67,129 +65,110 @@ def _open_files(options: Options) -> Images:
             "Decoding images needs the package opencv-python-headless. Install it with: "
             "pip install opencv-python-headless"
         )
-    root, nothing = Path(options.dataset_path), (np.zeros(0), np.zeros(0))
+    root, empty = Path(options.dataset_path), (np.zeros(0), np.zeros(0))
     images = Images(
-        find_images(root, "train") if options.training else nothing,
-        find_images(root, "test") if options.validation else nothing,
+        find_images(root, "train") if options.training else empty,
+        find_images(root, "test") if options.validation else empty,
     )
     for files in (images.train, images.test):
         if not isinstance(files, tuple) and files.damaged and options.damaged_images == "stop":
-            raise ValueError(f"{files.damaged[0]}. Pass --damaged-images skip to go on without.")
+            raise ValueError(f"{files.damaged[0]}. Pass --damaged-images skip to leave it out.")
     return images
 
 
 @contextlib.contextmanager
-def training_input(plan: RunPlan, images: Images) -> Iterator[dict[str, Any]]:
-    """Return the arguments of `fit` that say what to train on."""
-    batch, events = plan.batch, plan.events
-    transformation = training_transformation(plan)
+def training_input(settings: RunSettings, images: Images) -> Iterator[dict[str, Any]]:
+    """Yield the arguments of `fit` for the training data."""
+    options, batch, events = settings.options, settings.batch, settings.events
+    transformation = training_transformation(settings)
+    order = training_order(settings, images.train_samples)
+    flips = AlternatingFlip(order) if _flips_alternate(settings) else None
+    # Epochs of `fit` may be longer than those of the data.
+    num_batches = events.keras_epoch * batch.micro_batches_per_update
     if not isinstance(images.train, tuple):
-        make = ImageBatchJob(
+        job = ImageBatchJob(
             images.train,
             batch.micro_batch,
             transformation,
-            training=plan.options.augment,
-            flip=plan.options.augment
-            and plan.options.flip == "random"
-            and not plan.options.accelerator_side_preprocess,
-            on_damage=_on_damage(plan),
+            training=options.augment,
+            flip=options.augment
+            and options.flip == "random"
+            and not options.accelerator_side_preprocess,
+            on_damage=options.damaged_images,
         )
-        order = training_order(plan, len(images.train))
+        workers = _workers(settings)
         with _closing(
-            ImageBatches(make, order, _fit_batches(plan), _workers(plan), _say, _flips(plan, order))
+            ImageBatches(job, order, num_batches, workers, _print_skipped, flips)
         ) as batches:
             yield {"x": batches, "shuffle": False}
         return
     x, y = images.train
-    # Keras would make an update of samples that are left over, or save them for the next epoch.
+    # Otherwise Keras would make an update of the samples of an incomplete batch.
     divides = events.keras_epoch * batch.global_batch == len(x)
-    if (
-        divides
-        and not transformation.is_random
-        and not _alternates(plan)
-        and plan.options.synthetic_data not in ("cpu", "host")
-    ):
+    changes = transformation.is_random or flips or options.synthetic_data in ("cpu", "host")
+    if divides and not changes:
         yield {
             "x": transformation.convert(x),
             "y": y,
             "batch_size": batch.micro_batch,
-            "shuffle": plan.options.shuffle,
+            "shuffle": options.shuffle,
         }
-        return
-    order = training_order(plan, len(x))
-    batches = Batches(x, y, order, _fit_batches(plan), transformation, _flips(plan, order))
-    yield {"x": batches, "shuffle": False}
-
-
-def some_images(plan: RunPlan, images: Images) -> np.ndarray:
-    """Return images from all over the training data, as they are moved to the device."""
-    height, width, _ = plan.info.shape
-    count = min(images.train_samples, max(1, MOST_PIXELS // (height * width)))
-    chosen = np.linspace(0, images.train_samples - 1, count).astype(int)
-    transformation = Transformation(plan.info, _output(plan))
-    if isinstance(images.train, tuple):
-        return transformation.convert(images.train[0][chosen])
-    make = ImageBatchJob(
-        images.train, count, transformation, training=False, on_damage=_on_damage(plan)
-    )
-    found = np.empty(make.shape, make.dtype)
-    make.run(BatchRequest(chosen, (0,)), found)
-    return found
+    else:
+        batches = Batches(x, y, order, num_batches, transformation, flips)
+        yield {"x": batches, "shuffle": False}
 
 
 @contextlib.contextmanager
-def test_input(plan: RunPlan, images: Images) -> Iterator[dict[str, Any]]:
-    """Return the arguments of `evaluate` that say what to validate on: all held-out images."""
-    transformation = Transformation(plan.info, _output(plan))
+def test_input(settings: RunSettings, images: Images) -> Iterator[dict[str, Any]]:
+    """Yield the arguments of `evaluate` for all validation images."""
+    options, size = settings.options, settings.validation_batch
+    transformation = Transformation(settings.info, _output(settings))
+    order = SequentialOrder(images.test_samples, size)
     if not isinstance(images.test, tuple):
-        size = plan.validation_batch
-        make = ImageBatchJob(
-            images.test, size, transformation, training=False, on_damage=_on_damage(plan)
+        job = ImageBatchJob(
+            images.test, size, transformation, training=False, on_damage=options.damaged_images
         )
-        order = SequentialOrder(len(images.test), size)
+        workers = _workers(settings)
         with _closing(
-            ImageBatches(make, order, order.num_batches, _workers(plan), _say)
+            ImageBatches(job, order, order.num_batches, workers, _print_skipped)
         ) as batches:
             yield {"x": batches}
         return
     x, y = images.test
-    if plan.options.synthetic_data in ("cpu", "host"):
-        yield {"x": TestBatches(x, y, plan.validation_batch, transformation)}
-        return
-    yield {"x": transformation.convert(x), "y": y, "batch_size": plan.validation_batch}
+    if options.synthetic_data in ("cpu", "host"):
+        yield {"x": Batches(x, y, order, order.num_batches, transformation)}
+    else:
+        yield {"x": transformation.convert(x), "y": y, "batch_size": size}
 
 
-class TestBatches(keras.utils.PyDataset):
-    """Held-out images, one replica's batch at a time."""
-
-    __test__ = False
-
-    def __init__(
-        self, images: np.ndarray, labels: np.ndarray, size: int, transformation: Transformation
-    ) -> None:
-        super().__init__()
-        self.images = images
-        self.labels = labels
-        self.size = size
-        self.transformation = transformation
-
-    def __len__(self) -> int:
-        return -(-len(self.labels) // self.size)
-
-    def __getitem__(self, number: int) -> Batch:
-        part = slice(number * self.size, (number + 1) * self.size)
-        images = self.transformation.convert(self.images[part])
-        return images, np.ascontiguousarray(self.labels[part])
+def some_images(settings: RunSettings, images: Images) -> np.ndarray:
+    """Return evenly spaced training images in the form in which they are copied to the device."""
+    height, width, _ = settings.info.shape
+    count = min(images.train_samples, max(1, MAX_PIXELS // (height * width)))
+    chosen = np.linspace(0, images.train_samples - 1, count).astype(int)
+    transformation = Transformation(settings.info, _output(settings))
+    if isinstance(images.train, tuple):
+        return transformation.convert(images.train[0][chosen])
+    job = ImageBatchJob(
+        images.train,
+        count,
+        transformation,
+        training=False,
+        on_damage=settings.options.damaged_images,
+    )
+    found = np.empty(job.shape, job.dtype)
+    job.run(BatchRequest(chosen, (0,)), found)
+    return found
 
 
-def training_transformation(plan: RunPlan) -> Transformation:
-    """Return what happens to images on the host before they are trained on."""
-    info, options = plan.info, plan.options
+def training_transformation(settings: RunSettings) -> Transformation:
+    """Return the preprocessing of training images on the host."""
+    info, options = settings.info, settings.options
     augments = options.augment and options.synthetic_data is None
     return Transformation(
         info,
-        _output(plan),
-        # Files are mirrored as they are decoded.
+        _output(settings),
+        # Images in files are flipped when they are decoded.
         flip=augments
         and info.flip
         and options.flip == "random"
@@ -203,31 +182,28 @@ def training_transformation(plan: RunPlan) -> Transformation:
     )
 
 
-def training_order(plan: RunPlan, samples: int) -> Order:
-    """Return which samples come when; in epochs of the data, whatever is an epoch to Keras."""
+def training_order(settings: RunSettings, samples: int) -> Order:
+    """Return the order of the training samples."""
+    batch = settings.batch
     return Order(
         samples,
-        plan.batch.micro_batch,
-        batches_per_epoch=plan.events.updates_per_epoch * plan.batch.micro_batches_per_update,
-        shuffle=plan.options.shuffle,
-        seed=plan.seed,
+        batch.micro_batch,
+        batches_per_epoch=settings.events.updates_per_epoch * batch.micro_batches_per_update,
+        shuffle=settings.options.shuffle,
+        seed=settings.seed,
     )
 
 
-def _alternates(plan: RunPlan) -> bool:
-    """Say whether the host mirrors each image in every second epoch."""
-    options = plan.options
+def _flips_alternate(settings: RunSettings) -> bool:
+    """Return whether the host flips each image in every second epoch."""
+    options = settings.options
     augments = options.augment and options.synthetic_data is None
-    return augments and plan.info.flip and options.flip == "alternating"
-
-
-def _flips(plan: RunPlan, order: Order) -> AlternatingFlip | None:
-    return AlternatingFlip(order) if _alternates(plan) else None
+    return augments and settings.info.flip and options.flip == "alternating"
 
 
 @contextlib.contextmanager
 def _closing(batches: ImageBatches) -> Iterator[ImageBatches]:
-    """Have the workers end afterwards, and say what they could not read."""
+    """Close batches after use, and print the number of damaged images."""
     try:
         yield batches
     finally:
@@ -240,14 +216,9 @@ def _closing(batches: ImageBatches) -> Iterator[ImageBatches]:
             )
 
 
-def _fit_batches(plan: RunPlan) -> int:
-    """Return the batches of what is an epoch to Keras."""
-    return plan.events.keras_epoch * plan.batch.micro_batches_per_update
-
-
-def _output(plan: RunPlan) -> Output:
-    """Return the form in which images are moved to the device."""
-    options = plan.options
+def _output(settings: RunSettings) -> Output:
+    """Return the form in which images are copied to the device."""
+    options = settings.options
     if options.synthetic_data in ("ipu", "device"):
         return "unchanged"
     if options.eight_bit_transfer:
@@ -255,16 +226,12 @@ def _output(plan: RunPlan) -> Output:
     return "numbers" if options.accelerator_side_preprocess else "normalised"
 
 
-def _workers(plan: RunPlan) -> int:
-    cores, asked = len(os.sched_getaffinity(0)), plan.options.pipeline_num_parallel
-    return cores if asked is None else min(asked, cores)
+def _workers(settings: RunSettings) -> int:
+    cores, limit = len(os.sched_getaffinity(0)), settings.options.pipeline_num_parallel
+    return cores if limit is None else min(limit, cores)
 
 
-def _on_damage(plan: RunPlan) -> OnDamage:
-    return plan.options.damaged_images
-
-
-def _say(name: str) -> None:
+def _print_skipped(name: str) -> None:
     print(f"convoy train: skipped {name}", file=sys.stderr)
 
 
@@ -272,5 +239,6 @@ def _count(split: Split | ImageFiles) -> int:
     return len(split[1]) if isinstance(split, tuple) else len(split)
 
 
-def _numbers(info: DatasetInfo, size: int, rng: np.random.Generator) -> Split:
+def _placeholders(info: DatasetInfo, size: int, rng: np.random.Generator) -> Split:
+    """Return a byte in the place of each image that the device generates, with random labels."""
     return np.zeros((size, 1), np.uint8), rng.integers(0, info.classes, size, dtype=np.int32)

@@ -10,7 +10,7 @@ from typing import Any
 from convoy.data.batches import ResumableDataset
 from convoy.train.input import open_images, training_input
 from convoy.train.options import Options
-from convoy.train.run_settings import make_plan
+from convoy.train.run_settings import make_run_settings
 
 SECONDS = 10.0
 # The first batches wait for the worker processes to start.
@@ -27,13 +27,13 @@ def measure_input(options: Options) -> tuple[int, float] | None:
     Raises:
         ValueError: if options contradict each other, or the dataset cannot be read.
     """
-    plan = make_plan(options)
-    images = open_images(plan.options, plan.info, plan.seed)
-    plan = make_plan(plan.options, images.train_samples)
-    with training_input(plan, images) as data:
+    settings = make_run_settings(options)
+    images = open_images(settings.options, settings.info, settings.seed)
+    settings = make_run_settings(settings.options, images.train_samples)
+    with training_input(settings, images) as data:
         if not isinstance(data["x"], ResumableDataset):
             return None
-        return _measure(_batches(data["x"]), plan.batch.micro_batch)
+        return _measure(_batches(data["x"]), settings.batch.micro_batch)
 
 
 def _batches(dataset: Any) -> Iterator[Any]:

@@ -1,10 +1,12 @@
-"""The network of a run: the one with the asked-for name, edited."""
+"""The network of a run: a model by name, with the normalisation and input layers of the options."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 from convoy import keras_bridge
 from convoy.data.catalog import DatasetInfo
 from convoy.layers import Decompress, MeanOfViews, Preprocess, SyntheticImages, Views
@@ -17,12 +19,12 @@ BYTES = (0, 255)
 
 
 def make_network(options: Options, info: DatasetInfo, micro_batches: int) -> keras.Model:
-    """Return the network, with the norm that was asked for and what runs before it on the device.
+    """Return the network of a run.
 
     Args:
-        options: of the run.
-        info: what images look like.
-        micro_batches: per weight update, of one replica.
+        options: options of the run.
+        info: description of the dataset.
+        micro_batches: number of micro-batches per replica and weight update.
 
     Raises:
         ValueError: if there is no such network.
@@ -43,8 +45,8 @@ def with_views(network: keras.Model, count: int) -> keras.Model:
     """Return a network of the same layers that averages over several views of each image.
 
     Args:
-        network: ends in probabilities.
-        count: how many views, as `convoy.layers.Views` makes them.
+        network: network that ends in probabilities.
+        count: number of views, as in `convoy.layers.Views`.
     """
     (images,) = network.inputs
     inputs = keras.Input(images.shape[1:], dtype=images.dtype, name=images.name)
@@ -68,7 +70,7 @@ def _first_layers(options: Options, info: DatasetInfo) -> list[layers.Layer]:
     elif options.eight_bit_transfer:
         first.append(Decompress(name="eight_bit_transfer_decompression_layer"))
     if options.random_erasing:
-        # Its `factor` is how likely each image is to lose a part.
+        # The argument `factor` is the probability for each image.
         first.append(
             layers.RandomErasing(options.random_erasing, value_range=BYTES, name="random_erasing")
         )
@@ -79,7 +81,7 @@ def _first_layers(options: Options, info: DatasetInfo) -> list[layers.Layer]:
 
 
 def recommended_splits(model: keras.Model, stages: int) -> list[str]:
-    """Return the layers that cut a model into stages with about equally many parameters."""
+    """Return the layers that split a model into stages of about the same number of parameters."""
     total, so_far = model.count_params(), 0
     splits: list[str] = []
     for layer in model.layers:
@@ -87,3 +89,29 @@ def recommended_splits(model: keras.Model, stages: int) -> list[str]:
         while len(splits) < stages - 1 and so_far * stages >= total * (len(splits) + 1):
             splits.append(layer.name)
     return list(dict.fromkeys(splits))
+
+
+def adapt_layers(model: keras.Model, find_inputs: Callable[[], np.ndarray]) -> None:
+    """Call `adapt` of each layer that has it with that layer's own inputs.
+
+    `keras.layers.Normalization` is left out: in `keras.applications` its statistics come with the
+    weights.
+
+    Args:
+        model: functional model with one input; other models are not changed.
+        find_inputs: function that returns some inputs of the model; called only if needed.
+    """
+    calls = keras_bridge.graph_calls(model, into_nested=True) or []
+    places = [place for place, call in enumerate(calls) if _adapts(call.operation)]
+    if not places:
+        return
+    tensors = keras_bridge.graph_input_tensors(model, find_inputs())
+    run = keras_bridge.with_training(False)
+    for place, call in enumerate(calls[: places[-1] + 1]):
+        if place in places:
+            call.operation.adapt(tensors[call.inputs[0]])
+        call.run(tensors, run)
+
+
+def _adapts(operation: keras.Operation) -> bool:
+    return hasattr(operation, "adapt") and not isinstance(operation, layers.Normalization)

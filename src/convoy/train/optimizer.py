@@ -1,8 +1,7 @@
-"""The optimizer of a run, with regularisation and clipping."""
+"""The optimizer of a run, with regularisation, gradient clipping and Lookahead."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import convoy
@@ -10,53 +9,55 @@ import keras
 from convoy.train.learning_rate import Schedule, check_keys
 from convoy.train.options import Options
 
-_NEEDS: dict[str, tuple[str, ...]] = {
-    "sgd": ("momentum",),
-    "lars": ("momentum", "weight_decay", "eeta", "epsilon"),
-    "rmsprop": ("momentum", "base_decay_exponent", "epsilon"),
-    "adam": (),
-    "adamw": (),
+# Required and optional keys of `--optimizer-params`.
+_ADAM = {"beta_1", "beta_2", "epsilon", "amsgrad"}
+_PARAMETERS: dict[str, tuple[tuple[str, ...], set[str]]] = {
+    "sgd": (("momentum",), {"nesterov"}),
+    "lars": (("momentum", "weight_decay", "eeta", "epsilon"), set()),
+    "rmsprop": (("momentum", "base_decay_exponent", "epsilon"), set()),
+    "adam": ((), _ADAM),
+    "adamw": ((), _ADAM | {"weight_decay"}),
 }
-_MAY_HAVE = {
-    "sgd": {"nesterov"},
-    "lars": set(),
-    "rmsprop": set(),
-    "adam": {"beta_1", "beta_2", "epsilon", "amsgrad"},
-    "adamw": {"beta_1", "beta_2", "epsilon", "amsgrad", "weight_decay"},
+_CLASSES = {
+    "sgd": keras.optimizers.SGD,
+    "lars": convoy.optimizers.LARS,
+    "rmsprop": keras.optimizers.RMSprop,
+    "adam": keras.optimizers.Adam,
+    "adamw": keras.optimizers.AdamW,
 }
-# `--optimizer-params` has a momentum by default, which these have no use for.
-_WITHOUT_MOMENTUM = ("adam", "adamw")
 
 
 def make_optimizer(
     options: Options, schedule: Schedule, batch: int, updates: int
 ) -> keras.optimizers.Optimizer:
-    """Return the optimizer, inside of weight decay, L2 regularisation and lookahead.
+    """Return the optimizer of a run.
 
     Args:
-        options: of the run.
-        schedule: the learning rate.
-        batch: samples in a weight update.
-        updates: of the whole run.
+        options: options of the run.
+        schedule: learning-rate schedule.
+        batch: number of samples per weight update.
+        updates: number of weight updates of the run.
 
     Raises:
         ValueError: if one of its parameters is missing or unknown.
     """
-    # Keras takes no whole number for a momentum.
-    params = {
+    # Keras does not accept a momentum of type int.
+    params: dict[str, Any] = {
         name: float(value) if type(value) is int else value
         for name, value in options.optimizer_params.items()
     }
-    if options.optimizer in _WITHOUT_MOMENTUM:
+    if options.optimizer in ("adam", "adamw"):
+        # The default of `--optimizer-params` has one.
         params.pop("momentum", None)
-    needed = _NEEDS[options.optimizer]
-    check_keys("--optimizer-params", params, needed, {*needed, *_MAY_HAVE[options.optimizer]})
-    common: dict[str, Any] = {}
+    needed, optional = _PARAMETERS[options.optimizer]
+    check_keys("--optimizer-params", params, needed, {*needed, *optional})
+    if options.optimizer == "rmsprop":
+        params["rho"] = _rho(params.pop("base_decay_exponent"), batch)
     if options.clip_norm is not None:
-        common["global_clipnorm"] = options.clip_norm
+        params["global_clipnorm"] = options.clip_norm
     if options.ema:
-        common |= {"use_ema": True, "ema_momentum": options.ema}
-    optimizer = _make(options.optimizer, params, schedule, batch, common)
+        params |= {"use_ema": True, "ema_momentum": options.ema}
+    optimizer = _CLASSES[options.optimizer](schedule, **params)
     if options.l2_regularization or options.weight_decay or options.adaptive_clip:
         optimizer = convoy.optimizers.Regularized(
             optimizer,
@@ -69,28 +70,12 @@ def make_optimizer(
     return optimizer
 
 
-def _make(
-    name: str, params: Mapping[str, Any], schedule: Schedule, batch: int, common: Mapping[str, Any]
-) -> keras.optimizers.Optimizer:
-    if name == "lars":
-        return convoy.optimizers.LARS(schedule, **params, **common)
-    if name == "rmsprop":
-        decay = 2.0 ** params["base_decay_exponent"] * batch
-        if not 0 <= decay <= 1:
-            raise ValueError(
-                f"--optimizer-params: 2^{params['base_decay_exponent']} x a batch of {batch} is "
-                f"{decay:g}, so RMSprop's rho would be {1 - decay:g}. Pass a lower exponent."
-            )
-        return keras.optimizers.RMSprop(
-            schedule,
-            rho=1 - decay,
-            momentum=params["momentum"],
-            epsilon=params["epsilon"],
-            **common,
+def _rho(exponent: float, batch: int) -> float:
+    """Return the decay of RMSprop's moving average for a batch size."""
+    decay = 2.0**exponent * batch
+    if not 0 <= decay <= 1:
+        raise ValueError(
+            f"--optimizer-params: 2^{exponent} x a batch of {batch} is {decay:g}, so RMSprop's rho "
+            f"would be {1 - decay:g}. Pass a lower exponent."
         )
-    make = {
-        "sgd": keras.optimizers.SGD,
-        "adam": keras.optimizers.Adam,
-        "adamw": keras.optimizers.AdamW,
-    }[name]
-    return make(schedule, **params, **common)
+    return 1 - decay

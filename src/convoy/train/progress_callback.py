@@ -1,73 +1,66 @@
-"""The host's part of training: it counts, reports and saves after each device call."""
+"""The callback of the training phase: metrics, log lines and checkpoints after device calls."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 import keras
-from convoy.progress_bar import Output
 from convoy.train.learning_rate import Schedule
-from convoy.train.metrics_row import Record, average
-from convoy.train.run_folder import RunFolder
-from convoy.train.run_settings import RunPlan
+from convoy.train.metrics import MetricsRow, average
+from convoy.train.run_log import RunLog
+from convoy.train.run_settings import RunSettings
 
-# What differs between two runs that are the same.
-_TIMELESS = {"throughput": None, "compilation": None}
+# Values that differ between two runs with the same result.
+_TIMES = {"throughput": None, "compilation": None}
 
 
-class Watch(keras.callbacks.Callback):
-    """Makes a record of every device call, and acts at host events.
+class ProgressCallback(keras.callbacks.Callback):
+    """Computes the metrics of each device call, logs them, and saves weights when they are due.
 
     Args:
-        plan: of the run.
-        schedule: the learning rate.
-        folder: where records and checkpoints go.
-        output: where progress is shown.
-        listeners: are called with every record that is logged.
+        settings: settings of the run.
+        schedule: learning-rate schedule.
+        log: destinations of metrics and checkpoints.
     """
 
-    def __init__(
-        self,
-        plan: RunPlan,
-        schedule: Schedule,
-        folder: RunFolder,
-        output: Output,
-        listeners: list[Callable[[Record], None]],
-    ) -> None:
+    earlier_names = ("Watch",)
+    """Names of this class in checkpoints of earlier versions."""
+
+    def __init__(self, settings: RunSettings, schedule: Schedule, log: RunLog) -> None:
         super().__init__()
-        self.plan = plan
+        self.settings = settings
         self.schedule = schedule
-        self.folder = folder
-        self.output = output
-        self.listeners = listeners
-        self.calls: list[Record] = []
-        self._since_log: list[Record] = []
+        self.log = log
+        self.calls: list[MetricsRow] = []
+        self._since_log: list[MetricsRow] = []
         self._steps, self._sums = 0, {"loss": 0.0, "training_accuracy": 0.0}
 
     def get_state(self) -> dict[str, Any]:
-        """Return what a checkpoint has to hold, without times: equal runs have equal states."""
+        """Return the state for a checkpoint, without times: equal runs have equal states."""
+        folder = self.log.folder
         return {
-            "rows": len(self.folder.records),
-            "checkpoints": [path.name for path in self.folder.written],
-            "since_log": [asdict(record) | _TIMELESS for record in self._since_log],
+            "rows": len(folder.rows),
+            "checkpoints": [path.name for path in folder.written],
+            "since_log": [asdict(row) | _TIMES for row in self._since_log],
             "steps": self._steps,
             "sums": dict(self._sums),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on where another run was."""
-        self.folder.go_on(state["rows"], state["checkpoints"])
-        self._since_log = [Record(**row | {"throughput": math.nan}) for row in state["since_log"]]
+        """Restore the state of an earlier run."""
+        self.log.folder.restore(state["rows"], state["checkpoints"])
+        self._since_log = [
+            MetricsRow(**row | {"throughput": math.nan}) for row in state["since_log"]
+        ]
         self._steps, self._sums = state["steps"], dict(state["sums"])
 
     def on_train_begin(self, logs: Any = None) -> None:
         del logs
         self._began = self._time = time.perf_counter()
-        self.output.begin(self.plan.events.updates, "compiling ...")
+        self.log.output.begin(self.settings.events.updates, "compiling ...")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         del logs
@@ -75,39 +68,42 @@ class Watch(keras.callbacks.Callback):
         self._steps, self._sums = 0, {"loss": 0.0, "training_accuracy": 0.0}
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        record = self._record(batch + 1, logs)
-        if self.plan.options.fp_exceptions and not math.isfinite(record.loss):
+        options, events = self.settings.options, self.settings.events
+        row = self._make_row(batch + 1, logs)
+        if options.fp_exceptions and not math.isfinite(row.loss):
             raise FloatingPointError(
-                f"--fp-exceptions: the loss is {record.loss} after {record.update} weight updates."
+                f"--fp-exceptions: the loss is {row.loss} after {row.update} weight updates."
             )
-        self.calls.append(record)
-        self._since_log.append(record)
-        self._show(record)
-        if self.plan.events.logs_at(record.update):
-            self._log()
-        if self.plan.options.compile_only:
+        self.calls.append(row)
+        self._since_log.append(row)
+        self._show(row)
+        if events.logs_at(row.update):
+            batches = row.update * self.settings.batch.micro_batches_per_update
+            self.log.log(average(self._since_log), f"batch {batches}")
+            self._since_log = []
+        if options.compile_only:
             self.model.stop_training = True
-        elif self.plan.events.saves_at(record.update):
-            self.folder.save(self.model, record.epoch, averaged=bool(self.plan.options.ema))
+        elif events.saves_at(row.update):
+            self.log.folder.save(self.model, row.epoch, averaged=bool(options.ema))
 
     def on_train_end(self, logs: Any = None) -> None:
         del logs
-        self.output.end()
+        self.log.output.end()
 
-    def _record(self, steps: int, logs: Any) -> Record:
-        """Take apart the means since the epoch began, to have those of this call."""
+    def _make_row(self, steps: int, logs: Any) -> MetricsRow:
+        """Return the metrics of the last device call, from Keras's means over the epoch so far."""
         means = {}
         for name, before in self._sums.items():
             total = float(logs[name]) * steps
             means[name] = (total - before) / (steps - self._steps)
             self._sums[name] = total
         now = time.perf_counter()
-        batch, events = self.plan.batch, self.plan.events
+        batch, events = self.settings.batch, self.settings.events
         samples = (steps - self._steps) * batch.micro_batch * batch.replicas
         self._steps = steps
         update = self._epoch * events.keras_epoch + steps // batch.accumulation
         elapsed, self._time = now - self._time, now
-        return Record(
+        return MetricsRow(
             "training",
             update,
             events.epoch_at(update),
@@ -119,25 +115,13 @@ class Watch(keras.callbacks.Callback):
             float(logs["loss_scaling_factor"]) if "loss_scaling_factor" in logs else None,
         )
 
-    def _show(self, record: Record) -> None:
-        epochs = self.plan.options.num_epochs
-        current = min(math.ceil(record.epoch), epochs)
+    def _show(self, row: MetricsRow) -> None:
+        epochs = self.settings.options.num_epochs
+        current = min(math.ceil(row.epoch), epochs)
         values = {
-            "": f"{record.throughput:,.0f} images/s",
-            "loss": f"{record.loss:.4f}",
-            "accuracy": f"{record.accuracy:.2%}",
-            "lr": f"{record.learning_rate:.4g}",
+            "": f"{row.throughput:,.0f} images/s",
+            "loss": f"{row.loss:.4f}",
+            "accuracy": f"{row.accuracy:.2%}",
+            "lr": f"{row.learning_rate:.4g}",
         }
-        self.output.advance(record.update, f"epoch {current}/{epochs}", values)
-
-    def _log(self) -> None:
-        record = average(self._since_log)
-        self._since_log = []
-        self.folder.add(record)
-        if self.output.is_terminal:
-            self.output.line(record.sentence)
-        else:
-            batches = record.update * self.plan.batch.micro_batches_per_update
-            self.output.line(f"batch {batches}: {record.fields}")
-        for listener in self.listeners:
-            listener(record)
+        self.log.output.advance(row.update, f"epoch {current}/{epochs}", values)

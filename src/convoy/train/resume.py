@@ -1,8 +1,7 @@
-"""`--resume`: what a run needs to know of the one that it goes on with."""
+"""Resuming a run: checks, the state that is saved, and differences from the earlier options."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,47 +13,47 @@ from convoy.train.graphcore_options import GraphcoreOptions
 from convoy.train.options import Options
 from convoy.train.recipe import as_recipe, read_recipe
 from convoy.train.run_folder import RUN, RunFolder
-from convoy.train.run_settings import RunPlan
+from convoy.train.run_settings import RunSettings
 
 NEVER = "never"
 
 
 def check_resumable(options: Options) -> None:
-    """Refuse what cannot be resumed, or is not a rhythm of checkpoints.
+    """Check `--state-every` and `--resume`.
 
     Raises:
-        ValueError: in one line.
+        ValueError: if the interval is not valid, or the run cannot be resumed.
     """
     if options.state_every != NEVER:
         try:
-            Interval(_every(options.state_every, 1))
+            Interval(_interval(options.state_every, 1))
         except ValueError:
             raise ValueError(
                 f"--state-every {options.state_every}: pass epoch, a number of weight updates, a "
                 "time such as 30s, 10m or 1h, or never."
             ) from None
     if options.resume and options.output_dir is None:
-        raise ValueError("--resume goes on with the run in a folder. Pass --output-dir too.")
+        raise ValueError("--resume continues the run in a folder. Pass --output-dir too.")
     if options.resume and options.state_every == NEVER:
-        raise ValueError("--resume needs what --state-every never does not write.")
+        raise ValueError("--resume needs the state that --state-every never does not save.")
 
 
 def check_folder(options: Options, folder: RunFolder) -> None:
-    """Refuse to mix a run with an earlier one in the same folder.
+    """Check that a new run does not overwrite an earlier one in the same folder.
 
     Raises:
-        ValueError: if there is one that was not asked for.
+        ValueError: if there is one, and `--resume` was not passed.
     """
     if options.training and not options.resume and Folder(folder.state).positions():
         raise ValueError(
-            f"{folder.path} has a run that can be resumed. Pass --resume to go on with it, or "
+            f"{folder.path} has a run that can be resumed. Pass --resume to continue it, or "
             "another --output-dir."
         )
 
 
 def differences(options: Options, folder: RunFolder) -> list[str]:
-    """Say which flags are not what they were in the run that is resumed."""
-    earlier, now = _earlier(folder.recipe), as_recipe(options)
+    """Return a note about the flags that differ from those of the resumed run, if any do."""
+    earlier, now = _recipe_of(folder.recipe), as_recipe(options)
     if not options.resume or not earlier:
         return []
     changed = [
@@ -65,39 +64,39 @@ def differences(options: Options, folder: RunFolder) -> list[str]:
     return [f"The run resumes with other flags: {', '.join(changed)}."] if changed else []
 
 
-def where_it_goes_on(plan: RunPlan, folder: RunFolder) -> str:
-    """Say after how much of the training a run goes on; nothing if it begins."""
-    positions = Folder(folder.state).positions() if plan.options.resume else []
+def resume_position(settings: RunSettings, folder: RunFolder) -> str:
+    """Describe the point from which a run resumes; empty for a new run."""
+    positions = Folder(folder.state).positions() if settings.options.resume else []
     if not positions:
         return ""
     epoch, step = positions[-1]
-    done = epoch * plan.events.keras_epoch + step // plan.batch.accumulation
-    if done >= plan.events.updates:
+    done = epoch * settings.events.keras_epoch + step // settings.batch.accumulation
+    if done >= settings.events.updates:
         return "training is complete: its checkpoints are validated again"
-    return f"after {done} of {plan.events.updates} weight updates"
+    return f"after {done} of {settings.events.updates} weight updates"
 
 
-def make_checkpoints(plan: RunPlan, folder: RunFolder) -> convoy.Checkpoints | None:
-    """Return what writes the state of a run, and brings it back; `None` if nothing should."""
-    options = plan.options
+def make_checkpoints(settings: RunSettings, folder: RunFolder) -> convoy.Checkpoints | None:
+    """Return the callback that saves and restores the state of a run, if it is enabled."""
+    options = settings.options
     if options.state_every == NEVER or options.compile_only:
         return None
     return convoy.Checkpoints(
         folder.state,
-        _every(options.state_every, plan.batch.accumulation),
+        _interval(options.state_every, settings.batch.accumulation),
         keep=2,
         resume=options.resume,
         recipe=as_recipe(options),
     )
 
 
-def _every(asked: str, steps_per_update: int) -> int | str:
-    return int(asked) * steps_per_update if asked.isdecimal() else asked
+def _interval(state_every: str, steps_per_update: int) -> int | str:
+    return int(state_every) * steps_per_update if state_every.isdecimal() else state_every
 
 
-def _earlier(recipe: Path) -> Mapping[str, Any]:
-    """Return the recipe of the earlier run, with today's names of flags; empty if there is none."""
+def _recipe_of(path: Path) -> dict[str, Any]:
+    """Return the recipe of the earlier run under today's names of flags; empty without one."""
     try:
-        return as_recipe(read(GraphcoreOptions, read_recipe(RUN, recipe)))
+        return as_recipe(read(GraphcoreOptions, read_recipe(RUN, path)))
     except ConfigurationError:
         return {}

@@ -1,4 +1,4 @@
-"""The folder of a run: recipe, metrics, events, curves, checkpoints."""
+"""The folder of a run: recipe, metrics, TensorBoard events, curves and checkpoints."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,30 +15,29 @@ import yaml
 from convoy.atomic_file import written_whole
 from convoy.data.event_file import EventFile
 from convoy.engine.observer import pause
-from convoy.train.metrics_file import MetricsFile
-from convoy.train.metrics_row import Record
+from convoy.train.metrics import MetricsFile, MetricsRow
 
 ENDING = ".weights.h5"
 RUN = "run"
-"""The name of the recipe that a run leaves behind."""
+"""Name of the recipe in a run's folder."""
 _NAME = re.compile(r"epoch_(\d+(?:\.\d+)?)(?:\.weights)?\.h5")
 
 
 class RunFolder:
-    """What a run leaves behind. Nothing is written before `open`.
+    """The files of a run. Nothing is written before `open`.
 
     Args:
-        path: of the folder.
-        checkpoints: folder of the checkpoints, if it is not inside.
+        path: path of the folder.
+        checkpoints: folder of the checkpoints; by default inside of `path`.
     """
 
     def __init__(self, path: Path, checkpoints: Path | None = None) -> None:
         self.path = path
         self.checkpoints = checkpoints or path / "checkpoints"
         self.written: list[Path] = []
-        """The checkpoints of this run, in its order."""
+        """Checkpoints of this run, oldest first."""
         self.failures: list[str] = []
-        """What could not be written."""
+        """Messages about files that could not be written."""
         self._metrics: MetricsFile | None = None
         self._events: EventFile | None = None
 
@@ -49,89 +47,89 @@ class RunFolder:
 
     @property
     def state(self) -> Path:
-        """Where all is that a run needs to go on."""
+        """Folder of the state from which a run resumes."""
         return self.path / "state"
 
     @property
     def report(self) -> Path:
-        """Where the next report goes; a run that goes on leaves the earlier one as it is."""
+        """Folder of the next report; a resumed run does not overwrite the earlier one."""
         number = 1
         while (path := self.path / ("report" if number == 1 else f"report-{number}")).exists():
             number += 1
         return path
 
     @property
-    def records(self) -> list[Record]:
-        return [] if self._metrics is None else self._metrics.records
+    def rows(self) -> list[MetricsRow]:
+        return [] if self._metrics is None else self._metrics.rows
 
-    def open(self, recipe: Mapping[str, Any], *, goes_on: bool = False) -> None:
-        """Make the folder, and write the recipe with which the run can be repeated.
+    def open(self, recipe: Mapping[str, Any], *, resumes: bool = False) -> None:
+        """Create the folder, and write the recipe that repeats the run.
 
         Args:
             recipe: flags and their values.
-            goes_on: whether an earlier run may have been here, with which this one goes on.
+            resumes: whether to continue the files of an earlier run.
 
         Raises:
-            ValueError: if it cannot be made or written to.
+            ValueError: if the folder cannot be created or written to.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._open(recipe, goes_on=goes_on)
+            self._open(recipe, resumes=resumes)
         except OSError as error:
             raise ValueError(
                 f"{self.path} cannot be used for a run: {error.strerror}. Pass an --output-dir "
                 "that can be written."
             ) from error
 
-    def _open(self, recipe: Mapping[str, Any], *, goes_on: bool) -> None:
+    def _open(self, recipe: Mapping[str, Any], *, resumes: bool) -> None:
         text = yaml.safe_dump({RUN: dict(recipe)}, sort_keys=False)
         head = f"# convoy train --config-path {self.recipe} --config {RUN}\n"
         with written_whole(self.recipe) as unfinished:
             unfinished.write_text(head + text)
-        self._metrics = MetricsFile(self.path / "metrics.csv", goes_on=goes_on)
+        self._metrics = MetricsFile(self.path / "metrics.csv", resumes=resumes)
         self._events = EventFile(self.path)
 
-    def go_on(self, rows: int, checkpoints: Sequence[str]) -> None:
-        """Take over what the earlier run had left where this one goes on.
+    def restore(self, rows: int, checkpoints: Sequence[str]) -> None:
+        """Return to the state of the files at the point from which a run resumes.
 
         Args:
-            rows: how many records.
-            checkpoints: the names of its checkpoints.
+            rows: number of metrics rows.
+            checkpoints: names of the checkpoints.
         """
         if self._metrics is None or self._events is None:
             return
         self._metrics.keep(rows)
-        if len(self.records) < rows:
-            self._fail(f"{self._metrics.path} has lost {rows - len(self.records)} rows of {rows}")
+        if len(self.rows) < rows:
+            self._fail(f"{self._metrics.path} has lost {rows - len(self.rows)} rows of {rows}")
         self.written = [
             path for path in map(self.checkpoints.joinpath, checkpoints) if path.is_file()
         ]
-        self._events.restart(self.records[-1].update if self.records else 0)
+        self._events.restart(self.rows[-1].update if self.rows else 0)
 
-    def add(self, record: Record) -> None:
-        """Write a record at once, so that a run that is cut short has left it."""
+    def add(self, row: MetricsRow) -> None:
+        """Write a row of metrics to disk at once, so that it survives if the process is killed."""
         if self._metrics is None or self._events is None:
             return
         values = {
-            f"{record.phase}/{name}": value
-            for name, value in asdict(record).items()
-            if isinstance(value, float) and name not in ("epoch", "compilation")
+            name: value
+            for name, value in row.scalars.items()
+            if not name.endswith(("/epoch", "/compilation"))
         }
         try:
-            self._metrics.add(record)
-            self._events.scalars(record.update, values)
+            self._metrics.add(row)
+            self._events.scalars(row.update, values)
         except OSError as error:
-            self._fail(f"a record could not be written to {self.path}: {error.strerror}")
+            self._fail(f"metrics could not be written to {self.path}: {error.strerror}")
 
     def save(self, model: keras.Model, epoch: float, *, averaged: bool = False) -> Path | None:
-        """Write a checkpoint; a file of that name is there whole or not at all.
+        """Write a checkpoint atomically.
 
-        If it cannot be written, that is said, and training goes on.
+        If it cannot be written, a message is printed and training continues.
 
         Args:
-            model: whose weights are written.
-            epoch: for the name.
-            averaged: whether to write the moving averages that the optimizer keeps instead.
+            model: the model whose weights are written.
+            epoch: epoch in the file's name.
+            averaged: whether to write the optimizer's moving averages instead of the weights.
         """
         path = self.checkpoints / f"epoch_{round(epoch, 6)}{ENDING}"
         try:
@@ -149,29 +147,29 @@ class RunFolder:
             self.written.append(path)
         return path
 
-    def _fail(self, what: str) -> None:
-        self.failures.append(what)
-        print(f"convoy train: {what}", file=sys.stderr)
+    def _fail(self, message: str) -> None:
+        self.failures.append(message)
+        print(f"convoy train: {message}", file=sys.stderr)
 
     def remove_checkpoints(self) -> None:
-        """Delete what this run has written, and the folder if nothing else is in it."""
+        """Delete the checkpoints of this run, and their folder if it is empty then."""
         for path in self.written:
             path.unlink(missing_ok=True)
         if self.checkpoints.is_dir() and not any(self.checkpoints.iterdir()):
             self.checkpoints.rmdir()
 
     def close(self) -> Path | None:
-        """Draw the curves, once; returns the picture, if matplotlib is installed."""
+        """Close the files and plot the curves; return the plot, if matplotlib is installed."""
         if self._events is None:
             return None
         self._events.close()
         self._events = None
-        return draw_curves(self.records, self.path / "curves.png") if self.records else None
+        return plot_curves(self.rows, self.path / "curves.png") if self.rows else None
 
 
 @contextlib.contextmanager
 def averages_of(model: keras.Model) -> Iterator[None]:
-    """Have a model hold the moving averages of its weights for a while."""
+    """Replace the weights of a model by their moving averages within a `with` block."""
     kept = [(variable, variable.value) for variable in model.trainable_variables]
     model.optimizer.finalize_variable_values(model.trainable_variables)
     try:
@@ -199,7 +197,7 @@ def epoch_of(checkpoint: Path) -> float:
 
 
 def find_checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoints in a folder by epoch.
+    """Return the checkpoints in a folder, ordered by epoch.
 
     Raises:
         ValueError: if there is no such folder, or a name in it has no epoch.
@@ -209,8 +207,8 @@ def find_checkpoints(folder: Path) -> list[Path]:
     return sorted((p for p in folder.glob("*.h5") if not p.name.startswith(".")), key=epoch_of)
 
 
-def draw_curves(records: Sequence[Record], picture: Path) -> Path | None:
-    """Draw loss and accuracy by epoch; returns `None` where matplotlib is not installed."""
+def plot_curves(metrics: Sequence[MetricsRow], path: Path) -> Path | None:
+    """Plot loss and accuracy over epochs; return `None` if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
@@ -219,14 +217,14 @@ def draw_curves(records: Sequence[Record], picture: Path) -> Path | None:
     figure = Figure(figsize=(9, 3.5), layout="constrained")
     for axis, name in zip(figure.subplots(1, 2), ("loss", "accuracy"), strict=True):
         for phase, label in (("training", "training"), ("validation", "held out")):
-            rows = [record for record in records if record.phase == phase]
+            rows = [row for row in metrics if row.phase == phase]
             if rows:
                 values = [getattr(row, name) for row in rows]
-                mark = "o" if len(rows) < 20 else None
-                axis.plot([row.epoch for row in rows], values, marker=mark, ms=3, label=label)
+                marker = "o" if len(rows) < 20 else None
+                axis.plot([row.epoch for row in rows], values, marker=marker, ms=3, label=label)
         axis.set(xlabel="epoch", ylabel=name)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.grid(alpha=0.3)
         axis.legend()
-    figure.savefig(picture, dpi=120)
-    return picture
+    figure.savefig(path, dpi=120)
+    return path

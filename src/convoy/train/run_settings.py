@@ -1,4 +1,4 @@
-"""From options to the numbers of a run; everything that can be refused early is refused here."""
+"""Settings of a run: options that were checked, and the numbers that follow from them."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from convoy import configuration
 from convoy.batch_config import BatchConfig
 from convoy.configuration import check, flag_name
 from convoy.data.catalog import CHANNELS, DATASETS, DatasetInfo
-from convoy.train.host_events import HostEvents, check_frequencies, plan_events
-from convoy.train.normalization import check_norm
+from convoy.train.host_events import HostEvents, check_frequencies, make_host_events
+from convoy.train.normalization import check_norm_layer
 from convoy.train.options import Options
 
 AUTO = "auto"
-"""Instead of layers, to have the cuts found by what layers cost."""
+"""Value of `--pipeline-splits` that splits the model by the costs of its layers."""
 
 
 @dataclass(frozen=True)
-class RunPlan:
-    """The numbers of a run.
+class RunSettings:
+    """The settings of a run.
 
     Attributes:
-        options: as asked for, and made consistent.
-        info: of the data set.
-        batch: how samples are divided.
-        stages: of the pipeline; 1 is the model in one piece.
-        width: devices of one replica.
-        events: when the host is called.
-        notes: what the user should know, a line each.
+        options: consistent options.
+        info: description of the dataset.
+        batch: batch sizes.
+        stages: number of pipeline stages; 1 is no pipeline.
+        width: number of devices per replica.
+        events: intervals of log lines and checkpoints.
+        notes: messages for the user, a line each.
     """
 
     options: Options
@@ -48,7 +48,7 @@ class RunPlan:
 
     @property
     def in_pipeline(self) -> bool:
-        """Whether stages run on devices of their own; on one device they would gain nothing."""
+        """Whether stages run on different devices; on one device the model is not split."""
         return self.width > 1
 
     @property
@@ -72,19 +72,19 @@ class RunPlan:
         return self.options.validation_num_replicas or self.devices
 
 
-def make_plan(options: Options, training_samples: int | None = None) -> RunPlan:
-    """Check options against each other, and work out what follows from them.
+def make_run_settings(options: Options, training_samples: int | None = None) -> RunSettings:
+    """Check options, and compute the numbers that follow from them.
 
     Args:
-        options: as they were given.
-        training_samples: as many as there are; by default what the data set is known to have.
+        options: options of the command line.
+        training_samples: number of training samples; by default that of the complete dataset.
 
     Raises:
-        ValueError: if they do not fit together.
+        ValueError: if options contradict each other.
     """
     notes: list[str] = []
     check_options(options)
-    options = _settle(options, notes)
+    options = _consistent(options, notes)
     info = _info(options)
     stages, width = _stages(options)
     _check_devices(options, stages, width)
@@ -99,7 +99,7 @@ def make_plan(options: Options, training_samples: int | None = None) -> RunPlan:
             f"{batch.micro_batch} x {batch.replicas} replicas x {batch.accumulation} accumulated. "
             "Make one of them smaller."
         )
-    events = plan_events(
+    events = make_host_events(
         updates,
         options.num_epochs,
         options.logs_per_epoch,
@@ -108,18 +108,20 @@ def make_plan(options: Options, training_samples: int | None = None) -> RunPlan:
     )
     if options.training:
         notes += events.warnings
-    return RunPlan(options, info, batch, stages, width, events, tuple(notes))
+    return RunSettings(options, info, batch, stages, width, events, tuple(notes))
 
 
 def check_options(options: Options) -> None:
-    """Refuse options that contradict each other, whatever the data.
+    """Check options, without the dataset.
 
     Raises:
-        ValueError: in one line.
+        ValueError: if one is not valid, or some contradict each other.
     """
     check(options)
     if not 0 <= options.ema < 1:
-        raise ValueError(f"--ema {options.ema}: pass a momentum from 0 to less than 1, as 0.999.")
+        raise ValueError(
+            f"--ema {options.ema}: pass a momentum from 0 to less than 1, such as 0.999."
+        )
     if options.weight_updates_per_epoch == 0:
         raise ValueError("--weight-updates-per-epoch 0: pass 1 or more, or -1 for all of the data.")
     if options.gradient_accumulation is not None and options.global_batch_size is not None:
@@ -129,7 +131,7 @@ def check_options(options: Options) -> None:
         )
     if not options.training and not options.validation:
         raise ValueError("--training False --validation False leaves nothing to do.")
-    check_norm(options.norm_layer)
+    check_norm_layer(options.norm_layer)
     check_frequencies(
         options.num_epochs,
         options.logs_per_epoch,
@@ -140,28 +142,27 @@ def check_options(options: Options) -> None:
 
 
 def _check_preprocessing(options: Options) -> None:
-    needing = ("eight_bit_transfer", "random_erasing")
-    for name in needing:
+    for name in ("eight_bit_transfer", "random_erasing"):
         if getattr(options, name) and not options.accelerator_side_preprocess:
             raise ValueError(
-                f"--{name.replace('_', '-')} works on images that the host has not normalised. "
-                "Pass --accelerator-side-preprocess too."
+                f"{flag_name(name)} needs images that the host has not normalised. Pass "
+                "--accelerator-side-preprocess too."
             )
     if options.validation_views > 1 and options.synthetic_data in ("ipu", "device"):
         raise ValueError(
             f"--validation-views {options.validation_views}: pass 1, for --synthetic-data "
-            f"{options.synthetic_data} shows the network no image twice."
+            f"{options.synthetic_data} generates each image only once."
         )
     if options.rand_augment and importlib.util.find_spec("PIL") is None:
         raise ValueError(
             "--rand-augment needs the package pillow. Install it with: pip install pillow"
         )
     if options.eight_bit_transfer and options.mixup:
-        raise ValueError("--mixup makes numbers of bytes; leave --eight-bit-transfer out.")
+        raise ValueError("--mixup converts bytes to floats; leave --eight-bit-transfer out.")
 
 
 def _info(options: Options) -> DatasetInfo:
-    """Return what is known of the data set, with what is to be done otherwise than its own way."""
+    """Return the description of the dataset, with the preprocessing of the options."""
     info = DATASETS[options.dataset]
     if (padding := options.crop_padding) is not None:
         if not 0 <= padding < min(info.shape[:2]):
@@ -182,10 +183,10 @@ def _info(options: Options) -> DatasetInfo:
 
 
 def count_stages(splits: list[str]) -> int:
-    """Return the number of stages that `--pipeline-splits` asks for.
+    """Return the number of stages of `--pipeline-splits`.
 
     Raises:
-        ValueError: if it is `auto`, and not followed by a number.
+        ValueError: if it is `auto` without a number of stages.
     """
     if not splits or splits[0] != AUTO:
         return len(splits) + 1
@@ -196,8 +197,8 @@ def count_stages(splits: list[str]) -> int:
     return int(splits[1])
 
 
-def devices_of_a_replica(options: Options) -> int:
-    """Return how many devices one replica takes.
+def devices_per_replica(options: Options) -> int:
+    """Return the number of devices per replica.
 
     Raises:
         ValueError: if stages and devices do not fit together.
@@ -206,7 +207,7 @@ def devices_of_a_replica(options: Options) -> int:
 
 
 def _stages(options: Options) -> tuple[int, int]:
-    """Return the number of stages, and of devices that one replica takes."""
+    """Return the number of stages, and of devices per replica."""
     stages, mapping = count_stages(options.pipeline_splits), options.device_mapping
     if options.activation_checkpointing and stages == 1:
         raise ValueError("--activation-checkpointing is for stages. Pass --pipeline-splits too.")
@@ -242,30 +243,29 @@ def _batch(options: Options, notes: list[str]) -> BatchConfig:
     micro, replicas = options.micro_batch_size, options.num_replicas
     if options.global_batch_size is None:
         return BatchConfig(micro, replicas, options.gradient_accumulation or 1)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         batch = BatchConfig.of_global(options.global_batch_size, micro, replicas)
-    notes += [str(warning.message) for warning in said]
+    notes += [str(warning.message) for warning in caught]
     return batch
 
 
-def _settle(options: Options, notes: list[str]) -> Options:
-    """Turn off what does not go together, and say so; draw a seed where one is needed."""
+def _consistent(options: Options, notes: list[str]) -> Options:
+    """Resolve conflicts between options, with a note for each, and draw a seed if none is given."""
     changes: dict[str, Any] = {}
     if options.deterministic and options.shuffle:
         notes.append("--deterministic turns --shuffle off.")
         changes["shuffle"] = False
     if options.seed is None:
-        # Drawn, not left open: the recipe that a run leaves behind repeats it.
+        # The recipe in the run's folder holds the seed, so that it repeats the run.
         changes["seed"] = random.SystemRandom().randrange(2**31)
-    idle = _without_effect(options)
-    if idle:
-        notes.append(f"Without effect here: {'; '.join(idle)}.")
+    if ignored := _without_effect(options):
+        notes.append(f"Without effect here: {'; '.join(ignored)}.")
     return replace(options, **changes)
 
 
 def _without_effect(options: Options) -> list[str]:
-    """Return the flags that were set and do nothing, each with the reason, those alike together."""
+    """Return the flags that were set and have no effect, grouped by their reason."""
     defaults, reasons = type(options)(), dict[str, list[str]]()
     for name, option in configuration.options(type(options)).items():
         if option.no_effect and getattr(options, name) != getattr(defaults, name):

@@ -1,4 +1,4 @@
-"""The network of a run of `convoy train`, ready to be served: it takes images as bytes."""
+"""The network of a run of `convoy train` for serving, with images as bytes as its input."""
 
 from __future__ import annotations
 
@@ -13,52 +13,55 @@ from convoy.data.catalog import CLASS_NAMES, DatasetInfo, Normalisation
 from convoy.layers import Decompress, Preprocess
 from convoy.train.network import make_network
 from convoy.train.options import Options
-from convoy.train.run_settings import make_plan
+from convoy.train.run_settings import make_run_settings
 from convoy.train.validation import load_checkpoint
+
+Preprocessing = Callable[[Any], Any]
+"""A function that turns images as bytes into the input of a model."""
 
 
 @dataclass(frozen=True)
-class ServedNetwork:
-    """A network, and what is to be done before it.
+class ServingModel:
+    """A network with its preprocessing.
 
     Attributes:
         model: the network.
-        preprocessing: from bytes to what it takes; `None` if it takes bytes.
-        info: of the data set that it was trained on.
-        class_names: empty if they are not known.
+        preprocessing: preprocessing of images as bytes; `None` if the network accepts bytes.
+        info: description of the dataset that it was trained on.
+        class_names: names of the classes; empty if they are unknown.
     """
 
     model: keras.Model
-    preprocessing: Callable[[Any], Any] | None
+    preprocessing: Preprocessing | None
     info: DatasetInfo
     class_names: tuple[str, ...]
 
 
-def served_network(options: Options, weights: Path | None) -> ServedNetwork:
+def make_serving_model(options: Options, weights: Path | None) -> ServingModel:
     """Make the network that options describe, with the weights of a checkpoint.
 
     Args:
-        options: those of the training.
-        weights: a `.weights.h5` file; without it, weights are random.
+        options: options of the training run.
+        weights: path of a `.weights.h5` file; without it, weights are random.
 
     Raises:
         ValueError: if the options contradict each other, or the weights are another network's.
     """
-    plan = make_plan(replace(options, synthetic_data=None, random_erasing=0.0))
-    options = plan.options
+    settings = make_run_settings(replace(options, synthetic_data=None, random_erasing=0.0))
+    options, info = settings.options, settings.info
     with precision.find(options.precision).scope():
-        model = make_network(options, plan.info, plan.batch.accumulation)
+        model = make_network(options, info, settings.batch.accumulation)
         if weights is not None:
             load_checkpoint(model, weights)
-    names = CLASS_NAMES.get(plan.info.name, ())
-    if options.eight_bit_transfer:
-        return ServedNetwork(model, None, plan.info, names)
-    normalisation = None if options.accelerator_side_preprocess else plan.info.normalisation
-    return ServedNetwork(model, from_bytes(normalisation), plan.info, names)
+    preprocessing: Preprocessing | None = None
+    if not options.eight_bit_transfer:
+        on_device = options.accelerator_side_preprocess
+        preprocessing = preprocessing_from_bytes(None if on_device else info.normalisation)
+    return ServingModel(model, preprocessing, info, CLASS_NAMES.get(info.name, ()))
 
 
-def from_bytes(normalisation: Normalisation | None) -> Callable[[Any], Any]:
-    """Return what turns images as bytes into numbers, normalised if it is said how."""
+def preprocessing_from_bytes(normalisation: Normalisation | None) -> Preprocessing:
+    """Return the function that converts images from bytes to floats, and normalises them."""
 
     def preprocess(images: Any) -> Any:
         numbers = Decompress(name="from_bytes", dtype="float32")(images)

@@ -1,9 +1,8 @@
-"""The training phase."""
+"""The training phase: strategy, compiled model and `fit`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,17 +11,15 @@ import keras
 from convoy.pipeline.stages import calls_of
 from convoy.precision import find as find_precision
 from convoy.progress_bar import Output
-from convoy.train.adapt import adapt_layers
 from convoy.train.input import Images, some_images, training_input
 from convoy.train.learning_rate import Schedule, make_schedule
 from convoy.train.loss import make_accuracy, make_loss
-from convoy.train.metrics_row import Record
-from convoy.train.network import make_network, recommended_splits
+from convoy.train.network import adapt_layers, make_network, recommended_splits
 from convoy.train.optimizer import make_optimizer
-from convoy.train.progress_callback import Watch
+from convoy.train.progress_callback import ProgressCallback
 from convoy.train.resume import make_checkpoints
-from convoy.train.run_folder import RunFolder
-from convoy.train.run_settings import AUTO, RunPlan
+from convoy.train.run_log import RunLog
+from convoy.train.run_settings import AUTO, RunSettings
 
 StochasticRounding = Literal["off", "on", "replica_identical"]
 _ROUNDING: dict[str, StochasticRounding] = {
@@ -34,61 +31,61 @@ _ROUNDING: dict[str, StochasticRounding] = {
 
 @dataclass(frozen=True)
 class Training:
-    """A model that is ready to be trained."""
+    """A compiled model with its settings and learning-rate schedule."""
 
-    plan: RunPlan
+    settings: RunSettings
     model: keras.Model
     schedule: Schedule
 
 
-def training_strategy(plan: RunPlan) -> convoy.Strategy:
-    options = plan.options
+def training_strategy(settings: RunSettings) -> convoy.Strategy:
+    options = settings.options
     scale: float | str | None = options.loss_scaling or None
     rounds = find_precision(options.precision).update_dtype != "float32"
     return convoy.Strategy(
-        devices=plan.devices,
-        gradient_accumulation=plan.batch.accumulation,
+        devices=settings.devices,
+        gradient_accumulation=settings.batch.accumulation,
         batch_norm_group=options.batch_norm_group,
         precision=options.precision,
         loss_scale="auto" if options.auto_loss_scaling else scale,
         stochastic_rounding=_ROUNDING[options.stochastic_rounding] if rounds else "off",
         # Stages on one device were a way to forget activations.
         activation_checkpointing="auto"
-        if options.activation_checkpointing and not plan.in_pipeline
+        if options.activation_checkpointing and not settings.in_pipeline
         else None,
     )
 
 
-def prepare_training(plan: RunPlan, strategy: convoy.Strategy) -> Training:
+def prepare_training(settings: RunSettings, strategy: convoy.Strategy) -> Training:
     """Make and compile the model.
 
     Raises:
         ValueError: if the model, a split, the optimizer or the schedule cannot be made.
     """
-    options = plan.options
+    options = settings.options
     schedule = make_schedule(
         options.lr_schedule,
         options.lr_schedule_params,
-        batch=plan.batch.global_batch,
-        updates=plan.events.updates_per_epoch,
+        batch=settings.batch.global_batch,
+        updates=settings.events.updates_per_epoch,
         warm_up=options.lr_warmup_params,
         staircase=options.lr_staircase,
     )
     with strategy.scope():
-        model = make_network(options, plan.info, plan.batch.accumulation)
+        model = make_network(options, settings.info, settings.batch.accumulation)
         model.compile(
-            make_optimizer(options, schedule, plan.batch.global_batch, plan.events.updates),
-            make_loss(options.label_smoothing, shares=plan.mixes_labels),
-            metrics=[make_accuracy("training_accuracy", shares=plan.mixes_labels)],
-            steps_per_execution=plan.steps_per_execution,
+            make_optimizer(options, schedule, settings.batch.global_batch, settings.events.updates),
+            make_loss(options.label_smoothing, probabilities=settings.mixes_labels),
+            metrics=[make_accuracy("training_accuracy", probabilities=settings.mixes_labels)],
+            steps_per_execution=settings.steps_per_execution,
             auto_scale_loss=False,
         )
     automatic = options.pipeline_splits[:1] == [AUTO]
-    if automatic and plan.in_pipeline:
-        convoy.split(model, plan.stages, batch_size=plan.batch.micro_batch)
-    elif plan.stages > 1 and not automatic:
+    if automatic and settings.in_pipeline:
+        convoy.split(model, settings.stages, batch_size=settings.batch.micro_batch)
+    elif settings.stages > 1 and not automatic:
         convoy.split(model, options.pipeline_splits)
-    if plan.in_pipeline:
+    if settings.in_pipeline:
         model.set_pipelining_options(
             schedule=options.pipeline_schedule,
             device_mapping=options.device_mapping,
@@ -96,11 +93,11 @@ def prepare_training(plan: RunPlan, strategy: convoy.Strategy) -> Training:
         )
     else:
         model.reset_pipeline_stage_assignment()
-    return Training(plan, model, schedule)
+    return Training(settings, model, schedule)
 
 
 def first_layers(model: keras.Model) -> list[str]:
-    """Return the layers with which the second and later stages of a model begin."""
+    """Return the first layers of the second and later stages of a model."""
     stages = model.get_pipeline_stage_assignment() or []
     names = [call.name for call in calls_of(model)]
     places = zip(names[1:], stages, stages[1:], strict=False)
@@ -108,8 +105,8 @@ def first_layers(model: keras.Model) -> list[str]:
 
 
 def describe(training: Training, output: Output) -> None:
-    """Say what will be trained, before it is."""
-    plan, batch = training.plan, training.plan.batch
+    """Print the size of the model and of the batch before training."""
+    settings, batch = training.settings, training.settings.batch
     weights = sum(math.prod(weight.shape) for weight in training.model.trainable_weights)
     output.line(f"model               {training.model.name}, {weights:,} trainable parameters")
     output.line(f"micro batch size    {batch.micro_batch}")
@@ -117,38 +114,33 @@ def describe(training: Training, output: Output) -> None:
     output.line(f"grad. accumulation  {batch.accumulation}")
     output.line(f"global batch size   {batch.global_batch}")
     output.line(
-        f"weight updates      {plan.events.updates_per_epoch} per epoch, "
-        f"{plan.events.per_call} per device call"
+        f"weight updates      {settings.events.updates_per_epoch} per epoch, "
+        f"{settings.events.per_call} per device call"
     )
-    if plan.options.pipeline_splits[:1] == [AUTO]:
+    splits = settings.options.pipeline_splits
+    if splits[:1] == [AUTO]:
         output.line(f"pipeline splits     {' '.join(first_layers(training.model))}")
-    elif plan.stages > 1:
-        recommended = recommended_splits(training.model, plan.stages)
-        if recommended != plan.options.pipeline_splits:
+    elif settings.stages > 1:
+        recommended = recommended_splits(training.model, settings.stages)
+        if recommended != splits:
             output.line(f"Recommended splits = {recommended}")
 
 
-def train(
-    training: Training,
-    images: Images,
-    folder: RunFolder,
-    output: Output,
-    listeners: list[Callable[[Record], None]],
-) -> Watch:
-    """Run the training phase; returns what was seen."""
-    plan = training.plan
-    watch = Watch(plan, training.schedule, folder, output, listeners)
-    adapt_layers(training.model, lambda: some_images(plan, images))
-    if plan.options.mlperf_logging:
-        _rehearse(training, images)
-    checkpoints = make_checkpoints(plan, folder)
-    watchers = [watch] if checkpoints is None else [watch, checkpoints]
-    _fit(training, images, plan.events.keras_epochs, watchers)
-    return watch
+def train(training: Training, images: Images, log: RunLog) -> ProgressCallback:
+    """Run the training phase; return the callback that has its metrics."""
+    settings = training.settings
+    progress = ProgressCallback(settings, training.schedule, log)
+    adapt_layers(training.model, lambda: some_images(settings, images))
+    if settings.options.mlperf_logging:
+        _warm_up(training, images)
+    checkpoints = make_checkpoints(settings, log.folder)
+    callbacks = [progress] if checkpoints is None else [progress, checkpoints]
+    _fit(training, images, settings.events.keras_epochs, callbacks)
+    return progress
 
 
-def _rehearse(training: Training, images: Images) -> None:
-    """Train an epoch so that all is compiled, then put everything back."""
+def _warm_up(training: Training, images: Images) -> None:
+    """Train one epoch so that all programs are compiled, and restore all variables."""
     model = training.model
     model.optimizer.build(model.trainable_variables)
     kept = [(v, v.numpy()) for v in (*model.variables, *model.optimizer.variables)]
@@ -158,7 +150,7 @@ def _rehearse(training: Training, images: Images) -> None:
 
 
 def _fit(
-    training: Training, images: Images, epochs: int, watchers: list[keras.callbacks.Callback]
+    training: Training, images: Images, epochs: int, callbacks: list[keras.callbacks.Callback]
 ) -> None:
-    with training_input(training.plan, images) as data:
-        training.model.fit(**data, epochs=epochs, verbose=0, callbacks=watchers)
+    with training_input(training.settings, images) as data:
+        training.model.fit(**data, epochs=epochs, verbose=0, callbacks=callbacks)

@@ -1,131 +1,109 @@
-"""The validation phase: no sample is lost, whatever the batch and the number of devices."""
+"""The validation phase. It uses each sample once, for any batch size and number of devices."""
 
 from __future__ import annotations
 
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import convoy
 import keras
 import numpy as np
-from convoy.progress_bar import Output
 from convoy.train.input import Images, test_input
 from convoy.train.loss import make_accuracy, make_loss
-from convoy.train.metrics_row import Record
+from convoy.train.metrics import MetricsRow
 from convoy.train.network import make_network, with_views
-from convoy.train.run_folder import RunFolder, epoch_of
-from convoy.train.run_settings import RunPlan
+from convoy.train.run_folder import epoch_of
+from convoy.train.run_log import RunLog
+from convoy.train.run_settings import RunSettings
 
 
-def validation_strategy(plan: RunPlan) -> convoy.Strategy:
-    return convoy.Strategy(devices=plan.validation_replicas, precision=plan.options.precision)
+def validation_strategy(settings: RunSettings) -> convoy.Strategy:
+    return convoy.Strategy(
+        devices=settings.validation_replicas, precision=settings.options.precision
+    )
 
 
 class Validation:
-    """A model of its own, which takes the weights of checkpoints one after the other.
+    """A second model, which is given the weights of one checkpoint after the other.
 
     Args:
-        plan: of the run.
-        strategy: where it runs.
-        images: of which the held-out ones are used.
+        settings: settings of the run.
+        strategy: devices and precision of the validation.
+        images: the dataset.
 
     Raises:
         ValueError: if the model cannot be made.
     """
 
-    def __init__(self, plan: RunPlan, strategy: convoy.Strategy, images: Images) -> None:
-        self.plan = plan
+    def __init__(self, settings: RunSettings, strategy: convoy.Strategy, images: Images) -> None:
+        self.settings = settings
         self.images = images
         self.samples = images.test_samples
         if not self.samples:
-            raise ValueError(f"{plan.info.name} has no image to validate on.")
+            raise ValueError(f"{settings.info.name} has no image to validate on.")
+        options = settings.options
         with strategy.scope():
-            self.network = make_network(plan.options, plan.info, plan.batch.accumulation)
-            views = plan.options.validation_views
+            self.network = make_network(options, settings.info, settings.batch.accumulation)
+            views = options.validation_views
             self.model = self.network if views == 1 else with_views(self.network, views)
             self.model.compile(
-                loss=make_loss(plan.options.label_smoothing, shares=False),
-                metrics=[make_accuracy("validation_accuracy", shares=False)],
+                loss=make_loss(options.label_smoothing, probabilities=False),
+                metrics=[make_accuracy("validation_accuracy", probabilities=False)],
                 steps_per_execution=math.ceil(
-                    self.samples / (plan.validation_batch * plan.validation_replicas)
+                    self.samples / (settings.validation_batch * settings.validation_replicas)
                 ),
             )
 
-    def of_checkpoints(
-        self,
-        paths: Sequence[Path],
-        folder: RunFolder,
-        output: Output,
-        listeners: list[Callable[[Record], None]],
-    ) -> list[Record]:
-        """Validate checkpoints in their order."""
-        records = []
-        output.begin(len(paths), "validating ...")
-        with test_input(self.plan, self.images) as data:
+    def of_checkpoints(self, paths: Sequence[Path], log: RunLog) -> list[MetricsRow]:
+        """Validate checkpoints in the given order."""
+        rows = []
+        log.output.begin(len(paths), "validating ...")
+        with test_input(self.settings, self.images) as data:
             for done, path in enumerate(paths, start=1):
                 load_checkpoint(self.network, path)
-                record = self._evaluate(data, epoch_of(path))
-                records.append(record)
-                self._report(record, folder, output, listeners)
-                accuracy = {"accuracy": f"{record.accuracy:.2%}"}
-                output.advance(done, f"checkpoint {done}/{len(paths)}", accuracy)
-        output.end()
-        return records
+                row = self._evaluate(data, epoch_of(path))
+                rows.append(row)
+                log.log(row, "validation")
+                accuracy = {"accuracy": f"{row.accuracy:.2%}"}
+                log.output.advance(done, f"checkpoint {done}/{len(paths)}", accuracy)
+        log.output.end()
+        return rows
 
-    def of_weights(
-        self,
-        weights: list[np.ndarray] | None,
-        epoch: float,
-        folder: RunFolder,
-        output: Output,
-        listeners: list[Callable[[Record], None]],
-    ) -> Record:
-        """Validate some weights, or those that the model was made with."""
+    def of_weights(self, weights: list[np.ndarray] | None, epoch: float, log: RunLog) -> MetricsRow:
+        """Validate the given weights, or the initial ones."""
         if weights is not None:
             self.network.set_weights(weights)
-        with test_input(self.plan, self.images) as data:
-            record = self._evaluate(data, epoch)
-        self._report(record, folder, output, listeners)
-        return record
+        with test_input(self.settings, self.images) as data:
+            row = self._evaluate(data, epoch)
+        log.log(row, "validation")
+        return row
 
-    def _evaluate(self, data: dict[str, Any], epoch: float) -> Record:
+    def _evaluate(self, data: dict[str, Any], epoch: float) -> MetricsRow:
         began = time.perf_counter()
         values: dict[str, Any] = self.model.evaluate(**data, verbose=0, return_dict=True)
-        return Record(
+        return MetricsRow(
             "validation",
-            round(epoch * self.plan.events.updates_per_epoch),
+            round(epoch * self.settings.events.updates_per_epoch),
             epoch,
             values["loss"],
             values["validation_accuracy"],
             self.samples / (time.perf_counter() - began),
         )
 
-    @staticmethod
-    def _report(
-        record: Record,
-        folder: RunFolder,
-        output: Output,
-        listeners: list[Callable[[Record], None]],
-    ) -> None:
-        folder.add(record)
-        output.line(record.sentence if output.is_terminal else f"validation: {record.fields}")
-        for listener in listeners:
-            listener(record)
-
 
 def load_checkpoint(model: keras.Model, path: Path) -> None:
-    """Give a model the weights in a file.
+    """Load the weights of a file into a model.
 
     Raises:
-        ValueError: if the file is damaged, or holds the weights of another model.
+        ValueError: if the file is damaged, or has the weights of another model.
     """
     try:
         with warnings.catch_warnings():
-            # The file has the state of the optimizer too, which nobody validates.
+            # The file also has the optimizer state, which validation does not need.
             warnings.filterwarnings("ignore", message="Skipping variable loading for optimizer")
             model.load_weights(path)
     except (OSError, ValueError, KeyError) as error:
@@ -133,18 +111,19 @@ def load_checkpoint(model: keras.Model, path: Path) -> None:
         raise ValueError(f"{path} does not hold the weights of {model.name}: {reason}") from None
 
 
-def sweep_metrics(records: Sequence[Record], target: float) -> dict[str, float]:
-    """Return when the target accuracy was reached, and how near the run came to it, by epoch.
+def sweep_metrics(rows: Sequence[MetricsRow], target: float) -> dict[str, float]:
+    """Return the metrics of a hyperparameter sweep.
 
-    The second is `exp(-((accuracy - target) / 0.02)^2 / 2) / epoch` of the last record, where
-    an accuracy above the target counts as the target.
+    `epoch_to_target` is the epoch at which the target accuracy was reached, if it was.
+    `optimization_metric` is `exp(-((accuracy - target) / 0.02)^2 / 2) / epoch` of the last row,
+    where an accuracy above the target counts as the target.
     """
     metrics = {}
-    reached = [record.epoch for record in records if record.accuracy >= target]
+    reached = [row.epoch for row in rows if row.accuracy >= target]
     if reached:
         metrics["epoch_to_target"] = reached[0]
-    last = records[-1]
+    last = rows[-1]
     if last.epoch:
-        short = min(last.accuracy - target, 0) / 0.02
-        metrics["optimization_metric"] = math.exp(-0.5 * short**2) / last.epoch
+        distance = min(last.accuracy - target, 0) / 0.02
+        metrics["optimization_metric"] = math.exp(-0.5 * distance**2) / last.epoch
     return metrics

@@ -1,5 +1,5 @@
-"""The networks that the application knows by name."""
+"""The networks of `convoy train`."""
 
-from convoy.train.models.find import find_model, make_model
+from convoy.train.models.catalog import find_model, make_model
 
 __all__ = ["find_model", "make_model"]

@@ -1,4 +1,4 @@
-"""Residual networks for small images, with shortcuts that have no weights.
+"""Residual networks for small images, with shortcuts without weights.
 
 Reference: He et al., "Deep Residual Learning for Image Recognition", 2015, section 4.2, option A.
 """
@@ -16,7 +16,7 @@ FILTERS = (16, 32, 64)
 
 @keras.saving.register_keras_serializable(package="convoy")
 class Subsample(layers.Layer):
-    """Takes every second pixel, and adds channels of zeros until there are twice as many."""
+    """Subsampling by two in height and width, and zero padding to twice as many channels."""
 
     def call(self, x: Any) -> Any:
         added = x.shape[-1]
@@ -31,9 +31,9 @@ def cifar_resnet(shape: tuple[int, int, int], classes: int, *, blocks: int) -> k
     """Return a residual network of three stacks.
 
     Args:
-        shape: of an image.
-        classes: how many.
-        blocks: in each stack; the network has `6 * blocks + 2` layers with weights.
+        shape: height, width and channels of an image.
+        classes: number of classes.
+        blocks: number of blocks per stack; the network has `6 * blocks + 2` layers with weights.
     """
     images = keras.Input(shape)
     x = _convolution(16, 1, "conv1")(images)

@@ -1,6 +1,6 @@
 """Residual networks for ImageNet, with the layer names of `keras.applications`.
 
-They differ from it in that convolutions have no bias, and a bottleneck's stride is in its 3 x 3
+Differences: convolutions have no bias, and the stride of a bottleneck block is in its 3 x 3
 convolution ("v1.5"). The first block of every stack has a convolution in its shortcut.
 """
 
@@ -27,11 +27,11 @@ def resnet(
     """Return a residual network of four stacks.
 
     Args:
-        shape: of an image.
-        classes: how many.
-        blocks: in each stack.
-        bottleneck: whether a block is three convolutions, the outer ones 1 x 1; else two.
-        name: of the model.
+        shape: height, width and channels of an image.
+        classes: number of classes.
+        blocks: number of blocks per stack.
+        bottleneck: whether a block has three convolutions, the outer ones 1 x 1, instead of two.
+        name: name of the model.
     """
     images = keras.Input(shape)
     x = layers.ZeroPadding2D(3, name="conv1_pad")(images)
@@ -67,7 +67,7 @@ def _bottleneck(x: Any, filters: int, stride: int, widens: bool, name: str) -> A
         x = _norm(f"{name}_{part}")(x)
         x = layers.ReLU(name=f"{name}_{part}_relu")(x)
     x = _convolution(4 * filters, 1, 1, f"{name}_3")(x)
-    # Blocks that could be left out begin as if they were.
+    # A block without a convolution in its shortcut begins as the identity.
     x = _norm(f"{name}_3", "ones" if widens else "zeros")(x)
     return _join(shortcut, x, name)
 

@@ -1,7 +1,7 @@
 import keras
 import numpy as np
 import pytest
-from convoy.train.adapt import adapt_layers
+from convoy.train.network import adapt_layers
 from keras import layers
 
 

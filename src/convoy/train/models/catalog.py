@@ -1,4 +1,4 @@
-"""From a name to a network."""
+"""The catalog of networks by name."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from pathlib import Path
 import keras
 from convoy.train.models.cifar_fast import cifar_fast
 from convoy.train.models.cifar_resnet import cifar_resnet
-from convoy.train.models.mnist import mnist_cnn
 from convoy.train.models.resnet import resnet
-from convoy.train.models.toy import toy_model
+from convoy.train.models.small import mnist_cnn, toy_model
 
 MakeModel = Callable[[tuple[int, int, int], int], keras.Model]
 
@@ -42,13 +41,13 @@ MODELS: dict[str, MakeModel] = {
 
 
 def make_model(name: str, shape: tuple[int, int, int], classes: int) -> keras.Model:
-    """Return a network with new weights.
+    """Return a network with initial weights.
 
     Args:
         name: one of `MODELS`; a function of `keras.applications`, in any case
             (`"efficientnetb0"`); or `"module:function"`, which is called with shape and classes.
-        shape: of an image: height, width, channels.
-        classes: how many.
+        shape: height, width and channels of an image.
+        classes: number of classes.
 
     Raises:
         ValueError: if there is no such network, or it cannot take such images.
@@ -67,16 +66,16 @@ def make_model(name: str, shape: tuple[int, int, int], classes: int) -> keras.Mo
 
 
 def find_model(name: str) -> MakeModel:
-    """Return what makes a network.
+    """Return the function that makes a network.
 
     Raises:
         ValueError: if there is no such network.
     """
-    return _of_module(name) if ":" in name else MODELS.get(name) or _of_applications(name)
+    return _from_module(name) if ":" in name else MODELS.get(name) or _from_applications(name)
 
 
 def _cause(error: ValueError) -> str:
-    """Return the line that says why, of the several that Keras writes in colours."""
+    """Return the line with the reason, of Keras's message of several coloured lines."""
     plain = re.sub(r"\x1b\[[\d;]*m", "", str(error))
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].startswith("Exception encountered"):
@@ -84,17 +83,17 @@ def _cause(error: ValueError) -> str:
     return lines[0].rstrip(".") + "."
 
 
-def _of_module(name: str) -> MakeModel:
+def _from_module(name: str) -> MakeModel:
     module_name, _, function = name.partition(":")
-    # As `python -m` does: a user's module is beside where the command is run.
+    # As with `python -m`, modules in the working directory can be imported.
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise ValueError(
-            f"--model {name}: {error}. Modules are looked for in this folder, and among what "
-            "is installed."
+            f"--model {name}: {error}. Modules are searched in this folder and among installed "
+            "packages."
         ) from None
     found = getattr(module, function, None)
     if found is None:
@@ -106,7 +105,7 @@ def _of_module(name: str) -> MakeModel:
     return found
 
 
-def _of_applications(name: str) -> MakeModel:
+def _from_applications(name: str) -> MakeModel:
     functions = {
         key.lower(): value
         for key, value in vars(keras.applications).items()

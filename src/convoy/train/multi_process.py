@@ -1,4 +1,4 @@
-"""`convoy train` in the processes of `convoy launch`: one run, and the first process speaks."""
+"""`convoy train` in the processes of `convoy launch`: one run, with the output of the first."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ import jax
 from convoy import distributed
 from convoy.progress_bar import Output
 from convoy.train.options import Options
-from convoy.train.run_settings import devices_of_a_replica
+from convoy.train.run_settings import devices_per_replica
 
 
 @contextlib.contextmanager
 def as_one_run(options: Options) -> Iterator[tuple[Options, Output]]:
-    """Give each process the same options, and a folder to write to.
+    """Yield the same options and an output in each process.
 
-    The first one's is that of the run. The others write the same files to folders of their own,
-    which are removed: what a process has read or written there is the same in all of them.
+    The first process writes to the folder of the run. The others write the same files to temporary
+    folders, so that all processes read and write the same.
 
     Args:
-        options: as they were given; the number of replicas is what the run was launched with.
+        options: options of the command line; the launch determines the number of replicas.
     """
     if distributed.count() == 1:
         yield options, Output()
         return
-    options = _same_everywhere(options)
+    options = _common_options(options)
     if distributed.is_first():
         distributed.wait_for_all("folders are there")
         yield options, Output()
         return
-    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere:
+    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as null:
         own = Path(folder) / "run"
         if options.resume and options.output_dir and Path(options.output_dir).is_dir():
             shutil.copytree(options.output_dir, own)
         distributed.wait_for_all("folders are there")
-        elsewhere = None if options.checkpoint_output_dir is None else f"{folder}/checkpoints"
+        checkpoints = None if options.checkpoint_output_dir is None else f"{folder}/checkpoints"
         yield (
-            replace(options, output_dir=str(own), checkpoint_output_dir=elsewhere),
-            Output(nowhere),
+            replace(options, output_dir=str(own), checkpoint_output_dir=checkpoints),
+            Output(null),
         )
 
 
-def _same_everywhere(options: Options) -> Options:
-    """Take the number of replicas from the launch, and a seed from the first process."""
-    replicas = len(jax.devices()) // devices_of_a_replica(options)
+def _common_options(options: Options) -> Options:
+    """Take the number of replicas from the launch, and the seed from the first process."""
+    replicas = len(jax.devices()) // devices_per_replica(options)
     if replicas != options.num_replicas and distributed.is_first():
         print(
             f"convoy train: --num-replicas {options.num_replicas} is overridden by the "

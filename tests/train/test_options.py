@@ -1,0 +1,43 @@
+import pytest
+from convoy.configuration import ConfigurationError, check, options, read
+from convoy.train.graphcore_options import GraphcoreOptions
+from convoy.train.options import Options
+
+
+@pytest.fixture(autouse=True)
+def fresh_start():
+    """Nothing here makes a layer, so nothing has to be cleared."""
+
+
+def test_every_option_has_a_help_text_and_a_group():
+    for name, option in options(GraphcoreOptions).items():
+        assert option.help, name
+        assert option.group, name
+        assert not option.help.endswith("."), name
+
+
+def test_the_defaults_are_valid():
+    check(Options())
+    check(GraphcoreOptions())
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"num_replicas": 0}, "--num-replicas 0: pass 1 or more."),
+        ({"lookahead": -1}, "--lookahead -1: pass 0 or more."),
+        ({"rand_augment": 2}, "--rand-augment 2: pass 1 or less."),
+        ({"weight_decay": -0.5}, "--weight-decay -0.5: pass 0 or more."),
+        ({"pipeline_num_parallel": -1}, "--pipeline-num-parallel -1: pass 0 or more."),
+        ({"validation_views": 3}, "--validation-views: 3 is not one of 1, 2, 6."),
+    ],
+)
+def test_values_outside_of_their_range_are_refused(values, problem):
+    with pytest.raises(ConfigurationError) as error:
+        read(Options, values, flags=True)
+    assert str(error.value) == problem
+
+
+@pytest.mark.parametrize("name", ["Grouped", "gpipe"])
+def test_schedules_are_known_by_two_names(name):
+    assert read(Options, {"pipeline_schedule": name}).pipeline_schedule == "gpipe"
