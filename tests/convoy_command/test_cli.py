@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import convoy
 import pytest
 from convoy_command import cli
-from tests import parts
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
@@ -34,15 +33,6 @@ def test_a_word_that_is_no_verb_is_answered_in_a_line(word, advice, capsys):
         cli.main([word])
     assert stopped.value.code == 2
     assert capsys.readouterr().err == f"convoy: error: {word!r} is not a verb. {advice}\n"
-
-
-def test_a_word_that_a_flag_does_not_take_is_answered_with_those_it_does(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(["export", "--export-dir", "x", "--preprocessing", "scal"])
-    assert stopped.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "'scal' is not one of scale, " in line
-    assert line.endswith("Did you mean scale?")
 
 
 def test_an_interruption_is_a_line(monkeypatch, capsys):
@@ -108,90 +98,6 @@ def test_a_verbs_help_is_its_own(verb, capsys):
         cli.main([verb, "--help"])
     assert stopped.value.code == 0
     assert f"convoy {verb}" in capsys.readouterr().out
-
-
-COMPLETE = """
-source "$1"
-convoy_completes() {
-  COMP_WORDS=("$@"); COMP_CWORD=$(( $# - 1 )); COMPREPLY=()
-  "$function" convoy "${@: -1}" "${@: -2:1}"
-  echo "${COMPREPLY[@]}"
-}
-function=$(complete -p convoy | sed 's/.*-F \\([^ ]*\\).*/\\1/')
-convoy_completes convoy ch
-convoy_completes convoy train --pipeline-sp
-convoy_completes convoy train --optimizer ad
-convoy_completes convoy train --config cifar10_f
-convoy_completes convoy checkpoint sh
-convoy_completes convoy checkpoint verify "$2/ep"
-convoy_completes convoy data verify --dataset cifar1
-"""
-
-
-@parts.needs("bash")
-def test_bash_completes_verbs_flags_words_and_files(tmp_path, capsys):
-    assert cli.main(["completion", "bash"]) == 0
-    script = tmp_path / "convoy.bash"
-    script.write_text(capsys.readouterr().out)
-    (tmp_path / "epoch-1").touch()
-    words = ["bash", "-c", COMPLETE, "bash", script, tmp_path]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert done.stderr == ""
-    assert [line.split() for line in done.stdout.splitlines()] == [
-        ["checkpoint"],
-        ["--pipeline-splits"],
-        ["adam", "adamw"],
-        ["cifar10_fast"],
-        ["show"],
-        [str(tmp_path / "epoch-1")],
-        ["cifar10", "cifar100"],
-    ]
-
-
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_have_a_script_too(shell, capsys):
-    assert cli.main(["completion", shell]) == 0
-    script = capsys.readouterr().out
-    assert all(verb in script for verb in cli.VERBS)
-
-
-def test_train_reads_its_flags_itself(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(["train", "--modle", "x"])
-    assert stopped.value.code == 2
-    assert capsys.readouterr().err == (
-        "convoy train: error: --modle is not a flag. Did you mean --model?\n"
-    )
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (
-            "launch --num-instnces 2 x.py",
-            "launch: error: --num-instnces is not a flag. Did you mean --num-instances?",
-        ),
-        (
-            "launch --num-instnces=2 x.py",
-            "launch: error: --num-instnces is not a flag. Did you mean --num-instances?",
-        ),
-        (
-            "data verify --dataset digits --dataset-paht x",
-            "data verify: error: --dataset-paht is not a flag. Did you mean --dataset-path or "
-            "--dataset?",
-        ),
-        (
-            "checkpoint list folder stray",
-            "checkpoint list: error: 'stray' was not expected; flags begin with --",
-        ),
-        ("doctor --zzz", "doctor: error: --zzz is not a flag."),
-    ],
-)
-def test_an_unknown_flag_is_answered_with_the_nearest_of_its_verb(words, said, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(words.split())
-    assert stopped.value.code == 2
-    assert capsys.readouterr().err == f"convoy {said}\n"
 
 
 def test_is_installed_as_a_command():

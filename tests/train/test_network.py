@@ -1,7 +1,9 @@
 import keras
 import numpy as np
 import pytest
-from convoy.train.network import adapt_layers
+from convoy.data import DATASETS
+from convoy.train.network import adapt_layers, make_network, recommended_splits
+from convoy.train.options import Options
 from keras import layers
 
 
@@ -49,3 +51,27 @@ def test_where_nothing_adapts_no_data_is_read():
     model = keras.Sequential([keras.Input((3,)), layers.Normalization(), layers.Dense(1)])
     adapt_layers(model, read)
     assert not np.any(model.layers[0].mean)
+
+
+def network(**options):
+    return make_network(Options(**options), DATASETS["mnist"], 1)
+
+
+def test_layers_that_run_first_stand_first_and_keep_the_names_of_the_rest():
+    model = network(eight_bit_transfer=True, accelerator_side_preprocess=True)
+    names = [layer.name for layer in model.layers]
+    assert names[1:4] == [
+        "eight_bit_transfer_decompression_layer",
+        "preprocessing_layer",
+        "conv2d_0",
+    ]
+    assert model.inputs[0].dtype == "uint8"
+
+
+def test_recommended_splits_divide_the_parameters():
+    model = network(model="toy_model_bn")
+    assert recommended_splits(model, 1) == []
+    (split,) = recommended_splits(model, 2)
+    before = [layer.name for layer in model.layers].index(split)
+    so_far = sum(layer.count_params() for layer in model.layers[: before + 1])
+    assert so_far >= model.count_params() / 2 > so_far - model.get_layer(split).count_params()

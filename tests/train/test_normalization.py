@@ -2,7 +2,7 @@ import keras
 import pytest
 from convoy.data import DATASETS
 from convoy.layers import UpdateBatchNormalization
-from convoy.train.network import make_network, recommended_splits
+from convoy.train.network import make_network
 from convoy.train.options import Options
 
 
@@ -47,23 +47,3 @@ def test_what_takes_the_place_of_a_norm_without_scale_and_offset_has_none_either
     assert (norm.center, norm.scale) == (False, False)
     assert getattr(norm, "momentum", 0.6) == 0.6
     assert getattr(norm, "groups", 4) == 4
-
-
-def test_layers_that_run_first_stand_first_and_keep_the_names_of_the_rest():
-    model = network(eight_bit_transfer=True, accelerator_side_preprocess=True)
-    names = [layer.name for layer in model.layers]
-    assert names[1:4] == [
-        "eight_bit_transfer_decompression_layer",
-        "preprocessing_layer",
-        "conv2d_0",
-    ]
-    assert model.inputs[0].dtype == "uint8"
-
-
-def test_recommended_splits_divide_the_parameters():
-    model = network(model="toy_model_bn")
-    assert recommended_splits(model, 1) == []
-    (split,) = recommended_splits(model, 2)
-    before = [layer.name for layer in model.layers].index(split)
-    so_far = sum(layer.count_params() for layer in model.layers[: before + 1])
-    assert so_far >= model.count_params() / 2 > so_far - model.get_layer(split).count_params()

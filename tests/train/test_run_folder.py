@@ -2,12 +2,10 @@ import struct
 from pathlib import Path
 
 import keras
-import numpy as np
 import pytest
 from convoy.data.records import masked_checksum
 from convoy.train.metrics import MetricsRow
 from convoy.train.run_folder import RunFolder, find_checkpoints
-from convoy.train.validation import sweep_metrics
 
 
 def record(epoch, accuracy=0.5, phase="validation"):
@@ -63,11 +61,3 @@ def test_only_what_the_run_has_written_is_removed(tmp_path):
     kept.write_bytes(saved.read_bytes())
     folder.remove_checkpoints()
     assert list((tmp_path / "checkpoints").iterdir()) == [kept]
-
-
-def test_sweep_metrics():
-    records = [record(1.0, 0.7), record(2.0, 0.76), record(4.0, 0.74)]
-    metrics = sweep_metrics(records, 0.75)
-    assert metrics["epoch_to_target"] == 2.0
-    assert metrics["optimization_metric"] == pytest.approx(np.exp(-0.5 * 0.5**2) / 4)
-    assert "epoch_to_target" not in sweep_metrics(records, 0.9)

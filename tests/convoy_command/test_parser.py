@@ -1,0 +1,82 @@
+import pytest
+from convoy_command import cli
+from convoy_command.parser import Parser, suggestion
+
+
+@pytest.fixture(autouse=True)
+def fresh_start():
+    """Nothing here makes a layer, so nothing has to be cleared."""
+
+
+@pytest.mark.parametrize(
+    ("word", "end"),
+    [
+        ("epcohs", ". Did you mean --epochs?"),
+        ("epoch", ". Did you mean --epochs?"),
+        ("size", ". Did you mean --batch-size?"),
+        ("batch-si", ". Did you mean --batch-size?"),
+        ("zzz", "."),
+    ],
+)
+def test_a_sentence_about_an_unknown_word_ends_with_the_nearest(word, end):
+    assert suggestion(word, ["epochs", "batch-size", "model"], "--") == end
+
+
+def test_subcommands_take_no_abbreviations_either(capsys):
+    parser = Parser(prog="program")
+    below = parser.add_subparsers(dest="verb").add_parser("run")
+    below.add_argument("--folder")
+    assert parser.parse_args(["run", "--folder", "x"]).folder == "x"
+    with pytest.raises(SystemExit):
+        parser.parse_args(["run", "--fold", "x"])
+    assert capsys.readouterr().err == (
+        "program run: error: --fold is not a flag. Did you mean --folder?\n"
+    )
+
+
+def test_a_word_that_a_flag_does_not_take_is_answered_with_those_it_does(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["export", "--export-dir", "x", "--preprocessing", "scal"])
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "'scal' is not one of scale, " in line
+    assert line.endswith("Did you mean scale?")
+
+
+def test_train_reads_its_flags_itself(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["train", "--modle", "x"])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == (
+        "convoy train: error: --modle is not a flag. Did you mean --model?\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "launch --num-instnces 2 x.py",
+            "launch: error: --num-instnces is not a flag. Did you mean --num-instances?",
+        ),
+        (
+            "launch --num-instnces=2 x.py",
+            "launch: error: --num-instnces is not a flag. Did you mean --num-instances?",
+        ),
+        (
+            "data verify --dataset digits --dataset-paht x",
+            "data verify: error: --dataset-paht is not a flag. Did you mean --dataset-path or "
+            "--dataset?",
+        ),
+        (
+            "checkpoint list folder stray",
+            "checkpoint list: error: 'stray' was not expected; flags begin with --",
+        ),
+        ("doctor --zzz", "doctor: error: --zzz is not a flag."),
+    ],
+)
+def test_an_unknown_flag_is_answered_with_the_nearest_of_its_verb(words, said, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(words.split())
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == f"convoy {said}\n"
