@@ -451,7 +451,7 @@ class EngineMethods:
     ) -> keras.callbacks.CallbackList:
         if isinstance(callbacks, keras.callbacks.CallbackList):
             return callbacks
-        reader = keras_bridge.reader_of_weights(callbacks)
+        reader = keras_bridge.weight_reading_callback(callbacks)
         if reader is not None and self.runner.current.placement.crosses_processes:
             raise ValueError(
                 f"{type(reader).__name__} reads all weights while {self.model.name!r} trains, but "
@@ -459,7 +459,7 @@ class EngineMethods:
                 "convoy.Checkpoints, or put the stages of a replica into one process."
             )
         if not distributed.is_first():
-            verbose, callbacks = 0, keras_bridge.without_files(callbacks)
+            verbose, callbacks = 0, keras_bridge.without_file_writers(callbacks)
         return keras_bridge.Callbacks(
             callbacks,
             add_progbar=verbose != 0,

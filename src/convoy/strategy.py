@@ -149,7 +149,7 @@ class Strategy:
         try:
             with (
                 self.precision.scope() if self.precision else contextlib.nullcontext(),
-                keras_bridge.watch_new_models(_adopt),
+                keras_bridge.adopt_new_models(_adopt),
             ):
                 yield self
         finally:

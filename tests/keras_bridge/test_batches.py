@@ -23,7 +23,7 @@ def test_arrays_come_in_the_types_that_keras_gives_them():
     batches = keras_bridge.Batches(np.ones((6, 4), "float64"), np.ones(6, "int64"), None, 2)
     x, y = batches.arrays
     assert (x.dtype, y.dtype) == (np.float32, np.int64)
-    assert batches.batch_size_is_ours
+    assert batches.sliced_from_arrays
 
 
 def test_what_is_not_an_array_is_walked_through():
@@ -32,7 +32,7 @@ def test_what_is_not_an_array_is_walked_through():
 
     batches = keras_bridge.Batches(generate(), None, None, None)
     assert batches.arrays is None
-    assert not batches.batch_size_is_ours
+    assert not batches.sliced_from_arrays
     assert len(list(batches)) == 1
 
 
@@ -72,12 +72,12 @@ def test_arrays_go_on_after_batches_that_are_not_sliced():
 def test_batches_that_another_process_reads_hold_zeros():
     dataset = Numbers()
     batches = keras_bridge.Batches(dataset)
-    assert batches.read_only(lambda place: place % 2 == 1)
+    assert batches.read_selected(lambda place: place % 2 == 1)
     dataset.read.clear()
     assert [float(x[0, 0]) for (x,) in batches] == [0, 2, 0, 4]
 
 
 def test_a_generator_cannot_be_resumed():
     batches = keras_bridge.Batches((np.ones((2, 4)),) for _ in range(2))
-    assert batches.why_not_resumable is not None
-    assert keras_bridge.Batches(np.ones((6, 4)), batch_size=2).why_not_resumable is None
+    assert batches.resume_obstacle is not None
+    assert keras_bridge.Batches(np.ones((6, 4)), batch_size=2).resume_obstacle is None

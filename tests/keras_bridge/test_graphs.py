@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 from convoy import keras_bridge
+from convoy.keras_bridge import ModelState
 
 
 def test_a_graph_is_replayed_on_other_inputs_with_layers_replaced(rng):
@@ -33,7 +34,7 @@ def test_a_layer_forgets_the_losses_that_it_has_added():
     with keras.StatelessScope(collect_losses=True) as scope:
         layer(np.ones((1, 2), "float32"))
         assert len(scope.losses) == 1
-        keras_bridge.forget_losses([layer])
+        keras_bridge.clear_losses([layer])
         assert scope.losses == []
 
 
@@ -90,3 +91,31 @@ def test_a_model_runs_its_graph_by_another_function(rng):
     with keras_bridge.replaced_graph_run(model, run):
         np.testing.assert_array_equal(model(data), expected)
     assert seen == [model.layers[0].name]
+
+
+class MoreState(ModelState):
+    """State with one more attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.more = 1
+
+
+def test_a_model_has_one_state(model):
+    assert ModelState.of(model) is ModelState.of(model)
+
+
+def test_a_further_class_of_state_takes_over_what_is_there(model):
+    graph = object()
+    ModelState.of(model).graph = graph
+    state = MoreState.of(model)
+    assert (state.graph, state.more) == (graph, 1)
+    assert ModelState.of(model) is state
+
+
+def test_keras_neither_tracks_nor_saves_it(model, tmp_path):
+    before = len(model._flatten_layers()), len(model.variables)
+    ModelState.of(model).graph = keras.layers.Dense(1)
+    assert (len(model._flatten_layers()), len(model.variables)) == before
+    model.save(tmp_path / "model.keras")
+    assert "_convoy" not in vars(keras.models.load_model(tmp_path / "model.keras"))

@@ -11,7 +11,7 @@ def test_a_divided_optimizer_knows_its_variables_among_those_of_the_whole():
     paths = [variable.path for variable in model.variables]
     groups = [model.trainable_variables[2:], model.trainable_variables[:2]]
     for group, (part, places) in zip(
-        groups, keras_bridge.divided_optimizer(optimizer, groups, clipnorm=None), strict=True
+        groups, keras_bridge.split_optimizer(optimizer, groups, clipnorm=None), strict=True
     ):
         found = [optimizer.variables[place] for place in places]
         assert [v.shape for v in found] == [v.shape for v in part.variables]

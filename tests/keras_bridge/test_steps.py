@@ -31,7 +31,7 @@ def test_the_compiled_loss_leaves_out_the_losses_of_layers(model):
 
 def test_the_loss_is_reported_by_another_metric(model):
     tracker = keras.metrics.Sum(name="loss")
-    keras_bridge.track_loss_by(model, tracker)
+    keras_bridge.set_loss_tracker(model, tracker)
     assert model.metrics[0] is tracker
 
 
@@ -42,7 +42,7 @@ def test_metrics_of_classes_outside_of_keras_are_told_apart(model):
 
     model.compile("sgd", "mse", metrics=["mae", Custom()])
     model.fit(np.ones((2, 4)), np.ones((2, 2)), verbose=0)
-    custom = keras_bridge.are_of_users_metrics(model, model.metrics_variables)
+    custom = keras_bridge.of_custom_metrics(model, model.metrics_variables)
     assert sum(custom) == 1
     assert custom[-1]
 

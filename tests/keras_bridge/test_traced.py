@@ -86,7 +86,7 @@ class WithWeight(Plain):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (ByValue, "without values"),
+        (ByValue, "cannot be traced with symbolic tensors"),
         (ByTraining, "makes other calls in training than otherwise"),
         (Unused, "for nothing that it returns"),
         (Constant, "returns a ndarray"),

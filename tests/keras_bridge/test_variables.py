@@ -18,7 +18,7 @@ def test_an_optimizer_computes_in_the_type_that_variables_are_held_in():
     optimizer = keras.optimizers.SGD(1.0, momentum=0.9)
     optimizer.build([weight])
     state = [np.asarray(v.value, "float32") for v in optimizer.variables]
-    with keras_bridge.held_in("float32", [weight, *optimizer.momentums]):
+    with keras_bridge.variables_held_as("float32", [weight, *optimizer.momentums]):
         (new,), _ = optimizer.stateless_apply(state, [np.full(1, 0.1, "float32")], [[1000.0]])
     assert weight.dtype == optimizer.momentums[0].dtype == "float16"
     assert new.dtype == "float32"

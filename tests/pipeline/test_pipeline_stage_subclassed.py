@@ -110,7 +110,7 @@ def only_in_training(self, x, training=None):
 @pytest.mark.parametrize(
     ("call", "match"),
     [
-        (by_jax, r"call\(\) cannot be followed without values"),
+        (by_jax, r"call\(\) cannot be traced with symbolic tensors"),
         (nothing, "calls 'first' for nothing that it returns"),
         (a_constant, "which no layer has made of its inputs"),
         (only_in_training, "makes other calls in training"),

@@ -114,7 +114,7 @@ class Checkpoints(keras.callbacks.Callback):
         self._snapshotter = snapshot.Snapshotter(progress, self.recipe, settings)
         self._best = self._failure = None
         self.interval.begin(resumption.total if resumption else 0)
-        reason = progress.feed.why_not_resumable
+        reason = progress.feed.resume_obstacle
         if reason is not None:
             warnings.warn(
                 f"A run on this input cannot be resumed exactly, since {reason}. A resumed epoch "

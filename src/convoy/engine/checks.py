@@ -67,7 +67,7 @@ def check_model(model: keras.Model, method: str, settings: Settings) -> None:
         )
     if method in ("fit", "train_on_batch") and settings.loss_scale is not None:
         check_loss_scale(model)
-    for layer, metric in keras_bridge.unheard_metrics(model):
+    for layer, metric in keras_bridge.layer_metrics(model):
         raise ValueError(
             f"Layer {layer!r} keeps metric {metric!r}, but updates of a metric in a layer's "
             "call() are lost on JAX. Pass the metric to compile(), or update it in the model's "

@@ -1,4 +1,9 @@
-"""Batches of whatever `fit` takes."""
+"""Batches from every kind of input that `fit` takes.
+
+Keras's adapters and its `EpochIterator` are private: public methods run them only together with
+Keras's own training loop. They determine the order of samples, the draws from random generators and
+the end of an epoch. A copy of them here would differ from stock Keras sooner or later.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +23,18 @@ from keras.src.trainers.data_adapters.grain_dataset_adapter import GrainDatasetA
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
 
-unpack = data_adapter_utils.unpack_x_y_sample_weight
+unpack = keras.utils.unpack_x_y_sample_weight
+# No public names exist for these: splits of validation data, checks for arrays, class weights.
 train_validation_split = array_slicing.train_validation_split
 is_array_data = can_convert_arrays
 class_weight_to_sample_weights = data_adapter_utils.class_weight_to_sample_weights
 
 
 class Batches(EpochIterator):
-    """Keras's own walk over any kind of input, one batch of host arrays at a time.
+    """An iterator over the batches of an input, as host arrays.
 
-    The order of batches, the draws from NumPy's generator, workers, and where an epoch ends are
-    Keras's own, so they are the same as under stock Keras.
+    The order of batches, the draws from NumPy's generator, the workers and the end of an epoch are
+    those of stock Keras, because its iterator determines them.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -39,30 +45,32 @@ class Batches(EpochIterator):
 
     def _get_iterator(self) -> Iterator[Any]:
         if self._is_read is not None:
-            _leave_out_in_data_set(self.data_adapter, self._is_read)
+            _leave_out_in_dataset(self.data_adapter, self._is_read)
         unread, self._unread = self._unread, 0
         if unread and isinstance(self.data_adapter, ArrayDataAdapter):
             return _skip_arrays(self.data_adapter, unread)
         return self.data_adapter.get_jax_iterator()
 
     @property
-    def taken_before(self) -> int:
-        """Batches that earlier epochs have taken of the walk that the next one goes on with."""
+    def consumed_before(self) -> int:
+        """Number of batches that earlier epochs took from the iterator that the next one uses."""
+        # With `steps_per_epoch`, Keras keeps one iterator over several epochs.
         goes_on = self.steps_per_epoch is not None and self._current_iterator is not None
         return self._steps_seen if goes_on else 0
 
     def seek(self, before: int, done: int) -> None:
-        """Have the next epoch begin where its first `done` batches have been walked over.
+        """Position the input where an interrupted epoch left it.
 
-        The batches are handed out, but hold nothing where the input can do without reading them.
+        The next epoch yields all of its batches, but the first `done` of them hold no data if the
+        input can skip reading them.
 
         Args:
-            before: batches that earlier epochs have taken of the walk.
-            done: batches that the epoch itself has taken.
+            before: number of batches that earlier epochs took from the same iterator.
+            done: number of batches that the epoch itself took.
         """
         self._unread = before + done
         if isinstance(self.data_adapter, PyDatasetAdapter):
-            _skip_in_data_set(self.data_adapter, self._unread)
+            _skip_in_dataset(self.data_adapter, self._unread)
         if self.steps_per_epoch is None:
             return
         self._current_iterator = iter(self._get_iterator())
@@ -70,14 +78,14 @@ class Batches(EpochIterator):
             pass
         self._steps_seen = before
 
-    def read_only(self, is_read: Callable[[int], bool]) -> bool:
-        """Have some batches of every epoch hold zeros, where the input can do without reading them.
+    def read_selected(self, is_read: Callable[[int], bool]) -> bool:
+        """Read only some batches of every epoch; the others hold zeros.
 
         Args:
-            is_read: says of the place of a batch in the epoch whether it is read.
+            is_read: predicate on the position of a batch in its epoch.
 
         Returns:
-            Whether that can be done.
+            Whether the input supports this.
         """
         adapter = self.data_adapter
         possible = isinstance(adapter, PyDatasetAdapter) and self.num_batches is not None
@@ -86,10 +94,10 @@ class Batches(EpochIterator):
         return self._is_read is not None
 
     def drop_read_ahead(self) -> None:
-        """Forget what workers have read beyond the one batch that building the model took.
+        """Drop the batches that workers read ahead while the model was built.
 
-        Keras hands it out again at the start of the first epoch. How much that is depends on how
-        fast the workers are, so it can not be the same in a run that goes on.
+        Keras yields them again at the start of the first epoch. Their number depends on the speed
+        of the workers, so a resumed run could not repeat it.
         """
         enqueuer = getattr(self.data_adapter, "enqueuer", None)
         if enqueuer is not None and self.data_adapter.num_batches is not None:
@@ -97,50 +105,50 @@ class Batches(EpochIterator):
                 enqueuer.ready_queue.get_nowait()
 
     @property
-    def why_not_resumable(self) -> str | None:
-        """What stands in the way of an exact `seek`, if something does."""
+    def resume_obstacle(self) -> str | None:
+        """The reason why `seek` cannot be exact, or `None`."""
         adapter = self.data_adapter
         if isinstance(adapter, ArrayDataAdapter | GrainDatasetAdapter):
             return None
         if not isinstance(adapter, PyDatasetAdapter):
-            return "its order is its own affair, and cannot be asked for"
+            return "its order cannot be queried"
         dataset = adapter.py_dataset
         if adapter.enqueuer and self.steps_per_epoch and dataset.num_batches is not None:
-            return "with workers and steps_per_epoch, Keras begins its order anew in mid-epoch"
+            return "with workers and steps_per_epoch, Keras restarts its order in mid-epoch"
         hooks = [
             name
             for name in ("on_epoch_begin", "on_epoch_end")
             if getattr(type(dataset), name) is not getattr(keras.utils.PyDataset, name)
         ]
-        if hooks and not _tells_state(dataset):
+        if hooks and not _has_state(dataset):
             return f"{hooks[0]}() may change it, and it has no get_state() and set_state()"
         return None
 
     @property
     def kind(self) -> str:
-        """What the user passed, for messages."""
+        """Name of the kind of input, for messages."""
         adapter = self.data_adapter
         is_dataset = isinstance(adapter, PyDatasetAdapter)
         return type(adapter.py_dataset if is_dataset else adapter).__name__.removesuffix("Adapter")
 
     @property
     def samples(self) -> int | None:
-        """Samples in the input; only where the batch size is ours."""
-        return self.data_adapter._num_samples if self.batch_size_is_ours else None
+        """Number of samples in the input, if it consists of arrays."""
+        return self.data_adapter._num_samples if self.sliced_from_arrays else None
 
     @property
     def state(self) -> Any:
-        """What a `PyDataset` says of its own state, if it can tell."""
+        """The state of a `PyDataset` that has `get_state` and `set_state`, else `None`."""
         dataset: Any = getattr(self.data_adapter, "py_dataset", None)
-        return dataset.get_state() if _tells_state(dataset) else None
+        return dataset.get_state() if _has_state(dataset) else None
 
     def set_state(self, state: Any) -> None:
         dataset: Any = getattr(self.data_adapter, "py_dataset", None)
-        if state is not None and _tells_state(dataset):
+        if state is not None and _has_state(dataset):
             dataset.set_state(state)
 
     def _interrupted_warning(self) -> None:
-        # An input of unknown length that ends for the first time has done nothing wrong.
+        # The first end of an input of unknown length is no error: it is how the length is found.
         if self.steps_per_epoch or self._length_known:
             super()._interrupted_warning()
         self._length_known = True
@@ -150,14 +158,14 @@ class Batches(EpochIterator):
         return batch
 
     def build(self, model: Model, mode: str, explain: Callable[[Any], None] | None = None) -> None:
-        """Create those variables of model, metrics, loss and optimizer that do not exist yet.
+        """Create the missing variables of model, metrics, loss and optimizer.
 
-        The input is told of the end of an epoch where stock Keras tells it so.
+        The input's `on_epoch_end` is called where stock Keras calls it.
 
         Args:
-            model: whose they are.
+            model: model that is about to run.
             mode: `"train"`, `"evaluate"` or `"predict"`.
-            explain: is called with a batch that Keras refuses, and may say why by an error.
+            explain: function of a batch that Keras refused; it may raise a clearer error.
         """
         if mode == "predict":
             if not all(layer.built for layer in model._flatten_layers()):
@@ -177,7 +185,7 @@ class Batches(EpochIterator):
 
     @property
     def arrays(self) -> Any | None:
-        """The whole input as a structure of host arrays, or `None` if it is not of that kind."""
+        """The input as a structure of host arrays, or `None` if it does not consist of arrays."""
         if not isinstance(self.data_adapter, ArrayDataAdapter):
             return None
         sliceable = array_slicing.convert_to_sliceable(self.data_adapter._inputs, "jax")
@@ -185,20 +193,20 @@ class Batches(EpochIterator):
         if any(
             type(leaf) is not array_slicing.NumpySliceable for leaf in leaves if leaf is not None
         ):
-            return None  # sparse and ragged ones, data frames: sliced batch by batch on the host
+            return None  # sparse arrays, ragged arrays, data frames: sliced per batch on the host
         return keras.tree.map_structure(lambda leaf: leaf and leaf.array, sliceable)
 
     @property
-    def batch_size_is_ours(self) -> bool:
-        """Whether `batch_size` cuts the batches; other inputs come in batches of their own."""
+    def sliced_from_arrays(self) -> bool:
+        """Whether batches are slices of arrays; other inputs determine their own batch sizes."""
         return isinstance(self.data_adapter, ArrayDataAdapter)
 
     @property
-    def whole_batches(self) -> int | None:
-        """Batches of an epoch that are as large as all others, if that is known."""
+    def full_batches(self) -> int | None:
+        """Number of full batches in an epoch, if it is known."""
         known = self.num_batches
         if known is None or self.steps_per_epoch or isinstance(self.data_adapter, PyDatasetAdapter):
-            return known  # whether a data set has a smaller batch, it does not say
+            return known  # an incomplete batch of a dataset cannot be foreseen
         return known - 1 if self.data_adapter.has_partial_batch else known
 
     @property
@@ -207,62 +215,62 @@ class Batches(EpochIterator):
 
     @property
     def batch_size(self) -> int:
-        """Samples in a batch; only where it is ours."""
+        """Number of samples in a batch, if the input consists of arrays."""
         return int(self.data_adapter.batch_size)
 
 
-def _tells_state(dataset: Any) -> bool:
+def _has_state(dataset: Any) -> bool:
     return all(callable(getattr(dataset, name, None)) for name in ("get_state", "set_state"))
 
 
-def _skip_in_data_set(adapter: PyDatasetAdapter, count: int) -> None:
-    """Have the first batches of the coming epoch hold nothing."""
-    order = _order_to_come(adapter) or range(count)
-    _use_data_set(adapter, _Unread(adapter.py_dataset, frozenset(order[:count])))
+def _skip_in_dataset(adapter: PyDatasetAdapter, count: int) -> None:
+    """Leave out reading the first batches of the next epoch."""
+    order = _next_order(adapter) or range(count)
+    _use_dataset(adapter, _PartlyRead(adapter.py_dataset, frozenset(order[:count])))
 
 
-def _leave_out_in_data_set(adapter: PyDatasetAdapter, is_read: Callable[[int], bool]) -> None:
-    """Have some batches of the coming epoch hold zeros."""
-    if not isinstance(adapter.py_dataset, _Shared):
-        _use_data_set(adapter, _Shared(adapter.py_dataset))
-    places = enumerate(_order_to_come(adapter))
-    adapter.py_dataset.unread = frozenset(index for at, index in places if not is_read(at))
+def _leave_out_in_dataset(adapter: PyDatasetAdapter, is_read: Callable[[int], bool]) -> None:
+    """Fill the batches of the next epoch that this process does not read with zeros."""
+    if not isinstance(adapter.py_dataset, _ReadByOthers):
+        _use_dataset(adapter, _ReadByOthers(adapter.py_dataset))
+    order = enumerate(_next_order(adapter))
+    adapter.py_dataset.unread = frozenset(index for at, index in order if not is_read(at))
 
 
-def _order_to_come(adapter: PyDatasetAdapter) -> list[int]:
-    """Return the order that the adapter is about to draw; nothing if the data set has no end."""
+def _next_order(adapter: PyDatasetAdapter) -> list[int]:
+    """Return the order that the adapter will draw next; empty if the dataset has no end."""
     length = adapter.py_dataset.num_batches
     order = list(range(length or 0))
     if adapter.shuffle:
-        # Without drawing from the generator itself.
+        # The adapter shuffles with Python's global generator. A copy leaves its state as it is.
         generator = random.Random()
         generator.setstate(random.getstate())
         generator.shuffle(order)
     return order
 
 
-def _use_data_set(adapter: PyDatasetAdapter, dataset: keras.utils.PyDataset) -> None:
+def _use_dataset(adapter: PyDatasetAdapter, dataset: keras.utils.PyDataset) -> None:
     adapter.py_dataset = dataset
     if adapter.enqueuer:
         adapter.enqueuer.py_dataset = dataset
 
 
 def _skip_arrays(adapter: ArrayDataAdapter, count: int) -> Iterator[Any]:
-    """Walk over arrays whose first batches hold nothing."""
+    """Iterate over arrays without slicing the first batches."""
     skipping = True
 
     def batch(sliceable: Any, indices: Any = None) -> Any:
         return None if skipping else sliceable.convert_to_jax_compatible(sliceable[indices])
 
     inputs = array_slicing.convert_to_sliceable(adapter._inputs, "jax")
-    # A generator: it slices a batch, or does not, when it is asked for that batch.
+    # Keras's generator calls `batch` when the batch is requested, so `skipping` is up to date.
     for number, sliced in enumerate(adapter._get_iterator(batch, inputs), start=1):
         skipping = number < count
         yield sliced
 
 
-class _Unread(keras.utils.PyDataset):
-    """A data set some batches of which are not read in its first epoch."""
+class _PartlyRead(keras.utils.PyDataset):
+    """A dataset some of whose batches are not read in its first epoch."""
 
     def __init__(self, dataset: keras.utils.PyDataset, unread: Container[int]) -> None:
         super().__init__(dataset.workers, dataset.use_multiprocessing, dataset.max_queue_size)
@@ -289,8 +297,8 @@ class _Unread(keras.utils.PyDataset):
         raise AttributeError(name)
 
 
-class _Shared(_Unread):
-    """A data set some batches of which another process reads; here they hold zeros."""
+class _ReadByOthers(_PartlyRead):
+    """A dataset some of whose batches another process reads; here they hold zeros."""
 
     def __init__(self, dataset: keras.utils.PyDataset) -> None:
         super().__init__(dataset, ())

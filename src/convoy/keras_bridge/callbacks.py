@@ -1,4 +1,4 @@
-"""Callbacks: what they remember, and who waits for the device."""
+"""Keras's callbacks: their state, their use of weights and files, and the thread they run on."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import keras
 from keras.src.utils import python_utils
 
+# Keras's callbacks have no `get_state`. These attributes, some of them private, hold what a
+# callback carries from epoch to epoch; a checkpoint saves them.
 _CALLBACK_STATE: dict[type[keras.callbacks.Callback], tuple[str, ...]] = {
     keras.callbacks.History: ("history", "epoch"),
     keras.callbacks.EarlyStopping: (
@@ -28,22 +30,22 @@ _CALLBACK_STATE: dict[type[keras.callbacks.Callback], tuple[str, ...]] = {
 
 
 def callback_state_names(callback: keras.callbacks.Callback) -> tuple[str, ...]:
-    """Return the attributes in which one of Keras's own callbacks remembers earlier epochs."""
+    """Return the attributes that hold the state of one of Keras's own callbacks."""
     for kind, names in _CALLBACK_STATE.items():
         if isinstance(callback, kind):
             return names
     return ()
 
 
-def without_files(callbacks: Any) -> list[keras.callbacks.Callback]:
-    """Leave out Keras's own callbacks that write files: one process of a run does that."""
+def without_file_writers(callbacks: Any) -> list[keras.callbacks.Callback]:
+    """Leave out Keras's own callbacks that write files, which only one process of a run does."""
     return [
         c for c in keras.tree.flatten(callbacks) if c is not None and not isinstance(c, _WRITERS)
     ]
 
 
-def reader_of_weights(callbacks: Any) -> keras.callbacks.Callback | None:
-    """Return the first of Keras's own callbacks that reads a model's weights while it trains."""
+def weight_reading_callback(callbacks: Any) -> keras.callbacks.Callback | None:
+    """Return the first of Keras's own callbacks that reads weights during training."""
     for callback in keras.tree.flatten(callbacks):
         if (
             isinstance(callback, _READERS)
@@ -69,10 +71,11 @@ _WRITERS = (
 
 
 class Callbacks(keras.callbacks.CallbackList):
-    """Keras's list of callbacks, which leaves waiting for the device to another thread.
+    """Keras's callback list, with batch hooks on one thread that waits for device values.
 
-    Keras starts as many threads as it likes, and a progress bar may then run backwards. One is
-    enough, and keeps the order; and none is woken up where nobody listens.
+    Keras's `CallbackList` runs hooks that are `async_safe` on a pool of threads, which may call
+    them out of order: a progress bar then runs backwards. A pool of one thread keeps the order.
+    Batches without a hook are not submitted at all.
     """
 
     _executor: ThreadPoolExecutor | None
@@ -81,30 +84,31 @@ class Callbacks(keras.callbacks.CallbackList):
         if self._executor is None:
             self._executor = ThreadPoolExecutor(max_workers=1)
         super()._on_begin()
-        self._train_heard = self._heard("on_train_batch_end", "on_batch_end")
-        self._test_heard = self._heard("on_test_batch_end")
-        self._predict_heard = self._heard("on_predict_batch_end")
+        self._has_train_hook = self._has_hook("on_train_batch_end", "on_batch_end")
+        self._has_test_hook = self._has_hook("on_test_batch_end")
+        self._has_predict_hook = self._has_hook("on_predict_batch_end")
 
-    def _heard(self, *names: str) -> bool:
+    def _has_hook(self, *names: str) -> bool:
         return any(
+            # Keras marks the empty hooks of its `Callback`.
             not python_utils.is_default(getattr(callback, name))
             for callback in self.callbacks
             for name in names
         )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self._train_heard:
+        if self._has_train_hook:
             super().on_train_batch_end(batch, logs)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self._test_heard:
+        if self._has_test_hook:
             super().on_test_batch_end(batch, logs)
 
     def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self._predict_heard:
+        if self._has_predict_hook:
             super().on_predict_batch_end(batch, logs)
 
 
 def python_logs(logs: dict[str, Any]) -> dict[str, float]:
-    """Turn logs into plain numbers, which waits for the device."""
+    """Convert logs to Python numbers, which waits for the device."""
     return python_utils.pythonify_logs(logs)

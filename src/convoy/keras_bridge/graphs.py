@@ -1,4 +1,16 @@
-"""The graph that a functional model is."""
+"""The graph of a functional model, as a list of calls.
+
+A functional model is a `Function` of Keras: nodes, each of which records the call of an operation
+(mostly a layer) on symbolic tensors. Neither the nodes nor their order is public.
+
+    x -> [Dense] -> a -> [ReLU] -> b -> [Add] -> y        calls: Dense(x), ReLU(a), Add(a, b)
+                    |                     ^
+                    +---------------------+
+
+Tensors are identified by `id()`: a symbolic tensor exists once in its graph. A nested model is one
+node of the outer graph. `nested_calls` replaces it by the calls of the inner graph, whose tensors
+get the ids of the outer ones at its border, and new negative numbers inside (see `NestedCall`).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +34,8 @@ set_keras_mask = masking.set_keras_mask
 _MARK = "_convoy_stage"
 _STATE = "_convoy"
 FIXED = "_convoy_fixed_training"
-"""Marks calls that are told the same about training whatever the model is told."""
+"""Marks calls whose argument `training` is fixed, whatever the model is called with."""
+# Keras has no hook for new operations or nodes, so `marked_calls` replaces these two methods.
 _plain_node = Node.__dict__["__init__"]
 _plain_operation = keras.Operation.__dict__["__new__"]
 _marking = threading.Lock()
@@ -31,10 +44,10 @@ _marks: list[Callable[[], int | None]] = []
 
 @contextlib.contextmanager
 def marked_calls(mark: Callable[[], int | None]) -> Iterator[None]:
-    """Mark every operation that is made, and every call that is recorded, in the block.
+    """Mark every operation that is created, and every call that is recorded, in the block.
 
     Args:
-        mark: returns the mark of the thread that asks, if it has one.
+        mark: function that returns the mark for the current thread, or `None`.
     """
 
     def node(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -61,7 +74,7 @@ def marked_calls(mark: Callable[[], int | None]) -> Iterator[None]:
 
 
 def has_marked_layers(model: Model) -> bool:
-    """Say whether a layer of a model was made in a block of `marked_calls`."""
+    """Return whether a layer of a model was created in a block of `marked_calls`."""
     layers = model._flatten_layers(include_self=False)
     return any(vars(layer).get(_MARK) is not None for layer in layers)
 
@@ -74,7 +87,7 @@ class GraphCall:
         nesting: the call of the nested model that it is part of, if there is one.
     """
 
-    def __init__(self, node: Any, nesting: Nesting | None = None) -> None:
+    def __init__(self, node: Any, nesting: NestedCall | None = None) -> None:
         self._node = node
         self._nesting = nesting
         self.operation: keras.Operation = node.operation
@@ -91,9 +104,10 @@ class GraphCall:
 
     @property
     def mark(self) -> int | None:
-        """What `marked_calls` said of the call, else of the operation when it was made.
+        """The mark of the call, else that of the operation.
 
-        What was said of a call of the model around it counts more, and of that model less.
+        The mark of the call of the surrounding model takes precedence over both, and that of the
+        surrounding model itself comes last.
         """
         around = self._nesting
         if around is not None and around.call_mark is not None:
@@ -104,7 +118,7 @@ class GraphCall:
 
     @property
     def given(self) -> Any:
-        """The tensors that it was called on, in their structure; `None` if not by one argument."""
+        """The structure of input tensors, if the call has them all in its first argument."""
         args = self._node.arguments.args
         flat = keras.tree.flatten(args[0]) if args else []
         return args[0] if [id(tensor) for tensor in flat] == list(self._own_ids()) else None
@@ -116,7 +130,7 @@ class GraphCall:
 
     @property
     def settings(self) -> str | None:
-        """Say what is computed, in words that are equal for equal layers; `None` if unknown."""
+        """A description that is equal for equal computations, or `None` if there is none."""
         try:
             config = dict(self.operation.get_config())
         except (NotImplementedError, TypeError, ValueError):
@@ -129,28 +143,34 @@ class GraphCall:
         return self.inputs if self._nesting is None else self._own_inputs
 
     def run(self, tensors: dict[int, Any], wrap: Callable[[Any], Callable[..., Any]]) -> None:
-        """Compute the outputs from the inputs among `tensors`, and add them."""
+        """Compute the outputs from the inputs among `tensors`, and add them.
+
+        Args:
+            tensors: values by the id of their symbolic tensor.
+            wrap: function that gives an operation the arguments of the model's call, such as
+                `training`.
+        """
         own = tensors
         if self._nesting is not None:
             pairs = zip(self._own_inputs, self.inputs, strict=True)
             own = {inner: self._nesting.enter(inner, tensors[outer]) for inner, outer in pairs}
         args, kwargs = self._node.arguments.fill_in(own)
-        if self._nesting is not None and self._nesting.told is not None:
-            wrap = with_training(self._nesting.told)
+        if self._nesting is not None and self._nesting.training is not None:
+            wrap = with_training(self._nesting.training)
         operation = self.operation if vars(self._node).get(FIXED) else wrap(self.operation)
         outputs = keras.tree.flatten(operation(*args, **kwargs))
         tensors.update(zip(self.outputs, outputs, strict=True))
 
 
-class Nesting:
-    """One call of a model inside of another one, whose calls are taken apart.
+class NestedCall:
+    """One call of a nested model, whose inner calls take its place.
 
     Attributes:
-        name: of the nested model, with those around it before it.
-        tensors: the numbers by which the nested graph's tensors are known outside of it.
-        call_mark: what `marked_calls` said of the call.
-        mark: what it said of the nested model, when that was made.
-        told: whether it trains, if it is told the same whatever the model around it is told.
+        name: name of the nested model, prefixed with those of the models around it.
+        tensors: outer numbers of the inner graph's tensors, by their ids.
+        call_mark: mark of the call.
+        mark: mark of the nested model itself.
+        training: the argument `training`, if it is fixed for this call.
     """
 
     def __init__(self, call: GraphCall, fresh: Iterator[int]) -> None:
@@ -159,9 +179,9 @@ class Nesting:
         self.name = call.name
         self.call_mark = vars(call._node).get(_MARK)
         self.mark = vars(call.operation).get(_MARK)
-        self.told: bool | None = None if around is None else around.told
+        self.training: bool | None = None if around is None else around.training
         if vars(call._node).get(FIXED):
-            self.told = bool(call._node.arguments.kwargs.get("training"))
+            self.training = bool(call._node.arguments.kwargs.get("training"))
         if around is not None:
             outer = around.call_mark
             self.call_mark = self.call_mark if outer is None else outer
@@ -175,17 +195,17 @@ class Nesting:
                     self.tensors[id(tensor)] = next(fresh)
 
     def enter(self, inner: int, value: Any) -> Any:
-        """Convert what comes from outside as the nested model does."""
+        """Convert a value that enters the nested graph, as the nested model would."""
         dtype = self._types.get(inner)
         return value if dtype is None else keras.ops.convert_to_tensor(value, dtype=dtype)
 
 
 def graph_calls(model: Model, *, into_nested: bool = False) -> list[GraphCall] | None:
-    """Return the calls of a model in their order, or `None` if they are not known.
+    """Return the calls of a model in their order, or `None` if it has no graph.
 
     Args:
-        model: a functional or sequential one, or a subclassed one that was traced.
-        into_nested: whether calls of nested models stand in the place of the call of the whole.
+        model: functional or sequential model, or a subclassed model that was traced.
+        into_nested: whether the calls inside of a nested model replace the call of that model.
     """
     graph = model_graph(model)
     if graph is None:
@@ -220,11 +240,11 @@ class ModelState:
 
 
 class ModelGraph:
-    """The calls of a model's graph, listed once and kept as long as the graph is the same.
+    """The calls of a model's graph, listed once and valid as long as the graph is the same.
 
     Attributes:
         function: the graph, as Keras keeps it or as it was traced.
-        calls: its calls in their order.
+        calls: calls in their order.
     """
 
     def __init__(self, function: Function) -> None:
@@ -234,7 +254,7 @@ class ModelGraph:
 
     @cached_property
     def nested_calls(self) -> list[GraphCall]:
-        """The calls, with those of nested models in the place of the call of each."""
+        """The calls, with those of nested models in place of their calls."""
         return self._taken_apart(self.calls, itertools.count(-1, -1))
 
     @cached_property
@@ -256,16 +276,16 @@ class ModelGraph:
             if not _can_be_taken_apart(call):
                 found.append(call)
                 continue
-            nesting = Nesting(call, fresh)
+            nesting = NestedCall(call, fresh)
             inner = [GraphCall(node, nesting) for node in _nodes(_graph(call.operation))]
             found += self._taken_apart(inner, fresh)
         return found
 
 
 def model_graph(model: Model) -> ModelGraph | None:
-    """Return the calls of a model's graph, or `None` if they are not known.
+    """Return the calls of a model's graph, or `None` if it has no graph.
 
-    The graph is walked on the first call, and again only after it has changed: when layers were
+    The graph is traversed on the first call, and again only after it has changed: when layers were
     added to a sequential model, or a subclassed model was traced.
     """
     state = ModelState.of(model)
@@ -276,9 +296,10 @@ def model_graph(model: Model) -> ModelGraph | None:
 
 
 def _can_be_taken_apart(call: GraphCall) -> bool:
-    """Say whether a call is nothing but that of a nested graph, which runs each layer once.
+    """Return whether the calls of a nested graph can replace the call of its model.
 
-    A layer that runs again forgets the loss that it added before, unless a model is around both.
+    They can if the model does nothing but run its graph, each layer once. A layer that is called
+    twice outside of a model drops the loss that it added first.
     """
     nested = call.operation
     if not isinstance(nested, Model):
@@ -304,20 +325,20 @@ def _nodes(graph: Any) -> list[Any]:
     return [node for node in nodes if node.operation and not node.is_input]
 
 
-def forget_losses(operations: Iterable[keras.Operation]) -> None:
-    """Take back the losses that layers have added, as Keras does when they run once more."""
+def clear_losses(operations: Iterable[keras.Operation]) -> None:
+    """Clear the losses that layers have added, as Keras does before it calls them again."""
     for operation in operations:
         if isinstance(operation, keras.layers.Layer):
             operation._clear_losses()
 
 
 def replay_graph(model: Model, inputs: Any, replace: Callable[[Any], Any]) -> Any:
-    """Call a functional or sequential model's layers on other inputs, with some of them replaced.
+    """Call the layers of a functional or sequential model on other inputs, some of them replaced.
 
     Args:
-        model: has one graph; its layers and their weights are used again.
-        inputs: symbolic tensors in the places of the model's own.
-        replace: is given each layer once, and returns the one to call.
+        model: model whose layers, with their weights, are called.
+        inputs: symbolic tensors in place of the model's own.
+        replace: function of a layer that returns the layer to call; it is called once per layer.
 
     Returns:
         The outputs, in the structure that the model returns.
@@ -330,7 +351,7 @@ def replay_graph(model: Model, inputs: Any, replace: Callable[[Any], Any]) -> An
         return chosen[id(layer)]
 
     def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        # The graph holds masks for layers that take them; what comes in their place may not.
+        # The graph holds masks for layers that take them; a replacement may not take one.
         if kwargs.get("mask", ...) is None:
             del kwargs["mask"]
         return layer(*args, **kwargs)
@@ -352,14 +373,14 @@ def graph_outputs(model: Model) -> list[int]:
 
 
 def graph_input_tensors(model: Model, x: Any) -> dict[int, Any]:
-    """Return a batch of inputs by the identity of the tensors that they stand for."""
+    """Return a batch of inputs by the ids of their symbolic tensors."""
     graph = _graph(model)
     arrays = graph._standardize_inputs(x)
     return {id(tensor): array for tensor, array in zip(graph.inputs, arrays, strict=True)}
 
 
 def pack_outputs(model: Model, tensors: dict[int, Any]) -> Any:
-    """Return a model's outputs, found by identity, in the structure that it returns."""
+    """Return a model's outputs, given by id, in the structure that the model returns."""
     graph = _graph(model)
     outputs = [tensors[id(tensor)] for tensor in graph.outputs]
     packed = keras.tree.pack_sequence_as(graph._outputs_struct, outputs)
@@ -367,16 +388,18 @@ def pack_outputs(model: Model, tensors: dict[int, Any]) -> Any:
 
 
 def with_training(training: bool) -> Callable[[Any], Callable[..., Any]]:
-    """Return what hands `training` to the operations that ask for it, for `GraphCall.run`."""
+    """Return the `wrap` of `GraphCall.run` that passes `training` to operations that take it."""
     return partial(functional.operation_fn, training=training)
 
 
 @contextlib.contextmanager
 def replaced_graph_run(model: Model, run: Callable[..., None]) -> Iterator[None]:
-    """Have a functional model run its calls by `run(tensors, wrap)` in the block.
+    """Replace the traversal of a functional model's graph in the block.
 
-    `tensors` holds the inputs by identity, and must hold the outputs afterwards; `wrap` is to be
-    handed to `GraphCall.run`.
+    Args:
+        model: functional or sequential model.
+        run: function of `tensors`, which holds the inputs by id and must hold the outputs
+            afterwards, and of `wrap`, an argument of `GraphCall.run`.
     """
     graph = _graph(model)
 
@@ -388,7 +411,7 @@ def replaced_graph_run(model: Model, run: Callable[..., None]) -> Iterator[None]
         outputs = [tensors[id(x)] for x in graph.outputs]
         return keras.tree.pack_sequence_as(graph._outputs_struct, outputs)
 
-    # Not through `setattr`: Keras would take it for a change of the model's state.
+    # Not through `setattr`: Keras would track it as a part of the model.
     vars(graph)["_run_through_graph"] = run_through_graph
     try:
         yield
@@ -397,7 +420,8 @@ def replaced_graph_run(model: Model, run: Callable[..., None]) -> Iterator[None]
 
 
 def own_graph(model: Model) -> Function | None:
-    """Return the graph that a functional or sequential model runs, or `None`."""
+    """Return the graph of a functional or sequential model, or `None`."""
+    # A functional model is a `Function`; a sequential one builds a functional model inside.
     graph = getattr(model, "_functional", None) or model
     return graph if isinstance(graph, Function) else None
 
@@ -408,12 +432,12 @@ def is_subclassed(model: Model) -> bool:
 
 
 def set_traced_graph(model: Model, graph: Function | None) -> None:
-    """Give a subclassed model a graph of what its `call` does; `None` takes it away."""
+    """Set the graph of a subclassed model's `call`; `None` removes it."""
     ModelState.of(model).traced_graph = graph
 
 
 def traced_graph(model: Model) -> Function | None:
-    """Return the graph that a subclassed model was given, or `None`."""
+    """Return the graph of a subclassed model's `call`, if it was traced."""
     return ModelState.of(model).traced_graph
 
 

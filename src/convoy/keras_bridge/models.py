@@ -1,4 +1,8 @@
-"""Models as they are made, built and compiled."""
+"""Creation, building and compilation of models.
+
+Keras has no hook for the creation of a model, and no public method that builds everything that a
+compiled model needs (`_symbolic_build` is what `fit` calls).
+"""
 
 from __future__ import annotations
 
@@ -18,15 +22,15 @@ _plain_new = Model.__dict__["__new__"]
 
 
 @contextlib.contextmanager
-def watch_new_models(adopt: Callable[[Model], None]) -> Iterator[None]:
-    """Call `adopt` on every `keras.Model` made in the block, before its `__init__` runs.
+def adopt_new_models(adopt: Callable[[Model], None]) -> Iterator[None]:
+    """Call `adopt` on every `keras.Model` created in the block, before its `__init__` runs.
 
-    `Model.__new__` is replaced while any thread is in such a block, and put back after the last.
+    `Model.__new__` is replaced while any thread is in such a block, and restored after the last.
     """
 
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:
         model = _plain_new.__func__(cls, *args, **kwargs)
-        # `keras.Model(inputs, outputs)` comes through here twice: as Model, then as Functional.
+        # `keras.Model(inputs, outputs)` gets here twice: Keras's `__new__` creates a `Functional`.
         if type(model) is cls:
             adopt(model)
         return model
@@ -44,12 +48,12 @@ def watch_new_models(adopt: Callable[[Model], None]) -> Iterator[None]:
 
 
 def overridden(model: Model, names: tuple[str, ...]) -> list[str]:
-    """Return those of the trainer's methods that the model's class defines anew."""
+    """Return the names of the trainer's methods that the model's class overrides."""
     return [name for name in names if getattr(type(model), name) is not getattr(Model, name)]
 
 
 def overrides_call(model: Model) -> bool:
-    """Say whether the class of a functional or sequential model defines `call` anew."""
+    """Return whether the class of a functional or sequential model overrides `call`."""
     plain = keras.Sequential if isinstance(model, keras.Sequential) else Functional
     return isinstance(model, plain) and type(model).call is not plain.call
 
@@ -65,14 +69,18 @@ def policies(model: Model) -> set[str]:
 
 
 def call_training_argument(model: Model, training: bool) -> dict[str, bool]:
+    """Return the argument `training` of a model's `call`, if it takes one."""
+    # Keras finds this out by the signature when the model is created.
     return {"training": training} if model._call_has_training_arg else {}
 
 
 def input_names(model: Model) -> list[str]:
-    """Return the key of every input in a dict of them: that of the model's own dict, or its name.
+    """Return the key of every input in a dict of inputs.
 
-    In a dict that holds more than tensors, an input has no key: nothing is returned then.
+    It is the key in the dict that the model was made with, else the name of the tensor. The result
+    is empty if that dict is nested, because inputs then have no single key.
     """
+    # A sequential model keeps its graph in `_functional`; only the graph has the structure.
     structure = getattr(getattr(model, "_functional", None) or model, "_inputs_struct", None)
     if not isinstance(structure, dict):
         return [tensor.name for tensor in model.inputs]
@@ -82,12 +90,12 @@ def input_names(model: Model) -> list[str]:
 
 
 def output_structure(model: Model) -> Any:
-    """Return the symbolic outputs in the structure that the model returns, if it is known."""
+    """Return the symbolic outputs in the structure that the model returns, or `None`."""
     return getattr(getattr(model, "_functional", None) or model, "_outputs_struct", None)
 
 
 def compilation(model: Model) -> object | None:
-    """Return an object that is another one after each `model.compile`."""
+    """Return an object that `model.compile` replaces: the metric of the loss."""
     return model._loss_tracker
 
 
@@ -99,12 +107,12 @@ def build_for_prediction(model: Model, x: Any) -> None:
 
 
 def build_for_batch(model: Model, batch: Any, explain: Callable[[], None] | None = None) -> None:
-    """Create those variables of model, metrics, loss and optimizer that do not exist yet.
+    """Create the missing variables of model, metrics, loss and optimizer.
 
     Args:
-        model: it has been compiled.
-        batch: inputs, targets and weights of samples; `None` if only the optimizer is new.
-        explain: is called if Keras refuses the batch, and may say why by an error.
+        model: compiled model.
+        batch: inputs, targets and sample weights; `None` if only the optimizer is missing.
+        explain: function that is called if Keras refuses the batch; it may raise a clearer error.
     """
     try:
         model._symbolic_build(data_batch=keras.tree.map_structure(_as_on_device, batch))
@@ -115,7 +123,10 @@ def build_for_batch(model: Model, batch: Any, explain: Callable[[], None] | None
 
 
 def _as_on_device(leaf: Any) -> Any:
-    """Return shape and type of an array on a device; JAX would warn of a type that it narrows."""
+    """Return the shape and type of an array on a device, where JAX narrows 64-bit types.
+
+    Passing the 64-bit type itself would make JAX warn.
+    """
     if not hasattr(leaf, "dtype"):
         return leaf
     dtype = keras.backend.standardize_dtype(leaf.dtype)

@@ -1,4 +1,9 @@
-"""Operations that layers are traced with."""
+"""Replacement of Keras's operations while layers are traced.
+
+Layers and losses call functions of Keras's backend modules, which are private. Replacing these
+functions for the duration of a trace lets the engine substitute fused kernels, and sums over the
+global batch, without a change to any layer.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +20,14 @@ from keras.src.losses import loss as loss_module
 
 @contextlib.contextmanager
 def replaced_operations(replacements: Any) -> Iterator[None]:
-    """Have layers that are traced in the block use other operations.
+    """Replace operations that layers and losses use while they are traced in the block.
 
     Args:
-        replacements: an object with methods of the names below, as many as it likes, each of
-            which takes Keras's own function before that function's arguments.
+        replacements: object with any of the methods named below. Each takes Keras's own function,
+            followed by that function's arguments.
     """
-    places = {
+    # The module in which layers look each name up.
+    modules = {
         "moments": jax_nn,
         "batch_normalization": jax_nn,
         "relu": jax_nn,
@@ -29,16 +35,17 @@ def replaced_operations(replacements: Any) -> Iterator[None]:
         "reduce_values": loss_module,
         "apply_mask": loss_module,
     }
-    places = {name: module for name, module in places.items() if hasattr(replacements, name)}
-    # They are replaced for all threads, so one traces at a time.
+    modules = {name: module for name, module in modules.items() if hasattr(replacements, name)}
+    # Modules are global, so only one thread traces at a time. The lock is reentrant: replacements
+    # nest, as when the engine's are inside of those of the CPU kernels.
     with _replacing:
-        originals = {name: getattr(module, name) for name, module in places.items()}
-        for name, module in places.items():
+        originals = {name: getattr(module, name) for name, module in modules.items()}
+        for name, module in modules.items():
             setattr(module, name, partial(getattr(replacements, name), originals[name]))
         try:
             yield
         finally:
-            for name, module in places.items():
+            for name, module in modules.items():
                 setattr(module, name, originals[name])
 
 

@@ -1,4 +1,12 @@
-"""Optimizers for parts of a model's weights."""
+"""Division of one optimizer into optimizers for groups of weights, as pipeline stages need.
+
+An optimizer names its variables (slots) after the weights, and Keras has no other relation between
+the two. So weights get unique names while a copy is built:
+
+    weight            slots of the whole        slots of the copy for the second group
+    #0_kernel         #0_kernel_momentum
+    #1_kernel         #1_kernel_momentum   <->  #1_kernel_momentum
+"""
 
 from __future__ import annotations
 
@@ -12,18 +20,24 @@ import jax
 import keras
 from convoy.keras_bridge.variables import Variables, updated_variables
 
-# What `_numbered` puts before the name of a weight, and so before those of its slots.
+# The prefix that `_numbered` gives to the name of a weight, and so to those of its slots.
 _NUMBERED = re.compile(r"#\d+_")
 
 
-def divided_optimizer(
+def split_optimizer(
     optimizer: keras.optimizers.Optimizer, groups: list[Variables], **changes: Any
 ) -> list[tuple[keras.optimizers.Optimizer, list[int]]]:
-    """Return optimizers of the same kind for groups of weights; their variables hold no values.
+    """Split an optimizer into optimizers of the same kind, one for each group of weights.
+
+    Args:
+        optimizer: built optimizer of all weights.
+        groups: weights of each group.
+        **changes: settings of the configuration to replace.
 
     Returns:
-        Each optimizer, and the places of its variables among those of the given one; none for a
-        group without weights, which Keras does not count as an update.
+        For each group an optimizer, whose variables hold no values, and the indices of its
+        variables among those of `optimizer`. The indices are empty for a group without weights:
+        Keras does not count an update of nothing.
     """
     everything = updated_variables(optimizer)
     numbers = {id(variable): number for number, variable in enumerate(everything)}
@@ -37,9 +51,10 @@ def divided_optimizer(
 
 
 def _keys(optimizer: keras.optimizers.Optimizer) -> list[tuple[str, int]]:
-    """Return what each variable is known by: its weight's name, and how many had it before.
+    """Return a key for each variable: the slot's name, and its number among equal names.
 
-    Not every optimizer names its slots apart. What belongs to no weight is known by its order.
+    Some optimizers give several slots of a weight one name. Variables that belong to no weight,
+    such as the iteration, are identified by their order.
     """
     seen: Counter[str] = Counter()
     keys = []
@@ -60,7 +75,7 @@ def _built_copy(
     if not isinstance(getattr(optimizer, "optimizer", None), keras.optimizers.Optimizer):
         config |= changes
         rate = optimizer._learning_rate
-        # The value of a variable is handed in with every update.
+        # A constant learning rate is a variable, whose value is passed in with every update.
         is_variable = isinstance(rate, keras.Variable)
         serialize = keras.optimizers.schedules.serialize
         config["learning_rate"] = 0.0 if is_variable else serialize(rate)
@@ -74,7 +89,7 @@ def _built_copy(
 
 
 def _exclude_alike(optimizer: keras.optimizers.Optimizer, copy: keras.optimizers.Optimizer) -> None:
-    """Keep the same weights from decay: what an optimizer was told of that is in no config."""
+    """Copy the weights excluded from weight decay, which are missing from the configuration."""
     for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
         if hasattr(optimizer, name):
             setattr(copy, name, getattr(optimizer, name))
@@ -85,7 +100,7 @@ def _exclude_alike(optimizer: keras.optimizers.Optimizer, copy: keras.optimizers
 
 @contextlib.contextmanager
 def _numbered(variables: Variables, numbers: dict[int, int]) -> Iterator[None]:
-    """Put numbers before names: slots are named after weights, and nested models repeat them."""
+    """Prefix the names of weights with unique numbers; nested models repeat names."""
     before = [(variable._path, variable._name) for variable in variables]
     try:
         for variable, (path, name) in zip(variables, before, strict=True):

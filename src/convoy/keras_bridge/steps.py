@@ -1,4 +1,8 @@
-"""Loss and metrics of a step, and when epochs end."""
+"""Loss and metrics of one step, and decisions of Keras's training loop about epochs.
+
+`Model.train_step` combines all of these with Keras's own gradients and updates. The engine needs
+them one by one, and Keras has them as private methods of its JAX trainer.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from keras import Model
 
 
 def loss_and_updates(model: Model) -> Callable[..., tuple[jax.Array, tuple]]:
-    """Return the stateless forward pass and loss, to be differentiated by its first argument."""
+    """Return the stateless function of forward pass and loss; its first argument is the weights."""
     return model.compute_loss_and_updates
 
 
@@ -27,14 +31,16 @@ def update_metrics(
     y_pred: Any,
     weight: Any,
 ) -> tuple[dict[str, Any], list[jax.Array]]:
-    """Update the state of all metrics by one batch; return the model's logs and the new state."""
+    """Update the state of all metrics with one batch; return the logs and the new state."""
     return model._update_metrics_variables(metrics, loss, x, y, y_pred, weight)
 
 
 def compiled_loss(
     model: Model, metrics: list[jax.Array], y: Any, y_pred: Any, weight: Any
 ) -> tuple[jax.Array, list[jax.Array]]:
-    """Compute the loss that was compiled, without what layers add, and the metrics' new state."""
+    """Compute the loss given to `compile`, without the losses of layers, and the metrics' state."""
+    # `model.compute_loss` would add the losses of layers. The compiled loss updates metrics too:
+    # the loss of each output, if there are several.
     mapping = list(zip(model.metrics_variables, metrics, strict=True))
     with keras.StatelessScope(mapping) as scope:
         loss = model._compile_loss(y, y_pred, weight) if model._compile_loss is not None else None
@@ -52,14 +58,14 @@ def metric_results(model: Model, metrics: list[jax.Array]) -> dict[str, Any]:
 
 
 def flat_metrics(model: Model, logs: dict[str, float]) -> Any:
-    """Return logs as the list (or the one number) that `evaluate` gives by default."""
+    """Return logs as the list, or the single number, that `evaluate` returns by default."""
     return model._flatten_metrics_in_order(logs)
 
 
 def compiled_losses(model: Model) -> list[tuple[tuple, Any]]:
-    """Return a path into the targets and a loss for every output that has a loss.
+    """Return a path into the targets, and the loss, of every output that has a loss.
 
-    Before the losses are built, they are as `compile` was told: names among them.
+    Before Keras builds the losses, they are the arguments of `compile`, which may be names.
     """
     if model._compile_loss is None:
         return []
@@ -68,8 +74,8 @@ def compiled_losses(model: Model) -> list[tuple[tuple, Any]]:
     return [(loss.path, loss.loss) for loss in model._compile_loss._flat_losses]
 
 
-def unheard_metrics(model: Model) -> list[tuple[str, str]]:
-    """Return the names of layers and metrics that only the layer's `call` can update."""
+def layer_metrics(model: Model) -> list[tuple[str, str]]:
+    """Return the names of the metrics that layers own, with their layers."""
     if overridden(model, ("compute_metrics", "compute_loss")):
         return []
     return [
@@ -80,8 +86,8 @@ def unheard_metrics(model: Model) -> list[tuple[str, str]]:
     ]
 
 
-def are_of_users_metrics(model: Model, variables: Variables) -> tuple[bool, ...]:
-    """Say of metrics' variables which a class of the user's updates, as `compile` was told."""
+def of_custom_metrics(model: Model, variables: Variables) -> tuple[bool, ...]:
+    """Return for each variable whether it belongs to a compiled metric of a user's class."""
     compiled = model._compile_metrics.metrics if model._compile_metrics is not None else []
     own = {
         id(variable)
@@ -92,18 +98,19 @@ def are_of_users_metrics(model: Model, variables: Variables) -> tuple[bool, ...]
     return tuple(id(variable) in own for variable in variables)
 
 
-def track_loss_by(model: Model, metric: keras.metrics.Metric) -> None:
-    """Have the loss of a compiled model reported by another metric than its mean."""
-    # Not through `setattr`: Keras would count it among the metrics of layers too.
+def set_loss_tracker(model: Model, metric: keras.metrics.Metric) -> None:
+    """Replace the metric that reports the loss of a compiled model."""
+    # Not through `setattr`: Keras would track it as a metric of a layer too.
     vars(model)["_loss_tracker"] = metric
 
 
 def initial_epoch(model: Model, default: int) -> int:
-    """Return the epoch to start from: a callback such as `BackupAndRestore` may have set it."""
+    """Return the first epoch, which a callback such as `BackupAndRestore` may have set."""
     return model._initial_epoch or default
 
 
 def should_validate(model: Model, epoch: int, frequency: int | list[int]) -> bool:
+    """Return whether `validation_freq` asks for validation after an epoch."""
     return model._should_eval(epoch, frequency)
 
 

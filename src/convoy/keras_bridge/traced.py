@@ -1,4 +1,12 @@
-"""The graph of a subclassed model, found by calling it once on tensors without values."""
+"""Tracing of a subclassed model: its graph, from a symbolic call.
+
+Keras records a node for each operation that is called on symbolic tensors, so calling a model's
+`call` on such tensors yields the nodes of its graph. It is called twice, with `training` true and
+false. The graphs must be equal, except that calls may pass `training` on:
+
+    layer(x, training=training)     true, then false: follows the model
+    layer(x, training=False)        false both times: fixed, marked with `FIXED`
+"""
 
 from __future__ import annotations
 
@@ -9,18 +17,20 @@ from typing import Any
 
 import keras
 from convoy.keras_bridge.graphs import FIXED, GraphCall, set_traced_graph
+from convoy.keras_bridge.models import call_training_argument
 from keras import Model
 from keras.src import tree
 from keras.src.ops.function import Function
 
 
 class UntraceableError(ValueError):
-    """Says why a model's calls cannot be known without running it."""
+    """Raised for a model whose `call` cannot be represented by a graph."""
 
 
 class TracedGraph(Function):
-    """The calls that a subclassed model made."""
+    """The graph of a subclassed model's `call`."""
 
+    # A functional model overrides it likewise; a `Function` alone does not convert its inputs.
     def _standardize_inputs(self, inputs: Any) -> list[Any]:
         flat = keras.tree.flatten(inputs)
         return [
@@ -30,7 +40,8 @@ class TracedGraph(Function):
 
 
 def built_inputs(model: Model) -> Any:
-    """Return tensors without values as a model was built for, if their shapes are known."""
+    """Return symbolic tensors of the shapes that a model was built for, or `None`."""
+    # Keras keeps the arguments of `build()` here, to save them with the model.
     shapes = model._build_shapes_dict
     if not model.built or not shapes or len(shapes) != 1:
         return None
@@ -39,38 +50,38 @@ def built_inputs(model: Model) -> Any:
 
 
 def is_built(model: Model) -> bool:
-    """Say whether a model and all its layers have their weights."""
+    """Return whether a model and all of its layers have their weights."""
     return all(layer.built for layer in model._flatten_layers())
 
 
 def is_built_for(model: Model, inputs: Any) -> bool:
-    """Build a model by a call on tensors without values, as Keras does, if it is not built yet.
+    """Build a model with a symbolic call, as Keras does, if it is not built yet.
 
     Returns:
-        Whether it is built now; Keras says why not when it builds it for its data.
+        Whether it is built now. If not, Keras raises the error when it builds the model for data.
     """
     if not is_built(model):
-        # One without a default must be passed.
-        told = {"training": False} if model._call_has_training_arg else {}
+        # The argument may have no default.
+        training = call_training_argument(model, False)
         with warnings.catch_warnings(action="ignore"):
             try:
-                model(inputs, **told)
+                model(inputs, **training)
             except Exception:
                 return False
     return True
 
 
 def trace(model: Model, inputs: Any) -> TracedGraph:
-    """Call a subclassed model on tensors without values, and keep the graph of its layers.
+    """Trace a subclassed model, and keep its graph.
 
-    Its layers and their weights are those of the model.
+    The graph calls the model's own layers, with their weights.
 
     Args:
-        model: built; its `call` is made of Keras layers and `keras.ops`.
+        model: built model whose `call` consists of Keras layers and `keras.ops`.
         inputs: `keras.KerasTensor`s in the structure that `call` takes.
 
     Raises:
-        UntraceableError: if `call` does something else.
+        UntraceableError: if `call` cannot be represented by a graph.
     """
     graph = _call(model, inputs, training=True)
     _compare(model, graph, _call(model, inputs, training=False))
@@ -82,15 +93,14 @@ def trace(model: Model, inputs: Any) -> TracedGraph:
 def _call(model: Model, inputs: Any, *, training: bool) -> TracedGraph:
     before = {id(layer): len(layer._inbound_nodes) for layer in model._flatten_layers()}
     given = keras.tree.map_structure(lambda tensor: _entry(model, tensor), inputs)
-    told = {"training": training} if model._call_has_training_arg else {}
     with _inside_of_call(model, training):
         try:
-            outputs = model.call(given, **told)
+            outputs = model.call(given, **call_training_argument(model, training))
         except Exception as error:
             raise UntraceableError(
-                f"{type(model).__name__}.call() cannot be followed without values, as stages need: "
-                f"{error} Make it of Keras layers and keras.ops, and put everything else into "
-                "layers."
+                f"{type(model).__name__}.call() cannot be traced with symbolic tensors, as stages "
+                f"need: {error} Make it of Keras layers and keras.ops, and put everything else "
+                "into layers."
             ) from error
     for output in keras.tree.flatten(outputs):
         if not isinstance(output, keras.KerasTensor):
@@ -110,7 +120,7 @@ def _call(model: Model, inputs: Any, *, training: bool) -> TracedGraph:
 
 
 def _entry(model: Model, tensor: keras.KerasTensor) -> keras.KerasTensor:
-    """Return an input of the type that Keras hands to `call`."""
+    """Return a symbolic input of the type that Keras passes to `call`."""
     dtype = str(tensor.dtype)
     if model.autocast and "float" in dtype:
         dtype = model.input_dtype
@@ -119,12 +129,13 @@ def _entry(model: Model, tensor: keras.KerasTensor) -> keras.KerasTensor:
 
 @contextlib.contextmanager
 def _inside_of_call(model: Model, training: bool) -> Iterator[None]:
-    """Have layers be told of training as they are inside of the model's `__call__`.
+    """Set the call context that the model's `__call__` would set.
 
-    A model whose `call` does not take `training` is told nothing, and neither are its layers.
+    Layers that are called without `training` take it from this context. It stays empty for a model
+    whose `call` does not take `training`.
     """
-    told = training if model._call_has_training_arg else None
-    model._get_call_context().set_value("training", told)
+    value = training if model._call_has_training_arg else None
+    model._get_call_context().set_value("training", value)
     try:
         yield
     finally:
@@ -137,27 +148,28 @@ def _calls(graph: TracedGraph) -> list[Any]:
 
 
 def _compare(model: Model, training: TracedGraph, other: TracedGraph) -> None:
-    """Refuse a model that makes other calls in training; mark calls with a mind of their own."""
+    """Check that the graphs are equal, and mark the calls with a fixed `training` argument."""
     ours, theirs = _calls(training), _calls(other)
     own = {id(layer) for layer in model._flatten_layers()}
-    if _words(training, ours, own) != _words(other, theirs, own):
+    if _describe(training, ours, own) != _describe(other, theirs, own):
         raise UntraceableError(
             f"{type(model).__name__}.call() makes other calls in training than otherwise, but "
             "stages hold the same calls. Put the difference into a layer that takes `training`."
         )
     for node, same in zip(ours, theirs, strict=True):
-        told = node.arguments.kwargs.get("training", True)
-        is_same = told == same.arguments.kwargs.get("training", False)
+        passed = node.arguments.kwargs.get("training", True)
+        is_same = passed == same.arguments.kwargs.get("training", False)
         vars(node)[FIXED] = is_same or not model._call_has_training_arg
 
 
-def _words(graph: TracedGraph, nodes: list[Any], own: set[int]) -> list[tuple]:
-    """Say what is computed from what, in words that are equal for equal graphs.
+def _describe(graph: TracedGraph, nodes: list[Any], own: set[int]) -> list[tuple]:
+    """Return a description of a graph that is equal for equal graphs.
 
     Args:
-        graph: of one way to call the model.
-        nodes: its calls.
-        own: the layers of the model; others, without weights, are made by `call` each time.
+        graph: graph of one call of the model.
+        nodes: calls of the graph.
+        own: ids of the model's layers. Other operations are created by each `call`, so they are
+            compared by their type.
     """
     names = {id(tensor): f"input {number}" for number, tensor in enumerate(graph.inputs)}
     found: list[tuple] = []
@@ -173,7 +185,7 @@ def _words(graph: TracedGraph, nodes: list[Any], own: set[int]) -> list[tuple]:
 
 
 def _check_weights(model: Model, graph: TracedGraph) -> None:
-    """Refuse weights that are in no call, and calls whose weights are not the model's."""
+    """Check that the weights of the calls are the weights of the model."""
     called = {id(v): v for node in _calls(graph) for v in GraphCall(node).variables}
     own = {id(v): v for v in model.variables}
     for number, variable in (called | own).items():

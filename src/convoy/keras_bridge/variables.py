@@ -1,4 +1,8 @@
-"""What variables and generators of random numbers hold."""
+"""Values of variables and states of random number generators.
+
+`Variable.value` and `assign` convert, check and autocast. Between two device calls the engine moves
+hundreds of values, none of which needs that, so it uses the private `_value`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ def values(variables: Variables) -> list[jax.Array]:
 
 
 def assign(variables: Variables, new_values: list[jax.Array]) -> None:
-    """Set variables without the conversion and the checks that `Variable.assign` makes."""
+    """Set variables without the conversion and the checks of `Variable.assign`."""
     for variable, value in zip(variables, new_values, strict=True):
         variable._value = value
 
@@ -36,11 +40,11 @@ def seed_variables(model: Model) -> set[int]:
 
 
 @contextlib.contextmanager
-def held_in(dtype: str, variables: Variables) -> Iterator[None]:
-    """Have what is traced in the block see variables of another type.
+def variables_held_as(dtype: str, variables: Variables) -> Iterator[None]:
+    """Give variables another type in the block, for code that is traced there.
 
-    An optimizer casts to the type of the variable that it updates, and a variable casts what is
-    assigned to it. So this is how its update is computed in that type.
+    An optimizer casts its update to the type of the variable, and a variable casts what is assigned
+    to it. With this, an update of 16-bit weights is computed in float32.
     """
     before = [variable._dtype for variable in variables]
     for variable in variables:
@@ -53,17 +57,17 @@ def held_in(dtype: str, variables: Variables) -> Iterator[None]:
 
 
 def updated_variables(optimizer: keras.optimizers.Optimizer) -> Variables:
-    """Return the weights that an optimizer was built for, and those of the one that it wraps."""
+    """Return the weights that an optimizer, or the one inside of a wrapper, was built for."""
     return list(optimizer._trainable_variables)
 
 
 def random_seed() -> int | None:
-    """Return the seed that `keras.utils.set_random_seed` was told last, without drawing from it."""
+    """Return the seed of the last `keras.utils.set_random_seed`, without drawing from it."""
     return rng_utils.get_random_seed()
 
 
 def global_seed() -> list[int] | None:
-    """Return the state of the generator that unseeded random operations draw from, if it is."""
+    """Return the state of the generator of unseeded random operations, if it exists."""
     generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
     return None if generator is None else np.asarray(generator.state.value).tolist()
 

@@ -13,7 +13,7 @@ from convoy import keras_bridge
 from convoy.engine.prepared_model import PreparedModel
 from convoy.keras_bridge import (
     GraphCall,
-    forget_losses,
+    clear_losses,
     graph_inputs,
     graph_outputs,
     model_graph,
@@ -81,7 +81,7 @@ class Stage:
         with keras.StatelessScope(mapping, collect_losses=True) as scope:
             for call in self.calls:
                 call.run(tensors, wrap)
-            forget_losses(self.run_again)
+            clear_losses(self.run_again)
         new = [scope.get_current_value(variable) for variable in self.non_trainable]
         return {tensor: tensors[tensor] for tensor in self.outputs}, new, list(scope.losses)
 

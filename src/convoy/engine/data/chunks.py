@@ -121,7 +121,7 @@ class Feed(Protocol):
     steps: int | None
     """Steps in an epoch, if that is known."""
 
-    why_not_resumable: str | None
+    resume_obstacle: str | None
     """The reason why `seek` would not be exact, if there is one."""
 
     def begin_epoch(self) -> None: ...

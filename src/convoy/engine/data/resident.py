@@ -56,7 +56,7 @@ class Resident:
             arrays = aligned(arrays)  # virtual devices share the host's memory
         self.arrays = placement.replicate(arrays)
         self.order: jax.Array | None = None
-        self.why_not_resumable: str | None = None
+        self.resume_obstacle: str | None = None
         self.step = self.start = self.end = 0
         self._drawn_from: random_state.RandomState | None = None
 

@@ -82,17 +82,17 @@ class Streamed:
         self.restarts = restarts
         self.batches_per_step = batches_per_step
         if placement.spans_processes and batches_per_step > 1:
-            batches.read_only(self._is_own)
+            batches.read_selected(self._is_own)
         self.steps = self._count_steps()
         self._left_out = 0
         self._warned_undivided = False
         # For arrays, `open_input` has warned already.
-        self._warned_left_out = batches.batch_size_is_ours
+        self._warned_left_out = batches.sliced_from_arrays
         self._inspect = inspect
         self._steps: Iterator[Step] = iter(())
         self._held: Step | None = None
         self._ready: tuple[Chunk, int] | None = None
-        self.why_not_resumable = batches.why_not_resumable
+        self.resume_obstacle = batches.resume_obstacle
         self._before = self._done = 0
         self._state: PyTree = None
         self._drawn_from = random_state.capture()
@@ -101,7 +101,7 @@ class Streamed:
         if self.division.keeps_incomplete:
             known = self.batches.num_batches
             return known if known is None else -(-known // self.batches_per_step)
-        complete, per_update = self.batches.whole_batches, self.division.steps_per_update
+        complete, per_update = self.batches.full_batches, self.division.steps_per_update
         if complete is None:
             return None
         return complete // (self.batches_per_step * per_update) * per_update
@@ -119,7 +119,7 @@ class Streamed:
     def begin_epoch(self) -> None:
         if self.restarts:
             self.batches.reset()
-        self._before, self._done = self.batches.taken_before, 0
+        self._before, self._done = self.batches.consumed_before, 0
         if self._before == 0:
             self._drawn_from = random_state.capture()
             self._state = self.batches.state
@@ -134,7 +134,9 @@ class Streamed:
         self.batches.drop_read_ahead()
 
     def position(self, *, epoch_over: bool) -> DataPosition:
-        before, done = (self.batches.taken_before, 0) if epoch_over else (self._before, self._done)
+        before, done = (
+            (self.batches.consumed_before, 0) if epoch_over else (self._before, self._done)
+        )
         state = self.batches.state if epoch_over and before == 0 else self._state
         start, now = self._units_until(before), self._units_until(before + done)
         return DataPosition(self._drawn_from, start, now - start, state)
@@ -155,7 +157,7 @@ class Streamed:
         self._held = next(self._steps, None)
         # With shuffle="batch", Keras draws the order of each batch as it reads it, so the random
         # state is now the one after the batches that were read.
-        if not (self.batches.batch_size_is_ours and self.batches.shuffle == "batch"):
+        if not (self.batches.sliced_from_arrays and self.batches.shuffle == "batch"):
             random_state.restore(current)
         return -(-self._done // self.batches_per_step)
 
@@ -210,7 +212,7 @@ class Streamed:
         """Yield the steps of a weight update."""
         samples = _samples(group[0]) * self.batches_per_step
         # The last batch of arrays may have fewer samples, and still divide over the replicas.
-        is_smaller = self.batches.batch_size_is_ours and samples != self.batches.batch_size
+        is_smaller = self.batches.sliced_from_arrays and samples != self.batches.batch_size
         if is_smaller or not self.division.divides(samples):
             if not is_smaller:
                 self._warn_undivided(samples)

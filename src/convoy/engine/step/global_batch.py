@@ -205,7 +205,7 @@ def metrics_update(model: keras.Model) -> MetricsUpdate:
     Keras's metrics keep sums, so those of replicas are added up later. The state of a user's own
     metric may be anything, such as a maximum: every replica updates it with all samples.
     """
-    users_own = keras_bridge.are_of_users_metrics(model, model.metrics_variables)
+    users_own = keras_bridge.of_custom_metrics(model, model.metrics_variables)
 
     def update(metrics: Arrays, loss: jax.Array, *batch: Batch) -> tuple[Logs, Arrays]:
         logs, local = keras_bridge.update_metrics(model, metrics, loss, *batch)

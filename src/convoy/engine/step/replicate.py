@@ -53,7 +53,7 @@ class Roles:
         return cls(
             seeds=tuple(id(variable) in seeds for variable in variables.parts.non_trainable),
             aggregations=tuple(variable.aggregation for variable in variables.parts.metrics),
-            global_metrics=keras_bridge.are_of_users_metrics(model, variables.parts.metrics),
+            global_metrics=keras_bridge.of_custom_metrics(model, variables.parts.metrics),
         )
 
 

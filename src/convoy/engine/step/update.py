@@ -79,7 +79,7 @@ def apply_rounding(
     """
     variables = keras_bridge.updated_variables(optimizer) + optimizer.variables
     half = [variable for variable in variables if variable.dtype in ("float16", "bfloat16")]
-    with keras_bridge.held_in("float32", half):
+    with keras_bridge.variables_held_as("float32", half):
         new, new_own = optimizer.stateless_apply(
             _widened(own), _widened(gradients), _widened(trainable)
         )

@@ -223,7 +223,7 @@ class Extensions(ModelOptions):
                 )
         self.native["compile"](**arguments)
         loss = PerReplica(keras.metrics.Mean(name="loss"), replicas, method)
-        keras_bridge.track_loss_by(self.model, loss)
+        keras_bridge.set_loss_tracker(self.model, loss)
 
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         """Train the model, as `keras.Model.fit` does.

@@ -74,7 +74,7 @@ def check_sums(
     Raises:
         ValueError: with the variable that is not a sum, if there are several replicas.
     """
-    users = keras_bridge.are_of_users_metrics(model, model.metrics_variables)
+    users = keras_bridge.of_custom_metrics(model, model.metrics_variables)
     if replicas == 1 or not any(users):
         return
     trace = Trace.of(lambda *values: update(list(values)), tree_shapes(metrics))

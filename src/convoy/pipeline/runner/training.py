@@ -60,7 +60,7 @@ class TrainingRunner(PipelineRunner[StageProgram]):
     def _make_updates(self) -> list[RankUpdate]:
         parts, layout = self.variables.parts, self.layout
         trainable, statistics = map(layout.by_rank, (parts.trainable, parts.non_trainable))
-        optimizers = keras_bridge.divided_optimizer(
+        optimizers = keras_bridge.split_optimizer(
             self.model.optimizer, trainable, global_clipnorm=None
         )
         updates = []
