@@ -37,8 +37,8 @@ name_gen:
         "per_sample": "{throughput} / {batch}"
     }
     assert benchmark.env == {"ROUNDS": "3"}
-    assert benchmark.folder == tmp_path / "inner"
-    assert benchmark.time_limit == 60
+    assert benchmark.location == tmp_path / "inner"
+    assert benchmark.timeout == 60
     assert variant_name("name_gen", benchmark.parameters[1]) == "name_gen_batch_32_seed_7"
 
 
@@ -46,6 +46,16 @@ def test_a_table_of_parameters_is_a_variant_for_each_row(tmp_path):
     entry = {"cmd": "x", "parameters": [["a", "b"], [1, 2], "3, 4"]}
     benchmark = read_benchmark("name", entry, tmp_path / "spec.yml")
     assert benchmark.parameters == ({"a": "1", "b": "2"}, {"a": "3", "b": "4"})
+
+
+def test_a_notebook_may_have_its_own_folder_and_timeout(tmp_path):
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "walk.ipynb").write_text("{}")
+    notebook = {"file": "walk.ipynb", "working_directory": "inner", "timeout": 5}
+    entry = {"notebook": notebook, "timeout": 60}
+    benchmark = read_benchmark("name", entry, tmp_path / "spec.yml")
+    assert benchmark.notebook == tmp_path / "inner" / "walk.ipynb"
+    assert (benchmark.location, benchmark.timeout) == (tmp_path / "inner", 5)
 
 
 def test_names_select_and_order_and_convergence_needs_a_flag(tmp_path):
@@ -71,7 +81,7 @@ def test_names_select_and_order_and_convergence_needs_a_flag(tmp_path):
         ("{cmd: a, timeout: 0}", "timeout 0: pass more than 0"),
         ("{cmd: a, location: nowhere}", "there is no folder .*nowhere"),
         ("{cmd: 3}", "cmd: 3 is not a string"),
-        ("{notebook: 3}", "notebook: 3 is not a section"),
+        ("{notebook: {file: lost.ipynb, timout: 3}}", "timout is unknown. Did you mean timeout?"),
         ("{notebook: lost.ipynb}", "there is no file .*lost.ipynb"),
         ("[cmd]", r"\['cmd'\] is not a mapping of fields to values"),
         ("{cmd: a, data: 3}", "data: 3 is not a section with keys and values"),

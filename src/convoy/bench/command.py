@@ -40,8 +40,8 @@ def make_command(
     Raises:
         SpecError: if a parameter, a variable or a package is missing.
     """
-    if benchmark.notebook_file is not None:
-        return _notebook_command(benchmark.notebook_file, benchmark.time_limit)
+    if benchmark.notebook is not None:
+        return _notebook_command(benchmark.notebook, benchmark.timeout)
     text = fill(benchmark.cmd.replace("\\\n", " "), parameters)
     for name in _VARIABLE.findall(text):
         if name.strip("{}") not in environment:
@@ -102,7 +102,7 @@ def make_environment(benchmark: Benchmark, folder: Path, *, profile: bool) -> di
     return values
 
 
-def _notebook_command(notebook: Path, time_limit: float | None) -> list[str]:
+def _notebook_command(notebook: Path, timeout: float | None) -> list[str]:
     missing = [name for name in NOTEBOOK_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise SpecError(
@@ -111,7 +111,7 @@ def _notebook_command(notebook: Path, time_limit: float | None) -> list[str]:
         )
     # With --stdout the notebook file itself is not overwritten.
     words = [sys.executable, "-m", "nbconvert", "--to", "markdown", "--execute", "--stdout"]
-    limit = f"--ExecutePreprocessor.timeout={time_limit or NOTEBOOK_SECONDS:g}"
+    limit = f"--ExecutePreprocessor.timeout={timeout or NOTEBOOK_SECONDS:g}"
     return [*words, limit, str(notebook)]
 
 

@@ -110,11 +110,11 @@ class Session:
             )
             self.console.info(f"  {shlex.join(command)}")
             self._install_requirements(benchmark, environment)
-            limits = (self.options.timeout, benchmark.time_limit)
+            limits = (self.options.timeout, benchmark.timeout)
             execution = execute(
                 command,
                 folder,
-                folder=benchmark.folder,
+                folder=benchmark.location,
                 environment=environment,
                 timeout=min((limit for limit in limits if limit is not None), default=None),
                 show=self.console.output,
@@ -160,7 +160,7 @@ class Session:
                 self.console.plain(f"  | {line}")
 
     def _install_requirements(self, benchmark: Benchmark, environment: Mapping[str, str]) -> None:
-        for file in (self.options.requirements_file, benchmark.requirements):
+        for file in (self.options.requirements_file, benchmark.requirements_file):
             if file is None or file in self._installed:
                 continue
             self.console.info(f"  installing the packages of {file}")

@@ -24,6 +24,8 @@ SHARED = "options"
 # Entries with this in their name train to convergence and run only on request.
 CONVERGENCE = "_conv"
 
+# Fields of a benchmark, by their names in a notebook's own mapping.
+NOTEBOOK_FIELDS = {"file": "notebook", "working_directory": "location"}
 # Fields for readers, or for tools that build a whole environment.
 UNUSED = (
     "description",
@@ -81,10 +83,6 @@ def _choices(value: Any) -> list[str]:
     return [str(item).strip() for item in items]
 
 
-def _notebook(value: Any) -> Any:
-    return {"file": value} if isinstance(value, str) else value
-
-
 Reduction = Literal["mean", "final", "min", "value"]
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -118,29 +116,14 @@ class DerivedMetric(Configuration):
 
 
 @dataclass(frozen=True)
-class Notebook(Configuration):
-    """A notebook to execute.
-
-    Attributes:
-        file: path of the notebook.
-        working_directory: folder to run in, instead of `Benchmark.location`.
-        timeout: time limit, instead of `Benchmark.timeout`.
-    """
-
-    file: Path
-    working_directory: Path | None = None
-    timeout: Seconds | None = None
-
-
-@dataclass(frozen=True)
 class Benchmark(Configuration):
-    """An entry of a spec. Paths are relative to the folder of the spec.
+    """An entry of a spec.
 
     Attributes:
         name: key of the entry.
         spec: path of the spec.
         cmd: command with `{parameter}` and `$VARIABLE`.
-        notebook: notebook to execute instead of a command.
+        notebook: path of a notebook to execute instead of a command.
         parameters: parameters of each variant.
         data: metrics in the output, by name.
         derived: metrics computed from others, by name.
@@ -154,7 +137,7 @@ class Benchmark(Configuration):
     name: str
     spec: Path
     cmd: StrictStr = ""
-    notebook: Annotated[Notebook | None, BeforeValidator(_notebook)] = None
+    notebook: Path | None = None
     parameters: Annotated[tuple[Variant, ...], BeforeValidator(_variants)] = ({},)
     data: Mapping[str, Metric] = field(default_factory=dict)
     derived: Mapping[str, DerivedMetric] = field(default_factory=dict)
@@ -168,32 +151,11 @@ class Benchmark(Configuration):
         if bool(self.cmd) == bool(self.notebook):
             has = "both" if self.cmd else "neither"
             raise ValueError(f"it has {has} of cmd and notebook. Write one of them.")
-        if not self.folder.is_dir():
-            raise ValueError(f"there is no folder {self.folder}. Correct location.")
-        for file in (self.notebook_file, self.requirements):
+        if not self.location.is_dir():
+            raise ValueError(f"there is no folder {self.location}. Correct location.")
+        for file in (self.notebook, self.requirements_file):
             if file is not None and not file.is_file():
                 raise ValueError(f"there is no file {file}.")
-
-    @property
-    def folder(self) -> Path:
-        """Folder to run in."""
-        own = None if self.notebook is None else self.notebook.working_directory
-        return self.spec.parent / (own or self.location)
-
-    @property
-    def time_limit(self) -> float | None:
-        """Time limit in seconds."""
-        own = None if self.notebook is None else self.notebook.timeout
-        return own or self.timeout
-
-    @property
-    def notebook_file(self) -> Path | None:
-        return None if self.notebook is None else (self.folder / self.notebook.file).resolve()
-
-    @property
-    def requirements(self) -> Path | None:
-        file = self.requirements_file
-        return None if file is None else (self.folder / file).resolve()
 
 
 def read_benchmarks(
@@ -245,7 +207,7 @@ def read_benchmark(name: str, entry: Any, spec: Path) -> Benchmark:
     Args:
         name: key of the entry.
         entry: fields of the entry; those without a value and those in `UNUSED` are ignored.
-        spec: path of the spec.
+        spec: path of the spec, to whose folder `location` is relative.
 
     Raises:
         SpecError: in one line that names the spec and the entry.
@@ -254,6 +216,13 @@ def read_benchmark(name: str, entry: Any, spec: Path) -> Benchmark:
     if not isinstance(entry, Mapping):
         raise SpecError(f"{where}{entry!r} is not a mapping of fields to values.")
     fields = {k: value for k, value in entry.items() if value is not None and k not in UNUSED}
+    if isinstance(fields.get("notebook"), Mapping):
+        settings = fields.pop("notebook")
+        fields |= {NOTEBOOK_FIELDS.get(key, key): value for key, value in settings.items()}
+    fields["location"] = spec.parent / str(fields.get("location", "."))
+    for key in ("notebook", "requirements_file"):
+        if key in fields:
+            fields[key] = (fields["location"] / str(fields[key])).resolve()
     try:
         return read(Benchmark, fields | {"name": name, "spec": spec}, where)
     except ConfigurationError as error:
