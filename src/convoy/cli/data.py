@@ -4,50 +4,89 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
 from convoy.cli import train
-from convoy.data import build_imagenet, verify
+from convoy.configuration import Configuration, Option, add_flags, read
+from convoy.data.build_imagenet import BuildOptions, build_imagenet
+from convoy.data.catalog import DATASETS
+from convoy.data.verify import count_images
 from convoy.train.input_benchmark import measure_input
-from convoy_command.parser import Parser, stop
+from convoy_command.parser import Parser
 
-BENCH = "convoy data bench"
+PROGRAM = "convoy data"
+SUMMARIES = {
+    "verify": "Compare the numbers of images and classes of a dataset with the expected ones.",
+    "build-imagenet": "Build record files from folders of ImageNet's images.",
+    "bench": "Measure the images per second that the host prepares, with flags of convoy train.",
+}
 
 
-class Action(NamedTuple):
-    """An action of `convoy data`: its parser and its function."""
+@dataclass(frozen=True)
+class VerifyOptions(Configuration):
+    """The options of `convoy data verify`."""
 
-    make_parser: Callable[[], Parser]
-    main: Callable[[Sequence[str]], int]
+    dataset: Annotated[str, Option("name of the dataset", choices=DATASETS)]
+    dataset_path: Annotated[Path, Option("folder of the dataset (default: .)")] = Path(".")
+
+
+SCHEMAS: dict[str, type[Configuration]] = {"verify": VerifyOptions, "build-imagenet": BuildOptions}
 
 
 def make_parser() -> Parser:
-    parser = Parser(prog="convoy data", description="Verify, build and measure datasets.")
+    parser = Parser(prog=PROGRAM, description="Verify, build and measure datasets.")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    for name, action in ACTIONS.items():
-        actions.add_parser(name, help=(action.main.__doc__ or "").splitlines()[0])
-        actions.choices[name] = action.make_parser()
+    for name, summary in SUMMARIES.items():
+        subparser = actions.add_parser(name, help=summary, description=summary)
+        if name in SCHEMAS:
+            add_flags(subparser, SCHEMAS[name])
+        else:
+            train.add_training_flags(subparser)
     return parser
 
 
 def main(words: Sequence[str]) -> int:
     """Verify, build and measure datasets."""
-    if words and words[0] in ACTIONS:
-        return ACTIONS[words[0]].main(words[1:])
     if not words:
         make_parser().print_help(sys.stderr)
         return 2
-    make_parser().parse_args(words)
+    flags = vars(make_parser().parse_args(words))
+    action = flags.pop("action")
+    try:
+        if action == "bench":
+            return _bench(train.read_options(flags))
+        if action == "verify":
+            return _verify(read(VerifyOptions, flags, flags=True))
+        build_imagenet(read(BuildOptions, flags, flags=True))
+    except ValueError as error:
+        print(f"{PROGRAM} {action}: error: {error}", file=sys.stderr)
+        return 2
     return 0
 
 
-def bench(words: Sequence[str]) -> int:
-    """Measure how many images per second the host prepares with the flags of `convoy train`."""
-    try:
-        measured = measure_input(train.parse(words, BENCH))
-    except ValueError as error:
-        stop(str(error), BENCH)
+def _verify(options: VerifyOptions) -> int:
+    info = DATASETS[options.dataset]
+    complete = True
+    for found in count_images(info, options.dataset_path):
+        for name in found.damaged:
+            print(f"damaged: {name}", file=sys.stderr)
+        expected = info.size(found.part)
+        complete &= found.images == expected and found.classes == info.classes
+        complete &= not found.damaged
+        print(
+            f"{found.part:<6} {found.images:>7} images of {expected}, "
+            f"{found.classes} classes of {info.classes}"
+            + (f", {len(found.damaged)} damaged" if found.damaged else "")
+        )
+    print(f"{options.dataset} is {'complete' if complete else 'not complete'}")
+    return 0 if complete else 1
+
+
+def _bench(options: train.Options) -> int:
+    measured = measure_input(options)
     if measured is None:
         print("These images are moved to the device once, and need nothing of the host.")
         return 0
@@ -56,10 +95,3 @@ def bench(words: Sequence[str]) -> int:
     print(f"Throughput = {images / seconds:.1f} examples/sec")
     print(f"{images} images in {seconds:.1f} s; {images / seconds / cores:.1f} per core ({cores})")
     return 0
-
-
-ACTIONS = {
-    "verify": Action(verify.make_parser, verify.main),
-    "build-imagenet": Action(build_imagenet.make_parser, build_imagenet.main),
-    "bench": Action(lambda: train.make_parser(BENCH), bench),
-}

@@ -30,11 +30,16 @@ def make_parser(program: str = PROGRAM) -> Parser:
         "the options of the earlier run replace the defaults.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_training_flags(parser)
+    return parser
+
+
+def add_training_flags(parser: Parser) -> None:
+    """Add the flags of `convoy train` to a parser."""
     add_flags(parser, GraphcoreOptions, GraphcoreOptions())
     config = next(action for action in parser._actions if action.dest == "config")
     # For shell completion; another recipe file has other names.
     config.words = list(recipes_in(RECIPES))  # type: ignore[attr-defined]
-    return parser
 
 
 def parse(words: Sequence[str], program: str = PROGRAM) -> Options:

@@ -2,58 +2,63 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from convoy.atomic_file import written_whole
+from convoy.configuration import Configuration, Whole
 from convoy.data import examples, jpeg
 from convoy.data.image_files import SPLITS, Folder, find_folder
 from convoy.data.jpeg import Area
 from convoy.data.records import DamagedDataError, frame
-from convoy_command.parser import Parser
 
 NAMES = {"train": "train", "test": "validation"}
-SHARDS = {"train": 1024, "test": 128}
 
 
-def main(words: Sequence[str]) -> int:
+@dataclass(frozen=True)
+class BuildOptions(Configuration, all_flags=True):
+    """The options of `convoy data build-imagenet`.
+
+    images:
+        source: folder of image folders
+        output: folder for the shards
+        train_shards: number of training shards
+        validation_shards: number of validation shards
+        seed: seed of the order of the images
+        damaged_images: skip damaged images with a message, or stop
+
+    annotations:
+        synsets: class names in the order of their labels
+        metadata: lines of class name, tab, description
+        boxes: CSV of file, xmin, ymin, xmax, ymax, from 0 to 1
+    """
+
+    source: Path
+    output: Path
+    train_shards: Whole = 1024
+    validation_shards: Whole = 128
+    seed: Whole = 0
+    damaged_images: Literal["skip", "stop"] = "skip"
+    synsets: Path | None = None
+    metadata: Path | None = None
+    boxes: Path | None = None
+
+
+def build_imagenet(options: BuildOptions) -> None:
     """Build record files from ImageNet's images.
 
     The source has a folder `train`, and a folder `val` or `validation`, each with one folder for
     each class. Shards are written atomically, and existing ones are not built again.
+
+    Raises:
+        ValueError: if images or annotations cannot be read, or do not fill the shards.
     """
-    options = make_parser().parse_args(words)
-    try:
-        return _build(options)
-    except ValueError as error:
-        print(f"convoy data build-imagenet: error: {error}", file=sys.stderr)
-        return 2
-
-
-def make_parser() -> Parser:
-    parser = Parser(prog="convoy data build-imagenet", description=main.__doc__)
-    parser.add_argument("--source", type=Path, required=True, help="folder of image folders")
-    parser.add_argument("--output", type=Path, required=True, help="folder for the shards")
-    parser.add_argument("--train-shards", type=int, default=SHARDS["train"], help="default: 1024")
-    parser.add_argument(
-        "--validation-shards", type=int, default=SHARDS["test"], help="default: 128"
-    )
-    parser.add_argument("--synsets", type=Path, help="class names in the order of their labels")
-    parser.add_argument("--metadata", type=Path, help="lines of class name, tab, description")
-    parser.add_argument("--boxes", type=Path, help="CSV: file, xmin, ymin, xmax, ymax, from 0 to 1")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the order of the images")
-    parser.add_argument(
-        "--damaged-images", choices=("skip", "stop"), default="skip", help="default: skip"
-    )
-    return parser
-
-
-def _build(options: argparse.Namespace) -> int:
     shards = {"train": options.train_shards, "test": options.validation_shards}
     folders = {split: _find(options.source, split) for split in SPLITS}
     found = {split: folder for split, folder in folders.items() if folder is not None}
@@ -75,7 +80,6 @@ def _build(options: argparse.Namespace) -> int:
         print(f"{split:<6} {len(folder):>9} images in {shards[split]} shards", flush=True)
     if skipped:
         print(f"{skipped} damaged images were skipped")
-    return 0
 
 
 def _find(source: Path, split: str) -> Folder | None:
@@ -147,7 +151,7 @@ def _text(path: Path) -> str:
 
 
 def _write_shard(
-    options: argparse.Namespace,
+    options: BuildOptions,
     name: str,
     folder: Folder,
     indices: np.ndarray,
