@@ -136,7 +136,7 @@ def test_stages_that_do_not_fit_are_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("stages", "settings", "message"),
     [
-        (4, {}, r"'net' has 5 layers and 2 places to cut.*'shared' runs several.*at most 3"),
+        (4, {}, r"'net' has 5 layers and 2 possible cuts.*'shared' runs several.*at most 3"),
         (0, {}, "stages=0 is not a number of stages"),
         (2, {"batch_size": 0}, "batch_size=0 is not a number of samples"),
         ("first", {}, r"stages='first' does not define stages. Pass a list"),

@@ -40,9 +40,9 @@ def test_a_missing_half_of_a_backward_pass(text, half):
     assert f"The gradient of the {half} of micro-batch 1 of stage 0 is missing" in str(error)
 
 
-def test_an_action_that_is_there_twice():
+def test_an_action_that_is_duplicated():
     error = rejected(edited(PLAIN, lambda rows: rows[0].append(Action.parse("0F1"))))
-    assert "0F1 is there twice" in str(error)
+    assert "0F1 is duplicated" in str(error)
     assert error.at == (0, 6)
     assert ">>0F1<<" in str(error)
 
@@ -96,7 +96,7 @@ def test_a_backward_pass_that_is_whole_and_split():
     def add(rows):
         rows[0] += [Action.parse("0I0"), Action.parse("0W0")]
 
-    assert "is there whole and split" in str(rejected(edited(PLAIN, add)))
+    assert "exists whole and split" in str(rejected(edited(PLAIN, add)))
 
 
 def test_backward_passes_of_both_kinds():

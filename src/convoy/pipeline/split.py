@@ -68,7 +68,7 @@ def split(
     devices = PreparedModel.of(model).devices
     if not devices:
         raise ValueError(
-            f"{model.name!r} is a stock Keras model, which would be trained in one piece. Make it "
+            f"{model.name!r} is a stock Keras model, which would train without stages. Make it "
             "in a strategy's scope, or pass it to convoy.prepare() first."
         )
     if stages == "auto":
@@ -227,7 +227,7 @@ def _too_few_cuts(
         f" Layer {shared[0]!r} runs several times, which must be in one stage." if shared else ""
     )
     return (
-        f"{model.name!r} has {len(calls)} layers and {len(cuts)} places to cut, too few for "
+        f"{model.name!r} has {len(calls)} layers and {len(cuts)} possible cuts, too few for "
         f"{stages} stages.{because} Ask for at most {len(cuts) + 1}."
     )
 

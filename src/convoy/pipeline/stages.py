@@ -188,7 +188,7 @@ def stage_assignment(model: keras.Model, x: Data = None) -> list[int] | None:
         raise ValueError(
             f"{model.name!r} was given stages for {len(stages)} layers, but has {len(calls)} now. "
             "Call set_pipeline_stage_assignment() again, or "
-            "reset_pipeline_stage_assignment() for a model in one piece."
+            "reset_pipeline_stage_assignment() for a model without stages."
         )
     return stages
 

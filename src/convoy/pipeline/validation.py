@@ -47,7 +47,7 @@ def _check_devices(schedule: Schedule) -> None:
             home = schedule.mapping[action.stage]
             raise ScheduleError(schedule, f"{action} belongs on device {home} but is", at)
         if action in seen:
-            raise ScheduleError(schedule, f"{action} is there twice", at)
+            raise ScheduleError(schedule, f"{action} is duplicated", at)
         seen[action] = at
 
 
@@ -63,9 +63,7 @@ def _check_completeness(schedule: Schedule) -> None:
             if not forward:
                 raise ScheduleError(schedule, f"The forward pass of {name} is missing")
             if backward and (of_input or of_weights):
-                raise ScheduleError(
-                    schedule, f"The backward pass of {name} is there whole and split"
-                )
+                raise ScheduleError(schedule, f"The backward pass of {name} exists whole and split")
             if of_input != of_weights:
                 half = "weights" if of_input else "input"
                 raise ScheduleError(schedule, f"The gradient of the {half} of {name} is missing")

@@ -87,7 +87,7 @@ def test_a_mask_does_not_leave_its_stage():
     stages = stages_of(model)
     compute = make_stage_function(model, stages, 0, "predict")
     inputs = StageInputs([], (np.ones((1, 5, 2), np.float32),), [], jnp.float32(0))
-    with pytest.raises(ValueError, match="Layer 'masking' of stage 0 hands a mask to a later"):
+    with pytest.raises(ValueError, match="Layer 'masking' of stage 0 passes a mask to a later"):
         compute([], (), inputs)
 
 

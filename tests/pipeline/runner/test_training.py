@@ -380,7 +380,7 @@ def test_a_mask_that_would_be_lost_is_refused(rng):
 
     model = convoy.split(make_convoy(make, devices=2), ["mean"])
     x = rng.integers(0, 9, (8, 5)).astype("int32")
-    with pytest.raises(ValueError, match="'words' of stage 0 hands a mask to a later stage"):
+    with pytest.raises(ValueError, match="'words' of stage 0 passes a mask to a later stage"):
         model.fit(x, x[:, 0].astype("float32"), verbose=0)
 
 

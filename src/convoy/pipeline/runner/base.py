@@ -1,4 +1,4 @@
-"""What training and inference in pipeline stages have in common.
+"""Base classes of training and inference in pipeline stages.
 
 A runner holds the compiled programs of all stages and runs chunks of data; it implements
 `engine.chunk_runner.ModelRunner`. A call is the state of one such run: the values of the variables

@@ -125,7 +125,7 @@ def _check_masks(stage: Stage, outputs: Tensors) -> None:
             keras_bridge.get_keras_mask(outputs.get(tensor)) is not None for tensor in call.outputs
         ):
             raise ValueError(
-                f"Layer {call.name!r} of stage {stage.number} hands a mask to a later stage, but "
+                f"Layer {call.name!r} of stage {stage.number} passes a mask to a later stage, but "
                 "masks stay in their stage. Cut where no mask is needed any more."
             )
 
