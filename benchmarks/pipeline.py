@@ -36,14 +36,14 @@ class Variant:
     stages: int
     micro_batches: int
     schedule: str = "1f1b"
-    recompute: bool = False
+    activation_checkpointing: bool = False
 
 
 VARIANTS = {
     "one": Variant("one device, 16 micro-batches", 1, 16),
     "1f1b": Variant("1F1B, 16 micro-batches", 2, 16),
     "zero-bubble": Variant("zero-bubble, 16 micro-batches", 2, 16, "zero-bubble"),
-    "recompute": Variant("1F1B, recomputing", 2, 16, recompute=True),
+    "recompute": Variant("1F1B, recomputing", 2, 16, activation_checkpointing=True),
     "1f1b-4": Variant("1F1B, 4 micro-batches", 2, 4),
     "zero-bubble-4": Variant("zero-bubble, 4 micro-batches", 2, 4, "zero-bubble"),
 }
@@ -99,7 +99,9 @@ class Trainer:
         if variant.stages > 1:
             convoy.split(self.model, [f"c{depth // 2}"])
             self.model.set_pipelining_options(
-                schedule=variant.schedule, recompute=variant.recompute, record=alone
+                schedule=variant.schedule,
+                activation_checkpointing=variant.activation_checkpointing,
+                record=alone,
             )
         rng = np.random.default_rng(0)
         samples = updates * variant.micro_batches * self.batch

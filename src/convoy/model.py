@@ -140,7 +140,7 @@ class EngineMethods:
         gradient_accumulation_steps_per_replica: int | None = None,
         schedule: str | Schedule = "1f1b",
         device_mapping: Sequence[int] | None = None,
-        recompute: bool = False,
+        activation_checkpointing: bool = False,
         record: bool = False,
     ) -> None:
         """Set the options of pipeline parallelism, which apply if this model has several stages.
@@ -151,14 +151,14 @@ class EngineMethods:
             schedule: `"1f1b"`, `"gpipe"`, `"zero-bubble"`, `"sequential"`, or a `Schedule` of your
                 own.
             device_mapping: the device of each stage; by default one for each.
-            recompute: whether stages keep only their input for the backward pass.
+            activation_checkpointing: whether stages keep only their input for the backward pass.
             record: whether the last weight update of every device call is timed, for
                 `get_pipeline_timeline`.
         """
         if gradient_accumulation_steps_per_replica is not None:
             self.set_gradient_accumulation(gradient_accumulation_steps_per_replica)
         mapping = None if device_mapping is None else tuple(device_mapping)
-        self.pipelining = PipelineConfig(schedule, mapping, recompute, record)
+        self.pipelining = PipelineConfig(schedule, mapping, activation_checkpointing, record)
 
     # Pipeline stages ----------------------------------------------------------------------------
 

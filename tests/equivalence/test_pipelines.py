@@ -206,12 +206,14 @@ def pipelines(draw):
         "schedule": draw(st.sampled_from(list(NAMES))),
         "accumulation": draw(st.sampled_from([1, 2, 4])),
         "replicas": draw(st.integers(1, 2)),
-        "recompute": draw(st.booleans()),
+        "activation_checkpointing": draw(st.booleans()),
         "budget": draw(st.sampled_from([None, 0])),
     }
 
 
-def check_random(network, places, width, schedule, accumulation, replicas, recompute, budget):
+def check_random(
+    network, places, width, schedule, accumulation, replicas, activation_checkpointing, budget
+):
     rng = np.random.default_rng(3)
     x = rng.normal(size=(16, *SHAPE)).astype("float32")
     y = rng.integers(0, 3, len(x)).astype("int32")
@@ -240,7 +242,9 @@ def check_random(network, places, width, schedule, accumulation, replicas, recom
     stages = len(cuts) + 1
     model.set_pipeline_stage_assignment([sum(n >= cut for cut in cuts) for n in range(count)])
     mapping = [stage % width for stage in range(stages)]
-    model.set_pipelining_options(schedule=schedule, device_mapping=mapping, recompute=recompute)
+    model.set_pipelining_options(
+        schedule=schedule, device_mapping=mapping, activation_checkpointing=activation_checkpointing
+    )
     assert_same(train(model, 8 // (replicas * accumulation)), known)
 
 

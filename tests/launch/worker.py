@@ -29,7 +29,12 @@ def data():
 # Models in stages: what is compiled and run differently from the plain one.
 KINDS = {
     "plain": {},
-    "zero-bubble": {"schedule": "zero-bubble", "recompute": True, "accumulated": 4, "clip": 0.1},
+    "zero-bubble": {
+        "schedule": "zero-bubble",
+        "activation_checkpointing": True,
+        "accumulated": 4,
+        "clip": 0.1,
+    },
     "scaled": {"schedule": "gpipe", "accumulated": 2, "scaled": True, "branched": True},
 }
 
@@ -66,7 +71,7 @@ def make_staged(strategy, kind):
     model.set_pipelining_options(
         schedule=settings.get("schedule", "1f1b"),
         device_mapping=[0, 1, 0] if settings.get("branched") else None,
-        recompute=settings.get("recompute", False),
+        activation_checkpointing=settings.get("activation_checkpointing", False),
     )
     return model
 

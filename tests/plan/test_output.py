@@ -8,7 +8,7 @@ from convoy.plan.predict import ParallelConfiguration, Predictor
 from convoy.plan.search import SearchResult, search
 from tests.plan.networks import chain, machine
 
-STAGED = ParallelConfiguration(2, 2, 8, 4, "1f1b", recompute=True)
+STAGED = ParallelConfiguration(2, 2, 8, 4, "1f1b", activation_checkpointing=True)
 
 
 def predict(configuration, **changes):
@@ -49,7 +49,7 @@ def test_the_smallest_configuration_is_named_if_nothing_fits():
     found = SearchResult((), 0, 7, (STAGED, 5e9))
     text = output.nothing_fits(found, machine(memory=1e9))
     assert "Nothing fits into 1 GB: of 7 configurations, the smallest takes 5 GB" in text
-    assert "(2 replicas x 2 stages, micro-batch 8, 1f1b, recomputing)" in text
+    assert "(2 replicas x 2 stages, micro-batch 8, 1f1b, activation checkpointing)" in text
     none = output.nothing_fits(SearchResult((), 0, 0, None), machine())
     assert none == "No parallel configuration has this global batch on these devices."
 

@@ -18,7 +18,7 @@ def test_every_configuration_keeps_the_batch_and_finds_room(devices, batch):
 def test_replicas_are_best_where_everything_fits():
     found = search(Predictor(chain(), machine(4, exchange=1e12), 1), 64)
     best = found.best[0].configuration
-    assert (best.replicas, best.stages, best.recompute) == (4, 1, False)
+    assert (best.replicas, best.stages, best.activation_checkpointing) == (4, 1, False)
     assert found.too_large == 0
 
 

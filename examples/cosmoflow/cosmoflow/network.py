@@ -136,6 +136,7 @@ def make_model(networks: Networks, plan: RunPlan, strategy: convoy.Strategy) -> 
     if devices.stages > 1:
         convoy.split(model, devices.stages, batch_size=plan.batch.micro_batch)
         model.set_pipelining_options(
-            schedule=devices.pipeline_schedule, recompute=devices.activation_checkpointing
+            schedule=devices.pipeline_schedule,
+            activation_checkpointing=devices.activation_checkpointing,
         )
     return model

@@ -67,7 +67,12 @@ class PipelineEstimator(Estimator):
                 spec.host_metrics,
                 spec.hooks,
             ),
-            Stages(len(spec.stages) - 1, spec.schedule, spec.device_mapping, spec.recompute),
+            Stages(
+                len(spec.stages) - 1,
+                spec.schedule,
+                spec.device_mapping,
+                spec.activation_checkpointing,
+            ),
             Accumulation(spec.gradient_accumulation, spec.reduction),
         )
 

@@ -95,7 +95,7 @@ class PipelineEstimatorSpec:
             numbers by name, including `"loss"`. Required in `EVAL`.
         schedule: `"1f1b"`, `"gpipe"`, `"sequential"`, `"zero-bubble"`, or a `Schedule`.
         device_mapping: the device of each stage; by default one device per stage.
-        recompute: activation checkpointing: whether stages keep only their inputs for the
+        activation_checkpointing: activation checkpointing: whether stages keep only their inputs for the
             backward pass.
         hooks: hooks of the run, in addition to those passed to `train`, `evaluate` or `predict`.
 
@@ -111,7 +111,7 @@ class PipelineEstimatorSpec:
     host_metrics: HostFunction | None = None
     schedule: str | Schedule = "1f1b"
     device_mapping: Sequence[int] | None = None
-    recompute: bool = False
+    activation_checkpointing: bool = False
     hooks: Sequence[Hook] = ()
 
     def __post_init__(self) -> None:
@@ -164,14 +164,14 @@ class Stages:
         last: index of the last stage.
         schedule: a pipeline schedule, or its name.
         device_mapping: the device of each stage; by default one device per stage.
-        recompute: whether stages keep only their inputs for the backward pass.
+        activation_checkpointing: whether stages keep only their inputs for the backward pass.
         has_gaps: whether some layers are in no stage; these join the stage of their inputs.
     """
 
     last: int
     schedule: str | Schedule = "1f1b"
     device_mapping: Sequence[int] | None = None
-    recompute: bool = False
+    activation_checkpointing: bool = False
     has_gaps: bool = False
 
     @property
@@ -184,7 +184,7 @@ class Stages:
         return {
             "schedule": self.schedule,
             "device_mapping": self.device_mapping,
-            "recompute": self.recompute,
+            "recompute": self.activation_checkpointing,
         }
 
 

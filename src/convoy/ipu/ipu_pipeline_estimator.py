@@ -164,7 +164,7 @@ class IPUPipelineEstimator(IPUEstimator):
         last = len(spec.computational_stages) - 1
         return NetworkSpec(
             network,
-            spec.options.stages(last, recompute=config.allow_recompute),
+            spec.options.stages(last, activation_checkpointing=config.allow_recompute),
             spec.options.accumulation.native(),
             self._with_loss_scale(options) or self._on_used_devices(spec),
             options.gradient_map,

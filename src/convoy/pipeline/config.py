@@ -33,15 +33,15 @@ class PipelineConfig:
     Attributes:
         schedule: name of a schedule, or a schedule of your own.
         device_mapping: device of each stage; by default each stage has its own.
-        recompute: whether stages use activation checkpointing: they keep only their inputs, and
-            run the forward pass again before the backward pass. The last stage never does, as its
-            backward pass follows at once.
+        activation_checkpointing: whether stages keep only their inputs, and run the forward pass
+            again before the backward pass. The last stage never does, as its backward pass follows
+            at once.
         record: whether to measure a timeline of weight updates.
     """
 
     schedule: str | Schedule = DEFAULT
     device_mapping: tuple[int, ...] | None = None
-    recompute: bool = False
+    activation_checkpointing: bool = False
     record: bool = False
 
     def __post_init__(self) -> None:

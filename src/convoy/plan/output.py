@@ -25,7 +25,7 @@ COLUMNS = (
     "micro-batch",
     "accumulated",
     "schedule",
-    "recompute",
+    "checkpointing",
     "samples/s",
     "bubble",
     "GB/device",
@@ -47,7 +47,7 @@ def row(prediction: Prediction) -> tuple[str, ...]:
         str(one.micro_batch),
         str(one.accumulation),
         one.schedule or "-",
-        "yes" if one.recompute else "no",
+        "yes" if one.activation_checkpointing else "no",
         format_number(prediction.throughput),
         f"{prediction.bubble:.1%}",
         f"{prediction.memory / 1e9:.2f}",
@@ -115,7 +115,7 @@ def nothing_fits(found: SearchResult, machine: Machine) -> str:
         f"{format_count(one.replicas, 'replica')} x {format_count(one.stages, 'stage')}",
         f"micro-batch {one.micro_batch}",
         *([one.schedule] if one.schedule else []),
-        *(["recomputing"] if one.recompute else []),
+        *(["activation checkpointing"] if one.activation_checkpointing else []),
     ]
     return (
         f"Nothing fits into {machine.memory / 1e9:.3g} GB: of "
@@ -212,11 +212,11 @@ def training_flags(prediction: Prediction, profile: Profile, common: Flags) -> F
     if one.stages > 1:
         flags["pipeline-splits"] = [profile.names[cut] for cut in prediction.cuts]
         flags["pipeline-schedule"] = one.schedule
-    elif one.recompute:
-        # With all stages on one device the model trains without stages, and recomputes activations.
+    elif one.activation_checkpointing:
+        # With all stages on one device a model trains without stages, with checkpointing.
         flags["pipeline-splits"] = ["auto", "2"]
         flags["device-mapping"] = [0, 0]
-    if one.recompute:
+    if one.activation_checkpointing:
         flags["activation-checkpointing"] = True
     return flags
 

@@ -35,7 +35,7 @@ class ParallelConfiguration:
         micro_batch: samples per micro-batch.
         accumulation: micro-batches per weight update and replica (gradient accumulation).
         schedule: pipeline schedule; empty if there is one stage.
-        recompute: whether activations are recomputed (activation checkpointing).
+        activation_checkpointing: whether activations are recomputed in the backward pass.
     """
 
     replicas: int
@@ -43,7 +43,7 @@ class ParallelConfiguration:
     micro_batch: int
     accumulation: int
     schedule: str = ""
-    recompute: bool = False
+    activation_checkpointing: bool = False
 
     @property
     def devices(self) -> int:
@@ -139,7 +139,7 @@ class Predictor:
         """Return the time of one micro-batch without pipeline stages."""
         profile = self.profile
         seconds = profile.step_seconds(configuration.micro_batch)
-        if configuration.recompute:
+        if configuration.activation_checkpointing:
             # All but the last segment run the forward pass twice.
             segments, _ = self._segments(configuration)
             seconds *= 1 + profile.forward_share * (segments - 1) / segments
@@ -178,7 +178,7 @@ class Predictor:
         for first, end in self._borders(configuration):
             own = step * self._sum("time_shares", first, end)
             forward.append(own * profile.forward_share)
-            again = forward[-1] if configuration.recompute else 0.0
+            again = forward[-1] if configuration.activation_checkpointing else 0.0
             addition = ADDITION * self._weights(first, end) / machine.update
             backward.append(own * (1 - profile.forward_share) + again + addition)
             transfers.append(profile.live[end - 1] * configuration.micro_batch / machine.link)
@@ -199,7 +199,7 @@ class Predictor:
             return max(self._stage_memory(configuration, *ends, held) for ends, held in pairs)
         calls = len(self.profile.names)
         state = self._state(0, calls, configuration)
-        if configuration.recompute:
+        if configuration.activation_checkpointing:
             return state + self._segments(configuration)[1]
         return state + self._activations(0, calls, configuration.micro_batch)
 
@@ -210,7 +210,7 @@ class Predictor:
         samples = configuration.micro_batch
         state = self._state(first, end, configuration)
         own = self._activations(first, end, samples)
-        if not configuration.recompute:
+        if not configuration.activation_checkpointing:
             return state + held * own
         received = self.profile.live[first - 1] * samples if first else 0.0
         return state + held * received + own
@@ -283,7 +283,12 @@ class Predictor:
         stash = self._peak_stash(configuration)
         if not self._can_fit(configuration, stash):
             return None
-        key = configuration.stages, configuration.micro_batch, configuration.recompute, stash
+        key = (
+            configuration.stages,
+            configuration.micro_batch,
+            configuration.activation_checkpointing,
+            stash,
+        )
         if key not in self._cuts:
             found = self._partition(configuration.stages, configuration.micro_batch, configuration)
             self._cuts[key] = tuple(found or ())

@@ -54,13 +54,18 @@ def configurations(
             continue
         local_batch = global_batch // replicas
         sizes = range(1, min(local_batch, MAX_MICRO_BATCH) + 1)
-        for micro_batch, schedule, recompute in product(
+        for micro_batch, schedule, activation_checkpointing in product(
             [n for n in sizes if local_batch % n == 0],
             SCHEDULES if stages > 1 else ("",),
             (False, True),
         ):
             yield ParallelConfiguration(
-                replicas, stages, micro_batch, local_batch // micro_batch, schedule, recompute
+                replicas,
+                stages,
+                micro_batch,
+                local_batch // micro_batch,
+                schedule,
+                activation_checkpointing,
             )
 
 
@@ -80,7 +85,7 @@ def search(predictor: Predictor, global_batch: int, best: int | None = None) -> 
     fitting: set[ParallelConfiguration] = set()
     too_large: list[tuple[ParallelConfiguration, float]] = []
     for one in configurations(machine.devices, machine.per_host, global_batch, max_stages):
-        if one.recompute and replace(one, recompute=False) in fitting:
+        if one.activation_checkpointing and replace(one, activation_checkpointing=False) in fitting:
             continue
         memory = predictor.memory(one)
         if memory > machine.memory:
@@ -105,7 +110,7 @@ def _rank(prediction: Prediction) -> tuple[float, ...]:
     return (
         -float(f"{prediction.throughput:.3g}"),
         one.stages,
-        one.recompute,
+        one.activation_checkpointing,
         prediction.memory,
         -one.micro_batch,
     )

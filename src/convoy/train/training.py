@@ -89,7 +89,7 @@ def prepare_training(settings: RunSettings, strategy: convoy.Strategy) -> Traini
         model.set_pipelining_options(
             schedule=options.pipeline_schedule,
             device_mapping=options.device_mapping,
-            recompute=options.activation_checkpointing,
+            activation_checkpointing=options.activation_checkpointing,
         )
     else:
         model.reset_pipeline_stage_assignment()

@@ -336,7 +336,7 @@ def test_recomputation_is_as_the_configuration_says(configure, data, allowed):
             model.set_pipelining_options(4, recomputation_mode=mode)
         model.fit(*data, batch_size=4, verbose=0)
         plan = model.fit.__self__.native["fit"].__self__.runner.current
-    assert plan.pipeline.recompute == allowed
+    assert plan.pipeline.activation_checkpointing == allowed
 
 
 def test_stages_need_devices(configure, data):

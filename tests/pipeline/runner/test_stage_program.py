@@ -23,8 +23,10 @@ def stage(trainable, received, inputs):
     return ((y, classes + 1), own), (statistics, [], inputs.loss + own)
 
 
-def make(recompute=False, scale=1.0, **settings):
-    return StageProgram(stage, lambda *_: (), scale, recompute, lambda f: f, **settings)
+def make(activation_checkpointing=False, scale=1.0, **settings):
+    return StageProgram(
+        stage, lambda *_: (), scale, activation_checkpointing, lambda f: f, **settings
+    )
 
 
 def inputs():
@@ -59,9 +61,9 @@ def test_a_forward_pass_returns_outputs_statistics_and_the_loss_so_far():
     assert result.non_trainable[0] == pytest.approx(1.0 + float(jnp.mean(jnp.tanh(X @ W))))
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-def test_a_backward_pass_returns_the_gradients(recompute):
-    program = make(recompute)
+@pytest.mark.parametrize("activation_checkpointing", [False, True])
+def test_a_backward_pass_returns_the_gradients(activation_checkpointing):
+    program = make(activation_checkpointing)
     received, added, counts, done = program.backward(
         backward_inputs(forward(program)), accumulators(), ()
     )
@@ -72,9 +74,9 @@ def test_a_backward_pass_returns_the_gradients(recompute):
     assert (counts, done) == ((), None)
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-def test_two_halves_are_the_backward_pass(recompute):
-    program = make(recompute)
+@pytest.mark.parametrize("activation_checkpointing", [False, True])
+def test_two_halves_are_the_backward_pass(activation_checkpointing):
+    program = make(activation_checkpointing)
     given = backward_inputs(forward(program))
     received, shared, _ = program.backward_input(given)
     added, _, _ = program.backward_weights(given, shared, accumulators(), ())
@@ -119,7 +121,7 @@ def test_inputs_and_outputs_are_residuals_without_a_copy():
 
 def test_a_stage_that_recomputes_keeps_its_inputs_alone():
     given = inputs()
-    program = make(recompute=True)
+    program = make(activation_checkpointing=True)
     received, kept = program.forward([W], (X, CLASSES), given, False).residuals
     assert received[0] is X
     assert kept is given

@@ -134,7 +134,7 @@ def test_data_that_is_streamed(samples):
 
 @pytest.mark.parametrize("schedule", ["1f1b", pytest.param("zero-bubble", marks=pytest.mark.slow)])
 def test_stages_that_recompute(samples, schedule):
-    compare(network(), samples, CUTS[3], schedule=schedule, recompute=True)
+    compare(network(), samples, CUTS[3], schedule=schedule, activation_checkpointing=True)
 
 
 @pytest.mark.parametrize(
@@ -366,7 +366,7 @@ def test_whole_numbers_go_from_stage_to_stage(rng):
 
     names = [call.name for call in calls_of(make_stock(make))]
     assignment = [{"a": 0, "argmax": 0, "b": 1}.get(name, 2) for name in names]
-    train_both(make, data, 3, assignment, schedule="zero-bubble", recompute=True)
+    train_both(make, data, 3, assignment, schedule="zero-bubble", activation_checkpointing=True)
 
 
 def test_a_mask_that_would_be_lost_is_refused(rng):

@@ -336,7 +336,7 @@ class Extensions(ModelOptions):
             last = max(assigned)
             if training:
                 self.pipeline.check(last + 1, config)
-            stages = self.pipeline.stages(last, recompute=config.allow_recompute)
+            stages = self.pipeline.stages(last, activation_checkpointing=config.allow_recompute)
             replicas = self._fill_devices(stages.devices_per_replica)
         else:
             is_in_first = pipeline_stages.is_all_in_the_first_stage(self.model)

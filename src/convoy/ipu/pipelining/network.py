@@ -37,7 +37,7 @@ class Description:
         options: checked options, with the number of micro-batches and the device of each function.
         outfeed: outputs that go into the queue.
         name: name of the network.
-        recompute: activation checkpointing: whether stages keep only their inputs.
+        activation_checkpointing: activation checkpointing: whether stages keep only their inputs.
         devices: the devices of all replicas.
         replicas: number of replicas.
         reduction: reduction of gradients over replicas; `None` if there is no strategy.
@@ -50,7 +50,7 @@ class Description:
     options: PipelineOptions
     outfeed: Outfeed
     name: str
-    recompute: bool
+    activation_checkpointing: bool
     devices: tuple[jax.Device, ...]
     replicas: int
     reduction: Reduction | None
@@ -68,7 +68,7 @@ class Description:
         options, outfeed = self.options, self.outfeed
         return (
             (self.optimizer_function is None, options.accumulation),
-            (options.schedule, tuple(options.device_mapping or ()), self.recompute),
+            (options.schedule, tuple(options.device_mapping or ()), self.activation_checkpointing),
             (self.devices, self.replicas, self.reduction),
             tuple(sorted(self.strategy_options.items())),
             (outfeed.queue is None, outfeed.loss, outfeed.mask, outfeed.accumulate),
@@ -127,7 +127,9 @@ class Network:
         options = description.options
         configure_model(
             self.model,
-            options.stages(graph.last, recompute=description.recompute),
+            options.stages(
+                graph.last, activation_checkpointing=description.activation_checkpointing
+            ),
             options.accumulation.native() if training else None,
         )
 

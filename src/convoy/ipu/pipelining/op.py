@@ -180,7 +180,7 @@ def pipeline(
         options=replace(options, count=count * parts, device_mapping=mapping),
         outfeed=outfeed,
         name=name or "pipeline",
-        recompute=config.allow_recompute,
+        activation_checkpointing=config.allow_recompute,
         devices=used_devices,
         replicas=len(used_devices) // len(set(mapping)),
         reduction=reduction,

@@ -183,9 +183,11 @@ class PipelineOptions:
     def accumulation(self) -> Accumulation:
         return Accumulation(self.count or 1, self.method, self.dtype)
 
-    def stages(self, last: int, *, recompute: bool) -> Stages:
+    def stages(self, last: int, *, activation_checkpointing: bool) -> Stages:
         """Return the options of a network whose last stage has an index, for Convoy's engine."""
-        return Stages(last, _NATIVE_SCHEDULES[self.schedule], self.device_mapping, recompute)
+        return Stages(
+            last, _NATIVE_SCHEDULES[self.schedule], self.device_mapping, activation_checkpointing
+        )
 
     def check(
         self,

@@ -131,7 +131,7 @@ class StageProgram:
         function: computation of the stage.
         fetch: function that reads a micro-batch at a position.
         scale: factor of the gradients that are accumulated.
-        recompute: whether to use activation checkpointing.
+        activation_checkpointing: whether to use activation checkpointing.
         transform: transform under which the function is traced.
         loss_scale: loss scale that counts large gradients; `None` if the loss is not scaled.
         records: whether every program returns a number of its own, which is ready when it has
@@ -144,13 +144,18 @@ class StageProgram:
         function: StageFunction,
         fetch: Fetch,
         scale: float,
-        recompute: bool,
+        activation_checkpointing: bool,
         transform: Transform,
         loss_scale: LossScale | None = None,
         records: bool = False,
         program: Callable[[str, PyTree], PyTree] = lambda _, program: program,
     ) -> None:
-        self.function, self.fetch, self.scale, self.recompute = function, fetch, scale, recompute
+        self.function, self.fetch, self.scale, self.activation_checkpointing = (
+            function,
+            fetch,
+            scale,
+            activation_checkpointing,
+        )
         self.loss_scale, self.records = loss_scale, records
         self.run_forward = program("forward", jax.jit(self._forward))
         self.backward = program("backward", jax.jit(self._backward, donate_argnums=(1, 2)))
@@ -170,7 +175,7 @@ class StageProgram:
         traced = self._stage_trace
         results, computed, _ = self.run_forward(trainable, received, inputs)
         outputs, (non_trainable, metrics, loss) = results
-        if self.recompute:
+        if self.activation_checkpointing:
             return ForwardResult(outputs, (received, inputs), non_trainable, loss, metrics)
         given = [*received, *jax.tree.leaves(_data_last(inputs)[:3])]
         values = dict(zip([*traced.inputs[1], *traced.inputs[2]], given, strict=False))
@@ -210,7 +215,7 @@ class StageProgram:
         sources = [*variables[1], *variables[2]]
         # Values of the forward pass from which the backward pass may begin. What follows from
         # weights alone is not among them, nor is anything with checkpointing: B computes it again.
-        from_data = set() if self.recompute else _computed_from(sources, forward)
+        from_data = set() if self.activation_checkpointing else _computed_from(sources, forward)
         available = {*from_data, *sources}
         gradients = [*weight_gradients, *received_gradients]
         backward, used = needed_for(gradients, trace.equations, available)
@@ -286,14 +291,14 @@ class StageProgram:
         values = self._input_values(trainable, received, data_last)
         evaluate(traced.forward, values)
         results = [read(atom, values) for atom in traced.results]
-        computed = [] if self.recompute else [values[var] for var in traced.computed]
+        computed = [] if self.activation_checkpointing else [values[var] for var in traced.computed]
         work = dummy_work((trainable, received, inputs))
         return jax.tree.unflatten(traced.structure, results), computed, work
 
     def _backward_values(self, inputs: BackwardInputs) -> Values:
         """Return the values from which the backward pass begins."""
         traced, (trainable, residuals, gradients, factor) = self._traced, inputs
-        if self.recompute:
+        if self.activation_checkpointing:
             received, stage_inputs = residuals
             data_last = _data_last(stage_inputs.with_batch(self.fetch))
             values = self._input_values(trainable, received, data_last)

@@ -120,7 +120,8 @@ class TrainingRunner(PipelineRunner[StageProgram]):
             function,
             fetch,
             1 / self.gradient_accumulation(chunk) if averages else 1,
-            recompute=self.pipeline.recompute and number != self.layout.last,
+            activation_checkpointing=self.pipeline.activation_checkpointing
+            and number != self.layout.last,
             transform=transform,
             loss_scale=self.numerics.settings.loss_scale,
             records=self.pipeline.record,
@@ -297,7 +298,7 @@ def check_model(model: keras.Model, config: ExecutionConfig) -> None:
         (
             config.activation_checkpointing is not None,
             "activation_checkpointing",
-            "Use set_pipelining_options(recompute=True).",
+            "Use set_pipelining_options(activation_checkpointing=True).",
         ),
     ):
         if value:
