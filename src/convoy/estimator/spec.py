@@ -95,8 +95,7 @@ class PipelineEstimatorSpec:
             numbers by name, including `"loss"`. Required in `EVAL`.
         schedule: `"1f1b"`, `"gpipe"`, `"sequential"`, `"zero-bubble"`, or a `Schedule`.
         device_mapping: the device of each stage; by default one device per stage.
-        activation_checkpointing: activation checkpointing: whether stages keep only their inputs for the
-            backward pass.
+        activation_checkpointing: whether stages keep only their inputs for the backward pass.
         hooks: hooks of the run, in addition to those passed to `train`, `evaluate` or `predict`.
 
     Raises:
@@ -184,7 +183,7 @@ class Stages:
         return {
             "schedule": self.schedule,
             "device_mapping": self.device_mapping,
-            "recompute": self.activation_checkpointing,
+            "activation_checkpointing": self.activation_checkpointing,
         }
 
 
