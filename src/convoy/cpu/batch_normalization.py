@@ -105,8 +105,8 @@ def _normalize_forward(
     operands: Operands, epsilon: float, relu: bool, average: Average | None
 ) -> tuple[jax.Array, Residuals]:
     y = normalize(operands, epsilon, relu, average)
-    # The ReLU's gradient depends on where its output is positive: y tells, and is kept by the next
-    # layer anyway. The addend is not needed.
+    # The ReLU's gradient depends on where its output, y, is positive. The next layer keeps y
+    # anyway. The addend is not needed.
     kept = operands._replace(addend=None)
     return y, (kept, y if relu else None, operands.addend is not None)
 

@@ -266,7 +266,7 @@ def _lies_along(shape: Sequence[int], axes: Sequence[int], channels: int) -> boo
 
 
 def _alike(atom: Atom, other: Atom) -> bool:
-    """Whether two values are different arrays of the same shape and type."""
+    """Return whether two values are different arrays of the same shape and type."""
     is_array = isinstance(atom, Var)
     same = atom.aval.shape == other.aval.shape and atom.aval.dtype == other.aval.dtype
     return is_array and atom is not other and same

@@ -1,8 +1,8 @@
 """The table of CPU kernels: the types and forms that each one takes, and the CPU features it needs.
 
-Lowering rules and fusions look here before they use a kernel, and nothing else decides by type. A
-kernel for a further type is a further entry in its row. `native/execution.cc` chooses between the
-implementations of a convolution by size; the rows of those are checked by a test.
+Lowering rules and fusions consult the table before they use a kernel, and nothing else decides by
+type. A kernel for a further type is a further entry in its row. `native/execution.cc` chooses
+between the implementations of a convolution by size; a test compares their rows with its choice.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Kernel:
     min_channels: int = 1
 
     def takes(self, features: CpuFeature, *arrays: Array) -> bool:
-        """Whether a CPU with these features can run the kernel on these arrays."""
+        """Return whether a CPU with these features can run the kernel on these arrays."""
         dtype = arrays[0].dtype
         needed = self.dtypes.get(dtype.name)
         return (

@@ -55,14 +55,14 @@ def arrays(*avals: AbstractValue) -> list[ShapedArray]:
 
 
 def must_be_portable(ctx: mlir.LoweringRuleContext) -> bool:
-    """Whether the program is exported, or has sizes that are not known yet."""
+    """Return whether the program is exported, or has sizes that are not known yet."""
     sizes = (size for aval in arrays(*ctx.avals_in, *ctx.avals_out) for size in aval.shape)
     exported = ctx.module_context.lowering_parameters.for_export
     return exported or not all(isinstance(size, int) for size in sizes)
 
 
 def is_on_one_device(ctx: mlir.LoweringRuleContext) -> bool:
-    """Whether every array of the operation lies whole on one device.
+    """Return whether every array of the operation lies entirely on one device.
 
     XLA partitions its own operations over devices, but not a foreign call: it would gather the
     operands of that on every device. Inside `shard_map` arrays are partitioned already.

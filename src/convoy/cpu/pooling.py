@@ -42,7 +42,7 @@ class Window:
     dilation: Sequence[int]
 
     def spans(self, axis: int) -> bool:
-        """Whether the reduction has an effect along an axis."""
+        """Return whether the reduction has an effect along an axis."""
         return (self.sizes[axis], self.strides[axis], *self.padding[axis]) != (1, 1, 0, 0)
 
 

@@ -84,7 +84,7 @@ def disable() -> None:
 
 
 def fuses(platform: str) -> bool:
-    """Whether models that run on a platform are traced with a `Fusion`."""
+    """Return whether models that run on a platform are traced with a `Fusion`."""
     return _active and platform == "cpu" and library.find() is not None
 
 
@@ -103,5 +103,5 @@ def status() -> Status:
 
 
 def is_off(variable: str) -> bool:
-    """Whether an environment variable disables a feature."""
+    """Return whether an environment variable disables a feature."""
     return os.environ.get(variable, "").strip().lower() in ("0", "false", "off", "no")

@@ -38,7 +38,7 @@ def limit(count: int) -> Iterator[None]:
 
 
 def pinned() -> bool:
-    """Whether each computing thread is pinned to a core of its own.
+    """Return whether each computing thread is pinned to a core of its own.
 
     That is so if there is a core for each of several devices, or for each program that runs
     concurrently on one device with a limit of one thread.

@@ -140,7 +140,7 @@ def _relu_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[ja
 
 
 def _is_batch_statistics(x: Tensor, axes: Sequence[int]) -> bool:
-    """Whether moments over `axes` are those of a batch normalisation with a kernel."""
+    """Return whether moments over `axes` are those of a batch normalisation with a kernel."""
     rank = getattr(x, "ndim", 0)
     # Channels last: all axes but the last one are reduced.
     channels_last = rank and {axis % rank for axis in axes} == set(range(rank - 1))

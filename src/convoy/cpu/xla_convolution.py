@@ -20,7 +20,7 @@ from jax import Array, lax
 
 
 def is_in_fast_layout(parameters: ConvolutionParameters) -> bool:
-    """Whether XLA takes its fast path for this convolution, inside of loops too."""
+    """Return whether XLA takes its fast path for this convolution, inside of loops too."""
     lhs, rhs, out = parameters.dimension_numbers
     rank = len(lhs)
     last, kernel = _channels_last(rank), _spatial_in_out(rank)
@@ -74,7 +74,7 @@ def crop_first(lhs: Array, rhs: Array, parameters: ConvolutionParameters) -> Arr
 
 
 def bind(lhs: Array, rhs: Array, parameters: ConvolutionParameters) -> Array:
-    """Convolve as the parameters say."""
+    """Convolve with the given parameters."""
     arguments = {field.name: getattr(parameters, field.name) for field in fields(parameters)}
     return lax.conv_general_dilated(lhs, rhs, **arguments)
 

@@ -102,8 +102,8 @@ def _covered(box: Box, height: int, width: int, area: Area) -> float:
     top, left, bottom, right = area
     high = min(box.top + box.height, bottom * height) - max(box.top, top * height)
     wide = min(box.left + box.width, right * width) - max(box.left, left * width)
-    whole = (bottom - top) * height * (right - left) * width
-    return max(high, 0) * max(wide, 0) / whole if whole > 0 else 0
+    total = (bottom - top) * height * (right - left) * width
+    return max(high, 0) * max(wide, 0) / total if total > 0 else 0
 
 
 def mixup(images: np.ndarray, labels: np.ndarray, alpha: float, rng: np.random.Generator) -> Batch:
@@ -151,7 +151,7 @@ def cutmix(images: np.ndarray, labels: np.ndarray, alpha: float, rng: np.random.
 
 
 def normalise(images: np.ndarray, normalisation: Normalisation) -> np.ndarray:
-    """Normalise images whose pixels are from 0 to 255, as `DatasetInfo.normalisation` says."""
+    """Normalise images whose pixels are from 0 to 255, by one of `DatasetInfo.normalisation`."""
     return normalise_by(np, images.astype(np.float32), normalisation)
 
 

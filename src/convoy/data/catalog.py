@@ -169,7 +169,7 @@ def _download(info: DatasetInfo, root: Path) -> Splits:
         return getattr(keras.datasets, info.name).load_data()
     except Exception as error:
         files = (
-            f"{info.name}.npz, or train-images-idx3-ubyte and its three sisters (.gz or not)"
+            f"{info.name}.npz, or train-images-idx3-ubyte and the other idx files (.gz or not)"
             if info.name in _IDX_FOLDERS
             else f"{' or '.join(_CIFAR_FOLDERS[info.name][1:])}, or {info.name}.npz"
         )

@@ -25,7 +25,7 @@ class BatchRequest(NamedTuple):
     Attributes:
         indices: its images.
         seed: seed of its augmentation.
-        flipped: images that are flipped; `None` leaves that to chance.
+        flipped: images that are flipped; `None` chooses them at random.
     """
 
     indices: np.ndarray

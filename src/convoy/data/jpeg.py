@@ -77,7 +77,7 @@ def read_header(data: bytes) -> Header | None:
         if marker == _START_OF_SCAN and size is not None and all(size):
             return Header(*size, place)
         place += 2 + length
-    raise DamagedDataError("it is a JPEG without a whole header")
+    raise DamagedDataError("it is a JPEG without a complete header")
 
 
 def decode_part(data: bytes, box: Box, out: np.ndarray, *, flip: bool = False) -> None:
@@ -159,7 +159,7 @@ def _decode_by_opencv(data: bytes, box: Box, shrink: int, out: np.ndarray, flip:
     top, left = box.top // shrink, box.left // shrink
     part = pixels[top : top + box.height // shrink, left : left + box.width // shrink]
     if not part.size:
-        raise DamagedDataError(f"it is smaller than it says: {pixels.shape[:2]}")
+        raise DamagedDataError(f"it is smaller than its header says: {pixels.shape[:2]}")
     resized = cv2.resize(part, (width, height), interpolation=cv2.INTER_LINEAR)
     if flip:
         resized = cv2.flip(resized, 1)

@@ -165,7 +165,7 @@ def read_all(path: Path) -> Iterator[bytes]:
 
 
 def is_compressed(path: Path) -> bool:
-    """Whether a file is compressed by gzip."""
+    """Return whether a file is compressed by gzip."""
     with path.open("rb", buffering=0) as file:
         head = file.read(_HEAD.size)
     # A record of 35,615 bytes begins with the same two bytes, but has a matching checksum.

@@ -1,8 +1,8 @@
 """A pool of processes that make batches, in the order in which they are submitted.
 
 The pool starts one process, which imports everything and then forks the workers. These exit when
-the process that owns the pool is gone, in whatever way. Arrays come back in shared memory, which
-has no name and so never outlives the processes.
+the process that owns the pool is gone, even if it was killed. Arrays come back in shared memory,
+which has no name and so never outlives the processes.
 
     this process                                worker 0    worker 1
     submit(task 0..3) ---- sockets ---->        0, 2        1, 3

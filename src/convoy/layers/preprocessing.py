@@ -39,8 +39,8 @@ class Preprocess(layers.Layer):
     def call(self, images: Tensor, training: bool | None = None) -> Tensor:
         if self.flip and training:
             shape = (ops.shape(images)[0], 1, 1, 1)
-            chance = keras.random.uniform(shape, dtype="float32", seed=self.seed_generator)
-            images = ops.where(chance < 0.5, ops.flip(images, 2), images)
+            draws = keras.random.uniform(shape, dtype="float32", seed=self.seed_generator)
+            images = ops.where(draws < 0.5, ops.flip(images, 2), images)
         # Sums over pixels overflow float16.
         return ops.cast(
             normalise_by(ops, ops.cast(images, "float32"), self.normalisation), self.compute_dtype

@@ -50,7 +50,7 @@ void Fold(const Values& tile, int64_t channels, Sum* sums) {
   }
 }
 
-// Calls `work(first, count, part)` for runs of whole rows, as positions in the array.
+// Calls `work(first, count, part)` for runs of complete rows, as positions in the array.
 template <typename Work>
 int64_t ForParts(const Rows& shape, xla::ffi::ThreadPool& pool, const Work& work) {
   const int64_t all = shape.rows * shape.channels;

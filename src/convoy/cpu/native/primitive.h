@@ -41,7 +41,7 @@ class Primitive {
  private:
   struct Operand {
     dnnl::memory::desc outside;  // as XLA holds it
-    dnnl::memory::desc inside;   // as the primitive wants it
+    dnnl::memory::desc inside;   // as the primitive reads or writes it
     int name;
     bool is_result;
     dnnl::reorder reorder;  // between both; empty if they are equal

@@ -1,8 +1,8 @@
-// A part of a JPEG, brought to size: no more of the image is decoded than that takes.
+// Decoding of a part of a JPEG, resized, without decoding more than that needs.
 //
-// Rows above the part are skipped, those below it are never reached, and of its rows only the blocks
-// are transformed that are inside of it. Each row that comes out goes straight into the result, so
-// the decoded image is never held as a whole.
+// Rows above the part are skipped, rows below it are not read, and only the blocks inside it are
+// transformed. Each decoded row is resized into the result at once, so the decoded image is never
+// in memory as a whole.
 
 #include <csetjmp>
 #include <cstdint>
@@ -27,7 +27,7 @@
 namespace {
 
 constexpr int kChannels = 3;
-// Weights of pixels are whole numbers of 256ths.
+// Weights of pixels are multiples of 1/256.
 constexpr int kBits = 8;
 constexpr int kOne = 1 << kBits;
 
@@ -37,7 +37,7 @@ struct Errors {
   char* message;
 };
 
-// libjpeg's own way out would end the process.
+// libjpeg's own error handler would exit the process.
 void Fail(j_common_ptr info) {
   auto* errors = reinterpret_cast<Errors*>(info->err);
   info->err->format_message(info, errors->message);
@@ -46,7 +46,8 @@ void Fail(j_common_ptr info) {
 
 void SayNothing(j_common_ptr, int) {}
 
-// Between which two of `count` pixels a pixel of the result lies, and how near to the second.
+// The two of `count` pixels between which a pixel of the result lies, and its distance from the
+// first.
 struct Between {
   int first, second, weight;
 };
@@ -59,11 +60,11 @@ Between Find(int index, int count, int wanted) {
   return {first, first + 1, static_cast<int>((place - first) * kOne + 0.5)};
 }
 
-// For each pixel of a row of the result: where its two pixels of the source begin, which are next to
-// each other, and their weights. Behind the source's last pixel may be anything, with no weight.
+// For each pixel of a row of the result: the offset of its two adjacent pixels of the source, and
+// their weights. What is behind the source's last pixel has a weight of 0.
 struct Columns {
   int32_t* first = nullptr;
-  uint32_t* weights = nullptr;  // of the first below, of the second above
+  uint32_t* weights = nullptr;  // low half: of the first pixel; high half: of the second
 };
 
 void ResizePixels(const uint8_t* row, const Columns& columns, int begin, int end, uint16_t* out) {
@@ -78,7 +79,7 @@ void ResizePixels(const uint8_t* row, const Columns& columns, int begin, int end
 }
 
 #if defined(__x86_64__) && defined(__GNUC__)
-// Two pixels at a time: six bytes of each become three pairs, and each pair a sum.
+// Two pixels at a time: the six bytes of each become three pairs, and each pair becomes a sum.
 __attribute__((target("avx2"))) void ResizeRowAvx2(const uint8_t* row, const Columns& columns,
                                                    int width, uint16_t* out) {
   const __m256i pairs = _mm256_broadcastsi128_si256(
@@ -95,7 +96,7 @@ __attribute__((target("avx2"))) void ResizeRowAvx2(const uint8_t* row, const Col
         _mm256_set_m128i(_mm_loadl_epi64(right), _mm_loadl_epi64(left)), pairs);
     const __m256i sums = _mm256_madd_epi16(pixels, weights);
     const __m256i packed = _mm256_packus_epi32(sums, sums);
-    // Each writes a value too many, over which the next one is written.
+    // Each store writes one value too many, which the next store overwrites.
     _mm_storel_epi64(reinterpret_cast<__m128i*>(out + x * kChannels),
                      _mm256_castsi256_si128(packed));
     _mm_storel_epi64(reinterpret_cast<__m128i*>(out + (x + 1) * kChannels),
@@ -122,7 +123,7 @@ CONVOY_VECTORISED void Mix(const uint16_t* __restrict a, const uint16_t* __restr
   }
 }
 
-// All that is to be freed, whichever way the decoder is left.
+// Frees everything, whether the decoder returns or jumps out.
 struct Work {
   jpeg_decompress_struct info;
   uint8_t* memory = nullptr;
@@ -143,8 +144,8 @@ void Free(Work* work) {
 
 extern "C" struct ConvoyPart {
   int32_t top, left, height, width;
-  int32_t shrink;    // 1, 2, 4 or 8: the decoder makes so many times fewer rows and columns
-  int32_t mirrored;  // whether left and right change places
+  int32_t shrink;    // 1, 2, 4 or 8: factor by which the decoder reduces rows and columns
+  int32_t flip;      // whether left and right are exchanged
   int32_t out_height, out_width;
 };
 
@@ -152,7 +153,7 @@ namespace {
 
 enum { kDone = 0, kDamaged = 1, kNotOurs = 2 };
 
-// Leaves by a jump if libjpeg finds damage, so nothing here has a destructor.
+// Jumps out if libjpeg finds damage, so nothing here may have a destructor.
 int Decode(const uint8_t* data, int64_t size, const ConvoyPart* part, uint8_t* out, Work* work,
            char* message) {
   jpeg_decompress_struct& info = work->info;
@@ -172,7 +173,8 @@ int Decode(const uint8_t* data, int64_t size, const ConvoyPart* part, uint8_t* o
   if (top < 0 || left < 0 || height < 1 || width < 1 ||
       top + height > static_cast<int>(info.output_height) ||
       left + width > static_cast<int>(info.output_width)) {
-    snprintf(message, JMSG_LENGTH_MAX, "it is smaller than it says: %u x %u", info.output_height,
+    snprintf(message, JMSG_LENGTH_MAX, "it is smaller than its header says: %u x %u",
+             info.output_height,
              info.output_width);
     return kDamaged;
   }
@@ -181,10 +183,10 @@ int Decode(const uint8_t* data, int64_t size, const ConvoyPart* part, uint8_t* o
   if (top > 0) jpeg_skip_scanlines(&info, top);
 
   const int count = part->out_width * kChannels;
-  // Some bytes more than there are: two pixels are read at once, by eight bytes.
+  // A few bytes more than needed: two pixels are read at once, as eight bytes.
   const size_t row_size = static_cast<size_t>(info.output_width) * kChannels;
   work->memory = static_cast<uint8_t*>(calloc(row_size + 8, 1));
-  // libjpeg-turbo writes past the cache where a row is aligned, and this one is read at once.
+  // Misaligned on purpose: libjpeg-turbo writes aligned rows past the cache, but this is read next.
   uint8_t* row = work->memory + 1;
   Columns& columns = work->columns;
   columns.first = static_cast<int32_t*>(malloc(part->out_width * sizeof(int32_t)));
@@ -198,19 +200,19 @@ int Decode(const uint8_t* data, int64_t size, const ConvoyPart* part, uint8_t* o
   }
   for (int x = 0; x < part->out_width; ++x) {
     const Between found =
-        Find(part->mirrored ? part->out_width - 1 - x : x, width, part->out_width);
+        Find(part->flip ? part->out_width - 1 - x : x, width, part->out_width);
     columns.first[x] = (found.first + left - static_cast<int>(begin)) * kChannels;
     columns.weights[x] = static_cast<uint32_t>(kOne - found.weight) |
                          static_cast<uint32_t>(found.weight) << 16;
   }
-  // Two rows of the part are held, as wide as the result: an even one and an odd one.
+  // Two resized rows of the part are kept: an even one and an odd one.
   int read = 0;
   for (int y = 0; y < part->out_height; ++y) {
     const Between rows = Find(y, height, part->out_height);
     for (const int wanted : {rows.first, rows.second}) {
       while (read <= wanted) {
         jpeg_read_scanlines(&info, &row, 1);
-        // Of the rows that are passed over, none will be asked for again.
+        // Rows that were skipped are not needed again.
         if (read >= rows.first) {
           const int slot = read & 1;
           ResizeRow(row, columns, part->out_width, work->rows[slot]);
@@ -228,7 +230,7 @@ int Decode(const uint8_t* data, int64_t size, const ConvoyPart* part, uint8_t* o
 }  // namespace
 
 // Returns kDone; kDamaged with a message of at most JMSG_LENGTH_MAX bytes; or kNotOurs for colours
-// that libjpeg does not turn into red, green and blue.
+// that libjpeg does not convert to RGB.
 extern "C" int convoy_decode_part(const uint8_t* data, int64_t size, const ConvoyPart* part,
                                   uint8_t* out, char* message) {
   Work work;
