@@ -14,13 +14,14 @@ from convoy.configuration import (
     NotNegative,
     Option,
     Whole,
+    WholeNotNegative,
     read,
 )
 from pydantic import BeforeValidator, Field
 
 Scaling = Literal["none", "linear", "sqrt"]
 PositiveFloat = Annotated[float, Field(gt=0)]
-WholeNotNegative = Annotated[Whole, Field(ge=0)]
+
 ExpandedPath = Annotated[Path, BeforeValidator(os.path.expandvars)]
 """A path in which environment variables are replaced by their values."""
 
@@ -29,7 +30,7 @@ ExpandedPath = Annotated[Path, BeforeValidator(os.path.expandvars)]
 class Data(Configuration):
     """The section `data`.
 
-    Attributes:
+    data:
         name: `"dummy"` for random volumes, or `"cosmo"` for record files.
         n_train: number of training samples.
         sample_shape: shape of a volume, with its channels.
@@ -43,7 +44,7 @@ class Data(Configuration):
         shuffle_train: whether the order of files differs in each epoch.
         shuffle_valid: must be false.
         apply_log: whether volumes are `log(x + 1)`, else `x` divided by its mean.
-        subtract_mean: whether the mean of a volume is then subtracted.
+        subtract_mean: whether the mean of each volume is then subtracted.
         staged_files: whether files are first copied to a local disk.
         stage_dir: folder of the copies; by default that of temporary files.
         prefetch: number of batches prepared in advance.
@@ -51,23 +52,23 @@ class Data(Configuration):
     """
 
     name: Literal["dummy", "cosmo"]
-    n_train: Annotated[Count, Option("number of training samples")]
+    n_train: Annotated[Count, Option()]
     sample_shape: tuple[Count, ...]
-    data_dir: Annotated[ExpandedPath | None, Option("folder of train and validation")] = None
-    n_valid: Annotated[WholeNotNegative, Option("number of validation samples")] = 0
+    data_dir: Annotated[ExpandedPath | None, Option()] = None
+    n_valid: Annotated[WholeNotNegative, Option()] = 0
     target_shape: tuple[Count, ...] = (4,)
-    micro_batch_size: Annotated[Count, Option("samples per replica and step")] = 1
-    n_epochs: Annotated[Count, Option("number of epochs")] = 1
+    micro_batch_size: Annotated[Count, Option()] = 1
+    n_epochs: Annotated[Count, Option()] = 1
     shard: bool = True
     samples_per_file: Count = 1
     shuffle_train: bool = True
     shuffle_valid: bool = False
-    apply_log: Annotated[bool, Option("1: log(x + 1); 0: x divided by its mean")] = False
-    subtract_mean: Annotated[bool, Option("1: then subtract the mean of each volume")] = False
-    staged_files: Annotated[bool, Option("1: first copy files to a local disk")] = False
-    stage_dir: Annotated[ExpandedPath | None, Option("folder of the copies")] = None
-    prefetch: Annotated[Count, Option("batches prepared in advance")] = 4
-    workers: Annotated[WholeNotNegative | None, Option("processes that prepare batches")] = None
+    apply_log: Annotated[bool, Option()] = False
+    subtract_mean: Annotated[bool, Option()] = False
+    staged_files: Annotated[bool, Option()] = False
+    stage_dir: Annotated[ExpandedPath | None, Option()] = None
+    prefetch: Annotated[Count, Option()] = 4
+    workers: Annotated[WholeNotNegative | None, Option()] = None
 
     def __post_init__(self) -> None:
         if len(self.sample_shape) != 4:
@@ -103,7 +104,7 @@ class Model(Configuration):
 class Optimizer(Configuration):
     """The section `optimizer`.
 
-    Attributes:
+    optimizer:
         name: Keras's name of the optimizer.
         lr: learning rate before scaling, instead of `lr_schedule.base_lr`.
         lr_scaling: scaling of the learning rate, instead of `lr_schedule.scaling`.
@@ -111,7 +112,7 @@ class Optimizer(Configuration):
     """
 
     name: str
-    lr: Annotated[PositiveFloat | None, Option("learning rate before scaling")] = None
+    lr: Annotated[PositiveFloat | None, Option()] = None
     lr_scaling: Scaling | None = None
     arguments: dict[str, Any] = field(default_factory=dict)
 
@@ -156,7 +157,7 @@ class Train(Configuration):
 class Devices(Configuration):
     """The section `ipu_config`: data and pipeline parallelism, and precision.
 
-    Attributes:
+    devices:
         num_ipus: number of replicas; in a launched run, that of the launch.
         iterations_per_loop: steps per device call, which never exceeds an epoch.
         gradient_accumulation: micro-batches per weight update and replica.
@@ -167,20 +168,20 @@ class Devices(Configuration):
             `"bf16.16"`.
     """
 
-    num_ipus: Annotated[Count, Option("number of replicas")] = 1
-    iterations_per_loop: Annotated[Count, Option("steps per device call")] = 1
-    gradient_accumulation: Annotated[Count, Option("micro-batches per update and replica")] = 1
-    stages: Annotated[Count, Option("pipeline stages, each on its own device")] = 1
-    pipeline_schedule: Annotated[str, Option("pipeline schedule")] = "1f1b"
-    activation_checkpointing: Annotated[bool, Option("1: recompute activations")] = False
-    precision: Annotated[str, Option("32.32, 16.32, 16.16, bf16.32 or bf16.16")] = "32.32"
+    num_ipus: Annotated[Count, Option()] = 1
+    iterations_per_loop: Annotated[Count, Option()] = 1
+    gradient_accumulation: Annotated[Count, Option()] = 1
+    stages: Annotated[Count, Option()] = 1
+    pipeline_schedule: Annotated[str, Option()] = "1f1b"
+    activation_checkpointing: Annotated[bool, Option()] = False
+    precision: Annotated[str, Option()] = "32.32"
 
 
 @dataclass(frozen=True)
 class Settings(Configuration):
     """All settings of a run.
 
-    Attributes:
+    run:
         data: the samples.
         model: the network.
         optimizer: the optimizer.
@@ -193,7 +194,7 @@ class Settings(Configuration):
     data: Data
     model: Model
     optimizer: Optimizer
-    output_dir: Annotated[ExpandedPath, Option("folder of the run's files")] = Path("results")
+    output_dir: Annotated[ExpandedPath, Option()] = Path("results")
     lr_schedule: LearningRate = LearningRate()
     train: Train = Train()
     ipu_config: Devices = Devices()

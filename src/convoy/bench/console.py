@@ -6,9 +6,9 @@ import logging
 import sys
 import threading
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
-LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+Level = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 _FORMAT = logging.Formatter("[%(levelname)s] %(asctime)s: %(message)s")
 
 
@@ -21,7 +21,7 @@ class Console:
         level: lowest level that is shown on the terminal. Above INFO, output is not shown.
     """
 
-    def __init__(self, folder: Path, level: str = "INFO") -> None:
+    def __init__(self, folder: Path, level: Level = "INFO") -> None:
         self.level = logging.getLevelNamesMapping()[level]
         self._log = (folder / "console.log").open("w")
         self._output = (folder / "output.log").open("w")

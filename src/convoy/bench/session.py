@@ -13,42 +13,69 @@ from pathlib import Path
 from typing import Annotated
 
 from convoy.bench.command import make_command, make_environment
-from convoy.bench.console import LEVELS, Console
+from convoy.bench.console import Console, Level
 from convoy.bench.execution import TIMED_OUT, Execution, execute
 from convoy.bench.metrics import Metrics, read_metrics
 from convoy.bench.results import Result, join
 from convoy.bench.spec import Benchmark, Seconds, SpecError, Variant, variant_name
 from convoy.configuration import Configuration, Count, Option
 
-SPECS = (Path("benchmarks.yml"),)
 # The number of lines of standard error that are shown for a failure.
 ERROR_LINES = 100
 _NOTHING_COPIED = "nothing is copied to other hosts"
 
 
 @dataclass(frozen=True)
-class SessionOptions(Configuration):
-    """Flags of `convoy bench`."""
+class SessionOptions(Configuration, all_flags=True):
+    """Flags of `convoy bench`.
 
-    spec: Annotated[tuple[Path, ...], Option("spec files (default: benchmarks.yml)")] = SPECS
-    benchmark: Annotated[tuple[str, ...], Option("names of benchmarks, in the order to run")] = ()
-    compare: Annotated[Path | None, Option("folder or JSON file of an earlier run")] = None
-    repeat: Annotated[Count, Option("number of runs of each variant, in turns")] = 1
-    timeout: Annotated[Seconds | None, Option("upper limit for all time limits, in seconds")] = None
-    log_dir: Annotated[Path | None, Option("folder of the results", aliases=("logdir",))] = None
-    stop_on_error: Annotated[bool, Option("stop at the first failure")] = False
-    include_convergence: Annotated[bool, Option("include names with _conv in them")] = False
-    compile_only: Annotated[bool, Option("add --compile-only; read no metrics")] = False
-    profile: Annotated[bool, Option("make commands write reports of their programs")] = False
-    custom_metrics_files: Annotated[tuple[Path, ...], Option("Python files of metrics")] = ()
-    csv_metrics: Annotated[tuple[str, ...], Option("metrics with a column in the CSV file")] = ()
-    additional_metrics: Annotated[bool, Option("more columns of the CSV file")] = False
-    allow_wandb: Annotated[bool, Option("keep flags of commands that begin with --wandb")] = False
-    requirements_file: Annotated[Path | None, Option("packages that pip installs first")] = None
-    logging: Annotated[str, Option("lowest level that is shown", choices=LEVELS)] = "INFO"
-    no_code_sync: Annotated[bool, Option("no effect", no_effect=_NOTHING_COPIED)] = False
-    remove_dirs_after: Annotated[bool, Option("no effect", no_effect=_NOTHING_COPIED)] = False
-    gc_monitor: Annotated[bool, Option("no effect", no_effect="there is no IPU to monitor")] = False
+    benchmarks:
+        spec: spec files (default: benchmarks.yml)
+        benchmark: names of benchmarks, in the order to run (default: all)
+        include_convergence: include names with _conv in them
+        requirements_file: file of packages that pip installs first
+
+    runs:
+        repeat: number of runs of each variant, in turns (default: 1)
+        timeout: upper limit for the time limits of all variants, in seconds
+        stop_on_error: stop at the first failure
+        compile_only: add --compile-only to commands, and read no metrics
+        profile: make commands write reports of their programs
+        allow_wandb: keep flags of commands that begin with --wandb
+
+    results:
+        log_dir: folder of the results (default: log_<time>)
+        compare: folder or JSON file of an earlier run to compare with
+        custom_metrics_files: Python files that register metrics
+        csv_metrics: metrics with a column in the CSV file, in addition to the default ones
+        additional_metrics: add duration, command, commit and more to the CSV file
+        logging: lowest level that is shown (default: INFO)
+
+    no effect:
+        no_code_sync: accepted for compatibility
+        remove_dirs_after: accepted for compatibility
+        gc_monitor: accepted for compatibility
+    """
+
+    spec: tuple[Path, ...] = (Path("benchmarks.yml"),)
+    benchmark: tuple[str, ...] = ()
+    include_convergence: bool = False
+    requirements_file: Path | None = None
+    repeat: Count = 1
+    timeout: Seconds | None = None
+    stop_on_error: bool = False
+    compile_only: bool = False
+    profile: bool = False
+    allow_wandb: bool = False
+    log_dir: Annotated[Path | None, Option(aliases=("logdir",))] = None
+    compare: Path | None = None
+    custom_metrics_files: tuple[Path, ...] = ()
+    csv_metrics: tuple[str, ...] = ()
+    additional_metrics: bool = False
+    logging: Level = "INFO"
+    no_code_sync: Annotated[bool, Option(no_effect=_NOTHING_COPIED)] = False
+    remove_dirs_after: Annotated[bool, Option(no_effect=_NOTHING_COPIED)] = False
+    gc_monitor: Annotated[bool, Option(no_effect="there is no IPU to monitor")] = False
 
 
 class Session:
