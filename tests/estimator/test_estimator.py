@@ -9,15 +9,11 @@ from convoy.estimator import (
     ArrayInput,
     Estimator,
     EstimatorSpec,
-    EvalSpec,
     Hook,
     LoggingHook,
     ModeKeys,
     RunConfig,
-    TrainSpec,
-    WarmStart,
     function,
-    train_and_evaluate,
 )
 from convoy.report.files import read
 
@@ -76,18 +72,6 @@ def test_goes_on_where_another_estimator_ended(tmp_path, batches, stock):
     assert estimator.latest_checkpoint().name == "epoch-0000-step-00000004"
     estimator.train(batches, max_steps=5)
     assert estimator.latest_checkpoint().name == "epoch-0000-step-00000005"
-
-
-def test_keeps_the_newest_checkpoints_and_evaluates_an_older_one(tmp_path, data, batches):
-    config = RunConfig(checkpoint_every=2, keep=2, summary_every=1)
-    estimator = Estimator(regression, tmp_path, config)
-    estimator.train(batches, steps=6)
-    kept = sorted(path.name for path in tmp_path.glob("epoch-*"))
-    assert kept == ["epoch-0000-step-00000004", "epoch-0000-step-00000006"]
-    assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 1
-    older = estimator.evaluate(lambda: data, checkpoint_path=tmp_path / kept[0])
-    assert older["global_step"] == 4
-    assert older["loss"] != estimator.evaluate(lambda: data)["loss"]
 
 
 def test_replicas_train_as_one_with_a_larger_batch(tmp_path, data, batches, stock):
@@ -159,35 +143,6 @@ def test_hooks_see_every_step_and_can_end_the_run(tmp_path, data, batches, caplo
     assert results == pytest.approx(expected, rel=1e-5)
 
 
-def test_begins_with_weights_of_another_run(tmp_path, data, batches):
-    Estimator(regression, tmp_path / "first").train(batches, steps=2)
-    first = Estimator(regression, tmp_path / "first").evaluate(lambda: data)
-    warm = Estimator(regression, tmp_path / "second", warm_start_from=tmp_path / "first")
-    assert warm.evaluate(lambda: data) == first | {"global_step": 0}
-    warm.train(batches, steps=1)
-    assert warm.latest_checkpoint().name == "epoch-0000-step-00000001"
-    some = WarmStart(tmp_path / "first", variables="nothing")
-    with pytest.raises(convoy.CheckpointError, match="'nothing' is found in the path of no"):
-        Estimator(regression, tmp_path / "third", warm_start_from=some).train(batches, steps=1)
-
-
-def test_evaluates_every_checkpoint_while_the_data_is_read_on(tmp_path, data, batches, stock):
-    notes = Notes()
-    estimator = Estimator(regression, tmp_path, RunConfig(checkpoint_every=2))
-    found = []
-
-    def evaluated():
-        found.append(estimator.latest_checkpoint().name[-1])
-        return data
-
-    results = train_and_evaluate(
-        estimator, TrainSpec(batches, max_steps=4, hooks=[notes]), EvalSpec(evaluated)
-    )
-    assert found == ["2", "4"]
-    assert results["global_step"] == 4
-    stock.train(2, 4).check(estimator)
-
-
 def test_reports_what_was_compiled_and_how_it_ran(tmp_path, data, batches):
     config = RunConfig(tmp_path / "run", steps_per_execution=2, report=tmp_path)
     estimator = Estimator(regression, config=config)
@@ -250,54 +205,3 @@ def test_refuses_functions_that_do_not_fit(tmp_path, batches, data):
         train(regression, lambda: iter([]))
     with pytest.raises(ValueError, match=r"params=3 is not a dict"):
         Estimator(regression, tmp_path, params=3)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        ({"mode": "training"}, "'training' is not a mode. Pass one of ModeKeys.TRAIN"),
-        ({"mode": ModeKeys.TRAIN, "loss": "mse"}, "for TRAIN has no optimizer"),
-        ({"mode": ModeKeys.TRAIN, "optimizer": "sgd"}, "for TRAIN has no loss"),
-        ({"mode": ModeKeys.EVAL}, "for EVAL has no loss or host_metrics"),
-        ({"mode": ModeKeys.PREDICT}, "for PREDICT has no predictions"),
-        (
-            {"mode": "eval", "loss": "mse", "metrics": {"a": 1}, "host_metrics": (max, [])},
-            "Both metrics and host_metrics",
-        ),
-        ({"mode": "eval", "loss": "mse", "logged": {"a": 1}}, "not a tensor of the network"),
-    ],
-)
-def test_a_spec_has_what_its_mode_needs(arguments, match):
-    with pytest.raises(ValueError, match=match):
-        EstimatorSpec(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        ({"steps_per_execution": 0}, "steps_per_execution=0"),
-        ({"keep": True}, "keep=True"),
-        ({"checkpoint_every": "epoch"}, "an estimator counts steps"),
-        ({"checkpoint_every": "often"}, "not an interval between checkpoints"),
-    ],
-)
-def test_refuses_a_configuration_that_has_no_meaning(arguments, match):
-    with pytest.raises(ValueError, match=match):
-        RunConfig(**arguments)
-
-
-def test_a_logging_hook_needs_one_distance():
-    with pytest.raises(ValueError, match="pass one of them"):
-        LoggingHook()
-    with pytest.raises(ValueError, match="pass one of them"):
-        LoggingHook(every_steps=1, every_seconds=1)
-
-
-def test_refuses_the_checkpoint_of_another_network(tmp_path, batches):
-    def wider(features, labels, mode):
-        outputs = keras.layers.Dense(1)(keras.layers.Dense(5)(features))
-        return EstimatorSpec(mode, outputs, "mse", "sgd")
-
-    Estimator(regression, tmp_path).train(batches, steps=1)
-    with pytest.raises(convoy.CheckpointError, match="It is of another network"):
-        Estimator(wider, tmp_path).train(batches, steps=1)

@@ -56,20 +56,6 @@ def test_trains_evaluates_and_predicts_as_stock_keras(tmp_path, data, batches, s
         estimator.train(batches, steps=3)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        ({"mode": "train", "stages": [first, second]}, "for TRAIN has no optimizer"),
-        ({"mode": "eval", "stages": [first, second]}, "for EVAL has no host_metrics"),
-        ({"mode": "train", "stages": [first], "optimizer": "sgd"}, "two stages or more"),
-        ({"mode": "now", "stages": [first, second]}, "'now' is not a mode"),
-    ],
-)
-def test_a_spec_has_what_its_mode_needs(arguments, match):
-    with pytest.raises(ValueError, match=match):
-        PipelineEstimatorSpec(**arguments)
-
-
 def test_refuses_functions_that_do_not_fit(tmp_path, batches):
     with pytest.raises(ValueError, match="has an argument 'features'"):
         PipelineEstimator(lambda features, mode: None, tmp_path)

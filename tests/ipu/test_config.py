@@ -1,8 +1,9 @@
 import copy
 
-import numpy as np
+import jax
 import pytest
 from convoy import ipu
+from convoy.ipu.config import devices_of
 from convoy.ipu.options import OPTIONS
 
 
@@ -115,39 +116,9 @@ def test_finds_a_name_that_is_in_another_category():
         _ = ipu.config.IPUConfig().norms.esr
 
 
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        ("auto_select_ipus", True),
-        ("auto_select_ipus", np.int64(2)),
-        ("auto_select_ipus", [1, True]),
-        ("auto_select_ipus", "2"),
-        ("allow_recompute", 1),
-        ("io_tiles.num_io_tiles", True),
-        ("io_tiles.available_memory_proportion", 1),
-        ("floating_point_behaviour.esr", True),
-        ("selection_order", 2),
-        ("convolutions.poplar_options", {"availableMemoryProportion": 0.6}),
-    ],
-)
-def test_refuses_values_of_another_type(path, value):
-    config = ipu.config.IPUConfig()
-    *categories, name = path.split(".")
-    place = config
-    for category in categories:
-        place = getattr(place, category)
-    with pytest.raises(TypeError, match=path):
-        setattr(place, name, value)
-
-
 def test_refuses_to_replace_a_category():
     with pytest.raises(Exception, match="norms is a category"):
         ipu.config.IPUConfig().norms = 1
-
-
-def test_says_what_is_deprecated(caplog):
-    ipu.config.IPUConfig().optimizations.enable_fast_math = True
-    assert "Use optimizations.math.fast" in caplog.text
 
 
 def test_goes_through_a_dict_and_json():
@@ -207,7 +178,52 @@ def test_copies_and_prints_all_options():
     assert str(config.matmuls).splitlines()[0] == "matmuls.poplar_options = {}"
 
 
-def test_a_bool_becomes_a_way_to_round():
-    behaviour = ipu.config.StochasticRoundingBehaviour
-    assert behaviour.from_bool(True) is behaviour.ON
-    assert behaviour.from_bool(False) is behaviour.OFF
+def test_one_device_by_default():
+    assert devices_of("/device:IPU:0") == (jax.devices()[0],)
+    with pytest.raises(RuntimeError, match="No IPU system is configured"):
+        ipu.config.get_ipu_config()
+
+
+def test_each_entry_is_a_logical_device(configure):
+    configure([2, 1])
+    assert devices_of("/device:IPU:0") == tuple(jax.devices()[:2])
+    assert devices_of("/device:IPU:1") == (jax.devices()[2],)
+    assert ipu.utils.get_num_of_ipus_in_device("/device:IPU:0") == 2
+    assert len(ipu.config.get_ipu_config()) == 2
+    with pytest.raises(ValueError, match="'/device:IPU:2' is not configured"):
+        devices_of("/device:IPU:2")
+
+
+def test_a_number_becomes_a_list_when_it_is_applied(configure):
+    assert configure(2).auto_select_ipus == [2]
+
+
+def test_warns_when_another_configuration_is_replaced(configure, caplog):
+    configure(1)
+    configure(1)
+    assert "Resetting existing IPU configuration" not in caplog.text
+    configure(2)
+    assert "Resetting existing IPU configuration before applying new" in caplog.text
+
+
+def test_later_changes_have_no_effect(configure):
+    config = configure(1)
+    config.auto_select_ipus = 4
+    assert len(devices_of("/device:IPU:0")) == 1
+    assert ipu.config.get_ipu_config()[0].auto_select_ipus == [1]
+
+
+def test_takes_a_configuration_that_may_not_replace_another(configure):
+    config = configure(1)
+    ipu.config.configure_ipu_system(config, reset_configuration=False)
+    config.auto_select_ipus = 2
+    with pytest.raises(ValueError, match=r"Call reset_ipu_configuration\(\) first"):
+        ipu.config.configure_ipu_system(config, reset_configuration=False)
+    ipu.config.reset_ipu_configuration()
+    ipu.config.configure_ipu_system(config, reset_configuration=False)
+    assert len(devices_of("/device:IPU:0")) == 2
+
+
+def test_refuses_what_is_not_a_configuration():
+    with pytest.raises(TypeError, match="takes an IPUConfig, but received dict"):
+        ipu.config.configure_ipu_system({})

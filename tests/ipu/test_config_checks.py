@@ -4,22 +4,6 @@ from convoy import ipu
 from convoy.ipu.config import devices_of
 
 
-def test_one_device_by_default():
-    assert devices_of("/device:IPU:0") == (jax.devices()[0],)
-    with pytest.raises(RuntimeError, match="No IPU system is configured"):
-        ipu.config.get_ipu_config()
-
-
-def test_each_entry_is_a_logical_device(configure):
-    configure([2, 1])
-    assert devices_of("/device:IPU:0") == tuple(jax.devices()[:2])
-    assert devices_of("/device:IPU:1") == (jax.devices()[2],)
-    assert ipu.utils.get_num_of_ipus_in_device("/device:IPU:0") == 2
-    assert len(ipu.config.get_ipu_config()) == 2
-    with pytest.raises(ValueError, match="'/device:IPU:2' is not configured"):
-        devices_of("/device:IPU:2")
-
-
 def test_devices_are_selected_by_number():
     config = ipu.config.IPUConfig()
     config.select_ipus = [3, 1]
@@ -35,25 +19,6 @@ def test_devices_are_selected_by_number():
 def test_devices_follow_each_other_as_asked_for(configure, order, expected):
     configure(4, lambda c: setattr(c, "selection_order", ipu.config.SelectionOrder[order]))
     assert [device.id for device in devices_of("/device:IPU:0")] == expected
-
-
-def test_a_number_becomes_a_list_when_it_is_applied(configure):
-    assert configure(2).auto_select_ipus == [2]
-
-
-def test_warns_when_another_configuration_is_replaced(configure, caplog):
-    configure(1)
-    configure(1)
-    assert "Resetting existing IPU configuration" not in caplog.text
-    configure(2)
-    assert "Resetting existing IPU configuration before applying new" in caplog.text
-
-
-def test_later_changes_have_no_effect(configure):
-    config = configure(1)
-    config.auto_select_ipus = 4
-    assert len(devices_of("/device:IPU:0")) == 1
-    assert ipu.config.get_ipu_config()[0].auto_select_ipus == [1]
 
 
 def test_names_once_what_has_no_effect(configure, caplog):
@@ -129,17 +94,6 @@ def test_replicas_with_tiles_of_their_own_for_input_share_no_statistics(configur
         configure(2, change)
 
 
-def test_takes_a_configuration_that_may_not_replace_another(configure):
-    config = configure(1)
-    ipu.config.configure_ipu_system(config, reset_configuration=False)
-    config.auto_select_ipus = 2
-    with pytest.raises(ValueError, match=r"Call reset_ipu_configuration\(\) first"):
-        ipu.config.configure_ipu_system(config, reset_configuration=False)
-    ipu.config.reset_ipu_configuration()
-    ipu.config.configure_ipu_system(config, reset_configuration=False)
-    assert len(devices_of("/device:IPU:0")) == 2
-
-
 def test_refuses_a_process_that_is_none_of_them(configure):
     def change(config):
         config.experimental.multi_replica_distribution.process_count = 1
@@ -154,11 +108,6 @@ def test_refuses_a_device_that_is_named_twice():
     config.select_ipus = [1, 1]
     with pytest.raises(ValueError, match="names a device twice"):
         config.configure_ipu_system()
-
-
-def test_refuses_what_is_not_a_configuration():
-    with pytest.raises(TypeError, match="takes an IPUConfig, but received dict"):
-        ipu.config.configure_ipu_system({})
 
 
 def test_refuses_options_that_were_changed_in_place(configure):

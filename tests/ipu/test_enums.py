@@ -44,3 +44,9 @@ def test_names_are_taken_in_any_case(given):
 def test_other_words_are_refused(given):
     with pytest.raises(ValueError, match=r"Pass one of SUM, MEAN, RUNNING_MEAN\."):
         enums.GradientAccumulationReductionMethod.parse(given)
+
+
+def test_a_bool_becomes_a_way_to_round():
+    behaviour = ipu.config.StochasticRoundingBehaviour
+    assert behaviour.from_bool(True) is behaviour.ON
+    assert behaviour.from_bool(False) is behaviour.OFF

@@ -165,11 +165,6 @@ def test_a_step_of_ones_own_is_trained_without_extensions():
     assert len(steps) == 1  # traced once
 
 
-def test_replicas_do_not_drift_apart():
-    with pytest.raises(NotImplementedError, match="would let the replicas' weights drift"):
-        PopDistStrategy(add_ipu_cross_replica_reductions=False)
-
-
 def test_refuses_a_device_that_is_no_ipu():
     with pytest.raises(ValueError, match="'/device:CPU:0' is not an IPU"):
         ipu.ipu_strategy.IPUStrategy("/device:CPU:0")
@@ -186,12 +181,6 @@ def test_runs_functions(configure):
     assert total == 3
     with pytest.raises(RuntimeError, match=r"Call run\(\)"):
         strategy.experimental_run_v2(None)
-
-
-def test_names_its_place_in_a_configuration():
-    config = ipu.config.IPUConfig()
-    PopDistStrategy().update_ipu_config(config)
-    assert config.experimental.multi_replica_distribution.process_count == 1
 
 
 LATE = """

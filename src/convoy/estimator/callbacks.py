@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import keras
 import numpy as np
+from convoy.checkpoint.folder import Folder
 from convoy.checkpoint.policy import Interval as CheckpointInterval
-from convoy.estimator.checkpoints import Checkpoints
+from convoy.estimator import checkpoints
 from convoy.estimator.hooks import Hook, Interval, Run
 from convoy.estimator.network import Network
 from convoy.types import Logs
@@ -32,11 +33,9 @@ class _HookCallback(keras.callbacks.Callback):
 class TrainingCallback(_HookCallback):
     """Counts steps, calls hooks, and writes checkpoints."""
 
-    def __init__(
-        self, run: Run, network: Network, hooks: Sequence[Hook], checkpoints: Checkpoints
-    ) -> None:
+    def __init__(self, run: Run, network: Network, hooks: Sequence[Hook], folder: Folder) -> None:
         super().__init__(run, hooks)
-        self.network, self.checkpoints = network, checkpoints
+        self.network, self.folder = network, folder
         every = CheckpointInterval(run.estimator.config.checkpoint_every)
         self.interval = Interval(every.steps, every.seconds)
         self.first_step = run.global_step
@@ -72,7 +71,8 @@ class TrainingCallback(_HookCallback):
     def _save(self) -> None:
         run = self.run
         logs = {} if run.loss is None else {"loss": run.loss}
-        self.checkpoints.write(self.network.model, run.global_step, logs)
+        keep = run.estimator.config.keep
+        checkpoints.write(self.folder, keep, self.network.model, run.global_step, logs)
         self._saved_at = run.global_step
         self.interval.begin(run.global_step)
         self.notify("after_save")

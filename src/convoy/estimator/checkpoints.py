@@ -40,23 +40,19 @@ class WarmStart:
     variables: str | None = None
 
 
-class Checkpoints:
-    """The checkpoints in the folder of an estimator."""
+def newest(folder: Folder) -> Checkpoint | None:
+    """Read the newest intact checkpoint of a folder, if there is one."""
+    found = folder.newest()
+    return None if found is None else found[1]
 
-    def __init__(self, path: Path, keep: int) -> None:
-        self.folder = Folder(path)
-        self.keep = keep
 
-    def newest(self) -> Checkpoint | None:
-        """Read the newest intact checkpoint, if there is one."""
-        found = self.folder.newest()
-        return None if found is None else found[1]
-
-    def write(self, model: keras.Model, global_step: int, logs: dict[str, float]) -> None:
-        """Add a checkpoint, and remove old ones."""
-        with pause("checkpoint"):
-            self.folder.write(Position(0, global_step), _content(model, global_step, logs))
-            self.folder.keep_only(self.folder.positions()[-self.keep :])
+def write(
+    folder: Folder, keep: int, model: keras.Model, global_step: int, logs: dict[str, float]
+) -> None:
+    """Add a checkpoint to a folder, and keep only the newest ones."""
+    with pause("checkpoint"):
+        folder.write(Position(0, global_step), _content(model, global_step, logs))
+        folder.keep_only(folder.positions()[-keep:])
 
 
 def read(path: str | Path) -> Checkpoint:
@@ -68,10 +64,10 @@ def read(path: str | Path) -> Checkpoint:
     path = Path(path)
     if Position.parse(path.name) is not None:
         return store.read(path)
-    found = Folder(path).newest()
+    found = newest(Folder(path))
     if found is None:
         raise CheckpointError(f"There are no checkpoints in {path}. Pass another path.")
-    return found[1]
+    return found
 
 
 def global_step(content: Checkpoint) -> int:

@@ -13,9 +13,10 @@ import convoy
 import jax
 import keras
 import numpy as np
+from convoy.checkpoint.folder import Folder
 from convoy.estimator import checkpoints, user_functions
 from convoy.estimator.callbacks import EvaluationCallback, TrainingCallback
-from convoy.estimator.checkpoints import Checkpoints, WarmStart
+from convoy.estimator.checkpoints import WarmStart
 from convoy.estimator.hooks import Hook, LoggingHook, Run, SummaryHook, log
 from convoy.estimator.input import Element, Signature, elements
 from convoy.estimator.network import LOSS, PREDICTIONS, Network
@@ -91,7 +92,7 @@ class Estimator:
 
     def latest_checkpoint(self) -> Path | None:
         """Return the newest checkpoint in `model_dir`."""
-        folder = self._checkpoints.folder
+        folder = Folder(self.model_dir)
         positions = folder.positions()
         return folder.at(positions[-1]) if positions else None
 
@@ -130,8 +131,8 @@ class Estimator:
             ValueError: if both limits are given, or one is not a number of steps.
         """
         self._check_limits(steps, max_steps)
-        saved = self._checkpoints
-        newest = saved.newest()
+        folder = Folder(self.model_dir)
+        newest = checkpoints.newest(folder)
         done = 0 if newest is None else checkpoints.global_step(newest)
         steps = self._steps_to_run(done, steps, max_steps)
         if steps == 0:
@@ -144,10 +145,10 @@ class Estimator:
             checkpoints.restore(network.model, newest, training=True)
         elif self.warm_start_from is not None:
             checkpoints.warm_start(network.model, self.warm_start_from)
-        saved.folder.open_for_writing()
+        folder.open_for_writing()
         try:
             run = Run(self, ModeKeys.TRAIN, done)
-            callback = TrainingCallback(run, network, self._hooks(network, hooks), saved)
+            callback = TrainingCallback(run, network, self._hooks(network, hooks), folder)
             with network.recorded(self.config.report):
                 network.model.fit(
                     network.batches(_first_steps(data, network, steps)),
@@ -157,7 +158,7 @@ class Estimator:
                 )
                 callback.finish()
         finally:
-            saved.folder.close()
+            folder.close()
         if not run.stopped:
             self._check_trained(run.global_step - done, steps)
         return self
@@ -308,10 +309,6 @@ class Estimator:
 
     # Networks ---------------------------------------------------------------------------------
 
-    @property
-    def _checkpoints(self) -> Checkpoints:
-        return Checkpoints(self.model_dir, self.config.keep)
-
     def _strategy(self) -> convoy.Strategy:
         if self.config.strategy is None:
             self.config = replace(self.config, strategy=convoy.Strategy())
@@ -379,7 +376,7 @@ class Estimator:
         if checkpoint_path is not None:
             content = checkpoints.read(checkpoint_path)
         else:
-            newest = self._checkpoints.newest()
+            newest = checkpoints.newest(Folder(self.model_dir))
             if newest is None:
                 log.warning(f"{self.model_dir} has no checkpoint: the weights are initial ones.")
                 if self.warm_start_from is not None:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 from convoy import cross_replica
-from convoy.engine.prepared_model import PreparedModel
+from convoy.engine.prepared_model import GradientMap, PreparedModel
 from convoy.estimator.input import Element, Signature
 from convoy.estimator.jax_function import JaxOperation, is_symbolic
 from convoy.estimator.spec import Accumulation, ModeKeys, NetworkSpec, Stages
@@ -78,20 +78,49 @@ def reset_on_device(variable: keras.Variable) -> None:
     variable.assign(jax.device_put(zeros, value.sharding if value.committed else None))
 
 
-def configure_model(
-    model: keras.Model, stages: Stages | None, accumulation: Accumulation | None
-) -> None:
-    """Set the pipeline and gradient accumulation options of a compiled model."""
+def build_model(
+    strategy: convoy.Strategy,
+    inputs: Mapping[str, keras.KerasTensor],
+    outputs: Mapping[str, keras.KerasTensor],
+    *,
+    gradient_map: GradientMap | None,
+    stages: Stages | None,
+    accumulation: Accumulation | None,
+    name: str | None = None,
+    **compile_arguments: PyTree,
+) -> keras.Model:
+    """Return a compiled model on the devices of a strategy, with its options set.
+
+    Args:
+        strategy: the strategy.
+        inputs: symbolic inputs by name.
+        outputs: symbolic outputs by name.
+        gradient_map: a function that changes the gradients of every micro-batch.
+        stages: pipeline options, if layers are in pipeline stages.
+        accumulation: gradient accumulation; by default that of the strategy.
+        name: name of the model.
+        compile_arguments: arguments of `keras.Model.compile`.
+    """
+    with strategy.scope():
+        model = keras.Model(dict(inputs), dict(outputs), name=name)
+    PreparedModel.of(model).gradient_map = gradient_map
+    model.compile(**compile_arguments)
     if stages is not None:
         if stages.has_gaps:
             model.set_pipeline_stage_assignment(complete_assignment(calls_of(model)))
         model.set_pipelining_options(**stages.options)
     if accumulation is not None:
-        model.set_gradient_accumulation(
-            accumulation.gradient_accumulation,
-            reduction=accumulation.reduction,
-            dtype=accumulation.dtype,
-        )
+        set_accumulation(model, accumulation)
+    return model
+
+
+def set_accumulation(model: keras.Model, accumulation: Accumulation) -> None:
+    """Set the gradient accumulation of a model."""
+    model.set_gradient_accumulation(
+        accumulation.gradient_accumulation,
+        reduction=accumulation.reduction,
+        dtype=accumulation.dtype,
+    )
 
 
 @dataclass(frozen=True)
@@ -136,8 +165,11 @@ class Network:
         self.spec, self.signature, self.strategy = spec, signature, built.strategy or strategy
         self.inputs = tensors.named()
         self.steps_per_execution = steps_per_execution
+        self.outputs: dict[str, Output] = {}
         self.metrics: dict[str, keras.metrics.Metric] = {}
         self.step_values: dict[str, StepValues] = {}
+        self._output_losses: dict[str, keras.losses.Loss] = {}
+        self._output_metrics: dict[str, list[keras.metrics.Metric]] = {}
         self._recording: Recording | None = None
         options = built.accumulation or self.strategy.execution_config
         self._micro_batches = options.gradient_accumulation
@@ -147,54 +179,49 @@ class Network:
             self._devices_per_replica = stages.devices_per_replica
             last_stage = convoy.PipelineStage(stages.last)
         with last_stage:
-            self.outputs, loss, metrics = self._outputs()
-        with self.strategy.scope():
-            self.model = keras.Model(
-                self.inputs, {name: output.tensor for name, output in self.outputs.items()}
-            )
-        PreparedModel.of(self.model).gradient_map = built.gradient_map
-        self.model.compile(
+            self._add_outputs()
+        self.model = build_model(
+            self.strategy,
+            self.inputs,
+            {name: output.tensor for name, output in self.outputs.items()},
+            gradient_map=built.gradient_map,
+            stages=stages,
+            accumulation=built.accumulation
+            and replace(built.accumulation, gradient_accumulation=self.micro_batches_per_update),
             optimizer=spec.optimizer if spec.mode == ModeKeys.TRAIN else "sgd",
-            loss=loss,
-            metrics=metrics,
+            loss=self._output_losses or None,
+            metrics=self._output_metrics or None,
             steps_per_execution=steps_per_execution,
-        )
-        # Without training, a device call is not a multiple of the micro-batches per update.
-        count = self.micro_batches_per_update
-        configure_model(
-            self.model,
-            stages,
-            built.accumulation and replace(built.accumulation, gradient_accumulation=count),
         )
         if stages is None and automatic_stages > 1:
             convoy.split(self.model, automatic_stages, batch_size=signature.element.samples)
 
     # Outputs ----------------------------------------------------------------------------------
 
-    def _outputs(self) -> tuple[dict[str, Output], PyTree, PyTree]:
-        """Return outputs, losses and metrics by the names of outputs."""
+    def _add_outputs(self) -> None:
         spec = self.spec
         if spec.mode == ModeKeys.PREDICT:
-            return self._by_sample(_by_name(spec.predictions)), None, None
-        if spec.host_metrics is not None and spec.mode == ModeKeys.EVAL:
-            tensors = _by_name(spec.host_metrics[1])
+            self._add_results(spec.predictions)
+            return
+        if spec.mode == ModeKeys.EVAL and spec.host_metrics is not None:
+            self._add_results(spec.host_metrics[1])
             if is_symbolic(spec.loss):
-                tensors[LOSS] = spec.loss
-            return self._by_sample(tensors), None, None
-        outputs: dict[str, Output] = {}
-        losses: dict[str, keras.losses.Loss] = {}
-        metrics: dict[str, list[keras.metrics.Metric]] = {}
+                self._add_results({LOSS: spec.loss})
+            return
         if is_symbolic(spec.loss):
-            outputs[LOSS] = Output(self._loss_by_sample(spec.loss))
-            losses[LOSS] = OutputLoss(name=LOSS)
+            self.outputs[LOSS] = Output(self._loss_by_sample(spec.loss))
+            self._output_losses[LOSS] = OutputLoss(name=LOSS)
         else:
-            outputs[PREDICTIONS] = self._compared_predictions()
-            losses[PREDICTIONS] = keras.losses.get(spec.loss)
+            self.outputs[PREDICTIONS] = self._compared_predictions()
+            self._output_losses[PREDICTIONS] = keras.losses.get(spec.loss)
         if spec.mode == ModeKeys.EVAL:
-            self._add_metrics(outputs, metrics)
+            self._add_metrics()
         else:
-            self._add_logged(outputs, metrics)
-        return outputs, losses, metrics
+            self._add_logged()
+
+    def _add_results(self, tensors: PyTree) -> None:
+        for name, tensor in _by_name(tensors).items():
+            self.outputs[name] = Output(self._by_sample(tensor))
 
     def _compared_predictions(self) -> Output:
         """Return the predictions, to be compared with the labels."""
@@ -206,21 +233,19 @@ class Network:
             )
         return Output(self.spec.predictions, labels[0])
 
-    def _add_metrics(
-        self, outputs: dict[str, Output], metrics: dict[str, list[keras.metrics.Metric]]
-    ) -> None:
+    def _add_metrics(self) -> None:
         for number, (name, given) in enumerate(self.spec.metrics.items()):
             if isinstance(given, tuple):
                 metric, labels, tensor = given
                 output = f"metric_{number}"
-                outputs[output] = Output(tensor, self._input_name(labels, name))
+                self.outputs[output] = Output(tensor, self._input_name(labels, name))
             else:
                 metric, output = given, PREDICTIONS
-                outputs[output] = self._compared_predictions()
+                self.outputs[output] = self._compared_predictions()
             if not isinstance(metric, keras.metrics.Metric):
                 metric = keras.metrics.get(metric)
             self.metrics[name] = metric
-            metrics.setdefault(output, []).append(metric)
+            self._output_metrics.setdefault(output, []).append(metric)
 
     def _input_name(self, labels: keras.KerasTensor, metric: str) -> str:
         for name, tensor in self.inputs.items():
@@ -231,29 +256,23 @@ class Network:
             "the model function. Use host_metrics for it."
         )
 
-    def _add_logged(
-        self, outputs: dict[str, Output], metrics: dict[str, list[keras.metrics.Metric]]
-    ) -> None:
+    def _add_logged(self) -> None:
         samples = self.signature.element.samples
         steps = max(self.steps_per_execution, self._micro_batches)
         for number, (name, tensor) in enumerate(self.spec.logged.items()):
             shape = [samples if size is None else size for size in tensor.shape]
             self.step_values[name] = StepValues(shape, steps)
-            outputs[f"logged_{number}"] = Output(tensor)
-            metrics[f"logged_{number}"] = [self.step_values[name]]
-
-    def _by_sample(self, tensors: Mapping[str, keras.KerasTensor]) -> dict[str, Output]:
-        return {name: Output(self._repeated(tensor)) for name, tensor in tensors.items()}
+            self.outputs[f"logged_{number}"] = Output(tensor)
+            self._output_metrics[f"logged_{number}"] = [self.step_values[name]]
 
     def _loss_by_sample(self, loss: keras.KerasTensor) -> keras.KerasTensor:
         """Return a loss as one value per sample."""
         if len(loss.shape) < 2:
-            return self._repeated(loss)
-        return JaxOperation(lambda values: jnp.mean(values.reshape(values.shape[0], -1), axis=1))(
-            loss
-        )
+            return self._by_sample(loss)
+        mean = JaxOperation(lambda values: jnp.mean(values.reshape(values.shape[0], -1), axis=1))
+        return mean(loss)
 
-    def _repeated(self, tensor: keras.KerasTensor) -> keras.KerasTensor:
+    def _by_sample(self, tensor: keras.KerasTensor) -> keras.KerasTensor:
         """Return a tensor with one row per sample; a scalar is repeated for each."""
         if len(tensor.shape) > 0:
             return tensor

@@ -19,7 +19,7 @@ from convoy.ipu import checks, config, ipu_strategy, scopes
 from convoy.ipu.ipu_run_config import IPURunConfig, RunConfig
 from convoy.ipu.ipu_session_run_hooks import LogOp
 from convoy.ipu.ops.collectives import collect_symbolic_calls
-from convoy.ipu.optimizers import GradientOptions, IpuOptimizer, TrainOp, gradient_options
+from convoy.ipu.optimizers import IpuOptimizer, TrainOp, gradient_options
 from convoy.types import Data, PyTree
 
 __all__ = ["IPUEstimator", "IPUEstimatorSpec", "IPURunConfig", "ModeKeys", "RunConfig"]
@@ -71,40 +71,32 @@ class IPUEstimatorSpec:
                 "The spec for EVAL needs a loss, and one of eval_metric_ops and eval_metrics."
             )
 
-    def native(self) -> tuple[EstimatorSpec, GradientOptions]:
-        """Return the same spec for Convoy's estimators, and the options of the optimizer."""
-        if self.mode == ModeKeys.TRAIN:
-            return self._training()
-        is_evaluation = self.mode == ModeKeys.EVAL
-        spec = EstimatorSpec(
-            self.mode,
-            self.predictions,
-            self.loss,
-            metrics=self.eval_metric_ops or {},
-            host_metrics=self.eval_metrics,
-            hooks=tuple(self.evaluation_hooks if is_evaluation else self.prediction_hooks),
-        )
-        return spec, GradientOptions("sgd")  # unused: nothing is trained
-
-    def _training(self) -> tuple[EstimatorSpec, GradientOptions]:
+    def native(self) -> EstimatorSpec:
+        """Return the same spec for Convoy's estimators."""
+        hooks = {
+            ModeKeys.TRAIN: list(self.training_hooks),
+            ModeKeys.EVAL: list(self.evaluation_hooks),
+            ModeKeys.PREDICT: list(self.prediction_hooks),
+        }[ModeKeys(self.mode)]
+        if self.mode != ModeKeys.TRAIN:
+            return EstimatorSpec(
+                self.mode,
+                self.predictions,
+                self.loss,
+                metrics=self.eval_metric_ops or {},
+                host_metrics=self.eval_metrics,
+                hooks=hooks,
+            )
         optimizer, log_hooks = _read_train_op(self.train_op)
-        options = gradient_options(optimizer)
-        hooks = list(self.training_hooks)
         hooks += [hook for hook in log_hooks if hook not in hooks]
         logged = {hook.key(name): t for hook in log_hooks for name, t in hook.tensors.items()}
         if self.host_call is not None:
             call = HostCall(*self.host_call)
             hooks.append(call)
             logged |= call.tensors
-        spec = EstimatorSpec(
-            self.mode,
-            self.predictions,
-            self.loss,
-            options.optimizer,
-            logged=logged,
-            hooks=tuple(hooks),
+        return EstimatorSpec(
+            self.mode, self.predictions, self.loss, optimizer, logged=logged, hooks=hooks
         )
-        return spec, options
 
 
 class HostCall(Hook):
@@ -303,23 +295,32 @@ class IPUEstimator(Estimator):
                 f"host_call runs after every step, but iterations_per_loop is {loop}. Leave one of "
                 "them out."
             )
-        spec, options = returned.native()
+        spec = returned.native()
+        options = gradient_options(spec.optimizer)
         self._averages = options.reduction == "mean"
         accumulation = None
         if options.accumulation is not None:
             accumulation = options.accumulation.native()
             count, reason = accumulation.gradient_accumulation, checks.INSIDE_OF_UPDATE
             checks.multiple("iterations_per_loop", loop, "num_mini_batches", count, reason)
-        scaled = self._with_loss_scale(options)
-        return NetworkSpec(spec, None, accumulation, scaled, options.gradient_map)
+        return self._with_gradient_options(NetworkSpec(spec, accumulation=accumulation))
 
-    def _with_loss_scale(self, options: GradientOptions) -> convoy.Strategy | None:
-        """Return a strategy with loss scaling, if the optimizer has it."""
-        if options.loss_scale is None:
-            return None
+    def _with_gradient_options(self, built: NetworkSpec, devices: int | None = None) -> NetworkSpec:
+        """Return a network whose optimizer is unwrapped, and its options applied.
+
+        Args:
+            built: the network, with an optimizer of Keras or `ipu.optimizers`.
+            devices: number of devices to use; by default all.
+        """
         assert self.config.strategy is not None
-        changed = self._strategy_options | {"loss_scale": options.loss_scale}
-        return convoy.Strategy(self.config.strategy.devices, **changed)
+        options = gradient_options(built.spec.optimizer)
+        every = self.config.strategy.devices
+        used, strategy = every[:devices], None
+        if options.loss_scale is not None or len(used) < len(every):
+            changed = self._strategy_options | {"loss_scale": options.loss_scale}
+            strategy = convoy.Strategy(used, **changed)
+        spec = replace(built.spec, optimizer=options.optimizer)
+        return built._replace(spec=spec, strategy=strategy, gradient_map=options.gradient_map)
 
 
 def _of_equal_shapes(data: Iterator[Element], network: Network) -> Iterator[Element]:

@@ -43,6 +43,7 @@ class IPUInfeedQueue:
         self._dataset = dataset
         self._iterator: Iterator[PyTree] | None = None
         self._ahead: list[PyTree] = []
+        self._shapes: Shapes = None
         self._read = 0
         self.dequeued = False
 
@@ -64,14 +65,9 @@ class IPUInfeedQueue:
 
     def shapes(self) -> Shapes:
         """Return the shapes and dtypes of an element."""
-        if not self._ahead:
+        if self._shapes is None:
             self._ahead.append(self._next())
-        return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(
-                leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype)
-            ),
-            self._ahead[0],
-        )
+        return self._shapes
 
     def take(self, count: int) -> PyTree:
         """Return the next elements, along a new first axis."""
@@ -79,24 +75,29 @@ class IPUInfeedQueue:
         elements = self._ahead[:count]
         del self._ahead[:count]
         elements += [self._next() for _ in range(count - len(elements))]
-        first = jax.tree.map(np.shape, elements[0])
-        for element in elements:
-            if jax.tree.map(np.shape, element) != first:
-                raise ValueError(
-                    "The elements of the dataset differ in shape. Leave out its incomplete last "
-                    "batch."
-                )
         return jax.tree.map(lambda *leaves: np.stack(leaves), *elements)
 
     def _next(self) -> PyTree:
         if self._iterator is None:
             self._iterator = iterate(self._dataset)
         try:
-            element = next(self._iterator)
+            element = jax.tree.map(np.asarray, next(self._iterator))
         except StopIteration:
             raise RuntimeError(
                 f"The dataset ended after {self._read} elements, but the program needs more. "
                 "Repeat it."
             ) from None
         self._read += 1
-        return jax.tree.map(np.asarray, element)
+        if self._shapes is None:
+            self._shapes = jax.tree.map(_shape, element)
+        found, first = (jax.tree.map(np.shape, tree) for tree in (element, self._shapes))
+        if found != first:
+            raise ValueError(
+                f"The elements of the dataset differ in shape: {found} after {first}. Leave out "
+                "its incomplete last batch."
+            )
+        return element
+
+
+def _shape(array: np.ndarray) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype))

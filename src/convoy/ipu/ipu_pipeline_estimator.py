@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import convoy
 import keras
 from convoy.estimator import Hook, ModeKeys, WarmStart
 from convoy.estimator.input import Element
@@ -18,7 +17,6 @@ from convoy.ipu.config import IPUConfig
 from convoy.ipu.enums import GradientAccumulationReductionMethod
 from convoy.ipu.ipu_estimator import IPUEstimator
 from convoy.ipu.ipu_run_config import RunConfig
-from convoy.ipu.optimizers import GradientOptions, gradient_options
 from convoy.ipu.pipelining import options as pipeline_options
 from convoy.ipu.pipelining.options import OptimizerFunctionOutput, check_minimised
 from convoy.types import PyTree
@@ -148,27 +146,21 @@ class IPUPipelineEstimator(IPUEstimator):
             )
         config = self.ipu_config.ipu_options or IPUConfig()
         self._check(spec, config)
-        found: list[GradientOptions] = []
+        minimise = spec.optimizer_function
 
-        def minimise(outputs: PyTree) -> tuple[keras.KerasTensor, PyTree]:
-            assert spec.optimizer_function is not None
+        def minimised(outputs: PyTree) -> tuple[keras.KerasTensor, PyTree]:
+            assert minimise is not None
             args, kwargs = as_arguments(outputs)
-            output = check_minimised(spec.optimizer_function(*args, **kwargs))
-            found.append(gradient_options(output.opt))
-            return output.loss, found[0].optimizer
+            output = check_minimised(minimise(*args, **kwargs))
+            return output.loss, output.opt
 
-        network = build_stages(
-            mode, spec.computational_stages, tensors, minimise, spec.eval_metrics_fn, spec.hooks
-        )
-        options = found[0] if found else GradientOptions("sgd")
-        last = len(spec.computational_stages) - 1
-        return NetworkSpec(
-            network,
-            spec.options.stages(last, activation_checkpointing=config.allow_recompute),
+        stages = spec.computational_stages
+        built = NetworkSpec(
+            build_stages(mode, stages, tensors, minimised, spec.eval_metrics_fn, spec.hooks),
+            spec.options.stages(len(stages) - 1, activation_checkpointing=config.allow_recompute),
             spec.options.accumulation.native(),
-            self._with_loss_scale(options) or self._on_used_devices(spec),
-            options.gradient_map,
         )
+        return self._with_gradient_options(built, spec.devices * self.ipu_config.num_replicas)
 
     def _check(self, spec: IPUPipelineEstimatorSpec, config: IPUConfig) -> None:
         """Check that numbers of micro-batches, stages and devices fit together.
@@ -192,12 +184,3 @@ class IPUPipelineEstimator(IPUEstimator):
             training=spec.mode == ModeKeys.TRAIN,
             name=_COUNT,
         )
-
-    def _on_used_devices(self, spec: IPUPipelineEstimatorSpec) -> convoy.Strategy | None:
-        """Return a strategy without the devices that hold no stage, if there are such."""
-        assert self.config.strategy is not None
-        devices = self.config.strategy.devices
-        used = spec.devices * self.ipu_config.num_replicas
-        if len(devices) == used:
-            return None
-        return convoy.Strategy(devices[:used], **self._strategy_options)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from convoy.estimator.user_functions import as_arguments, as_list
 from convoy.ipu import ipu_compiler, program
 from convoy.ipu.ipu_infeed_queue import IPUInfeedQueue
-from convoy.ipu.program import Sink
+from convoy.ipu.ipu_outfeed_queue import IPUOutfeedQueue
 from convoy.types import PyTree
 
 Body = Callable[..., PyTree]
@@ -49,20 +49,20 @@ def repeat(
     def loop(*values: jax.Array) -> PyTree:
         tape = program.tape()
         assert tape is not None
-        sinks: list[Sink] = []
+        outfeeds: list[IPUOutfeedQueue] = []
 
         def step(carried: Carry, element: PyTree) -> tuple[Carry, list[PyTree]]:
             outer, tape.puts = tape.puts, {}
             args, kwargs = as_arguments(element)
             results = _run_body(body, carried, *args, **kwargs)
             inner, tape.puts = tape.puts, outer
-            sinks[:] = [sink for sink, _ in inner.values()]
+            outfeeds[:] = [outfeed for outfeed, _ in inner.values()]
             return results, [value for _, value in inner.values()]
 
         elements = None if infeed_queue is None else tape.data(infeed_queue, n)
         carried, put = jax.lax.scan(step, list(map(jnp.asarray, values)), elements, length=n)
-        for sink, value in zip(sinks, put, strict=True):
-            tape.put(sink, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), value))
+        for outfeed, value in zip(outfeeds, put, strict=True):
+            tape.put(outfeed, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), value))
         return _unpack(carried)
 
     return _in_program(loop, inputs)

@@ -29,7 +29,7 @@ class GradientOptions:
         gradient_map: a function that changes the gradients of every micro-batch.
     """
 
-    optimizer: Optimizer
+    optimizer: Optimizer | None
     reduction: Reduction | None = None
     accumulation: Accumulation | None = None
     loss_scale: convoy.AutomaticLossScale | None = None
@@ -73,8 +73,8 @@ class IpuOptimizer:
 Optimizer: TypeAlias = keras.optimizers.Optimizer | IpuOptimizer | str
 
 
-def gradient_options(optimizer: Optimizer) -> GradientOptions:
-    """Return the options of an optimizer, wrapped or not."""
+def gradient_options(optimizer: Optimizer | None) -> GradientOptions:
+    """Return the options of an optimizer, wrapped or not; `None` has no options."""
     return (
         optimizer.options() if isinstance(optimizer, IpuOptimizer) else GradientOptions(optimizer)
     )

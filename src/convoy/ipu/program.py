@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -18,27 +18,11 @@ import numpy as np
 from convoy.engine.data.placement import AXIS, REPLICATED, SHARDED
 from convoy.engine.step.all_reduce import Reduction, trace_for_replicas
 from convoy.engine.step.replicate import over_replicas
-from convoy.types import PyTree, Shapes
+from convoy.types import PyTree
 
-
-class Source(Protocol):
-    """A queue that a program takes data from."""
-
-    def shapes(self) -> Shapes:
-        """Return the shapes and dtypes of an element."""
-        ...
-
-    def take(self, count: int) -> PyTree:
-        """Return the next elements, along a new first axis."""
-        ...
-
-
-class Sink(Protocol):
-    """A queue that a program puts results into."""
-
-    def put(self, values: PyTree) -> None:
-        """Add results along the first axis; with several replicas, the second axis counts those."""
-        ...
+if TYPE_CHECKING:
+    from convoy.ipu.ipu_infeed_queue import IPUInfeedQueue
+    from convoy.ipu.ipu_outfeed_queue import IPUOutfeedQueue
 
 
 @dataclass
@@ -46,34 +30,34 @@ class Tape:
     """The data that a program takes from queues and puts into them, while it is traced.
 
     Attributes:
-        given: the data of each loop over a source, in order; `None` in the first trace.
-        taken: each source, and the number of elements taken from it.
-        puts: each sink, and the values put into it along a first axis, by identity of the sink.
+        given: the data of each loop over an infeed, in order; `None` in the first trace.
+        taken: each infeed, and the number of elements taken from it.
+        puts: each outfeed, and the values put into it along a first axis, by its identity.
     """
 
     given: list[PyTree] | None = None
-    taken: list[tuple[Source, int]] = field(default_factory=list)
-    puts: dict[int, tuple[Sink, PyTree]] = field(default_factory=dict)
+    taken: list[tuple[IPUInfeedQueue, int]] = field(default_factory=list)
+    puts: dict[int, tuple[IPUOutfeedQueue, PyTree]] = field(default_factory=dict)
 
-    def data(self, source: Source, count: int) -> PyTree:
-        """Return the next elements of a source, for this replica."""
+    def data(self, infeed: IPUInfeedQueue, count: int) -> PyTree:
+        """Return the next elements of an infeed, for this replica."""
         number = len(self.taken)
-        self.taken.append((source, count))
+        self.taken.append((infeed, count))
         if self.given is not None:
             return jax.tree.map(lambda leaf: leaf[:, 0], self.given[number])
         return jax.tree.map(
-            lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), source.shapes()
+            lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), infeed.shapes()
         )
 
-    def put(self, sink: Sink, values: PyTree) -> None:
-        """Record the values that go into a sink.
+    def put(self, outfeed: IPUOutfeedQueue, values: PyTree) -> None:
+        """Record the values that go into an outfeed.
 
         Raises:
-            ValueError: if the program used the sink before.
+            ValueError: if the program used the outfeed before.
         """
-        if id(sink) in self.puts:
+        if id(outfeed) in self.puts:
             raise ValueError("A program uses an outfeed queue twice. Make a queue for each.")
-        self.puts[id(sink)] = sink, values
+        self.puts[id(outfeed)] = outfeed, values
 
 
 @dataclass
@@ -147,8 +131,8 @@ def _run(
     replicas = len(devices)
     mesh = jax.sharding.Mesh(np.array(devices), (AXIS,))
     arguments = tuple(inputs or ())
-    sinks: list[Sink] = []
-    taken: list[tuple[Source, int]] = []
+    outfeeds: list[IPUOutfeedQueue] = []
+    taken: list[tuple[IPUInfeedQueue, int]] = []
 
     def traced(arguments: tuple, given: list[PyTree] | None) -> tuple[PyTree, list[PyTree]]:
         own = Tape(given)
@@ -158,7 +142,7 @@ def _run(
                 outputs = function(*arguments)
         finally:
             _tape.reset(token)
-        sinks[:] = [sink for sink, _ in own.puts.values()]
+        outfeeds[:] = [outfeed for outfeed, _ in own.puts.values()]
         taken[:] = own.taken
         values = [jax.tree.map(lambda leaf: leaf[:, None], v) for _, v in own.puts.values()]
         return outputs, values
@@ -168,16 +152,16 @@ def _run(
     given = [
         jax.tree.map(
             lambda leaf, count=count: leaf.reshape(count, replicas, *leaf.shape[1:]),
-            source.take(count * replicas),
+            infeed.take(count * replicas),
         )
-        for source, count in taken
+        for infeed, count in taken
     ]
-    everywhere = jax.sharding.NamedSharding(mesh, REPLICATED)
-    divided = jax.sharding.NamedSharding(mesh, SHARDED)
+    replicated = jax.sharding.NamedSharding(mesh, REPLICATED)
+    sharded = jax.sharding.NamedSharding(mesh, SHARDED)
     outputs, values = jax.jit(program)(
-        jax.device_put(arguments, everywhere), jax.device_put(given, divided)
+        jax.device_put(arguments, replicated), jax.device_put(given, sharded)
     )
-    for sink, value in zip(sinks, values, strict=True):
+    for outfeed, value in zip(outfeeds, values, strict=True):
         host = jax.tree.map(np.asarray, value)
-        sink.put(jax.tree.map(lambda leaf: leaf[:, 0], host) if replicas == 1 else host)
+        outfeed.put(jax.tree.map(lambda leaf: leaf[:, 0], host) if replicas == 1 else host)
     return outputs

@@ -31,3 +31,13 @@ def test_values_along_an_axis_go_together(seed):
 def test_refuses_a_shape_of_draws_that_does_not_fit(shape):
     with pytest.raises(ValueError, match=r"does not fit \[4, 3\]\. Pass the same, or 1"):
         dropout(np.ones((4, 3), "float32"), noise_shape=shape)
+
+
+def test_dropout_keeps_the_mean():
+    x = np.ones(10000, "float32")
+    dropped = np.asarray(ipu.rand_ops.dropout(x, 0.25, seed=1))
+    assert set(np.unique(dropped)) == {0, np.float32(1 / 0.75)}
+    assert dropped.mean() == pytest.approx(1, abs=0.05)
+    assert ipu.rand_ops.dropout(x, 0) is x
+    with pytest.raises(ValueError, match="rate=1 is not"):
+        ipu.rand_ops.dropout(x, 1)

@@ -25,3 +25,26 @@ def test_two_replicas_reduce_their_numbers(configure, operation, expected):
 
     (found,) = ipu.ipu_compiler.compile(share)
     assert found.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("operation", "expected"),
+    [
+        ("COLLECTIVE_OP_ADD", [[6, 10], [14, 18], [22, 0], [0, 0]]),
+        ("COLLECTIVE_OP_MAX", [[3, 4], [5, 6], [7, 0], [0, 0]]),
+        ("COLLECTIVE_OP_MEAN", [[1.5, 2.5], [3.5, 4.5], [5.5, 0], [0, 0]]),
+        ("COLLECTIVE_OP_LOCAL", [[0, 1], [3, 4], [6, 0], [0, 0]]),
+    ],
+)
+def test_every_replica_keeps_its_share_of_a_reduction(on_four, operation, expected):
+    scatter = ipu.reduce_scatter_op.reduce_scatter
+    found = on_four(lambda x: scatter(x + np.arange(5, dtype="float32"), 4, op=operation))
+    assert found == expected
+
+
+def test_refuses_reductions_that_are_none():
+    scatter = ipu.reduce_scatter_op.reduce_scatter
+    with pytest.raises(ValueError, match="op='COLLECTIVE_OP_XOR' is unknown"):
+        scatter(np.zeros(2), 1, "COLLECTIVE_OP_XOR")
+    with pytest.raises(ValueError, match=r"one axis, but received \(2, 2\)"):
+        scatter(np.zeros((2, 2)), 1)

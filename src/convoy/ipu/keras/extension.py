@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import convoy
@@ -12,7 +12,7 @@ import keras
 from convoy import keras_bridge
 from convoy.engine.prepared_model import PreparedModel
 from convoy.engine.step.all_reduce import Reduction
-from convoy.estimator.network import configure_model
+from convoy.estimator.network import set_accumulation
 from convoy.estimator.spec import Stages
 from convoy.ipu import notice, optimizers
 from convoy.ipu.enums import ReplicatedMetricReductionMethod
@@ -20,6 +20,7 @@ from convoy.ipu.gradient_accumulation import Accumulation
 from convoy.ipu.keras import pipeline_stages, steps
 from convoy.ipu.keras.model_options import ModelOptions
 from convoy.ipu.keras.replica_metrics import PerReplica, counted_by_replica
+from convoy.ipu.serving import export_keras
 from convoy.pipeline.pipeline_stage import trace_stages
 from convoy.pipeline.stages import unchecked_stage_assignment
 from convoy.types import Data
@@ -46,7 +47,6 @@ _ADDED = (
     "set_replication_options",
     "set_infeed_queue_options",
     "set_outfeed_queue_options",
-    "export_for_ipu_serving",
     "save_assets",
     "load_assets",
 )
@@ -74,8 +74,9 @@ class Extensions(ModelOptions):
             name: getattr(self.model, name) for name in _REPLACED
         }
         # Without `setattr`, which Keras would treat as a change of the model's state.
-        for name in (*_REPLACED, *_ADDED):
-            vars(self.model)[name] = getattr(self, name)
+        attributes = vars(self.model)
+        attributes |= {name: getattr(self, name) for name in (*_REPLACED, *_ADDED)}
+        attributes["export_for_ipu_serving"] = partial(export_keras, self.model)
 
     def set_replication_options(
         self,
@@ -92,32 +93,6 @@ class Extensions(ModelOptions):
         )
         if self.model.compiled and self.compile_arguments is not None:
             self._compile(self.model.optimizer)
-
-    def export_for_ipu_serving(
-        self,
-        export_dir: str | Path,
-        batch_size: int | None = None,
-        output_names: Sequence[str] | str | None = None,
-        preprocessing_step: Callable[..., Any] | None = None,
-        preprocessing_step_signature: Sequence[Any] | None = None,
-        postprocessing_step: Callable[..., Any] | None = None,
-        postprocessing_step_signature: Sequence[Any] | None = None,
-        purge_export_dir: bool = False,
-    ) -> Callable[..., Any]:
-        """Export the model for `convoy serve`, with the arguments of `serving.export_keras`."""
-        from convoy.ipu.serving import export_keras  # serving is imported only when it is used
-
-        return export_keras(
-            self.model,
-            export_dir,
-            batch_size,
-            output_names,
-            preprocessing_step,
-            preprocessing_step_signature,
-            postprocessing_step,
-            postprocessing_step_signature,
-            purge_export_dir,
-        )
 
     def save_assets(self, folder: str) -> None:
         """Write the options; Keras calls this when it saves the model."""
@@ -350,7 +325,7 @@ class Extensions(ModelOptions):
         if options != self.applied:  # setting them again would compile again
             if stages is not None:
                 self.native["set_pipelining_options"](**stages.options)
-            configure_model(self.model, None, options[1].native())
+            set_accumulation(self.model, options[1].native())
             self.applied = options
         return replicas
 

@@ -19,6 +19,14 @@ from convoy.types import Json
 
 FILE = "convoy_ipu.json"
 
+_SAVED = {
+    "asynchronous_callbacks": "asynchronous",
+    "pipelining_accumulate_outfeed": "accumulate_outfeed",
+    "infeed_queue_options": "infeed_options",
+    "outfeed_queue_options": "outfeed_options",
+}
+"""Attributes that are saved as they are, by their keys in the file."""
+
 _STEPS = "gradient_accumulation_steps_per_replica"
 _ACCUMULATION_OPTIONS = (
     "dtype",
@@ -121,31 +129,23 @@ class ModelOptions:
     def set_infeed_queue_options(self, **kwargs: Any) -> None:
         """Accept options of the input queue; they have no effect."""
         known = ("device_ordinal", "optimise_latency", "prefetch_depth")
-        checks.known_names("set_infeed_queue_options", kwargs, known)
-        notice.no_effect("set_infeed_queue_options", dict.fromkeys(kwargs, True))
-        self.infeed_options = kwargs
+        self.infeed_options = _queue_options("set_infeed_queue_options", kwargs, known)
 
     def set_outfeed_queue_options(self, **kwargs: Any) -> None:
         """Accept options of the output queue; they have no effect."""
         known = ("buffer_depth", "optimise_latency")
-        checks.known_names("set_outfeed_queue_options", kwargs, known)
-        notice.no_effect("set_outfeed_queue_options", dict.fromkeys(kwargs, True))
-        self.outfeed_options = kwargs
+        self.outfeed_options = _queue_options("set_outfeed_queue_options", kwargs, known)
 
     def write(self, folder: str | Path, stages: list[int] | None) -> None:
         """Write the options and the stage of each layer into the folder of a saved model."""
         pipeline = self.pipeline
-        saved = {
+        saved = {key: getattr(self, name) for key, name in _SAVED.items()} | {
             _STEPS: self.accumulation.count,
             "gradient_accumulation_reduction_method": self.accumulation.method.name,
             "replicated_metric_reduction_method": self.metric_method.name,
-            "asynchronous_callbacks": self.asynchronous,
             f"pipelining_{_STEPS}": pipeline.count,
             "pipelining_device_mapping": pipeline.device_mapping,
-            "pipelining_accumulate_outfeed": self.accumulate_outfeed,
             "pipeline_stage_assignment": stages,
-            "infeed_queue_options": self.infeed_options,
-            "outfeed_queue_options": self.outfeed_options,
         }
         (Path(folder) / FILE).write_text(json.dumps(saved))
         unsaved = {
@@ -173,10 +173,8 @@ class ModelOptions:
         self.pipeline = PipelineOptions(
             saved[f"pipelining_{_STEPS}"], saved["pipelining_device_mapping"], method=method
         )
-        self.accumulate_outfeed = saved["pipelining_accumulate_outfeed"]
-        self.asynchronous = saved["asynchronous_callbacks"]
-        self.infeed_options = saved["infeed_queue_options"]
-        self.outfeed_options = saved["outfeed_queue_options"]
+        for key, name in _SAVED.items():
+            setattr(self, name, saved[key])
         return saved
 
 
@@ -184,3 +182,9 @@ def _micro_batches(count: int | None) -> int | None:
     if count is not None:
         checks.positive_int(_STEPS, count, "a number of micro-batches")
     return count
+
+
+def _queue_options(where: str, options: Json, known: tuple[str, ...]) -> Json:
+    checks.known_names(where, options, known)
+    notice.no_effect(where, dict.fromkeys(options, True))
+    return options

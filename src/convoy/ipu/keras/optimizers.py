@@ -110,27 +110,22 @@ class ALSOptimizer(IpuOptimizer):
     @property
     def loss_scaling_factor(self) -> float:
         """The current factor of the loss."""
-        scaling = self._scaling
-        return float(self.loss_scale.initial if scaling is None else scaling.loss_scale)
+        return float(self._scaling.loss_scale)
 
     @property
     def previous_loss_scaling_factor(self) -> float:
         """The factor of the loss before the last change."""
-        scaling = self._scaling
-        return float(self.loss_scale.initial if scaling is None else scaling.previous)
+        return float(self._scaling.previous)
 
     @property
     def update_counter(self) -> int:
         """Weight updates since the last change of the factor."""
-        scaling = self._scaling
-        return 0 if scaling is None else int(scaling.updates)
+        return int(self._scaling.updates)
 
     @property
     def histogram(self) -> np.ndarray:
         """Numbers of small and of large gradient elements since the last change."""
         scaling = self._scaling
-        if scaling is None:
-            return np.zeros(2, "float32")
         return np.array([scaling.counted - scaling.large, scaling.large], "float32")
 
     @property
@@ -146,10 +141,11 @@ class ALSOptimizer(IpuOptimizer):
                 variable.assign(value)
 
     @property
-    def _scaling(self) -> LossScaleState | None:
-        return (
-            None if self.model is None else PreparedModel.of(self.model).numerics.loss_scale_state
-        )
+    def _scaling(self) -> LossScaleState:
+        """The state of loss scaling; the initial one until a model is compiled."""
+        if self.model is None:
+            return self.loss_scale.begin()
+        return PreparedModel.of(self.model).numerics.loss_scale_state or self.loss_scale.begin()
 
     def options(self) -> GradientOptions:
         return replace(super().options(), loss_scale=self.loss_scale)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -11,6 +12,7 @@ import keras
 from convoy import keras_bridge
 from convoy.ipu.notice import log
 from convoy.pipeline.stages import calls_of, check_assignment
+from convoy.units import format_table
 
 
 class PipelineStage(convoy.PipelineStage):
@@ -123,12 +125,12 @@ def _functional(model: keras.Model) -> list[FunctionalLayerPipelineStageAssignme
         kind = ModelLayerPipelineStageAssignment
     found = []
     made_by: dict[int, keras.Operation] = {}
-    calls: dict[int, int] = {}
+    calls: Counter[int] = Counter()
     for call in calls_of(model):
-        number = calls.get(id(call.operation), 0)
-        calls[id(call.operation)] = number + 1
         sources = [made_by[tensor] for tensor in call.inputs if tensor in made_by]
-        found.append(kind(call.operation, number, inbound_layers=sources))
+        index = calls[id(call.operation)]
+        found.append(kind(call.operation, index, inbound_layers=sources))
+        calls[id(call.operation)] += 1
         made_by |= dict.fromkeys(call.outputs, call.operation)
     return found
 
@@ -201,34 +203,26 @@ def _check_in_order(layers: list[keras.Operation], stages: list[int]) -> None:
 
 def summary(model: keras.Model, found: Sequence[Assignment], line_length: int | None) -> list[str]:
     """Return the lines of a table of layers and their stages."""
-    rows: list[tuple[str, ...]] = []
-    for entry in found:
-        label = f"{entry.layer.name} ({type(entry.layer).__name__})"
-        if isinstance(entry, SequentialLayerPipelineStageAssignment):
-            rows.append((label, str(entry.pipeline_stage)))
-        else:
-            inputs = ", ".join(layer.name for layer in entry.inbound_layers)
-            rows.append((f"{label} ({entry.node_index})", inputs, str(entry.pipeline_stage)))
+    header: tuple[str, ...] = "Layer (type) (node index)", "Input layers", "Pipeline stage"
+    width = 89
     if is_sequential(model):
-        header: tuple[str, ...] = ("Layer (type)", "Pipeline stage")
-        places: tuple[float, ...] = (0.67, 1.0)
-    else:
-        header = ("Layer (type) (node index)", "Input layers", "Pipeline stage")
-        places = (0.5, 0.8, 1.0)
-    width = line_length or (60 if is_sequential(model) else 89)
-
-    def line(fields: Sequence[str]) -> str:
-        text = ""
-        for value, place in zip(fields, places, strict=True):
-            end = int(width * place)
-            text = (text + value)[: end - 1].ljust(end)
-        return text.rstrip()
-
+        header, width = ("Layer (type)", "Pipeline stage"), 60
+    first, *lines = format_table([header, *map(_row, found)])
+    width = line_length or max(width, *map(len, lines))
+    rule = "_" * width
     return [
         f"Model: {model.name!r}",
-        "_" * width,
-        line(header),
+        rule,
+        first,
         "=" * width,
-        *map(line, rows),
-        "_" * width,
+        *(line[:width] for line in lines),
+        rule,
     ]
+
+
+def _row(entry: Assignment) -> tuple[str, ...]:
+    label, stage = f"{entry.layer.name} ({type(entry.layer).__name__})", str(entry.pipeline_stage)
+    if isinstance(entry, SequentialLayerPipelineStageAssignment):
+        return label, stage
+    inputs = ", ".join(layer.name for layer in entry.inbound_layers)
+    return f"{label} ({entry.node_index})", inputs, stage

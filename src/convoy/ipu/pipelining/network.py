@@ -13,9 +13,8 @@ import convoy
 import jax
 import keras
 import numpy as np
-from convoy.engine.prepared_model import PreparedModel
 from convoy.engine.step.all_reduce import Reduction
-from convoy.estimator.network import LOSS, OutputLoss, configure_model
+from convoy.estimator.network import LOSS, OutputLoss, build_model
 from convoy.ipu.optimizers import GradientOptions, IpuOptimizer, gradient_options
 from convoy.ipu.pipelining.graph import Graph, PipelineInput, Stages, as_row, trace
 from convoy.ipu.pipelining.options import PipelineOptions
@@ -37,7 +36,7 @@ class Description:
         options: checked options, with the number of micro-batches and the device of each function.
         outfeed: outputs that go into the queue.
         name: name of the network.
-        activation_checkpointing: activation checkpointing: whether stages keep only their inputs.
+        activation_checkpointing: whether stages keep only their inputs for the backward pass.
         devices: the devices of all replicas.
         replicas: number of replicas.
         reduction: reduction of gradients over replicas; `None` if there is no strategy.
@@ -98,6 +97,13 @@ class Network:
         self.tensors = description.outfeed.chosen(graph.outputs, loss, training=training)
         results = self._results(graph, loss)
         self.names = list(results)
+        outputs = [tensor for name, tensor in results.items() if name != LOSS]
+        self.executions = self._executions_per_call([*data.specs, *outputs], repeat)
+        self.rows = self.executions * description.count * description.replicas
+        """Rows of a device call."""
+        self.outputs = [
+            MicroBatchOutputs(self.rows, t.shape[1:], str(t.dtype)) for t in outputs if training
+        ]
         strategy = convoy.Strategy(
             description.devices,
             reduction=gradients.reduction or description.reduction or "mean",
@@ -106,32 +112,24 @@ class Network:
         )
         if description.reports is not None:
             strategy.record(new_folder(description.reports))
-        with strategy.scope():
-            self.model = keras.Model(graph.rows, results, name=re.sub(r"\W", "_", description.name))
-        outputs = [tensor for name, tensor in results.items() if name != LOSS]
-        self.executions = self._executions_per_call([*data.specs, *outputs], repeat)
-        self.rows = self.executions * description.count * description.replicas
-        """Rows of a device call."""
-        self.outputs = [
-            MicroBatchOutputs(self.rows, t.shape[1:], str(t.dtype)) for t in outputs if training
-        ]
-        PreparedModel.of(self.model).gradient_map = gradients.gradient_map
-        self.model.compile(
-            gradients.optimizer,
+        options = description.options
+        self.model = build_model(
+            strategy,
+            graph.rows,
+            results,
+            gradient_map=gradients.gradient_map,
+            stages=options.stages(
+                graph.last, activation_checkpointing=description.activation_checkpointing
+            ),
+            accumulation=options.accumulation.native() if training else None,
+            name=re.sub(r"\W", "_", description.name),
+            optimizer=gradients.optimizer,
             loss={LOSS: OutputLoss(name=LOSS)} if training else None,
             metrics={f"output_{n}": [metric] for n, metric in enumerate(self.outputs)},
             steps_per_execution=self.executions * description.count,
         )
         if graph.minimised is not None and isinstance(graph.minimised.opt, IpuOptimizer):
             graph.minimised.opt.attach(self.model)
-        options = description.options
-        configure_model(
-            self.model,
-            options.stages(
-                graph.last, activation_checkpointing=description.activation_checkpointing
-            ),
-            options.accumulation.native() if training else None,
-        )
 
     def _gradient_options(self, graph: Graph) -> GradientOptions:
         """Return the options of the optimizer.

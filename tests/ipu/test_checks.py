@@ -1,0 +1,37 @@
+import pytest
+from convoy.ipu import checks
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.0, True, None])
+def test_a_number_is_a_positive_int(value):
+    checks.positive_int("size", 1)
+    with pytest.raises(ValueError, match=f"size={value!r} is not a number of samples. Pass an int"):
+        checks.positive_int("size", value, "a number of samples")
+
+
+def test_a_range_has_an_upper_bound_or_none():
+    for value in (None, 1, 3):
+        checks.in_range("depth", value, 1, 3)
+    checks.in_range("depth", 4, 1)
+    with pytest.raises(ValueError, match="depth=4 is not from 1 to 3"):
+        checks.in_range("depth", 4, 1, 3)
+    with pytest.raises(ValueError, match="depth=0 is not 1 or more"):
+        checks.in_range("depth", 0, 1)
+
+
+def test_a_multiple_is_suggested():
+    checks.multiple("steps", 4, "loop", 2)
+    with pytest.raises(ValueError, match=r"steps=5 is not a multiple of loop=2\. Pass 6"):
+        checks.multiple("steps", 5, "loop", 2)
+    with pytest.raises(RuntimeError, match="loop=2, so a device call would end inside of a weight"):
+        checks.multiple("steps", 5, "loop", 2, checks.INSIDE_OF_UPDATE, RuntimeError)
+
+
+def test_types_lengths_and_names_are_named_in_errors():
+    checks.instance("queue", None, list, "a list")
+    with pytest.raises(TypeError, match="queue is int, not a list"):
+        checks.instance("queue", 1, list, "a list")
+    with pytest.raises(ValueError, match="mapping has 1 entries, but there are 2 stages"):
+        checks.one_per_stage("mapping", [0], 2)
+    with pytest.raises(ValueError, match=r"f\(\) does not take 'b'. It takes a"):
+        checks.known_names("f", ["a", "b"], ["a"])
