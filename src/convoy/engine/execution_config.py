@@ -64,10 +64,11 @@ class ExecutionConfig:
     pipeline: Pipeline | None = None
 
     def __post_init__(self) -> None:
-        accumulated, dtype = self.gradient_accumulation, self.accumulation_dtype
-        if isinstance(accumulated, bool) or not isinstance(accumulated, int) or accumulated < 1:
+        micro_batches, dtype = self.gradient_accumulation, self.accumulation_dtype
+        is_number = isinstance(micro_batches, int) and not isinstance(micro_batches, bool)
+        if not is_number or micro_batches < 1:
             raise ValueError(
-                f"gradient_accumulation={accumulated!r} is not a number of micro-batches. "
+                f"gradient_accumulation={micro_batches!r} is not a number of micro-batches. "
                 "Pass 1 or more."
             )
         if dtype is not None and not jnp.issubdtype(jnp.dtype(dtype), jnp.floating):
@@ -106,10 +107,13 @@ class ExecutionConfig:
 
     def division(self, mode: Mode) -> StepDivision:
         """Return the division of data into steps."""
-        replicas, accumulated = self.placement.replicas, self.gradient_accumulation
+        replicas, gradient_accumulation = self.placement.replicas, self.gradient_accumulation
         if mode != "train":
             return StepDivision(replicas)
         if self.batch == "global":
-            return StepDivision(replicas, micro_batches_per_step=accumulated)
-        is_whole = replicas * accumulated == 1
-        return StepDivision(replicas, steps_per_update=accumulated, keeps_incomplete=is_whole)
+            return StepDivision(replicas, micro_batches_per_step=gradient_accumulation)
+        return StepDivision(
+            replicas,
+            steps_per_update=gradient_accumulation,
+            keeps_incomplete=self.micro_batches == 1,
+        )

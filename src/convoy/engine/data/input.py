@@ -180,5 +180,7 @@ def _check_batch(samples: int, batch: int, division: StepDivision, config: Execu
 
 def _factors(config: ExecutionConfig) -> str:
     replicas = f"{config.replicas} replicas"
-    accumulated = config.gradient_accumulation
-    return f"{replicas} x {accumulated} accumulated" if accumulated > 1 else replicas
+    gradient_accumulation = config.gradient_accumulation
+    if gradient_accumulation == 1:
+        return replicas
+    return f"{replicas} x {gradient_accumulation} accumulated"
