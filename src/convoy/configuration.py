@@ -26,6 +26,7 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
@@ -374,12 +375,13 @@ def _described(schema: type[Configuration]) -> dict[str, tuple[str, str]]:
     """Return the section and the text of each field that docstrings of a schema describe."""
     found: dict[str, tuple[str, str]] = {}
     section = name = ""
-    for line in (line for base in schema.__mro__ for line in (base.__doc__ or "").splitlines()):
+    docstrings = [inspect.cleandoc(base.__doc__ or "") for base in schema.__mro__]
+    for line in "\n".join(docstrings).splitlines():
         text = line.strip()
         indent = len(line) - len(line.lstrip())
-        if indent == 4:
+        if text and not indent:
             section, name = text.removesuffix(":"), ""
-        elif indent == 8 and ": " in text:
+        elif indent == 4 and ": " in text:
             name, _, text = text.partition(": ")
             found.setdefault(name, (section, text))
         elif text and name:

@@ -1,7 +1,7 @@
-"""The commands `convoy` and `poprun`, before Convoy and JAX are imported.
+"""Entry points of the commands `convoy` and `poprun`, which start without importing JAX.
 
-It is a package of its own because importing any module of `convoy` imports all of it, which takes
-two seconds: help, the version and the answer to a slip need none of it.
+This is a separate package because importing any module of `convoy` imports JAX and Keras, which
+takes two seconds. Help, the version and errors about unknown verbs do not need them.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 LEFT = 75
-"""The exit status of a run that was asked to leave: `EX_TEMPFAIL`, "try again later"."""
+"""The exit status of a preempted run: `EX_TEMPFAIL`, "try again later"."""
 
 
 def convoy() -> int:
     """Run `convoy`."""
     with ended_by_interrupt():
         from convoy_command.cli import main
-    with status_noticed():
+    with exit_status_reported():
         sys.exit(main())
 
 
@@ -33,11 +33,11 @@ def poprun() -> int:
 
 @contextmanager
 def ended_by_interrupt() -> Iterator[None]:
-    """Have Ctrl-C end the process at once, without a traceback.
+    """Let Ctrl-C end the process at once and without a traceback.
 
-    For imports: a `KeyboardInterrupt` in the middle of one shows many lines of other packages, and
-    some of these take it for an error of their own or drop it. A handler that somebody else has
-    chosen stays, and only the main thread may change one.
+    Use it around imports: a `KeyboardInterrupt` during an import prints a long traceback, and some
+    packages swallow it. A handler other than Python's default is not replaced, and only the main
+    thread may replace one.
     """
     handler = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
@@ -52,10 +52,11 @@ def ended_by_interrupt() -> Iterator[None]:
 
 
 @contextmanager
-def status_noticed() -> Iterator[None]:
-    """Tell the one of several processes that this may be with which exit status it ends.
+def exit_status_reported() -> Iterator[None]:
+    """Report the exit status to `convoy.distributed`, if the program has imported it.
 
-    It must know before it waits for the others at its end, and Python tells nobody.
+    At its end, one of several processes waits for the others, and must know its exit status before
+    that. Python has no hook for it.
     """
     status = 0
     try:

@@ -1,9 +1,9 @@
-"""Runs a Python program as Python itself would, and has its exit status noticed.
+"""Runs a Python program as Python itself would, and reports its exit status.
 
     python -m convoy_command.program script.py its arguments
     python -m convoy_command.program -m module its arguments
 
-Convoy and JAX are not imported: the program decides whether and when.
+Convoy and JAX are not imported, unless the program does so.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import runpy
 import sys
 from types import TracebackType
 
-from convoy_command import status_noticed
+from convoy_command import exit_status_reported
 
 _OWN = (__file__, runpy.run_path.__code__.co_filename)
 
 
 def main() -> None:
-    """Run the program that the arguments name."""
+    """Run the program in the arguments."""
     sys.argv = sys.argv[1:]
-    sys.excepthook = _show
-    with status_noticed():
+    sys.excepthook = _print_exception
+    with exit_status_reported():
         if sys.argv[0] == "-m":
             sys.argv = sys.argv[1:]
             runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
@@ -32,8 +32,10 @@ def main() -> None:
             runpy.run_path(sys.argv[0], run_name="__main__")
 
 
-def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Show an exception as if the program had been started without us."""
+def _print_exception(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Print an exception without the frames of this module."""
     while trace is not None and trace.tb_frame.f_code.co_filename in _OWN:
         trace = trace.tb_next
     sys.__excepthook__(kind, error.with_traceback(trace), trace)

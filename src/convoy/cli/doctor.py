@@ -1,4 +1,4 @@
-"""`convoy doctor`: what is installed, which devices and kernels there are, and what is wrong."""
+"""`convoy doctor`: prints versions, devices, kernels and problems of the installation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from convoy.cpu import threads
 from convoy_command.parser import Parser
 
 PACKAGE = "keras-convoy"
-# Those that are for users; the others are for work on Convoy itself.
+# The extras for users; the others are for the development of Convoy.
 EXTRAS = {"images": "ImageNet's files", "plot": "curves and charts", "serving": "convoy serve"}
 _REQUIREMENT = re.compile(r"(?P<name>[\w.-]+).*;.*extra == ['\"](?P<extra>\w+)['\"]")
 
@@ -32,23 +32,21 @@ def make_parser() -> Parser:
 def main(words: Sequence[str]) -> int:
     """Show what is installed, which devices and kernels there are, and what is wrong."""
     make_parser().parse_args(words)
-    rows = list(what_there_is())
+    rows = list(properties())
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         first, *more = value.splitlines() or [""]
         print(f"{name:<{width}}  {first}")
         for line in more:
             print(f"{'':<{width}}  {line}")
-    wrong = list(what_is_wrong())
-    for problem in wrong:
+    found = list(problems())
+    for problem in found or ["none"]:
         print(f"{'problems':<{width}}  {problem}")
-    if not wrong:
-        print(f"{'problems':<{width}}  none")
-    return 1 if wrong else 0
+    return 1 if found else 0
 
 
-def what_there_is() -> Iterator[tuple[str, str]]:
-    """Return names and values, in the order in which they are shown."""
+def properties() -> Iterator[tuple[str, str]]:
+    """Yield names and values in the order of the output."""
     yield "convoy", f"{convoy.__version__}, in {Path(convoy.__file__).parent}"
     yield "python", platform.python_version()
     for name in ("keras", "jax", "jaxlib", "numpy"):
@@ -65,8 +63,8 @@ def what_there_is() -> Iterator[tuple[str, str]]:
     yield "program cache", _cache()
 
 
-def what_is_wrong() -> Iterator[str]:
-    """Return a line for each thing that makes runs slower or fail, and what to do."""
+def problems() -> Iterator[str]:
+    """Yield a line for each cause of slow or failing runs, with its remedy."""
     status = cpu.status()
     if jax.default_backend() == "cpu" and not (status.active and status.native):
         yield (
@@ -110,7 +108,7 @@ def _cache() -> str:
 
 
 def _is_writable(folder: Path) -> bool:
-    """Say whether files can be made in a folder, or in the one where it would be made."""
+    """Return whether a folder, or the nearest one above that exists, is writable."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return os.access(folder, os.W_OK | os.X_OK)
