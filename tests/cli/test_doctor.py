@@ -14,7 +14,7 @@ def test_tells_versions_extras_devices_and_kernels(capsys):
 
 
 def test_kernels_that_are_off_are_wrong(monkeypatch, capsys):
-    monkeypatch.setenv(cpu.switch.VARIABLE, "0")
+    monkeypatch.setenv(cpu.registry.VARIABLE, "0")
     assert doctor.main([]) == 1
     assert "problems       convolutions are slow: CONVOY_CPU_KERNELS=0" in capsys.readouterr().out
 
@@ -23,13 +23,13 @@ def test_a_cache_that_cannot_be_written_is_wrong(monkeypatch, tmp_path):
     file = tmp_path / "file"
     file.touch(mode=0o400)
     monkeypatch.setattr(compilation_cache, "active", lambda: str(file / "programs"))
-    assert any("cannot be written" in problem for problem in doctor.what_is_wrong())
+    assert any("cannot be written" in problem for problem in doctor.problems())
 
 
 def test_what_is_missing_of_an_extra_is_named_with_the_command(monkeypatch):
     requires = ["jax>=0.10", "surely-missing>=1; extra == 'serving'", "numpy; extra == 'serving'"]
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: requires)
-    rows = dict(doctor.what_there_is())
+    rows = dict(doctor.properties())
     assert rows["serving"].startswith("without surely-missing: pip install surely-missing (")
     assert rows["plot"].startswith("installed")
 
