@@ -88,24 +88,19 @@ def _find(source: Path, split: str) -> Folder | None:
     return find_folder(source, split)
 
 
+@dataclass(frozen=True)
 class Annotations:
     """Labels, descriptions of classes and bounding boxes of the images.
 
-    Args:
+    Attributes:
         labels: label of each class, counted from 1; `None` numbers folders by name.
         texts: descriptions of the classes.
         boxes: bounding boxes of the objects in an image, by file name.
     """
 
-    def __init__(
-        self,
-        labels: Mapping[str, int] | None,
-        texts: Mapping[str, str],
-        boxes: Mapping[str, list[Area]],
-    ) -> None:
-        self.labels = labels
-        self.texts = texts
-        self.boxes = boxes
+    labels: Mapping[str, int] | None
+    texts: Mapping[str, str]
+    boxes: Mapping[str, list[Area]]
 
     @classmethod
     def read(cls, synsets: Path | None, metadata: Path | None, boxes: Path | None) -> Annotations:
