@@ -49,7 +49,7 @@ def test_a_picture_is_classified_and_other_files_are_refused(server, pictures, t
         rows = await tab.evaluate("document.getElementById('models').innerText")
         assert "pictures" in rows
         assert "available" in rows
-        assert await tab.evaluate("document.getElementById('asked').innerText") == "pictures"
+        assert await tab.evaluate("document.getElementById('target').innerText") == "pictures"
         lines = await tab.evaluate(TOLD)
         assert lines[0] == "half_plus_two takes arrays: see /v1/models/half_plus_two/metadata"
         assert len(lines) == 2
@@ -122,7 +122,7 @@ def test_the_model_that_is_asked_is_always_named(pictures, tmp_path):
 
     async def steps(tab):
         assert await tab.evaluate(SHOWN.format("chooser"))
-        assert await tab.evaluate("document.getElementById('asked').innerText") == "first"
+        assert await tab.evaluate("document.getElementById('target').innerText") == "first"
         await choose(tab, picture)
         await tab.until("document.querySelectorAll('#classes li').length == 5")
         await tab.evaluate(
@@ -130,7 +130,7 @@ def test_the_model_that_is_asked_is_always_named(pictures, tmp_path):
             "select.dispatchEvent(new Event('change'))"
         )
         # What the first has answered is not shown as the second's.
-        assert await tab.evaluate("document.getElementById('asked').innerText") == "second"
+        assert await tab.evaluate("document.getElementById('target').innerText") == "second"
         assert await tab.evaluate("document.querySelectorAll('#classes li').length") == 0
         await choose(tab, picture)
         await tab.until("document.querySelectorAll('#classes li').length == 5")

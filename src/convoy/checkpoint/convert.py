@@ -12,6 +12,7 @@ import numpy as np
 from convoy import keras_bridge
 from convoy.checkpoint import snapshot, store
 from convoy.checkpoint.errors import CheckpointError
+from convoy.checkpoint.folder import Folder
 from convoy.checkpoint.store import Checkpoint
 
 WEIGHTS = ("trainable", "non_trainable")
@@ -43,6 +44,24 @@ def to_model(checkpoint: Checkpoint) -> keras.Model:
         raise CheckpointError(f"The checkpoint's model cannot be built: {reason}") from error
     assign_weights(model, checkpoint)
     return model
+
+
+def load_model(path: Path) -> keras.Model:
+    """Load the model of a `.keras` file, a checkpoint, or the newest checkpoint of a folder.
+
+    Raises:
+        CheckpointError: if the path is none of these.
+    """
+    if path.suffix == ".keras":
+        return keras.models.load_model(path, compile=False)
+    if (path / store.MANIFEST).exists():
+        return to_model(store.read(path))
+    newest = Folder(path).newest() if path.is_dir() else None
+    if newest is None:
+        raise CheckpointError(
+            f"{path} is neither a .keras or .weights.h5 file, nor a folder with a checkpoint."
+        )
+    return to_model(newest[1])
 
 
 def assign_weights(model: keras.Model, checkpoint: Checkpoint) -> None:

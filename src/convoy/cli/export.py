@@ -1,16 +1,15 @@
-"""`convoy export`: from a checkpoint to a version that can be served."""
+"""`convoy export`: export of a trained model as a new version for a server."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import keras
-from convoy.checkpoint import CheckpointError, convert, store
-from convoy.checkpoint.folder import Folder
+from convoy.checkpoint import CheckpointError, convert
 from convoy.cli.train import parse
 from convoy.data.catalog import Normalisation
 from convoy.serving.export import BATCH_SIZES, Format, export
@@ -28,7 +27,7 @@ def main(words: Sequence[str], program: str = PROGRAM) -> int:
     try:
         model, settings = _find_model(options, rest, program)
         if options.class_names is not None:
-            settings["class_names"] = _names_in(options.class_names)
+            settings["class_names"] = _read_names(options.class_names)
         path = export(
             model,
             options.export_dir,
@@ -59,11 +58,17 @@ def make_parser(program: str = PROGRAM) -> argparse.ArgumentParser:
         "(default: random weights)",
     )
     parser.add_argument("--export-dir", type=Path, required=True, help="the model's folder")
-    parser.add_argument("--version", type=int, help="default: one more than the newest")
+    parser.add_argument("--version", type=int, help="version number (default: the newest plus one)")
     parser.add_argument(
-        "--batch-sizes", type=int, nargs="+", default=list(BATCH_SIZES), help="to compile for"
+        "--batch-sizes",
+        type=int,
+        nargs="+",
+        default=list(BATCH_SIZES),
+        help="batch sizes to compile for",
     )
-    parser.add_argument("--class-names", type=Path, help="a file with a name on each line")
+    parser.add_argument(
+        "--class-names", type=Path, help="a file with the name of a class on each line"
+    )
     parser.add_argument(
         "--format",
         choices=get_args(Format),
@@ -73,7 +78,7 @@ def make_parser(program: str = PROGRAM) -> argparse.ArgumentParser:
     parser.add_argument(
         "--preprocessing",
         choices=get_args(Normalisation),
-        help="take images as bytes, and normalise them so (default: as convoy train did)",
+        help="normalisation of uint8 images in the exported model (default: that of convoy train)",
     )
     return parser
 
@@ -81,22 +86,22 @@ def make_parser(program: str = PROGRAM) -> argparse.ArgumentParser:
 def _find_model(
     options: argparse.Namespace, rest: list[str], program: str
 ) -> tuple[keras.Model, dict[str, Any]]:
-    """Return the model, and the arguments of `export` that follow from where it came from."""
+    """Return the model, and the arguments of `export` that depend on its source."""
     given: Path | None = options.checkpoint
     if given is not None and not given.exists():
         raise ValueError(f"--checkpoint {given}: there is no such file or folder.")
     if given is None or given.name.endswith(".weights.h5") or (given / RECIPE).is_file():
-        return _of_training(given, rest, program)
+        return _model_of_training(given, rest, program)
     if rest:
-        raise ValueError(f"{rest[0]} is a flag of convoy train, or none. {given} needs none.")
-    model = _of_file(given)
-    before: Callable[[Any], Any] | None = None
-    if options.preprocessing is not None:
-        before = preprocessing_from_bytes(options.preprocessing)
-    return model, {"preprocessing": before}
+        raise ValueError(
+            f"{rest[0]} is not a flag of convoy export, and {given} needs no flags of convoy train."
+        )
+    model = convert.load_model(given)
+    kind = options.preprocessing
+    return model, {"preprocessing": None if kind is None else preprocessing_from_bytes(kind)}
 
 
-def _names_in(file: Path) -> list[str]:
+def _read_names(file: Path) -> list[str]:
     try:
         return [name for name in file.read_text().split("\n") if name]
     except OSError as error:
@@ -105,12 +110,12 @@ def _names_in(file: Path) -> list[str]:
         ) from None
 
 
-def _of_training(
+def _model_of_training(
     given: Path | None, rest: list[str], program: str
 ) -> tuple[keras.Model, dict[str, Any]]:
     run = given
     if given is not None and given.is_file():
-        # Checkpoints are in a folder inside of the run's.
+        # Checkpoints are in a subfolder of the run's folder.
         run = given.resolve().parent.parent
     if run is not None and (run / RECIPE).is_file():
         rest = ["--config-path", str(run / RECIPE), "--config", "run", *rest]
@@ -126,16 +131,3 @@ def _of_training(
     network = make_serving_model(flags, weights)
     settings = {"preprocessing": network.preprocessing, "class_names": network.class_names}
     return network.model, settings
-
-
-def _of_file(given: Path) -> keras.Model:
-    if given.suffix == ".keras":
-        return keras.models.load_model(given, compile=False)
-    if (given / store.MANIFEST).exists():
-        return convert.to_model(store.read(given))
-    newest = Folder(given).newest() if given.is_dir() else None
-    if newest is None:
-        raise ValueError(
-            f"{given} is neither a .keras or .weights.h5 file, nor a folder with a checkpoint."
-        )
-    return convert.to_model(newest[1])

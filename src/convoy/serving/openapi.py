@@ -1,4 +1,4 @@
-"""The server's REST APIs in OpenAPI's terms, for tools."""
+"""The OpenAPI description of the server's REST APIs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _ERROR: Json = {
     "required": ["error"],
 }
 _ERRORS = {
-    "400": "The request cannot be understood, or is not what the model takes.",
-    "401": "A token is asked for.",
+    "400": "The request is malformed, or does not fit the model's inputs.",
+    "401": "A token is required.",
     "404": "There is no such model or version.",
     "413": "The request is too large.",
-    "429": "Too many samples wait.",
+    "429": "Too many samples are waiting.",
     "503": "The model is being loaded.",
-    "504": "It took too long.",
+    "504": "The request took too long.",
 }
 
 
@@ -28,7 +28,7 @@ def describe(version: str) -> Json:
     """Return the description.
 
     Args:
-        version: of the server.
+        version: the server's version.
     """
     predict = {
         "type": "object",
@@ -66,10 +66,10 @@ def describe(version: str) -> Json:
         "/v1/models/{model}:classify": _post("Classes of examples", examples, ["results"]),
         "/v1/models/{model}:regress": _post("Values of examples", examples, ["results"]),
         "/v2": _get("The server", ["name", "version", "extensions"], of_model=False),
-        "/v2/health/live": _get("Whether it runs", ["live"], of_model=False),
-        "/v2/health/ready": _get("Whether it serves", ["ready"], of_model=False),
+        "/v2/health/live": _get("Whether the server runs", ["live"], of_model=False),
+        "/v2/health/ready": _get("Whether all models are available", ["ready"], of_model=False),
         "/v2/models/{model}": _get("A model's inputs and outputs", ["name", "inputs", "outputs"]),
-        "/v2/models/{model}/ready": _get("Whether a model is served", ["ready"]),
+        "/v2/models/{model}/ready": _get("Whether a model is available", ["ready"]),
         "/v2/models/{model}/infer": _post("Outputs for inputs", infer, ["model_name", "outputs"]),
     }
     return {
@@ -98,10 +98,10 @@ def _post(summary: str, body: Json, keys: list[str]) -> Json:
 
 
 def _responses(keys: list[str]) -> Json:
-    answer: Json = {"type": "object"}
+    response: Json = {"type": "object"}
     if keys:
-        answer["required"] = keys
-    described = {"200": ("The answer.", answer)}
+        response["required"] = keys
+    described = {"200": ("The response.", response)}
     described |= {status: (text, _ERROR) for status, text in _ERRORS.items()}
     return {
         status: {"description": text, "content": {"application/json": {"schema": schema}}}
