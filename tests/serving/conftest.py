@@ -3,6 +3,7 @@
 import convoy
 import keras
 import pytest
+from convoy import cpu
 from convoy.serving.batching import BatchOptions
 from convoy.serving.versions import ModelConfig, VersionPolicy
 from tests.serving.models import CLASSES, classifier, half_plus
@@ -43,3 +44,9 @@ def server(half_plus_two, pictures):
     ]
     with running(models, batching=BatchOptions(max_enqueued_samples=64)) as started:
         yield started
+
+
+@pytest.fixture
+def portable(monkeypatch):
+    """As on a machine without Convoy's kernels."""
+    monkeypatch.setattr(cpu, "fuses", lambda platform: False)

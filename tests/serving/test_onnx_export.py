@@ -1,4 +1,4 @@
-"""Exports that ONNX Runtime and TensorFlow load; their outputs are the model's."""
+"""Exports that ONNX Runtime loads; their outputs are the model's."""
 
 import sys
 
@@ -57,23 +57,6 @@ def test_batch_norm_is_folded_in_onnx(tmp_path):
     operations = {node.op_type for node in onnx.load(path / "model.onnx").graph.node}
     assert "Conv" in operations
     assert not {"BatchNormalization", "Sqrt", "Reciprocal"} & operations
-
-
-@pytest.mark.interop
-@parts.needs("TensorFlow")
-def test_tensorflow_computes_the_same(tmp_path, rng):
-    import tensorflow as tf
-
-    model = classifier()
-    path = convoy.export(
-        model, tmp_path, format="saved_model", preprocessing=layers.Rescaling(1 / 255)
-    )
-    loaded = tf.saved_model.load(str(path)).signatures["serving_default"]
-    for size in (1, 3):
-        images = rng.integers(0, 256, (size, 8, 8, 3)).astype(np.uint8)
-        found = loaded(image=tf.constant(images))["output_0"]
-        expected = model(images / np.float32(255))
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch):
