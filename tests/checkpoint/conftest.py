@@ -5,14 +5,18 @@ import subprocess
 
 import convoy
 import keras
+import ml_dtypes
 import numpy as np
 import pytest
+from convoy.checkpoint import store
+from convoy.checkpoint.folder import Folder, Position
 from convoy.engine.prepared_model import PreparedModel
 from convoy_command import cli
 from keras import layers
 from tests import parts
 
 SAMPLES = 48
+FIRST, SECOND = Position(0, 4), Position(1, 0)
 
 
 class StopError(Exception):
@@ -152,3 +156,31 @@ def run(plain, tmp_path_factory):
 def call():
     """Run `convoy checkpoint` with some arguments, and return its exit status."""
     return lambda *arguments: cli.main(["checkpoint", *map(str, arguments)])
+
+
+def content(seed=0):
+    rng = np.random.default_rng(seed)
+    arrays = {
+        "trainable/0/kernel": rng.normal(size=(3, 5)).astype("float32"),
+        "trainable/1/half": rng.normal(size=(4,)).astype(ml_dtypes.bfloat16),
+        "optimizer/0/iteration": np.array(seed, "int32"),
+        "metrics/0/none": np.zeros((0, 2), "float32"),
+        "numerics/0/flag": np.array([True, False]),
+    }
+    state = {"epoch": 1, "logs": {"loss": 0.1 + seed, "bad": float("nan")}, "pair": (1, 2)}
+    return store.Checkpoint(arrays, state, {"versions": {}}, '{"model": "é"}')
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two checkpoints; the second one is the newest."""
+    folder = Folder(tmp_path / "run")
+    folder.open_for_writing()
+    folder.write(FIRST, content(1))
+    folder.write(SECOND, content(2))
+    yield folder
+    folder.close()
+
+
+def newest_seed(folder):
+    return int(folder.newest()[1].arrays["optimizer/0/iteration"])

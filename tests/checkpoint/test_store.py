@@ -1,49 +1,18 @@
 """A checkpoint on disk is whole, or known not to be."""
 
-import json
 import os
 import resource
 import shutil
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import pytest
 from convoy.checkpoint import CheckpointError, DamagedError, store, tensors
 from convoy.checkpoint.folder import Folder, Position
 
-from .conftest import fill
+from .conftest import FIRST, SECOND, content, fill, newest_seed
 
 FILES = [store.MANIFEST, store.ARRAYS, store.MODEL]
-FIRST, SECOND = Position(0, 4), Position(1, 0)
-
-
-def content(seed=0):
-    rng = np.random.default_rng(seed)
-    arrays = {
-        "trainable/0/kernel": rng.normal(size=(3, 5)).astype("float32"),
-        "trainable/1/half": rng.normal(size=(4,)).astype(ml_dtypes.bfloat16),
-        "optimizer/0/iteration": np.array(seed, "int32"),
-        "metrics/0/none": np.zeros((0, 2), "float32"),
-        "numerics/0/flag": np.array([True, False]),
-    }
-    state = {"epoch": 1, "logs": {"loss": 0.1 + seed, "bad": float("nan")}, "pair": (1, 2)}
-    return store.Checkpoint(arrays, state, {"versions": {}}, '{"model": "é"}')
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """Two checkpoints; the second one is the newest."""
-    folder = Folder(tmp_path / "run")
-    folder.open_for_writing()
-    folder.write(FIRST, content(1))
-    folder.write(SECOND, content(2))
-    yield folder
-    folder.close()
-
-
-def newest_seed(folder):
-    return int(folder.newest()[1].arrays["optimizer/0/iteration"])
 
 
 def assert_falls_back(folder, match):
@@ -66,21 +35,6 @@ def test_what_is_read_is_what_was_written(folder):
     assert np.isnan(found.state["logs"]["bad"])
     assert found.state["pair"] == [1, 2]
     assert (found.about, found.model) == (wanted.about, wanted.model)
-
-
-def test_an_array_file_is_what_the_safetensors_format_says(folder):
-    data = (folder.at(FIRST) / store.ARRAYS).read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + length])
-    entry = header["trainable/0/kernel"]
-    assert (entry["dtype"], entry["shape"]) == ("F32", [3, 5])
-    begin, end = entry["data_offsets"]
-    found = np.frombuffer(data[8 + length :][begin:end], "<f4").reshape(3, 5)
-    np.testing.assert_array_equal(found, content(1).arrays["trainable/0/kernel"])
-    assert length % 8 == 0
-
-
-# Damage ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -136,14 +90,6 @@ def test_a_file_of_another_checkpoint_is_found(folder, name):
     assert_falls_back(folder, "damaged|renamed")
 
 
-def test_checkpoints_that_were_swapped_are_found(folder):
-    aside = folder.path / "aside"
-    folder.at(FIRST).rename(aside)
-    folder.at(SECOND).rename(folder.at(FIRST))
-    aside.rename(folder.at(SECOND))
-    assert_falls_back_to_nothing(folder)
-
-
 def test_arrays_that_were_swapped_within_the_file_are_found(folder):
     file = folder.at(SECOND) / store.ARRAYS
     data = file.read_bytes()
@@ -152,37 +98,12 @@ def test_arrays_that_were_swapped_within_the_file_are_found(folder):
     assert_falls_back(folder, "damaged|truncated")
 
 
-def assert_falls_back_to_nothing(folder):
-    with (
-        pytest.warns(UserWarning, match="has been renamed"),
-        pytest.raises(CheckpointError, match=r"All 2 checkpoints"),
-    ):
-        folder.newest()
-
-
-def test_damage_to_all_of_them_is_an_error_that_says_so(folder):
-    for position in (FIRST, SECOND):
-        (folder.at(position) / store.ARRAYS).write_bytes(b"")
-    with (
-        pytest.warns(UserWarning, match="The checkpoint before it is used"),
-        pytest.raises(CheckpointError, match=r"All 2 checkpoints .* are damaged"),
-    ):
-        folder.newest()
-
-
 def test_a_newer_format_is_refused_by_name(folder, monkeypatch):
     monkeypatch.setattr(store, "VERSION", 2)
     folder.write(Position(2, 0), content(3))
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match=r"version 2; this .* up to version 1"):
         folder.newest()
-
-
-def test_damaged_ones_are_set_aside_not_deleted(folder):
-    (folder.at(SECOND) / store.MODEL).unlink()
-    folder.set_aside_after(FIRST)
-    assert folder.positions() == [FIRST]
-    assert (folder.path / f"damaged-{SECOND.name}" / store.ARRAYS).exists()
 
 
 def test_a_pickle_is_not_loaded(folder):
@@ -258,37 +179,6 @@ def test_a_failure_at_any_point_of_writing_leaves_the_earlier_ones(folder, step,
         folder.write(Position(2, 0), content(3))
     monkeypatch.undo()
     assert sorted(folder.path.iterdir()) == before
-
-
-def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="cannot be used for checkpoints: Not a directory"):
-        Folder(tmp_path / "file" / "run").open_for_writing()
-
-
-def test_two_runs_cannot_write_to_one_folder(folder):
-    with pytest.raises(CheckpointError, match="Another run writes"):
-        Folder(folder.path).open_for_writing()
-    folder.close()
-    second = Folder(folder.path)
-    second.open_for_writing()
-    second.close()
-
-
-def test_what_a_killed_run_left_is_cleared_and_never_seen(folder):
-    folder.close()
-    half = folder.path / f"{store.UNFINISHED}{Position(2, 0).name}-1"
-    shutil.copytree(folder.at(SECOND), half)
-    (half / store.MANIFEST).unlink()
-    assert folder.positions() == [FIRST, SECOND]
-    folder.open_for_writing()
-    assert not half.exists()
-
-
-def test_only_those_that_are_kept_stay(folder):
-    folder.write(Position(2, 0), content(3))
-    folder.keep_only([FIRST, Position(2, 0)])
-    assert folder.positions() == [FIRST, Position(2, 0)]
 
 
 def test_the_hash_is_that_of_the_state(folder):
