@@ -79,7 +79,7 @@ class Trainer:
         from benchmarks.peers import keras_models
         from benchmarks.random_samples import random_samples
 
-        count = configuration.accumulation
+        count = configuration.gradient_accumulation
         strategy = convoy.Strategy(devices=devices, gradient_accumulation=count)
         with strategy.scope():
             self.model = getattr(keras_models, network.make)()
@@ -186,8 +186,8 @@ def report(rows: list[tuple[str, int, Any, float, list[float]]]) -> list[str]:
         errors.append(abs(predicted / measured - 1))
         way = f"{one.replicas} replicas" if one.replicas > 1 else f"{one.stages} stages"
         lines.append(
-            f"| {name} | {count} | {'one device' if count == 1 else way}, {one.accumulation} x "
-            f"{one.micro_batch} | {predicted:.4g} | {measured:.4g} [{min(rates):.4g} to "
+            f"| {name} | {count} | {'one device' if count == 1 else way}, "
+            f"{one.gradient_accumulation} x {one.micro_batch} | {predicted:.4g} | {measured:.4g} [{min(rates):.4g} to "
             f"{max(rates):.4g}] | {predicted / measured:.2f} |"
         )
     within = sum(error <= AIM for error in errors)

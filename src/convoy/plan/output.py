@@ -45,7 +45,7 @@ def row(prediction: Prediction) -> tuple[str, ...]:
         str(one.replicas),
         str(one.stages),
         str(one.micro_batch),
-        str(one.accumulation),
+        str(one.gradient_accumulation),
         one.schedule or "-",
         "yes" if one.activation_checkpointing else "no",
         format_number(prediction.throughput),
@@ -97,13 +97,13 @@ def timeline(predictor: Predictor, prediction: Prediction) -> str:
     """Render the timeline of one replica, for some of its micro-batches."""
     one = prediction.configuration
     if one.stages == 1:
-        steps = " ".join(f"F{m} B{m}" for m in range(min(one.accumulation, 4)))
-        return f"every device  {steps}{' ...' * (one.accumulation > 4)} exchange update"
+        steps = " ".join(f"F{m} B{m}" for m in range(min(one.gradient_accumulation, 4)))
+        return f"every device  {steps}{' ...' * (one.gradient_accumulation > 4)} exchange update"
     simulated = predictor.timeline(one, max_micro_batches=2 * one.stages)
     shortest = min(event.end - event.start for event in simulated.events)
     unit = max(shortest / 2, simulated.seconds / (WIDTH / 4))
-    shown = min(one.accumulation, 2 * one.stages)
-    title = f"{shown} of {one.accumulation} micro-batches, {1e3 * unit:.3g} ms a column"
+    shown = min(one.gradient_accumulation, 2 * one.stages)
+    title = f"{shown} of {one.gradient_accumulation} micro-batches, {1e3 * unit:.3g} ms a column"
     return "\n".join([title, *render_text(simulated, unit).splitlines()[:-1]])
 
 
@@ -207,7 +207,7 @@ def training_flags(prediction: Prediction, profile: Profile, common: Flags) -> F
     flags = common | {
         "num-replicas": one.replicas,
         "micro-batch-size": one.micro_batch,
-        "gradient-accumulation": one.accumulation,
+        "gradient-accumulation": one.gradient_accumulation,
     }
     if one.stages > 1:
         flags["pipeline-splits"] = [profile.names[cut] for cut in prediction.cuts]

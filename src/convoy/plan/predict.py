@@ -33,7 +33,7 @@ class ParallelConfiguration:
         replicas: number of replicas (data parallelism).
         stages: pipeline stages per replica, each on a device.
         micro_batch: samples per micro-batch.
-        accumulation: micro-batches per weight update and replica (gradient accumulation).
+        gradient_accumulation: micro-batches per weight update and replica.
         schedule: pipeline schedule; empty if there is one stage.
         activation_checkpointing: whether activations are recomputed in the backward pass.
     """
@@ -41,7 +41,7 @@ class ParallelConfiguration:
     replicas: int
     stages: int
     micro_batch: int
-    accumulation: int
+    gradient_accumulation: int
     schedule: str = ""
     activation_checkpointing: bool = False
 
@@ -51,7 +51,7 @@ class ParallelConfiguration:
 
     @property
     def global_batch(self) -> int:
-        return self.replicas * self.micro_batch * self.accumulation
+        return self.replicas * self.micro_batch * self.gradient_accumulation
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Predictor:
         self._cuts: dict[tuple, tuple[int, ...]] = {}
 
     def predict(self, configuration: ParallelConfiguration) -> Prediction:
-        stages, count = configuration.stages, configuration.accumulation
+        stages, count = configuration.stages, configuration.gradient_accumulation
         bubble = 0.0
         if stages == 1:
             compute = count * self._step_seconds(configuration)
@@ -121,14 +121,14 @@ class Predictor:
     def lower_bound(self, configuration: ParallelConfiguration) -> float:
         """Return a lower bound for the seconds of an update: those of the slowest stage."""
         if configuration.stages == 1:
-            return configuration.accumulation * self._step_seconds(configuration)
+            return configuration.gradient_accumulation * self._step_seconds(configuration)
         durations, _ = self._durations(configuration)
         pairs = zip(durations[Kind.FORWARD], durations[Kind.BACKWARD], strict=True)
-        return configuration.accumulation * max(f + b for f, b in pairs)
+        return configuration.gradient_accumulation * max(f + b for f, b in pairs)
 
     def timeline(self, configuration: ParallelConfiguration, max_micro_batches: int) -> Timeline:
         """Return the simulated timeline of one replica, for a limited number of micro-batches."""
-        count = min(configuration.accumulation, max_micro_batches)
+        count = min(configuration.gradient_accumulation, max_micro_batches)
         durations, transfers = self._durations(configuration)
         schedule = generate(configuration.schedule or DEFAULT, configuration.stages, count)
         return simulate(schedule, durations, transfers)
@@ -143,13 +143,13 @@ class Predictor:
             # All but the last segment run the forward pass twice.
             segments, _ = self._segments(configuration)
             seconds *= 1 + profile.forward_share * (segments - 1) / segments
-        if configuration.accumulation > 1:
+        if configuration.gradient_accumulation > 1:
             seconds += ADDITION * profile.weight_bytes / self.machine.update
         return seconds
 
     def _pipeline_seconds(self, configuration: ParallelConfiguration) -> tuple[float, float]:
         """Return the time of all micro-batches, and the work of one, summed over devices."""
-        count, stages = configuration.accumulation, configuration.stages
+        count, stages = configuration.gradient_accumulation, configuration.stages
         durations, transfers = self._durations(configuration)
 
         def simulated(count: int) -> float:
@@ -217,7 +217,7 @@ class Predictor:
 
     def _state(self, first: int, end: int, configuration: ParallelConfiguration) -> float:
         """Return the bytes of weights, gradients, optimizer slots and statistics."""
-        gradients = 1 if configuration.accumulation == 1 else 2
+        gradients = 1 if configuration.gradient_accumulation == 1 else 2
         statistics = self._sum("statistics", first, end)
         return self._weights(first, end) * (1 + gradients + self.slots) + statistics
 
@@ -258,7 +258,7 @@ class Predictor:
 
     def _peak_stash(self, configuration: ParallelConfiguration) -> tuple[int, ...]:
         """Return the maximum number of micro-batches that each stage holds at once."""
-        count = min(configuration.accumulation, STEADY * configuration.stages)
+        count = min(configuration.gradient_accumulation, STEADY * configuration.stages)
         schedule = generate(configuration.schedule, configuration.stages, count)
         return simulate(schedule).peak_stash
 

@@ -37,8 +37,8 @@ def forward(program, scaled=False):
     return program.forward([W], (X, CLASSES), inputs(), scaled)
 
 
-def backward_inputs(result, factor=None):
-    return BackwardInputs([W], result.residuals, ([OUTPUT_GRADIENT], []), factor)
+def backward_inputs(result, loss_scale=None):
+    return BackwardInputs([W], result.residuals, ([OUTPUT_GRADIENT], []), loss_scale)
 
 
 def accumulators():
@@ -105,7 +105,7 @@ def test_the_loss_scale_multiplies_the_stages_own_loss_and_gradients_are_counted
     program = make(loss_scale=StaticLossScale(8.0))
     result = forward(program, scaled=True)
     zeros = (jnp.float32(0), jnp.float32(0))
-    given = backward_inputs(result, factor=jnp.float32(8.0))
+    given = backward_inputs(result, loss_scale=jnp.float32(8.0))
     _, added, counts, _ = program.backward(given, accumulators(), zeros)
     np.testing.assert_allclose(added[0], expected_gradients(factor=8.0)[0], rtol=1e-5)
     assert len(counts) == 2

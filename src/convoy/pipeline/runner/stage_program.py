@@ -65,13 +65,13 @@ class BackwardInputs(NamedTuple):
         trainable: values of the trainable variables.
         residuals: residuals of the forward pass.
         gradients: for each output, the gradients that its readers have sent; none for integers.
-        factor: loss scale; `None` if the loss is not scaled.
+        loss_scale: loss scale; `None` if the loss is not scaled.
     """
 
     trainable: Arrays
     residuals: Residuals
     gradients: Sequence[Sequence[jax.Array]]
-    factor: jax.Array | None
+    loss_scale: jax.Array | None
 
 
 class ForwardResult(NamedTuple):
@@ -133,7 +133,7 @@ class StageProgram:
         scale: factor of the gradients that are accumulated.
         activation_checkpointing: whether to use activation checkpointing.
         transform: transform under which the function is traced.
-        loss_scale: loss scale that counts large gradients; `None` if the loss is not scaled.
+        loss_scale: settings of the loss scale; `None` if the loss is not scaled.
         records: whether every program returns a number of its own, which is ready when it has
             ended. Its other results may be donated to a later program before they are waited for.
         program: function that takes each program and its name, and returns the one to call.
@@ -193,8 +193,8 @@ class StageProgram:
         function = self._transform(self.function)
         (outputs, _), _ = jax.eval_shape(function, trainable, received, inputs)
         output_gradients = [output for output in outputs if has_gradient(output)]
-        factor = jax.ShapeDtypeStruct((), jnp.float32) if scaled else None
-        groups = (trainable, received, _data_last(inputs), output_gradients, factor)
+        loss_scale = jax.ShapeDtypeStruct((), jnp.float32) if scaled else None
+        groups = (trainable, received, _data_last(inputs), output_gradients, loss_scale)
         leaves, structure = jax.tree.flatten(groups)
         result_structure: jax.tree_util.PyTreeDef | None = None
 
@@ -251,7 +251,7 @@ class StageProgram:
         received: Received,
         data_last: tuple,
         output_gradients: Arrays,
-        factor: jax.Array | None,
+        loss_scale: jax.Array | None,
     ) -> PyTree:
         """Run forward and backward; integers have no gradient."""
         non_trainable, metrics, loss, data = data_last
@@ -265,7 +265,7 @@ class StageProgram:
 
         differentiable = [x for x in received if has_gradient(x)]
         (_, own), pullback, results = jax.vjp(compute, trainable, differentiable, has_aux=True)
-        scale = jnp.ones_like(own) if factor is None else factor
+        scale = jnp.ones_like(own) if loss_scale is None else loss_scale
         return results, *pullback((output_gradients, scale))
 
     # Programs.
@@ -297,7 +297,7 @@ class StageProgram:
 
     def _backward_values(self, inputs: BackwardInputs) -> Values:
         """Return the values from which the backward pass begins."""
-        traced, (trainable, residuals, gradients, factor) = self._traced, inputs
+        traced, (trainable, residuals, gradients, loss_scale) = self._traced, inputs
         if self.activation_checkpointing:
             received, stage_inputs = residuals
             data_last = _data_last(stage_inputs.with_batch(self.fetch))
@@ -307,7 +307,7 @@ class StageProgram:
             values.update(zip(traced.computed, residuals[0], strict=True))
             values.update(zip(traced.existing, residuals[1], strict=True))
         output_gradients = [sum(sent[1:], sent[0]) for sent in gradients if sent]
-        given = jax.tree.leaves((output_gradients, factor))
+        given = jax.tree.leaves((output_gradients, loss_scale))
         values.update(zip([*traced.inputs[3], *traced.inputs[4]], given, strict=True))
         return values
 

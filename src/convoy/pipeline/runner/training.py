@@ -243,7 +243,7 @@ class TrainingCall(PipelineCall):
             self.trainable(stage, replica),
             self.kept.pop((replica, stage, micro_batch)),
             self.communication.receive_backward(stage, micro_batch, replica),
-            self.update.factor(self.layout.mapping[stage], replica),
+            self.update.loss_scale(self.layout.mapping[stage], replica),
         )
 
     def _accumulators(self, stage: int, replica: int) -> tuple[Arrays, tuple[jax.Array, ...]]:

@@ -97,7 +97,7 @@ class RankUpdate:
         )
 
     def _reduce(
-        self, accumulators: Arrays, statistics: Arrays, factor: jax.Array | None
+        self, accumulators: Arrays, statistics: Arrays, loss_scale: jax.Array | None
     ) -> tuple[Arrays, Arrays, jax.Array, jax.Array | None]:
         """Reduce gradients and statistics over replicas, and divide by the loss scale.
 
@@ -111,8 +111,8 @@ class RankUpdate:
             gradients, sums = self.over_replicas(gradients, floating)
             statistics = [mean(*both) for both in zip(statistics, sums, strict=True)]
         finite = None
-        if factor is not None:
-            finite, gradients = all_finite(gradients), unscale(gradients, factor)
+        if loss_scale is not None:
+            finite, gradients = all_finite(gradients), unscale(gradients, loss_scale)
         squares = [jnp.sum(jnp.square(g.astype(jnp.float32))) for g in gradients]
         return gradients, statistics, sum(squares, jnp.float32(0)), finite
 
@@ -133,8 +133,8 @@ class RankUpdate:
             clipped = gradients
             if self.global_clipnorm is not None:
                 norm = jnp.sqrt(squared_norm)
-                factor = self.global_clipnorm / jnp.maximum(norm, self.global_clipnorm)
-                clipped = [gradient * factor.astype(gradient.dtype) for gradient in gradients]
+                shrink = self.global_clipnorm / jnp.maximum(norm, self.global_clipnorm)
+                clipped = [gradient * shrink.astype(gradient.dtype) for gradient in gradients]
             if self.settings.rounds and key is not None:
                 _, use = split_key(key)
                 new = apply_rounding(self.optimizer, slots, clipped, trainable, use, self.places)
@@ -160,18 +160,18 @@ def make_advance(settings: Settings) -> Callable[[Arrays, Arrays, Arrays, Arrays
     """
 
     def advance(values: Arrays, large: Arrays, counted: Arrays, finites: Arrays) -> Arrays:
-        scaling, key = unpack(values)
+        state, key = unpack(values)
         finite = jnp.bool_(True)
         for one in finites:
             finite &= one
         if settings.rounds:
             key = jnp.where(finite, split_key(key)[0], key)
         if settings.loss_scale is not None:
-            scaling = scaling._replace(
-                large=sum(large, scaling.large), counted=sum(counted, scaling.counted)
+            state = state._replace(
+                large=sum(large, state.large), counted=sum(counted, state.counted)
             )
-            scaling = settings.loss_scale.decide(scaling, finite)
-        return pack(scaling, key)
+            state = settings.loss_scale.decide(state, finite)
+        return pack(state, key)
 
     return jax.jit(advance)
 
@@ -224,10 +224,10 @@ class PipelineUpdate:
         """Copy the loss scale to all devices, and set the counts of large gradients to zero."""
         layout = self.layout
         scaled = self.numerics.settings.loss_scale is not None
-        factor = self.numerics.loss_scale(self.values)
-        self._factors = (
-            {rank: group.put(factor) for rank, group in layout.local_groups}
-            if factor is not None
+        loss_scale = self.numerics.loss_scale(self.values)
+        self._loss_scales = (
+            {rank: group.put(loss_scale) for rank, group in layout.local_groups}
+            if loss_scale is not None
             else {}
         )
         self.counts: dict[tuple[int, int], GradientCounts] = {}
@@ -238,13 +238,13 @@ class PipelineUpdate:
 
     @property
     def is_scaled(self) -> bool:
-        return bool(self._factors)
+        return bool(self._loss_scales)
 
-    def factor(self, rank: int, replica: int) -> jax.Array | None:
+    def loss_scale(self, rank: int, replica: int) -> jax.Array | None:
         """Return the loss scale on a device; `None` if the loss is not scaled."""
-        if not self._factors:
+        if not self._loss_scales:
             return None
-        return self.layout.groups[rank].split(self._factors[rank])[replica]
+        return self.layout.groups[rank].split(self._loss_scales[rank])[replica]
 
     def run(self, values: ReplicaValues, accumulators: ReplicaValues) -> None:
         """Update weights and statistics in `values`, and set the accumulators to zero."""
@@ -256,7 +256,7 @@ class PipelineUpdate:
             gradients[rank], means, squared_norms[rank], finite = update.reduce(
                 [joined(accumulators, variable, group) for variable in update.trainable],
                 [joined(values, variable, group) for variable in update.statistics],
-                self._factors.get(rank),
+                self._loss_scales.get(rank),
             )
             for variable, value in zip(update.statistics, means, strict=True):
                 _store(values, variable, group, value)
