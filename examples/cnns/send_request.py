@@ -1,9 +1,9 @@
-"""Export a model, serve it, and send images to it, as the serving example of Graphcore's CNNs does.
+"""Export a model, serve it and send images to it, like the serving example of Graphcore's CNNs.
 
 python examples/cnns/send_request.py --config mnist --checkpoint runs/... --batch-size 8 \
     --num-threads 4
 
-The model is described by the flags of `convoy train`, or by the run that --checkpoint is of.
+The flags of `convoy train`, or the run of --checkpoint, describe the model.
 """
 
 import argparse
@@ -20,15 +20,19 @@ def read_flags() -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--host", default="127.0.0.1", help="address of the server")
     parser.add_argument("--port", type=int, default=8500, help="its gRPC port")
-    parser.add_argument("--batch-size", type=int, default=1, help="images of one request")
-    parser.add_argument("--model-batch-size", type=int, default=16, help="of the exported model")
-    parser.add_argument("--num-threads", type=int, default=2, help="processes that send")
-    parser.add_argument("--num-images", type=int, default=1000, help="of each process")
-    parser.add_argument("--use-async", action="store_true", help="send on before an answer comes")
-    parser.add_argument("--verbose", action="store_true", help="tell the latency of each request")
+    parser.add_argument("--batch-size", type=int, default=1, help="images per request")
+    parser.add_argument(
+        "--model-batch-size", type=int, default=16, help="batch size of the exported model"
+    )
+    parser.add_argument("--num-threads", type=int, default=2, help="number of client processes")
+    parser.add_argument("--num-images", type=int, default=1000, help="images per process")
+    parser.add_argument(
+        "--use-async", action="store_true", help="send requests without waiting for responses"
+    )
+    parser.add_argument("--verbose", action="store_true", help="print the latency of each request")
     parser.add_argument("--checkpoint", help="as for convoy export (default: random weights)")
-    parser.add_argument("--real-images", metavar="DATASET", help="held-out images of a data set")
-    parser.add_argument("--dataset-path", default=".", help="folder of that data set")
+    parser.add_argument("--real-images", metavar="DATASET", help="send test images of a dataset")
+    parser.add_argument("--dataset-path", default=".", help="folder of the dataset")
     return parser.parse_known_args()
 
 
@@ -46,7 +50,7 @@ def main() -> int:
         serve += ["--batch-timeout-micros", "500"]
         server = subprocess.Popen(serve, stdout=subprocess.PIPE, text=True)
         try:
-            # The line that says that it is ready; nothing if it could not start.
+            # The server prints a line when it is ready, and none if it could not start.
             if server.stdout is None or not server.stdout.readline():
                 return 1
             return send(flags)
