@@ -34,6 +34,11 @@ def test_the_table_is_that_of_the_golden_file(frozen):
     frozen("cpu_kernels", "\n".join(row(name, kernel) for name, kernel in KERNELS.items()))
 
 
+def test_every_type_of_a_convolution_has_a_number_of_onednn():
+    forms = [kernel for name, kernel in KERNELS.items() if name.startswith("convolution, ")]
+    assert {dtype for kernel in forms for dtype in kernel.dtypes} <= set(kernel_table.ONEDNN_TYPES)
+
+
 def array(dtype, rank=4):
     return jax.ShapeDtypeStruct((2,) * rank, dtype)
 

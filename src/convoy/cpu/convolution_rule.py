@@ -10,15 +10,12 @@ import jax
 import numpy as np
 from convoy.cpu import kernel_table, library, lowering, threads, xla_convolution
 from convoy.cpu.convolution import ConvolutionParameters, OneDnnConvolution, recognise
-from convoy.cpu.kernel_table import KERNELS, CpuFeature
+from convoy.cpu.kernel_table import KERNELS, ONEDNN_TYPES, CpuFeature
 from convoy.cpu.lowering import Results, Value
 from jax import Array, lax
 from jax.core import ShapedArray
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
-
-# oneDNN's numbers for the types.
-_ONEDNN_TYPES = {"float16": 1, "bfloat16": 2, "float32": 3}
 
 
 def lower(ctx: mlir.LoweringRuleContext, lhs: Value, rhs: Value, **parameters: Any) -> Results:
@@ -82,7 +79,7 @@ def describe(convolution: OneDnnConvolution, dtype: np.dtype) -> np.ndarray:
     c = convolution
     rank = len(c.strides)
     grouped = len(c.weights.sizes) > rank + 2
-    numbers = [c.kind, _ONEDNN_TYPES[dtype.name], rank, grouped]
+    numbers = [c.kind, ONEDNN_TYPES[dtype.name], rank, grouped]
     for tensor in (c.source, c.weights, c.destination):
         numbers += [*tensor.sizes, *tensor.strides]
     # oneDNN counts the elements between two of a dilated kernel, JAX the step from one to the next.

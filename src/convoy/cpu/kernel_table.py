@@ -68,6 +68,9 @@ class Kernel:
         )
 
 
+# oneDNN's numbers for the types.
+ONEDNN_TYPES = MappingProxyType({"float16": 1, "bfloat16": 2, "float32": 3})
+
 FLOAT32 = MappingProxyType({"float32": CpuFeature.NONE})
 FLOAT32_AVX2 = MappingProxyType({"float32": CpuFeature.AVX2})
 ALL_FLOATS = MappingProxyType(
