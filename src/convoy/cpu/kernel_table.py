@@ -76,7 +76,7 @@ FLOAT32_AVX2 = MappingProxyType({"float32": CpuFeature.AVX2})
 ALL_FLOATS = MappingProxyType(
     FLOAT32 | {"bfloat16": CpuFeature.BFLOAT16, "float16": CpuFeature.FLOAT16}
 )
-# XLA's fast convolution is Eigen's, which has no bfloat16.
+# XLA has its fast convolution, Eigen's, for these two types only.
 XLA_FLOATS = MappingProxyType(FLOAT32 | {"float16": CpuFeature.NONE})
 
 # One to three spatial axes, with those of batch and channels.
