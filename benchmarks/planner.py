@@ -187,8 +187,8 @@ def report(rows: list[tuple[str, int, Any, float, list[float]]]) -> list[str]:
         way = f"{one.replicas} replicas" if one.replicas > 1 else f"{one.stages} stages"
         lines.append(
             f"| {name} | {count} | {'one device' if count == 1 else way}, "
-            f"{one.gradient_accumulation} x {one.micro_batch} | {predicted:.4g} | {measured:.4g} [{min(rates):.4g} to "
-            f"{max(rates):.4g}] | {predicted / measured:.2f} |"
+            f"{one.gradient_accumulation} x {one.micro_batch} | {predicted:.4g} | "
+            f"{measured:.4g} [{min(rates):.4g} to {max(rates):.4g}] | {predicted / measured:.2f} |"
         )
     within = sum(error <= AIM for error in errors)
     lines += [
