@@ -70,4 +70,4 @@ def exit_status_reported() -> Iterator[None]:
     finally:
         processes = sys.modules.get("convoy.distributed")
         if processes is not None:
-            processes.ends_with(status)
+            processes.set_exit_status(status)

@@ -1,4 +1,4 @@
-"""The place of a process in a run; what processes agree on is in `launch/test_command.py`."""
+"""Joining the processes of a run."""
 
 import os
 import socket
@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import convoy
-import numpy as np
 import pytest
 from convoy import distributed
 
@@ -38,36 +37,6 @@ def free_address():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{listener.getsockname()[1]}"
-
-
-def test_alone_unless_told_otherwise():
-    assert distributed.requested() is None
-    assert (distributed.count(), distributed.index(), distributed.is_first()) == (1, 0, True)
-    assert distributed.from_first({"a": 1}) == {"a": 1}
-    assert distributed.from_all("x") == ["x"]
-    assert distributed.any_of([True, False]) == [True, False]
-    assert distributed.who_has([True, False]) == [[0], []]
-    assert distributed.gathered(np.ones(2)).tolist() == [[1, 1]]
-    assert [total.tolist() for total in distributed.totals([np.ones(2)])] == [[1, 1]]
-
-
-@pytest.mark.parametrize(
-    ("variables", "message"),
-    [
-        (
-            {distributed.COUNT: "two", distributed.INDEX: "0"},
-            "CONVOY_PROCESSES='two' is not a number",
-        ),
-        ({distributed.COUNT: "2"}, "CONVOY_PROCESS='' is not a number"),
-        ({distributed.COUNT: "2", distributed.INDEX: "2"}, "CONVOY_PROCESS=2 does not exist"),
-    ],
-)
-def test_a_place_that_makes_no_sense_is_refused(monkeypatch, variables, message):
-    monkeypatch.setenv(distributed.COORDINATOR, "127.0.0.1:1")
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match=message):
-        distributed.requested()
 
 
 def test_a_port_that_is_taken_is_said():

@@ -1,0 +1,130 @@
+"""Exchange of host values between the processes of a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from convoy.distributed.process import count, index
+
+Json = Any  # a value that JSON can hold
+
+
+def from_first(value: Json) -> Json:
+    """Return the value of the first process."""
+    if count() == 1:
+        return value
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    length = int(_broadcast(np.int32(len(text))))
+    return json.loads(_broadcast(_padded(text, length)).tobytes())
+
+
+def arrays_from(process: int, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return the arrays of one process; all processes must pass the same shapes and types."""
+    if count() == 1 or not arrays:
+        return list(arrays)
+    # As bytes: JAX broadcasts by adding zeros, which turns -0.0 into 0.0.
+    own = np.concatenate([np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in arrays])
+    sent, found, start = _broadcast(own, process), [], 0
+    for array in arrays:
+        end = start + array.nbytes
+        found.append(sent[start:end].copy().view(array.dtype).reshape(array.shape))
+        start = end
+    return found
+
+
+def arrays_from_first(arrays: list[np.ndarray]) -> list[np.ndarray]:
+    """Return the arrays of the first process; all must pass the same shapes and types."""
+    return arrays_from(0, arrays)
+
+
+def who_has(flags: list[bool]) -> list[list[int]]:
+    """Return for each flag the indices of the processes in which it is set."""
+    if count() == 1:
+        return [[0] if flag else [] for flag in flags]
+    rows = _gather(np.array(flags, bool).reshape(-1))
+    return [[process for process, flag in enumerate(column) if flag] for column in rows.T]
+
+
+def from_all(value: Json) -> list[Json]:
+    """Return the values of all processes, in the order of the processes."""
+    if count() == 1:
+        return [value]
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    lengths = _gather(np.int32(len(text)))
+    rows = _gather(_padded(text, int(lengths.max())))
+    return [json.loads(row[:length].tobytes()) for row, length in zip(rows, lengths, strict=True)]
+
+
+def any_of(flags: list[bool]) -> list[bool]:
+    """Return for each flag whether it is set in any process."""
+    if count() == 1:
+        return flags
+    return [any(process) for process in zip(*_gather(np.array(flags)).tolist(), strict=True)]
+
+
+def totals(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return the sum of each array over all processes."""
+    if count() == 1 or not arrays:
+        return list(arrays)
+    return [rows.sum(axis=0, dtype=rows.dtype) for rows in _gather(list(arrays))]
+
+
+def gathered(array: np.ndarray) -> np.ndarray:
+    """Return the arrays of all processes, stacked; all must pass the same shape and type."""
+    if count() == 1:
+        return array[None]
+    # As bytes: JAX would narrow 64 bits to 32.
+    rows = _gather(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return rows.view(array.dtype).reshape(-1, *array.shape)
+
+
+def check_same(what: str, described: dict[str, Json]) -> None:
+    """Check that all processes have the same settings.
+
+    Args:
+        what: name of the settings, for the error message.
+        described: settings by name.
+
+    Raises:
+        RuntimeError: in every process, with the first difference.
+    """
+    first, *others = from_all(described)
+    for number, other in enumerate(others, start=1):
+        for name in first | other:
+            if first.get(name) != other.get(name):
+                raise RuntimeError(
+                    f"Process {number} has another {what} than process 0: {name} is "
+                    f"{other.get(name)!r} there, and {first.get(name)!r} here. Run the same "
+                    "script with the same flags and versions in all processes."
+                )
+
+
+def wait_for_all(what: str) -> None:
+    """Wait until all processes have reached this point."""
+    if count() > 1:
+        from jax.experimental import multihost_utils
+
+        multihost_utils.sync_global_devices(what)
+
+
+def _broadcast(array: Any, process: int = 0) -> Any:
+    from jax.experimental import multihost_utils
+
+    return multihost_utils.broadcast_one_to_all(array, is_source=index() == process)
+
+
+def _gather(tree: Any) -> Any:
+    from jax.experimental import multihost_utils
+
+    return jax.tree.map(np.asarray, multihost_utils.process_allgather(tree))
+
+
+def _padded(text: np.ndarray, length: int) -> np.ndarray:
+    """Pad or truncate a text to a length; a truncated one is not the one that is read."""
+    row = np.zeros(length, np.uint8)
+    row[: len(text)] = text[:length]
+    return row
