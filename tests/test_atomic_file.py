@@ -1,11 +1,11 @@
 import pytest
-from convoy.atomic_file import written_whole
+from convoy.atomic_file import atomic_write
 
 
 def test_a_file_keeps_its_content_until_the_new_one_is_whole(tmp_path):
     path = tmp_path / "file.txt"
     path.write_text("old")
-    with written_whole(path) as unfinished:
+    with atomic_write(path) as unfinished:
         unfinished.write_text("new")
         assert path.read_text() == "old"
         assert unfinished.name == path.name
@@ -14,7 +14,7 @@ def test_a_file_keeps_its_content_until_the_new_one_is_whole(tmp_path):
 
 
 def test_what_is_unfinished_is_not_found_by_its_ending(tmp_path):
-    with written_whole(tmp_path / "file.txt") as unfinished:
+    with atomic_write(tmp_path / "file.txt") as unfinished:
         unfinished.write_text("ne")
         assert not list(tmp_path.glob("*.txt"))
         unfinished.write_text("new")
@@ -22,7 +22,7 @@ def test_what_is_unfinished_is_not_found_by_its_ending(tmp_path):
 
 def test_what_failed_leaves_nothing(tmp_path):
     def write():
-        with written_whole(tmp_path / "file.txt") as unfinished:
+        with atomic_write(tmp_path / "file.txt") as unfinished:
             unfinished.write_text("ne")
             raise OSError("the disk is full")
 
@@ -33,7 +33,7 @@ def test_what_failed_leaves_nothing(tmp_path):
 
 def test_several_write_to_places_of_their_own(tmp_path):
     path = tmp_path / "file.txt"
-    with written_whole(path) as ours, written_whole(path) as someone_elses:
+    with atomic_write(path) as ours, atomic_write(path) as someone_elses:
         ours.write_text("ours")
         someone_elses.write_text("someone else's")
     assert path.read_text() == "ours"

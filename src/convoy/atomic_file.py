@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
-    """Give a place to write a file to, which is moved to its own at the end, if nothing fails.
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Write a file through a temporary one, which replaces it at the end if nothing fails.
 
-    The file has its old content until then. Others may write it at the same time; it is the last
-    one's.
+    The file keeps its old content until then. If several processes write it, the last one wins.
 
     Example:
-        >>> with written_whole(path) as unfinished:
+        >>> with atomic_write(path) as unfinished:
         ...     unfinished.write_text(text)
     """
-    # In a folder, so that it has its name, and nobody who looks for names beside it finds it.
+    # In a hidden folder: the temporary file keeps its name, and no search by pattern finds it.
     with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=path.parent) as folder:
         unfinished = Path(folder) / path.name
         yield unfinished

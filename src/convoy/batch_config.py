@@ -1,4 +1,4 @@
-"""The arithmetic of batches: micro-batches, replicas, accumulation, weight updates, epochs."""
+"""Batch sizes: micro-batches, replicas, gradient accumulation, weight updates and epochs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """How many samples make a weight update, and how they are divided.
+    """The batch of a weight update, and its division.
 
     Args:
-        micro_batch: samples that a replica takes at a time.
-        replicas: copies of the model.
-        accumulation: micro-batches per weight update and replica.
+        micro_batch: number of samples in a micro-batch of one replica.
+        replicas: number of replicas.
+        accumulation: number of micro-batches per weight update and replica.
 
     Raises:
         ValueError: if one of them is not a positive number.
@@ -32,9 +32,9 @@ class BatchConfig:
 
     @classmethod
     def of_global(cls, global_batch: int, micro_batch: int, replicas: int = 1) -> BatchConfig:
-        """Choose the accumulation that comes nearest to a global batch.
+        """Choose the accumulation that comes nearest to a global batch size.
 
-        Where micro-batches and replicas do not divide it, a warning says what it becomes.
+        If the global batch is not divisible, a warning states the size that is used.
         """
         if global_batch < 1:
             raise ValueError(f"global_batch={global_batch} is not a positive whole number.")
@@ -51,18 +51,18 @@ class BatchConfig:
 
     @property
     def global_batch(self) -> int:
-        """Samples in a weight update."""
+        """Number of samples in a weight update."""
         return self.micro_batch * self.replicas * self.accumulation
 
     @property
     def micro_batches_per_update(self) -> int:
-        """Micro-batches in a weight update, over all replicas."""
+        """Number of micro-batches in a weight update, over all replicas."""
         return self.replicas * self.accumulation
 
     def updates_per_epoch(self, samples: int) -> int:
-        """Return how many whole weight updates some samples make."""
+        """Return the number of complete weight updates in an epoch."""
         return samples // self.global_batch
 
     def micro_batches_per_epoch(self, samples: int) -> int:
-        """Return how many micro-batches, over all replicas, these updates take."""
+        """Return the number of micro-batches in these updates, over all replicas."""
         return self.updates_per_epoch(samples) * self.micro_batches_per_update

@@ -1,4 +1,4 @@
-"""Compiled programs are kept on disk, so that a second run starts at once."""
+"""Persistent cache of compiled programs, so that a second run starts at once."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def enable() -> None:
 
 
 def use(folder: Path) -> None:
-    """Keep programs in a folder from now on, unless the user has chosen one by the variable."""
+    """Use another folder for the cache from now on, unless the variable names one."""
     if os.environ.get(VARIABLE) or active() == str(folder):
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    compilation_cache.reset_cache()  # JAX looks at the folder once, before the first program
+    compilation_cache.reset_cache()  # JAX opens the folder once, before the first program
 
 
 def folder() -> Path:
-    """Return the user's cache folder for programs of this machine's kind of CPU.
+    """Return the user's cache folder for programs that are compiled for this CPU model.
 
-    A compiled program holds the CPU's own instructions, so a home folder that machines share
-    must not hand one machine's programs to another.
+    A compiled program contains instructions that another CPU may lack, and machines may share a
+    home folder.
     """
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return home / "convoy" / "programs" / _cpu_identity()
@@ -50,5 +50,5 @@ def _cpu_identity() -> str:
 
 
 def active() -> str | None:
-    """Return the folder in which JAX keeps programs, or `None`."""
+    """Return the folder of JAX's persistent cache, or `None`."""
     return jax.config.jax_compilation_cache_dir or None  # type: ignore[attr-defined]

@@ -1,13 +1,13 @@
-"""Operations over all replicas, for use inside layers and losses.
+"""Collective operations over all replicas, for use inside of layers and losses.
 
-Where a step runs on one device, or the same whole batch on every device, there is one replica, and
-they return what they are given.
+If a step runs on one device, or on the same global batch on every device, there is one replica, and
+each operation returns its argument.
 
 Example:
 ```python
 class SharedMean(keras.layers.Layer):
     def call(self, inputs):
-        return inputs - convoy.cross_replica.mean(keras.ops.mean(inputs, axis=0))
+        return inputs - convoy.cross_replica.mean(keras.ops.mean(inputs, axis=0, keepdims=True))
 ```
 """
 
@@ -31,10 +31,10 @@ def mean(x: Any) -> Any:
 
 
 def gather(x: Any, axis: int = 0) -> Any:
-    """Return the arrays of all replicas, joined along an axis in the order of the replicas."""
+    """Return the arrays of all replicas, concatenated along an axis in the replicas' order."""
     return jax.lax.all_gather(x, AXIS, axis=axis, tiled=True) if count() > 1 else x
 
 
 def count() -> int:
-    """Return how many replicas run what is being traced."""
+    """Return the number of replicas that run the code that is being traced."""
     return replicas_in_trace()

@@ -1,4 +1,4 @@
-"""Which devices a strategy runs on."""
+"""Selection of the devices that a strategy runs on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PER_REPLICA = "CONVOY_DEVICES_PER_REPLICA"
 
 
 def requested() -> int | None:
-    """Return the number of devices that the environment asks for.
+    """Return the number of devices in the variable `CONVOY_DEVICES`, or `None`.
 
     Raises:
         ValueError: if the variable holds anything but a positive number.
@@ -36,16 +36,16 @@ def requested() -> int | None:
 
 
 def per_replica() -> int | None:
-    """Return the number of devices that `convoy launch` was told to give each replica."""
+    """Return the number of devices per replica that `convoy launch` has set, or `None`."""
     text = os.environ.get(PER_REPLICA, "")
     return int(text) if text.isdigit() else None
 
 
 def provide_virtual(count: int) -> None:
-    """Have JAX split the CPU into `count` devices, if it has not started yet."""
+    """Split the CPU into `count` devices of JAX, if JAX has not started yet."""
     if count <= jax.config.jax_num_cpu_devices:  # type: ignore[attr-defined]
         return
-    # Refused once JAX runs: `select` then makes devices beside those that it has.
+    # JAX refuses this after it has started: `select` then creates additional devices.
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", count)
 
@@ -53,15 +53,15 @@ def provide_virtual(count: int) -> None:
 def select(devices: int | Sequence[jax.Device] | None) -> tuple[jax.Device, ...]:
     """Return the devices to run on.
 
-    Where JAX runs already, with fewer parts of the CPU than asked for, the CPU is split once more:
-    these devices are none of `jax.devices()`, but arrays move to them as to any other.
+    If JAX has already started with fewer CPU devices than requested, the CPU is split once more.
+    The new devices are not in `jax.devices()`, but arrays can be moved to them as to any other.
 
     Args:
-        devices: how many, or which ones; `None` takes the number from `CONVOY_DEVICES`, else one.
-            In a run of several processes it is all of theirs.
+        devices: number of devices, or the devices themselves. `None` takes the number from
+            `CONVOY_DEVICES`, else 1; in a run of several processes it means all of their devices.
 
     Raises:
-        ValueError: if there are fewer devices than that.
+        ValueError: if there are too few devices.
     """
     if distributed.count() > 1:
         return _of_all_processes(devices)
@@ -89,7 +89,7 @@ def select(devices: int | Sequence[jax.Device] | None) -> tuple[jax.Device, ...]
 
 
 def memory(devices: tuple[jax.Device, ...]) -> int:
-    """Return the bytes of memory that one of some devices has; virtual ones share the host's."""
+    """Return the memory of one of the devices in bytes; virtual devices divide the host's."""
     own = next(device for device in devices if device.process_index == distributed.index())
     stats = own.memory_stats() if own.platform != "cpu" else None
     if stats and "bytes_limit" in stats:
@@ -99,7 +99,7 @@ def memory(devices: tuple[jax.Device, ...]) -> int:
 
 
 def for_replicas(devices: tuple[jax.Device, ...], replicas: int | None) -> tuple[jax.Device, ...]:
-    """Return the devices that hold a replica; name those that are left over.
+    """Return one device for each replica; warn about devices that stay unused.
 
     Raises:
         ValueError: if there are fewer devices than replicas.
@@ -124,14 +124,14 @@ def for_replicas(devices: tuple[jax.Device, ...], replicas: int | None) -> tuple
 
 @cache
 def _split_again(count: int) -> tuple[jax.Device, ...]:
-    """Split the CPU into devices beside those that JAX has, as it cannot be told of more."""
+    """Create a second CPU client with more devices, since that of JAX cannot be changed."""
     threads.expect_devices(count)
     client: Any = xla_client.make_cpu_client(num_devices=count)
     return tuple(client.devices())
 
 
 def _of_all_processes(devices: int | Sequence[jax.Device] | None) -> tuple[jax.Device, ...]:
-    """Return the devices of all processes: none can be left out of what they do together."""
+    """Return the devices of all processes; collective operations need every one of them."""
     present = tuple(jax.devices())
     asked = devices if isinstance(devices, int) or devices is None else len(devices)
     if asked not in (None, len(present)):

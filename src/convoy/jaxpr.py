@@ -1,4 +1,10 @@
-"""A function of arrays as one flat list of equations, to be rewritten and divided."""
+"""Flat traces of functions: lists of JAX's equations that can be rewritten and divided.
+
+JAX keeps a jitted or differentiated function as one equation with an inner jaxpr. `Trace` inlines
+these, so that one list holds every operation:
+
+    y = jit(relu)(sin(x)) + 1        sin x -> a;  max a 0 -> b;  add b 1 -> y
+"""
 
 from __future__ import annotations
 
@@ -16,8 +22,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 Atom = Any  # a `Var` or a `Literal`; JAX does not say that their abstract values are arrays
 Values = dict[Var, Any]
 
-# Where the equations of a nested function are. What these add is for gradients and for the
-# compiler's own bookkeeping, and without meaning to a program that is only run.
+# The parameter that holds the inner jaxpr of a nested function. What these primitives add (rules
+# for gradients, boundaries of compilation) has no meaning in a program that is only run.
 _NESTED = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
@@ -26,13 +32,13 @@ _NESTED = {
     "custom_vjp_call": "call_jaxpr",
 }
 
-# Elements of an array that is worth keeping although it is larger than what it is made from.
+# Number of elements up to which an array is kept although it is larger than its sources.
 _SMALL = 1 << 16
 
 
 @dataclass(frozen=True)
 class Trace:
-    """A traced function without nested ones and without what nobody reads."""
+    """A traced function without nested functions and without unused equations."""
 
     inputs: Sequence[Var]
     outputs: Sequence[Atom]
@@ -46,12 +52,12 @@ class Trace:
         arguments: Sequence[Any],
         axes: Mapping[str, int] = MappingProxyType({}),
     ) -> Trace:
-        """Trace a function of flat arguments, given their shapes and types.
+        """Trace a function of flat arguments.
 
         Args:
-            function: what to trace.
-            arguments: their shapes and types.
-            axes: the names and sizes of the mesh axes that it may refer to.
+            function: function to trace.
+            arguments: shapes and types of its arguments.
+            axes: names and sizes of the mesh axes that it may refer to.
         """
         make = partial(jax.make_jaxpr, axis_env=list(axes.items()))
         nested = make(function)(*arguments)
@@ -66,13 +72,13 @@ class Trace:
         return any(equation.effects for equation in self.equations)
 
     def made_from(self, sources: Collection[Var]) -> set[Var]:
-        """Return what can be computed from some inputs alone, and is worth to be kept.
+        """Return the values that depend on some inputs alone and are worth keeping.
 
-        A value that depends on no input at all is not among them, nor one that is much larger than
-        what it is made from: to keep it would cost more than to compute it again.
+        Excluded are values that depend on no input at all, and values that are much larger than
+        their sources: keeping them costs more than computing them again.
         """
         found = set(sources)
-        free = set(self.constants)
+        free = set(self.constants)  # values that depend on no input
         for equation in self.equations:
             operands = [atom for atom in equation.invars if isinstance(atom, Var)]
             if equation.effects:
@@ -90,7 +96,7 @@ def needed_for(
     outputs: Iterable[Atom], equations: Sequence[JaxprEqn], given: Collection[Var] = ()
 ) -> tuple[list[JaxprEqn], list[Var]]:
     """Return the equations that outputs depend on, and those of the `given` values they use."""
-    # A dictionary as an ordered set: programs come out the same in every process.
+    # A dict as an ordered set: every process must get the same program.
     wanted = dict.fromkeys(atom for atom in outputs if isinstance(atom, Var))
     kept: list[JaxprEqn] = []
     for equation in reversed(equations):
@@ -102,12 +108,13 @@ def needed_for(
 
 
 def evaluate(equations: Iterable[JaxprEqn], values: Values) -> None:
-    """Compute equations, in order, and add their results to `values`."""
+    """Evaluate equations in order, and add their results to `values`."""
     for equation in equations:
         bind(equation, [read(atom, values) for atom in equation.invars], values)
 
 
 def bind(equation: JaxprEqn, operands: Sequence[Any], values: Values) -> None:
+    """Evaluate one equation on operands, and add its results to `values`."""
     parameters = equation.primitive.get_bind_params(equation.params)
     with equation.ctx.manager, named(equation):
         results = equation.primitive.bind(*operands, **parameters)
@@ -116,6 +123,7 @@ def bind(equation: JaxprEqn, operands: Sequence[Any], values: Values) -> None:
 
 
 def read(atom: Atom, values: Values) -> Any:
+    """Return the value of a literal or a variable."""
     return atom.val if isinstance(atom, Literal) else values[atom]
 
 
@@ -136,14 +144,14 @@ def _inline(closed: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
 
 
 def named(equation: JaxprEqn) -> AbstractContextManager[None]:
-    """Give what is traced in the block the names of an equation: layers are reported on by them."""
+    """Apply the name scopes of an equation to the block; reports find layers by them."""
     name = str(equation.source_info.name_stack)
     return jax.named_scope(name) if name else nullcontext()
 
 
 def _worth_keeping(equation: JaxprEqn, made_from: Iterable[Var]) -> bool:
     if equation.primitive.name == "ffi_call":
-        return True  # a packed weight: some layouts fill up blocks
+        return True  # a packed weight, which some layouts pad to whole blocks
     return _elements(equation.outvars) <= max(_SMALL, _elements(made_from))
 
 

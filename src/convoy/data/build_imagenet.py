@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from convoy.atomic_file import written_whole
+from convoy.atomic_file import atomic_write
 from convoy.configuration import Configuration, Whole
 from convoy.data import examples, jpeg
 from convoy.data.image_files import SPLITS, Folder, find_folder
@@ -157,7 +157,7 @@ def _write_shard(
     if path.exists():
         return 0
     skipped = 0
-    with written_whole(path) as unfinished, unfinished.open("wb") as file:
+    with atomic_write(path) as unfinished, unfinished.open("wb") as file:
         for index in indices:
             try:
                 record = make_record(folder, int(index), annotations)

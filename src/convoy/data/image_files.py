@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from convoy.atomic_file import written_whole
+from convoy.atomic_file import atomic_write
 from convoy.data import examples, records
 from convoy.data.jpeg import Area
 from convoy.data.records import CutShortError, DamagedDataError
@@ -174,7 +174,7 @@ class Shards:
             return
         with (
             contextlib.suppress(OSError),
-            written_whole(path) as unfinished,
+            atomic_write(path) as unfinished,
             unfinished.open("xb") as file,
         ):
             np.savez(file, files=_stamps(self.files), places=self.places)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from convoy.atomic_file import written_whole
+from convoy.atomic_file import atomic_write
 
 _HEAD = struct.Struct("<QI")
 _TAIL = struct.Struct("<I")
@@ -205,7 +205,7 @@ def _read_compressed(path: Path) -> Iterator[bytes]:
 def write_file(path: Path, data: Iterable[bytes], *, compressed: bool = False) -> None:
     """Write a file of records atomically."""
     with (
-        written_whole(path) as unfinished,
+        atomic_write(path) as unfinished,
         gzip.open(unfinished, "wb", 6) if compressed else unfinished.open("wb") as file,
     ):
         for record in data:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from convoy.atomic_file import written_whole
+from convoy.atomic_file import atomic_write
 
 FORMAT, VERSION = "convoy-report", 1
 RUN, PROGRAMS, PARTS = "run.json", "programs", "parts"
@@ -127,7 +127,7 @@ def read(folder: str | os.PathLike[str]) -> Report:
 
 def write(path: Path, content: Json) -> None:
     """Write a JSON file atomically."""
-    with written_whole(path) as unfinished:
+    with atomic_write(path) as unfinished:
         unfinished.write_text(_dumps(content))
 
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
 
-from convoy.atomic_file import written_whole
+from convoy.atomic_file import atomic_write
 from pydantic import TypeAdapter, ValidationError
 
 
@@ -137,7 +137,7 @@ class MetricsFile:
             _write(file, [row])
 
     def _rewrite(self) -> None:
-        with written_whole(self.path) as unfinished, unfinished.open("w", newline="") as file:
+        with atomic_write(self.path) as unfinished, unfinished.open("w", newline="") as file:
             csv.writer(file).writerow(_NAMES)
             _write(file, self.rows)
         self._is_current = True

@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 import yaml
-from convoy.atomic_file import written_whole
+from convoy.atomic_file import atomic_write
 from convoy.data.event_file import EventFile
 from convoy.engine.observer import pause
 from convoy.train.metrics import MetricsFile, MetricsRow
@@ -84,7 +84,7 @@ class RunFolder:
     def _open(self, recipe: Mapping[str, Any], *, resumes: bool) -> None:
         text = yaml.safe_dump({RUN: dict(recipe)}, sort_keys=False)
         head = f"# convoy train --config-path {self.recipe} --config {RUN}\n"
-        with written_whole(self.recipe) as unfinished:
+        with atomic_write(self.recipe) as unfinished:
             unfinished.write_text(head + text)
         self._metrics = MetricsFile(self.path / "metrics.csv", resumes=resumes)
         self._events = EventFile(self.path)
@@ -137,7 +137,7 @@ class RunFolder:
             with (
                 pause("checkpoint"),
                 averages_of(model) if averaged else contextlib.nullcontext(),
-                written_whole(path) as unfinished,
+                atomic_write(path) as unfinished,
             ):
                 model.save_weights(unfinished, overwrite=True)
         except (OSError, RuntimeError) as error:  # the latter by h5py, when it closes a file
