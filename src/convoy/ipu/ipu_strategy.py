@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, Literal, NoReturn
 
@@ -15,6 +15,7 @@ from convoy.engine.observer import NULL_OBSERVER
 from convoy.engine.step.all_reduce import Reduction
 from convoy.ipu import config, program
 from convoy.ipu.config import Applied, IPUConfig
+from convoy.ipu.context import bound
 from convoy.ipu.enums import ReduceOp, StochasticRoundingBehaviour
 from convoy.ipu.environment import report_folder
 from convoy.ipu.keras.extension import extend
@@ -84,18 +85,14 @@ class IPUStrategyV1:
         """Always true."""
         return True
 
-    @contextlib.contextmanager
+    @contextmanager
     def scope(self) -> Iterator[IPUStrategyV1]:
         """Prepare every `keras.Model` that this thread makes in the block."""
-        token = _current.set(self)
-        try:
-            if self._enable_keras_extensions:
-                with self._engine().scope():
-                    yield self
-            else:
-                yield self
-        finally:
-            _current.reset(token)
+        prepared: AbstractContextManager[object] = nullcontext()
+        if self._enable_keras_extensions:
+            prepared = self._engine().scope()
+        with bound(_current, self), prepared:
+            yield self
 
     def run(
         self,

@@ -18,6 +18,7 @@ import numpy as np
 from convoy.engine.data.placement import AXIS, REPLICATED, SHARDED
 from convoy.engine.step.all_reduce import Reduction, trace_for_replicas
 from convoy.engine.step.replicate import over_replicas
+from convoy.ipu.context import bound
 from convoy.types import PyTree
 
 if TYPE_CHECKING:
@@ -118,11 +119,9 @@ def run(
     try:
         return _run(function, inputs, devices)
     except NeedsHostError:
-        token = _host.set(Host(origin or function, devices, reduction))
-    try:
+        pass
+    with bound(_host, Host(origin or function, devices, reduction)):
         return function(*jax.tree.map(jnp.asarray, tuple(inputs or ())))
-    finally:
-        _host.reset(token)
 
 
 def _run(
@@ -136,12 +135,8 @@ def _run(
 
     def traced(arguments: tuple, given: list[PyTree] | None) -> tuple[PyTree, list[PyTree]]:
         own = Tape(given)
-        token = _tape.set(own)
-        try:
-            with trace_for_replicas(replicas):
-                outputs = function(*arguments)
-        finally:
-            _tape.reset(token)
+        with bound(_tape, own), trace_for_replicas(replicas):
+            outputs = function(*arguments)
         outfeeds[:] = [outfeed for outfeed, _ in own.puts.values()]
         taken[:] = own.taken
         values = [jax.tree.map(lambda leaf: leaf[:, None], v) for _, v in own.puts.values()]

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import convoy
 from convoy.ipu import config, notice
+from convoy.ipu.context import bound
 
 _shards: ContextVar[set[int] | None] = ContextVar("convoy_ipu_shards", default=None)
 _device: ContextVar[str] = ContextVar("convoy_ipu_device", default="/device:IPU:0")
@@ -18,11 +19,8 @@ _device: ContextVar[str] = ContextVar("convoy_ipu_device", default="/device:IPU:
 def ipu_scope(device: str = "/device:IPU:0") -> Iterator[None]:
     """Run programs that `ipu_compiler.compile` compiles in the block on a logical device."""
     config.devices_of(device)
-    token = _device.set(device)
-    try:
+    with bound(_device, device):
         yield
-    finally:
-        _device.reset(token)
 
 
 def current_device() -> str:
@@ -64,15 +62,9 @@ def ipu_shard(index: int | Iterable[int]) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def collect_shards() -> Iterator[set[int]]:
+def collect_shards() -> contextlib.AbstractContextManager[set[int] | None]:
     """Collect the indices of the `ipu_shard` blocks of a model function."""
-    found: set[int] = set()
-    token = _shards.set(found)
-    try:
-        yield found
-    finally:
-        _shards.reset(token)
+    return bound(_shards, set())
 
 
 @contextlib.contextmanager

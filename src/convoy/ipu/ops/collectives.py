@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import wraps
 
 import jax
 from convoy import cross_replica
 from convoy.estimator.jax_function import function, is_symbolic
+from convoy.ipu.context import bound
 from convoy.types import PyTree
 
 _symbolic_calls: ContextVar[list[str] | None] = ContextVar("convoy_ipu_exchanges", default=None)
@@ -54,12 +55,6 @@ def on_symbolic_tensors(operation: Callable[..., PyTree]) -> Callable[..., PyTre
     return called
 
 
-@contextlib.contextmanager
-def collect_symbolic_calls() -> Iterator[list[str]]:
+def collect_symbolic_calls() -> AbstractContextManager[list[str] | None]:
     """Collect the names of operations that a model function calls in the block."""
-    found: list[str] = []
-    token = _symbolic_calls.set(found)
-    try:
-        yield found
-    finally:
-        _symbolic_calls.reset(token)
+    return bound(_symbolic_calls, [])
