@@ -79,6 +79,8 @@ def function_key(function: Callable[..., Any] | None) -> Hashable:
 def _kept_with(function: Callable[..., Any]) -> dict[Hashable, Networks]:
     """Return the networks that live as long as a function, or the object of a method."""
     owner: Any = getattr(function, "__self__", function)
+    # An attribute of the owner, since a network refers to its stages: as the value of a weak
+    # dictionary it would keep its own key alive. Both are collected together this way.
     # Without `setattr`, which Keras would treat as a change of a layer's state.
     attributes = getattr(owner, "__dict__", {})
     return attributes.setdefault(_ATTRIBUTE, {}) if isinstance(attributes, dict) else {}
