@@ -55,6 +55,7 @@ class FusedConvolution:
         if found is None or found.kind != Kind.FORWARD:
             return None
         # The same numbers as in training, but for the kind, and two more at the end.
+        # `Convolution::Parse` in `native/convolution.cc` reads them.
         numbers = describe(found, lhs.dtype)
         numbers[0] = Kind.INFERENCE
         description = np.append(numbers, np.array([adds, relu], np.int64))
@@ -68,6 +69,7 @@ class FusedConvolution:
 
     def pack(self, weights: jax.Array) -> jax.Array:
         """Bring weights into the layout that the kernel reads."""
+        # A call of its own: it depends on weights only, so the engine runs it once for many calls.
         packed = jax.ShapeDtypeStruct((self.packed_bytes,), jnp.uint8)
         return self._call("convoy_pack_weights", packed, weights)
 

@@ -3,11 +3,7 @@
 XLA calls its fast convolution only for channels-last operands with the weights as (spatial, in,
 out). At the top level of a program it transposes other layouts by itself. Inside a loop it does
 not, and falls back to a scalar loop that is tens of times slower. The gradients that autodiff
-writes are never in that layout, so they are transposed here:
-
-    operand   dimension numbers of the fast path (2-D)      in memory
-    lhs, out  (0, 3, 1, 2)  batch, features, spatial        N H W C
-    rhs       (3, 2, 0, 1)  out, in, spatial                H W I O
+writes are never in that layout, so they are transposed here.
 """
 
 from __future__ import annotations
@@ -17,6 +13,13 @@ from dataclasses import fields, replace
 import jax.numpy as jnp
 from convoy.cpu.convolution import ConvolutionParameters
 from jax import Array, lax
+
+
+# The layout of the fast path, for two spatial axes:
+#
+#     operand    in memory    dimension numbers
+#     lhs, out   N H W C      (0, 3, 1, 2)   batch, features, spatial
+#     rhs        H W I O      (3, 2, 0, 1)   out, in, spatial
 
 
 def is_in_fast_layout(parameters: ConvolutionParameters) -> bool:
