@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from convoy.cpu.convolution import ConvolutionParameters
 from jax import Array, lax
 
-
 # The layout of the fast path, for two spatial axes:
 #
 #     operand    in memory    dimension numbers
