@@ -139,8 +139,7 @@ def pipeline(
     stages = arguments.read_stages(computational_stages)
     count = arguments.read_number(arguments.COUNT, gradient_accumulation_count)
     repeat = arguments.read_number("repeat_count", repeat_count)
-    name_of_parts = "batch_serialization_iterations"
-    parts = arguments.read_number(name_of_parts, batch_serialization_iterations)
+    parts = arguments.read_number("batch_serialization_iterations", batch_serialization_iterations)
     if parts > 1 and pipeline_schedule is None:
         given["pipeline_schedule"] = PipelineSchedule.Sequential
     if parts > 1 and device_mapping is None:
@@ -148,13 +147,14 @@ def pipeline(
     # On by default, and without effect either way: only turning it off is logged.
     captured = "gradient_accumulation_for_captured_grads"
     given[captured] = not given[captured]
-    others = ("name", "accumulate_outfeed_dtype")
+    # Unlike for a Keras model, these two have an effect.
+    names = set(pipeline_options.NAMES) - {"name", "accumulate_outfeed_dtype"}
     mapping = arguments.read_mapping(device_mapping, stages)
     options = pipeline_options.read(
         count,
         mapping,
         GradientAccumulationReductionMethod.parse(reduction_method if training else "sum"),
-        {n: value for n, value in given.items() if n in pipeline_options.NAMES and n not in others},
+        {name: value for name, value in given.items() if name in names},
         "pipeline",
     )
     config = ipu_config.applied().config
