@@ -91,7 +91,7 @@ class Configuration:
 
     @model_validator(mode="before")
     @classmethod
-    def _field_names(cls, values: Any) -> Any:
+    def _field_names(cls, values: object) -> object:
         """Replace keys by the names of their fields, and choices by their exact spelling."""
         if not isinstance(values, Mapping):
             return values
@@ -121,36 +121,36 @@ class Option:
     help: str = ""
     group: str = ""
     aliases: tuple[str, ...] = ()
-    choices: Iterable[Any] = ()
+    choices: Iterable[object] = ()
     no_effect: str = ""
 
     def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
+        self, source: object, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
         schema = handler(source)
         if not self.choices:
             return schema
         return core_schema.no_info_after_validator_function(self._choose, schema)
 
-    def _choose(self, value: Any) -> Any:
+    def _choose(self, value: object) -> object:
         known = {str(choice).lower(): choice for choice in self.choices}
         if value is None or str(value).lower() in known:
             return known.get(str(value).lower())
         raise ValueError(_not_one_of(value, map(str, self.choices)))
 
 
-def _not_one_of(value: Any, known: Iterable[str]) -> str:
+def _not_one_of(value: object, known: Iterable[str]) -> str:
     names = list(known)
     return f"{value!r} is not one of {', '.join(names)}{suggestion(str(value), names)}"
 
 
-def _no_boolean(value: Any) -> Any:
+def _no_boolean(value: object) -> object:
     if isinstance(value, bool):
         raise PydanticCustomError("int_type", "a boolean")
     return value
 
 
-def _fraction(value: Any) -> Any:
+def _fraction(value: object) -> Fraction:
     try:
         parts = [Fraction(part.strip()) for part in str(value).split("/")]
         if len(parts) > 2:
@@ -160,7 +160,7 @@ def _fraction(value: Any) -> Any:
         raise ValueError(f"{value!r} is neither a number nor a fraction such as 1/2.") from None
 
 
-def _parsed_mapping(value: Any) -> Any:
+def _parsed_mapping(value: object) -> Mapping[str, Any]:
     if isinstance(value, str):
         with contextlib.suppress(yaml.YAMLError):
             value = yaml.load(value, Loader=YamlLoader)
@@ -276,7 +276,7 @@ YamlLoader.add_implicit_resolver(
 )
 
 
-def add_flags(parser: Parser, schema: type[Configuration], defaults: Any = None) -> None:
+def add_flags(parser: Parser, schema: type[Configuration], defaults: object = None) -> None:
     """Add a flag for each field of a schema that has an `Option`, and of the schemas in it.
 
     Flags that are not given leave no value behind. Values stay strings, for `read` to convert.
@@ -284,7 +284,7 @@ def add_flags(parser: Parser, schema: type[Configuration], defaults: Any = None)
     Args:
         parser: the parser that gets the flags.
         schema: class of the configuration.
-        defaults: a configuration whose values are shown as the defaults.
+        defaults: a configuration, or its class, whose values are shown as the defaults.
     """
     groups: dict[str, Any] = {"": parser}
     for path, option, kind in _options(schema):
@@ -389,7 +389,7 @@ def _described(schema: type[Configuration]) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _metadata(hint: Any) -> tuple[Any, ...]:
+def _metadata(hint: object) -> tuple[object, ...]:
     return get_args(hint)[1:] if get_origin(hint) is Annotated else ()
 
 

@@ -7,12 +7,17 @@ multiplied by the global batch size.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
+import jax
 import keras
+from convoy.types import Json
 from keras import ops
 from keras.optimizers.schedules import CosineDecay, PiecewiseConstantDecay, PolynomialDecay
 from keras.optimizers.schedules import LearningRateSchedule as Schedule
+
+Step: TypeAlias = jax.Array | int
+"""Number of weight updates so far."""
 
 
 @keras.saving.register_keras_serializable(package="convoy")
@@ -22,10 +27,10 @@ class Constant(Schedule):
     def __init__(self, rate: float) -> None:
         self.rate = rate
 
-    def __call__(self, step: Any) -> Any:
+    def __call__(self, step: Step) -> jax.Array:
         return ops.zeros_like(_number(step)) + self.rate
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Json:
         return {"rate": self.rate}
 
 
@@ -36,14 +41,14 @@ class _Wrapper(Schedule):
         self.base = base
         self.updates = updates
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Json:
         return {
             "base": keras.saving.serialize_keras_object(self.base),
             "updates": self.updates,
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> _Wrapper:
+    def from_config(cls, config: Json) -> _Wrapper:
         base = keras.saving.deserialize_keras_object(config["base"])
         return cls(base, config["updates"])
 
@@ -52,7 +57,7 @@ class _Wrapper(Schedule):
 class ShiftWarmUp(_Wrapper):
     """A linear rise to the first learning rate in `updates` updates, and then the schedule."""
 
-    def __call__(self, step: Any) -> Any:
+    def __call__(self, step: Step) -> jax.Array:
         step = _number(step)
         rising = self.base(ops.zeros_like(step)) * (step + 1) / (self.updates + 1)
         after = self.base(ops.maximum(step - self.updates, 0))
@@ -63,7 +68,7 @@ class ShiftWarmUp(_Wrapper):
 class MaskWarmUp(_Wrapper):
     """A linear rise in the first `updates` updates, multiplied with the schedule."""
 
-    def __call__(self, step: Any) -> Any:
+    def __call__(self, step: Step) -> jax.Array:
         step = _number(step)
         rate = self.base(step)
         return ops.where(step < self.updates, rate * (step + 1) / (self.updates + 1), rate)
@@ -73,7 +78,7 @@ class MaskWarmUp(_Wrapper):
 class Staircase(_Wrapper):
     """A learning rate that changes only every `updates` updates."""
 
-    def __call__(self, step: Any) -> Any:
+    def __call__(self, step: Step) -> jax.Array:
         return self.base(ops.floor(_number(step) / self.updates) * self.updates)
 
 
@@ -83,21 +88,21 @@ class Staircase(_Wrapper):
 @keras.saving.register_keras_serializable(package="convoy")
 class Cosine(CosineDecay):
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Schedule:
+    def from_config(cls, config: Json) -> Schedule:
         return CosineDecay(config["rate"], config["decay_updates"])
 
 
 @keras.saving.register_keras_serializable(package="convoy")
 class Stepped(PiecewiseConstantDecay):
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Schedule:
+    def from_config(cls, config: Json) -> Schedule:
         return _stepped(config["boundaries"], config["values"])
 
 
 @keras.saving.register_keras_serializable(package="convoy")
 class Polynomial(PolynomialDecay):
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Schedule:
+    def from_config(cls, config: Json) -> Schedule:
         return PolynomialDecay(
             config["rate"], config["decay_updates"], config["end"], config["power"]
         )
@@ -202,5 +207,5 @@ def _stepped(boundaries: Sequence[int], values: Sequence[float]) -> Schedule:
     return PiecewiseConstantDecay(list(boundaries), list(values))
 
 
-def _number(step: Any) -> Any:
+def _number(step: Step) -> jax.Array:
     return ops.cast(step, "float32")

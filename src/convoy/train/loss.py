@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import keras
+from convoy.types import Json
 from keras import ops
 
 
@@ -27,7 +29,7 @@ class SmoothedCrossentropy(keras.losses.Loss):
         super().__init__(name=name, **kwargs)
         self.smoothing = smoothing
 
-    def call(self, labels: Any, probabilities: Any) -> Any:
+    def call(self, labels: jax.Array, probabilities: jax.Array) -> jax.Array:
         classes = probabilities.shape[-1]
         labels = ops.reshape(ops.cast(labels, "int32"), (-1,))
         one_hot = ops.one_hot(labels, classes, dtype=probabilities.dtype)
@@ -35,7 +37,7 @@ class SmoothedCrossentropy(keras.losses.Loss):
             one_hot, probabilities, label_smoothing=self.smoothing
         )
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Json:
         return super().get_config() | {"smoothing": self.smoothing}
 
 

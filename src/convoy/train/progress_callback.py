@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import asdict
-from typing import Any
 
 import keras
 from convoy.train.learning_rate import Schedule
 from convoy.train.metrics import MetricsRow, average
 from convoy.train.run_log import RunLog
 from convoy.train.run_settings import RunSettings
+from convoy.types import Json, Logs
 
 # Values that differ between two runs with the same result.
 _TIMES = {"throughput": None, "compilation": None}
@@ -38,7 +38,7 @@ class ProgressCallback(keras.callbacks.Callback):
         self._since_log: list[MetricsRow] = []
         self._steps, self._sums = 0, {"loss": 0.0, "training_accuracy": 0.0}
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> Json:
         """Return the state for a checkpoint, without times: equal runs have equal states."""
         folder = self.log.folder
         return {
@@ -49,7 +49,7 @@ class ProgressCallback(keras.callbacks.Callback):
             "sums": dict(self._sums),
         }
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: Json) -> None:
         """Restore the state of an earlier run."""
         self.log.folder.restore(state["rows"], state["checkpoints"])
         self._since_log = [
@@ -57,19 +57,19 @@ class ProgressCallback(keras.callbacks.Callback):
         ]
         self._steps, self._sums = state["steps"], dict(state["sums"])
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         del logs
         self._began = self._time = time.perf_counter()
         self.log.output.begin(self.settings.events.updates, "compiling ...")
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         del logs
         self._epoch = epoch
         self._steps, self._sums = 0, {"loss": 0.0, "training_accuracy": 0.0}
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         options, events = self.settings.options, self.settings.events
-        row = self._make_row(batch + 1, logs)
+        row = self._make_row(batch + 1, logs or {})
         if options.fp_exceptions and not math.isfinite(row.loss):
             raise FloatingPointError(
                 f"--fp-exceptions: the loss is {row.loss} after {row.update} weight updates."
@@ -86,11 +86,11 @@ class ProgressCallback(keras.callbacks.Callback):
         elif events.saves_at(row.update):
             self.log.folder.save(self.model, row.epoch, averaged=bool(options.ema))
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs | None = None) -> None:
         del logs
         self.log.output.end()
 
-    def _make_row(self, steps: int, logs: Any) -> MetricsRow:
+    def _make_row(self, steps: int, logs: Logs) -> MetricsRow:
         """Return the metrics of the last device call, from Keras's means over the epoch so far."""
         means = {}
         for name, before in self._sums.items():

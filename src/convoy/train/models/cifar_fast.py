@@ -5,8 +5,6 @@ Reference: Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU", 2024.
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 from convoy.layers import Dirac, Offset, Whiten
 from keras import layers
@@ -56,7 +54,7 @@ def _convolution(filters: int, name: str) -> layers.Layer:
     )
 
 
-def _norm(x: Any, name: str) -> Any:
+def _norm(x: keras.KerasTensor, name: str) -> keras.KerasTensor:
     norm = layers.BatchNormalization(
         momentum=MOMENTUM, epsilon=EPSILON, center=False, scale=False, name=name
     )

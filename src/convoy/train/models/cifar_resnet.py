@@ -5,8 +5,6 @@ Reference: He et al., "Deep Residual Learning for Image Recognition", 2015, sect
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 from keras import layers, ops
 
@@ -18,7 +16,7 @@ FILTERS = (16, 32, 64)
 class Subsample(layers.Layer):
     """Subsampling by two in height and width, and zero padding to twice as many channels."""
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: keras.KerasTensor) -> keras.KerasTensor:
         added = x.shape[-1]
         return ops.pad(x[:, ::2, ::2], ((0, 0), (0, 0), (0, 0), (0, added)))
 
@@ -48,7 +46,7 @@ def cifar_resnet(shape: tuple[int, int, int], classes: int, *, blocks: int) -> k
     return keras.Model(images, x, name=f"cifar_resnet{6 * blocks + 2}")
 
 
-def _block(x: Any, filters: int, stride: int, name: str) -> Any:
+def _block(x: keras.KerasTensor, filters: int, stride: int, name: str) -> keras.KerasTensor:
     shortcut = Subsample(name=f"{name}_shortcut")(x) if stride > 1 else x
     kind = "conv_ds" if stride > 1 else "conv"
     x = _convolution(filters, stride, f"{name}_layer1_{kind}")(x)

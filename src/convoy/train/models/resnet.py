@@ -7,7 +7,6 @@ convolution ("v1.5"). The first block of every stack has a convolution in its sh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 from keras import layers
@@ -50,7 +49,9 @@ def resnet(
     return keras.Model(images, x, name=name)
 
 
-def _vanilla(x: Any, filters: int, stride: int, widens: bool, name: str) -> Any:
+def _vanilla(
+    x: keras.KerasTensor, filters: int, stride: int, widens: bool, name: str
+) -> keras.KerasTensor:
     shortcut = _shortcut(x, filters, stride, name) if widens else x
     x = _convolution(filters, 3, stride, f"{name}_1")(x)
     x = _norm(f"{name}_1")(x)
@@ -60,7 +61,9 @@ def _vanilla(x: Any, filters: int, stride: int, widens: bool, name: str) -> Any:
     return _join(shortcut, x, name)
 
 
-def _bottleneck(x: Any, filters: int, stride: int, widens: bool, name: str) -> Any:
+def _bottleneck(
+    x: keras.KerasTensor, filters: int, stride: int, widens: bool, name: str
+) -> keras.KerasTensor:
     shortcut = _shortcut(x, 4 * filters, stride, name) if widens else x
     for part, (kernel, step) in enumerate(((1, 1), (3, stride)), start=1):
         x = _convolution(filters, kernel, step, f"{name}_{part}")(x)
@@ -72,11 +75,11 @@ def _bottleneck(x: Any, filters: int, stride: int, widens: bool, name: str) -> A
     return _join(shortcut, x, name)
 
 
-def _shortcut(x: Any, filters: int, stride: int, name: str) -> Any:
+def _shortcut(x: keras.KerasTensor, filters: int, stride: int, name: str) -> keras.KerasTensor:
     return _norm(f"{name}_0")(_convolution(filters, 1, stride, f"{name}_0")(x))
 
 
-def _join(shortcut: Any, x: Any, name: str) -> Any:
+def _join(shortcut: keras.KerasTensor, x: keras.KerasTensor, name: str) -> keras.KerasTensor:
     x = layers.Add(name=f"{name}_add")([shortcut, x])
     return layers.ReLU(name=f"{name}_out")(x)
 
