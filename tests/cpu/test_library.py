@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from convoy.cpu import library
 from convoy.cpu.convolution import ConvolutionParameters, recognise
-from convoy.cpu.convolution_rule import describe
+from convoy.cpu.convolution_lowering import describe
 from jax import lax
 
 from .reference import normal

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 from convoy.train.experiment_trackers import check_installed, open_trackers
+from convoy.train.flags import Options
 from convoy.train.metrics import MetricsRow
-from convoy.train.options import Options
 
 RECORD = MetricsRow("training", 8, 0.5, 1.25, 0.75, 100.0, 0.1)
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
+from convoy.train.flags import Options
 from convoy.train.input import Images, open_images, some_images, training_input
 from convoy.train.network import make_network
-from convoy.train.options import Options
 from convoy.train.run_settings import make_run_settings
 from tests.data.pictures import write_folders
 

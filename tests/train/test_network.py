@@ -2,8 +2,8 @@ import keras
 import numpy as np
 import pytest
 from convoy.data import DATASETS
+from convoy.train.flags import Options
 from convoy.train.network import adapt_layers, make_network, recommended_splits
-from convoy.train.options import Options
 from keras import layers
 
 

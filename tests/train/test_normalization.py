@@ -2,8 +2,8 @@ import keras
 import pytest
 from convoy.data import DATASETS
 from convoy.layers import UpdateBatchNormalization
+from convoy.train.flags import Options
 from convoy.train.network import make_network
-from convoy.train.options import Options
 
 
 def network(**options):

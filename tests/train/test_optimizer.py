@@ -2,9 +2,9 @@ import convoy
 import keras
 import numpy as np
 import pytest
+from convoy.train.flags import Options
 from convoy.train.learning_rate import Constant
 from convoy.train.optimizer import make_optimizer
-from convoy.train.options import Options
 
 
 def step(gradient, **options):

@@ -5,8 +5,8 @@ import math
 import pytest
 from convoy.checkpoint import callback_state
 from convoy.progress_bar import Output
+from convoy.train.flags import Options
 from convoy.train.learning_rate import Constant
-from convoy.train.options import Options
 from convoy.train.progress_callback import ProgressCallback
 from convoy.train.run_folder import RunFolder
 from convoy.train.run_log import RunLog

@@ -12,7 +12,7 @@ import pytest
 from convoy.checkpoint import store
 from convoy.checkpoint.folder import Folder
 from convoy.cli.train import parse
-from convoy.train.graphcore_options import GraphcoreOptions
+from convoy.train.graphcore_flags import GraphcoreOptions
 from convoy.train.metrics import MetricsRow
 from convoy.train.recipe import as_recipe
 from convoy.train.run_folder import RunFolder

@@ -2,9 +2,9 @@ from fractions import Fraction
 
 import pytest
 from convoy.cli.train import parse
-from convoy.train.graphcore_options import GraphcoreOptions
+from convoy.train.flags import Options
+from convoy.train.graphcore_flags import GraphcoreOptions
 from convoy.train.learning_rate import make_schedule
-from convoy.train.options import Options
 from convoy.train.run_settings import make_run_settings
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
+from convoy.train.flags import Options
 from convoy.train.network import make_network
-from convoy.train.options import Options
 from convoy.train.run_settings import make_run_settings
 from convoy.train.serving_model import make_serving_model, preprocessing_from_bytes
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from convoy.checkpoint import CheckpointError
 from convoy.configuration import ConfigurationError, add_flags
 from convoy.train.application import Application
-from convoy.train.graphcore_options import GraphcoreOptions
+from convoy.train.flags import Options
+from convoy.train.graphcore_flags import GraphcoreOptions
 from convoy.train.multi_process import as_one_run
-from convoy.train.options import Options
 from convoy.train.recipe import RECIPES, read_options, recipes_in
 from convoy_command.parser import Parser, stop
 

@@ -31,8 +31,8 @@ from enum import IntEnum
 from math import prod
 from typing import Any
 
-from convoy.cpu import kernel_table
-from convoy.cpu.kernel_table import KERNELS
+from convoy.cpu import kernel_support
+from convoy.cpu.kernel_support import KERNELS
 from jax import lax
 
 Shape = tuple[int, ...]
@@ -63,26 +63,28 @@ class ConvolutionParameters:
 
     @property
     def options(self) -> frozenset[str]:
-        """Names of the parameters that differ from a plain convolution, as in `kernel_table`."""
+        """Names of the parameters that differ from a plain convolution, as in `kernel_support`."""
         values = {
-            kernel_table.STRIDES: self.window_strides,
-            kernel_table.INPUT_DILATION: self.lhs_dilation,
-            kernel_table.KERNEL_DILATION: self.rhs_dilation,
-            kernel_table.FEATURE_GROUPS: (self.feature_group_count,),
-            kernel_table.BATCH_GROUPS: (self.batch_group_count,),
+            kernel_support.STRIDES: self.window_strides,
+            kernel_support.INPUT_DILATION: self.lhs_dilation,
+            kernel_support.KERNEL_DILATION: self.rhs_dilation,
+            kernel_support.FEATURE_GROUPS: (self.feature_group_count,),
+            kernel_support.BATCH_GROUPS: (self.batch_group_count,),
         }
         return frozenset(name for name, each in values.items() if any(n > 1 for n in each))
 
     @property
     def form(self) -> str:
-        """Name of the form that the marks belong to, as in `kernel_table`."""
+        """Name of the form that the marks belong to, as in `kernel_support`."""
         batch, features = self.dimension_numbers.lhs_spec[:2]
-        dilated = kernel_table.INPUT_DILATION in self.options
+        dilated = kernel_support.INPUT_DILATION in self.options
         if features < batch:
             return (
-                kernel_table.TRANSPOSED_WEIGHT_GRADIENT if dilated else kernel_table.WEIGHT_GRADIENT
+                kernel_support.TRANSPOSED_WEIGHT_GRADIENT
+                if dilated
+                else kernel_support.WEIGHT_GRADIENT
             )
-        return kernel_table.INPUT_GRADIENT if dilated else kernel_table.FORWARD
+        return kernel_support.INPUT_GRADIENT if dilated else kernel_support.FORWARD
 
 
 class Kind(IntEnum):
@@ -179,9 +181,9 @@ def recognise(
         return None
     convolution = _FORMS[form](lhs, rhs, out, parameters)
     found: OneDnnConvolution | None = convolution
-    if form == kernel_table.WEIGHT_GRADIENT:
+    if form == kernel_support.WEIGHT_GRADIENT:
         found = _subsampled(convolution, lhs, _swap(parameters.dimension_numbers.lhs_spec))
-    elif form == kernel_table.TRANSPOSED_WEIGHT_GRADIENT:
+    elif form == kernel_support.TRANSPOSED_WEIGHT_GRADIENT:
         found = _subsampled(convolution, rhs, _swap(parameters.dimension_numbers.rhs_spec))
     return found if found and min(found.padding, default=0) >= 0 else None
 
@@ -274,10 +276,10 @@ def _transposed_weight_gradient(
 
 
 _FORMS = {
-    kernel_table.FORWARD: _forward,
-    kernel_table.INPUT_GRADIENT: _input_gradient,
-    kernel_table.WEIGHT_GRADIENT: _weight_gradient,
-    kernel_table.TRANSPOSED_WEIGHT_GRADIENT: _transposed_weight_gradient,
+    kernel_support.FORWARD: _forward,
+    kernel_support.INPUT_GRADIENT: _input_gradient,
+    kernel_support.WEIGHT_GRADIENT: _weight_gradient,
+    kernel_support.TRANSPOSED_WEIGHT_GRADIENT: _transposed_weight_gradient,
 }
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from convoy.cpu.convolution import ConvolutionParameters
 from convoy.cpu.inference_fusion import Chain, rewrite_chains
-from convoy.cpu.kernel_table import FOLDED, KERNELS, CpuFeature
+from convoy.cpu.kernel_support import FOLDED, KERNELS, CpuFeature
 from convoy.cpu.xla_convolution import bind
 from convoy.jaxpr import Atom, Trace
 from jax.extend.core import Var

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
-from convoy.cpu import kernel_table, library, lowering, threads
+from convoy.cpu import kernel_support, library, lowering, threads
 from convoy.cpu.convolution import ConvolutionParameters, Kind, recognise
-from convoy.cpu.convolution_rule import describe
+from convoy.cpu.convolution_lowering import describe
 from jax.core import ShapedArray
 
 
@@ -47,8 +47,8 @@ class FusedConvolution:
         relu: bool,
     ) -> FusedConvolution | None:
         """Return the native form of a convolution between such arrays, or `None`."""
-        kernels = library.find_for(kernel_table.FUSED, lhs, rhs, out)
-        options = kernel_table.KERNELS[kernel_table.FUSED].options
+        kernels = library.find_for(kernel_support.FUSED, lhs, rhs, out)
+        options = kernel_support.KERNELS[kernel_support.FUSED].options
         if kernels is None or parameters.crops or not parameters.options <= options:
             return None
         found = recognise(lhs.shape, rhs.shape, out.shape, parameters)

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from convoy.cpu.kernel_table import KERNELS, Array, CpuFeature
+from convoy.cpu.kernel_support import KERNELS, Array, CpuFeature
 from convoy.native_library import installed_file
 
 _INSTRUCTION_SETS = {
@@ -145,7 +145,7 @@ def find() -> Library | None:
 
 
 def find_for(kernel: str, *arrays: Array) -> Library | None:
-    """Return the library if it runs a kernel of `kernel_table` on these arrays on this CPU."""
+    """Return the library if it runs a kernel of `kernel_support` on these arrays on this CPU."""
     library = find()
     if library is None or not KERNELS[kernel].takes(library.features, *arrays):
         return None

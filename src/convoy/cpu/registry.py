@@ -6,14 +6,14 @@ import os
 from dataclasses import dataclass, field
 
 import jax
-from convoy.cpu import convolution_rule, library, lowering, pooling, threads
+from convoy.cpu import convolution_lowering, library, lowering, pooling, threads
 from jax import lax
 from jax.extend.core import Primitive
 
 VARIABLE = "CONVOY_CPU_KERNELS"
 
 RULES: dict[Primitive, lowering.Rule] = {
-    lax.conv_general_dilated_p: convolution_rule.lower,
+    lax.conv_general_dilated_p: convolution_lowering.lower,
     lax.reduce_window_max_p: pooling.lower_max,
     lax.reduce_window_sum_p: pooling.lower_sum,
     lax.select_and_scatter_add_p: pooling.lower_max_gradient,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from convoy.cpu import kernel_table, library
+from convoy.cpu import kernel_support, library
 from convoy.cpu.batch_normalization import Average, Operands, moments, normalize
 from convoy.types import Tensor
 
@@ -146,4 +146,4 @@ def _is_batch_statistics(x: Tensor, axes: Sequence[int]) -> bool:
     channels_last = rank and {axis % rank for axis in axes} == set(range(rank - 1))
     if not channels_last or not x.size:
         return False
-    return library.find_for(kernel_table.BATCH_NORMALIZATION, x) is not None
+    return library.find_for(kernel_support.BATCH_NORMALIZATION, x) is not None

@@ -20,9 +20,9 @@ from convoy.progress_bar import Output
 from convoy.report.recording import Recording
 from convoy.train import resume
 from convoy.train.experiment_trackers import check_installed, open_trackers
+from convoy.train.flags import Options
 from convoy.train.input import Images, open_images
 from convoy.train.metrics import MetricsRow
-from convoy.train.options import Options
 from convoy.train.progress_callback import ProgressCallback
 from convoy.train.recipe import as_recipe
 from convoy.train.run_folder import RunFolder, default_folder, find_checkpoints

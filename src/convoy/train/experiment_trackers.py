@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from convoy.train.flags import Options
 from convoy.train.metrics import MetricsRow
-from convoy.train.options import Options
 from convoy.train.recipe import as_recipe
 
 Tracker = Callable[[MetricsRow], None]

@@ -17,7 +17,7 @@ from convoy.data.batches import AlternatingFlip, Batches, Order, SequentialOrder
 from convoy.data.catalog import DatasetInfo, Split, load, synthetic_split
 from convoy.data.image_batches import BatchRequest, ImageBatches, ImageBatchJob
 from convoy.data.image_files import ImageFiles, find_images
-from convoy.train.options import Options
+from convoy.train.flags import Options
 from convoy.train.run_settings import RunSettings
 
 # Upper limit for the images that layers are adapted to.

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from convoy.data.batches import ResumableDataset
+from convoy.train.flags import Options
 from convoy.train.input import open_images, training_input
-from convoy.train.options import Options
 from convoy.train.run_settings import make_run_settings
 
 SECONDS = 10.0

@@ -15,7 +15,7 @@ from pathlib import Path
 import jax
 from convoy import distributed
 from convoy.progress_bar import Output
-from convoy.train.options import Options
+from convoy.train.flags import Options
 from convoy.train.run_settings import devices_per_replica
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from convoy import keras_bridge
 from convoy.data.catalog import DatasetInfo
 from convoy.layers import Decompress, MeanOfViews, Preprocess, SyntheticImages, Views
+from convoy.train.flags import Options
 from convoy.train.models import make_model
 from convoy.train.normalization import norm_replacement
-from convoy.train.options import Options
 from keras import layers
 
 BYTES = (0, 255)

@@ -6,8 +6,8 @@ from typing import Any
 
 import convoy
 import keras
+from convoy.train.flags import Options
 from convoy.train.learning_rate import Schedule, check_keys
-from convoy.train.options import Options
 
 # Required and optional keys of `--optimizer-params`.
 _ADAM = {"beta_1", "beta_2", "epsilon", "amsgrad"}

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from convoy.configuration import ConfigurationError, accepted_keys, read, read_yaml
-from convoy.train.graphcore_options import GraphcoreOptions
-from convoy.train.options import Options
+from convoy.train.flags import Options
+from convoy.train.graphcore_flags import GraphcoreOptions
 from convoy.train.run_folder import RUN, RunFolder
 from convoy_command.parser import suggestion
 

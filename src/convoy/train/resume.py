@@ -9,8 +9,8 @@ import convoy
 from convoy.checkpoint.folder import Folder
 from convoy.checkpoint.policy import Interval
 from convoy.configuration import ConfigurationError, read
-from convoy.train.graphcore_options import GraphcoreOptions
-from convoy.train.options import Options
+from convoy.train.flags import Options
+from convoy.train.graphcore_flags import GraphcoreOptions
 from convoy.train.recipe import as_recipe, read_recipe
 from convoy.train.run_folder import RUN, RunFolder
 from convoy.train.run_settings import RunSettings

@@ -12,9 +12,9 @@ from convoy import configuration
 from convoy.batch_config import BatchConfig
 from convoy.configuration import check, flag_name
 from convoy.data.catalog import CHANNELS, DATASETS, DatasetInfo
+from convoy.train.flags import Options
 from convoy.train.host_events import HostEvents, check_frequencies, make_host_events
 from convoy.train.normalization import check_norm_layer
-from convoy.train.options import Options
 
 AUTO = "auto"
 """Value of `--pipeline-splits` that splits the model by the costs of its layers."""

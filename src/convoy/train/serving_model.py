@@ -11,8 +11,8 @@ import keras
 from convoy import precision
 from convoy.data.catalog import CLASS_NAMES, DatasetInfo, Normalisation
 from convoy.layers import Decompress, Preprocess
+from convoy.train.flags import Options
 from convoy.train.network import make_network
-from convoy.train.options import Options
 from convoy.train.run_settings import make_run_settings
 from convoy.train.validation import load_checkpoint
 

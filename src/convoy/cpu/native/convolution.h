@@ -18,7 +18,7 @@ enum class Kind : int64_t {
 
 // Sizes and strides (in elements) of the tensors, in oneDNN's order of axes: batch, channels,
 // spatial; for the weights group (only where there are several), out, in, spatial, with the
-// channels of one group. `describe` in `convolution_rule.py` writes it as one array of integers:
+// channels of one group. `describe` in `convolution_lowering.py` writes it as one array of integers:
 //
 //     kind, type, number of spatial axes, grouped
 //     sizes and strides of source, of weights, of destination

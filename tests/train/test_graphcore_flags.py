@@ -2,8 +2,8 @@ import dataclasses
 
 import pytest
 from convoy.configuration import options
-from convoy.train.graphcore_options import GraphcoreOptions
-from convoy.train.options import Options
+from convoy.train.flags import Options
+from convoy.train.graphcore_flags import GraphcoreOptions
 
 
 @pytest.fixture(autouse=True)

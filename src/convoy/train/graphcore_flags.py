@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from convoy.configuration import Option, Whole
-from convoy.train.options import ListOf, Options
+from convoy.train.flags import ListOf, Options
 from convoy.train.run_settings import count_stages
 
 _XLA = Option(no_effect="XLA decides")

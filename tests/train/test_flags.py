@@ -1,7 +1,7 @@
 import pytest
 from convoy.configuration import ConfigurationError, check, options, read
-from convoy.train.graphcore_options import GraphcoreOptions
-from convoy.train.options import Options
+from convoy.train.flags import Options
+from convoy.train.graphcore_flags import GraphcoreOptions
 
 
 @pytest.fixture(autouse=True)
