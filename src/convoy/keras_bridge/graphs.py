@@ -23,6 +23,7 @@ from typing import Any, Self
 
 import keras
 from convoy.keras_bridge.variables import Variables
+from convoy.types import PyTree, Tensor
 from keras import Model
 from keras.src.backend.common import masking
 from keras.src.models import functional
@@ -36,6 +37,10 @@ _STATE = "_convoy"
 FIXED = "_convoy_fixed_training"
 """Marks calls whose argument `training` is fixed, whatever the model is called with."""
 # Keras has no hook for new operations or nodes, so `marked_calls` replaces these two methods.
+Tensors = dict[int, Tensor]
+"""Values by the id of their symbolic tensor."""
+Wrap = Callable[[keras.Operation], Callable[..., PyTree]]
+"""A function that gives an operation the arguments of the model's call, such as `training`."""
 _plain_node = Node.__dict__["__init__"]
 _plain_operation = keras.Operation.__dict__["__new__"]
 _marking = threading.Lock()
@@ -50,11 +55,11 @@ def marked_calls(mark: Callable[[], int | None]) -> Iterator[None]:
         mark: function that returns the mark for the current thread, or `None`.
     """
 
-    def node(self: Any, *args: Any, **kwargs: Any) -> None:
+    def node(self: Node, *args: Any, **kwargs: Any) -> None:
         _plain_node(self, *args, **kwargs)
         vars(self)[_MARK] = mark()
 
-    def operation(cls: type, *args: Any, **kwargs: Any) -> Any:
+    def operation(cls: type, *args: Any, **kwargs: Any) -> keras.Operation:
         made = _plain_operation.__func__(cls, *args, **kwargs)
         vars(made)[_MARK] = mark()
         return made
@@ -87,7 +92,7 @@ class GraphCall:
         nesting: the call of the nested model that it is part of, if there is one.
     """
 
-    def __init__(self, node: Any, nesting: NestedCall | None = None) -> None:
+    def __init__(self, node: Node, nesting: NestedCall | None = None) -> None:
         self._node = node
         self._nesting = nesting
         self.operation: keras.Operation = node.operation
@@ -117,7 +122,7 @@ class GraphCall:
         return around.mark if own is None and around is not None else own
 
     @property
-    def given(self) -> Any:
+    def given(self) -> PyTree | None:
         """The structure of input tensors, if the call has them all in its first argument."""
         args = self._node.arguments.args
         flat = keras.tree.flatten(args[0]) if args else []
@@ -142,7 +147,7 @@ class GraphCall:
     def _own_ids(self) -> tuple[int, ...]:
         return self.inputs if self._nesting is None else self._own_inputs
 
-    def run(self, tensors: dict[int, Any], wrap: Callable[[Any], Callable[..., Any]]) -> None:
+    def run(self, tensors: Tensors, wrap: Wrap) -> None:
         """Compute the outputs from the inputs among `tensors`, and add them.
 
         Args:
@@ -194,7 +199,7 @@ class NestedCall:
                 if id(tensor) not in self.tensors:
                     self.tensors[id(tensor)] = next(fresh)
 
-    def enter(self, inner: int, value: Any) -> Any:
+    def enter(self, inner: int, value: Tensor) -> Tensor:
         """Convert a value that enters the nested graph, as the nested model would."""
         dtype = self._types.get(inner)
         return value if dtype is None else keras.ops.convert_to_tensor(value, dtype=dtype)
@@ -319,7 +324,7 @@ def _can_be_taken_apart(call: GraphCall) -> bool:
 _GRAPH_CALLS = (functional.Functional.call, keras.Sequential.call)
 
 
-def _nodes(graph: Any) -> list[Any]:
+def _nodes(graph: Function) -> list[Node]:
     depths = sorted(graph._nodes_by_depth, reverse=True)
     nodes = [node for depth in depths for node in graph._nodes_by_depth[depth]]
     return [node for node in nodes if node.operation and not node.is_input]
@@ -332,7 +337,9 @@ def clear_losses(operations: Iterable[keras.Operation]) -> None:
             operation._clear_losses()
 
 
-def replay_graph(model: Model, inputs: Any, replace: Callable[[Any], Any]) -> Any:
+def replay_graph(
+    model: Model, inputs: PyTree, replace: Callable[[keras.Operation], keras.Operation]
+) -> PyTree:
     """Call the layers of a functional or sequential model on other inputs, some of them replaced.
 
     Args:
@@ -343,14 +350,14 @@ def replay_graph(model: Model, inputs: Any, replace: Callable[[Any], Any]) -> An
     Returns:
         The outputs, in the structure that the model returns.
     """
-    chosen: dict[int, Any] = {}
+    chosen: dict[int, keras.Operation] = {}
 
-    def choose(layer: Any) -> Any:
+    def choose(layer: keras.Operation) -> keras.Operation:
         if id(layer) not in chosen:
             chosen[id(layer)] = replace(layer)
         return chosen[id(layer)]
 
-    def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(layer: keras.Operation, *args: PyTree, **kwargs: Any) -> PyTree:
         # The graph holds masks for layers that take them; a replacement may not take one.
         if kwargs.get("mask", ...) is None:
             del kwargs["mask"]
@@ -372,14 +379,14 @@ def graph_outputs(model: Model) -> list[int]:
     return [id(tensor) for tensor in _graph(model).outputs]
 
 
-def graph_input_tensors(model: Model, x: Any) -> dict[int, Any]:
+def graph_input_tensors(model: Model, x: PyTree) -> Tensors:
     """Return a batch of inputs by the ids of their symbolic tensors."""
     graph = _graph(model)
     arrays = graph._standardize_inputs(x)
     return {id(tensor): array for tensor, array in zip(graph.inputs, arrays, strict=True)}
 
 
-def pack_outputs(model: Model, tensors: dict[int, Any]) -> Any:
+def pack_outputs(model: Model, tensors: Tensors) -> PyTree:
     """Return a model's outputs, given by id, in the structure that the model returns."""
     graph = _graph(model)
     outputs = [tensors[id(tensor)] for tensor in graph.outputs]
@@ -387,7 +394,7 @@ def pack_outputs(model: Model, tensors: dict[int, Any]) -> Any:
     return packed if own_graph(model) is None else functional.unpack_singleton(packed)
 
 
-def with_training(training: bool) -> Callable[[Any], Callable[..., Any]]:
+def with_training(training: bool) -> Wrap:
     """Return the `wrap` of `GraphCall.run` that passes `training` to operations that take it."""
     return partial(functional.operation_fn, training=training)
 
@@ -403,7 +410,7 @@ def replaced_graph_run(model: Model, run: Callable[..., None]) -> Iterator[None]
     """
     graph = _graph(model)
 
-    def run_through_graph(inputs: Any, operation_fn: Any, call_fn: Any = None) -> Any:
+    def run_through_graph(inputs: PyTree, operation_fn: Wrap, call_fn: object = None) -> PyTree:
         del call_fn
         flat = keras.tree.flatten(inputs)
         tensors = {id(x): y for x, y in zip(graph.inputs, flat, strict=True)}
