@@ -53,7 +53,7 @@ def test_an_interrupted_run_resumes_when_it_is_started_again(tmp_path):
     left, last = printed.splitlines()[-2:]
     where = left.split("checkpoint to resume from: ")[1]
     assert left.startswith("Stopped by SIGINT")
-    assert last == "Run it again to go on."
+    assert last == "Run it again to resume."
     assert [file.name for file in tmp_path.iterdir()] == ["unfinished"]
 
     status, printed, errors = run(*words)

@@ -45,7 +45,7 @@ def test_rows_of_devices_are_replicas_and_the_rest_is_unused():
 
 def test_data_goes_to_the_ranks_that_read_it():
     placement = PipelinePlacement(jax.devices()[:4], 2, [1])
-    placed = placement.everywhere(np.zeros((2, 3), np.float64))
+    placed = placement.replicate(np.zeros((2, 3), np.float64))
     assert placed.shapes.dtype == np.float32
     assert {r: list(copies) for r, copies in placed.copies.items()} == {0: [1], 1: [1]}
     assert placed.copies[1][1].devices() == {jax.devices()[3]}
@@ -54,7 +54,7 @@ def test_data_goes_to_the_ranks_that_read_it():
 def test_each_replica_has_its_shard_of_the_samples():
     placement = PipelinePlacement(jax.devices()[:4], 2, [0])
     block = np.arange(12, dtype=np.float32).reshape(2, 6)
-    placed = placement.divided(block)
+    placed = placement.shard(block)
     assert placed.copies[0][0].tolist() == block[:, :3].tolist()
     assert placed.copies[1][0].tolist() == block[:, 3:].tolist()
     assert placed.shapes.shape == (2, 6)
@@ -138,10 +138,10 @@ def test_a_layer_in_stages_on_two_devices_is_rejected():
 
 def test_the_position_of_a_micro_batch_is_in_the_copy_of_its_device():
     placement = PipelinePlacement(jax.devices()[:4], 2, [0, 1])
-    block = placement.divided(np.zeros((2, 4), np.float32))
+    block = placement.shard(np.zeros((2, 4), np.float32))
     source, index, replica = data_position(Chunk("block", block, 4, 2), 1, 1, 1)
     assert source is block.copies[1][1]
     assert (index, replica) == (1, 1)
-    arrays = placement.everywhere(np.zeros((8, 2), np.float32))
+    arrays = placement.replicate(np.zeros((8, 2), np.float32))
     chunk = Chunk("contiguous", (arrays, None, np.int32(4)), 2, 2)
     assert data_position(chunk, 0, 1, 0)[0] == (arrays.copies[0][0], None, 4)

@@ -257,7 +257,7 @@ def test_data_of_unknown_shape_needs_a_model_that_is_built():
     with convoy.Strategy(devices=2).scope():
         model = Twice()
         model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match=r"is in stages.* Call it on some inputs"):
+    with pytest.raises(ValueError, match=r"has pipeline stages.* Call it on some inputs"):
         model.fit(batches(), steps_per_epoch=1, shuffle=False, verbose=0)
     model.fit(batches(), steps_per_epoch=1, shuffle=False, verbose=0)
     assert model.get_pipeline_stage_assignment() == [0, 1]
