@@ -207,7 +207,9 @@ def test_what_cannot_be_resumed_exactly_is_said_at_the_start(plain, tmp_path):
         while True:
             yield plain.x[:8], plain.y[:8]
 
-    with pytest.warns(UserWarning, match="cannot be resumed exactly, since its order cannot be queried"):
+    with pytest.warns(
+        UserWarning, match="cannot be resumed exactly, since its order cannot be queried"
+    ):
         plain.run(
             convoy.Checkpoints(tmp_path / "a"),
             x=batches(),

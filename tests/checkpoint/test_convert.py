@@ -20,6 +20,25 @@ def weights(model):
     return [np.asarray(variable.value) for variable in model.weights]
 
 
+def test_a_class_that_only_the_training_script_knows_is_not_needed_for_the_weights(call, tmp_path):
+    class Halving(keras.optimizers.schedules.LearningRateSchedule):
+        def __call__(self, step):
+            return 0.1 * 0.5 ** keras.ops.cast(step, "float32")
+
+        def get_config(self):
+            return {}
+
+    with convoy.Strategy().scope():
+        inputs = keras.Input((3,))
+        model = keras.Model(inputs, layers.Dense(2)(inputs))
+        model.compile(keras.optimizers.SGD(Halving()), "mse")
+    x = np.ones((4, 3), "float32")
+    model.fit(x, x[:, :2], verbose=0, callbacks=[convoy.Checkpoints(tmp_path / "run")])
+    assert call("convert", tmp_path / "run", tmp_path / "model.keras") == 0
+    converted = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_equal(weights(converted), weights(model))
+
+
 def test_convert_to_keras_and_back(call, plain, run, tmp_path, capsys):
     plain.run(epochs=3)
     expected = weights(plain.model)

@@ -14,6 +14,7 @@ from convoy.checkpoint import snapshot, store
 from convoy.checkpoint.errors import CheckpointError
 from convoy.checkpoint.folder import Folder
 from convoy.checkpoint.store import Checkpoint
+from convoy.types import Json
 
 WEIGHTS = ("trainable", "non_trainable")
 
@@ -31,19 +32,22 @@ def to_model(checkpoint: Checkpoint) -> keras.Model:
             "The checkpoint has no configuration of its model: its class has no get_config(). "
             "Build the model in Python, and call fit() with a Checkpoints callback."
         )
-    configuration = json.loads(checkpoint.model)
     try:
         try:
-            model = keras.saving.deserialize_keras_object(configuration, safe_mode=True)
+            model = _deserialize(json.loads(checkpoint.model))
         except (TypeError, ValueError):
-            # Only the training script knows a loss or a metric; the weights do not need it.
-            configuration.pop("compile_config", None)
-            model = keras.saving.deserialize_keras_object(configuration, safe_mode=True)
+            # Only the training script knows a loss, a metric or a learning-rate schedule; the
+            # weights do not need them. Keras empties a configuration while it reads it.
+            model = _deserialize(json.loads(checkpoint.model) | {"compile_config": None})
     except Exception as error:  # Layers can raise anything.
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(f"The checkpoint's model cannot be built: {reason}") from error
     assign_weights(model, checkpoint)
     return model
+
+
+def _deserialize(configuration: Json) -> keras.Model:
+    return keras.saving.deserialize_keras_object(configuration, safe_mode=True)
 
 
 def load_model(path: Path) -> keras.Model:

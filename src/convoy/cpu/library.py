@@ -33,7 +33,7 @@ _INSTRUCTION_SETS = {
 # Bits of oneDNN's instruction sets.
 _FEATURES = {0x80: CpuFeature.BFLOAT16, 0x100: CpuFeature.FLOAT16}
 
-_TARGETS = (
+TARGETS = (
     "convoy_convolution",
     "convoy_pack_weights",
     "convoy_fused_convolution",
@@ -59,7 +59,7 @@ class Library:
         handle.convoy_packed_bytes.argtypes = description_size_and_threads
         handle.convoy_cached.restype = ctypes.c_int64
         handle.convoy_initialise()
-        for target in _TARGETS:
+        for target in TARGETS:
             capsule = jax.ffi.pycapsule(getattr(handle, target))
             jax.ffi.register_ffi_target(target, capsule, platform="cpu")
 
