@@ -13,6 +13,8 @@ import pytest
 from convoy import versions
 from convoy.versions import TESTED, VersionRange
 
+pytestmark = pytest.mark.integration
+
 ROOT = Path(__file__).parents[1]
 
 

@@ -16,6 +16,8 @@ from tests import parts
 
 from examples_utils.__main__ import main as examples_utils
 
+pytestmark = pytest.mark.integration
+
 SCRIPT = """
 import sys
 rate = float(sys.argv[1])

@@ -14,6 +14,8 @@ from convoy.train.run_folder import RunFolder
 from convoy_command import cli
 from tests.serving.models import classifier
 
+pytestmark = pytest.mark.integration
+
 FLAGS = [
     "--dataset",
     "cifar10",

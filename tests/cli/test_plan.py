@@ -13,6 +13,8 @@ from convoy.train.run_settings import make_run_settings
 from convoy_command.cli import main
 from tests.plan.networks import chain, machine
 
+pytestmark = pytest.mark.integration
+
 ELSEWHERE = ("--device-flops", "1T", "--device-bandwidth", "100GB/s", "--link", "10GB/s")
 SMALL = ("--model", "cifar_resnet8", "--global-batch", "512", "--memory", "1GB")
 

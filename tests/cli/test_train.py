@@ -4,6 +4,8 @@ from fractions import Fraction
 import pytest
 from convoy.cli.train import make_parser, parse
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(autouse=True)
 def fresh_start():

@@ -10,6 +10,8 @@ import convoy
 import pytest
 from convoy_command import cli
 
+pytestmark = pytest.mark.integration
+
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 

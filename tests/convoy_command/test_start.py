@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from convoy_command import ended_by_interrupt
 
+pytestmark = pytest.mark.integration
+
 # Ctrl-C comes while the package is looked for.
 INTERRUPTED_IMPORT = """
 import os, signal, sys

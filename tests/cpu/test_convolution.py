@@ -7,6 +7,8 @@ from convoy.cpu import kernel_support
 from convoy.cpu.convolution import ConvolutionParameters, Kind, Tensor, recognise
 from jax import lax
 
+pytestmark = pytest.mark.integration
+
 X, W = (2, 9, 8, 4), (3, 2, 4, 6)
 NHWC = ("NHWC", "HWIO", "NHWC")
 

@@ -6,11 +6,14 @@ import subprocess
 import sys
 
 import jax
+import pytest
 from convoy import cpu
 from convoy.cpu import library
 from jax import lax
 
 from .reference import assert_close, normal
+
+pytestmark = pytest.mark.integration
 
 X, W = normal((2, 8, 8, 4)), normal((3, 3, 4, 8), 1)
 

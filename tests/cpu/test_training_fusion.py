@@ -8,7 +8,7 @@ import pytest
 from convoy import cpu, keras_bridge
 from convoy.cpu.training_fusion import relu
 
-pytestmark = pytest.mark.usefixtures("native")
+pytestmark = [pytest.mark.usefixtures("native"), pytest.mark.integration]
 
 layers = keras.layers
 

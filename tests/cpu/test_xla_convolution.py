@@ -7,6 +7,8 @@ from convoy.cpu import xla_convolution
 from convoy.cpu.convolution import ConvolutionParameters
 from jax import lax
 
+pytestmark = pytest.mark.integration
+
 LAYOUTS = [("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW"), ("CHWN", "IHWO", "HWNC")]
 
 

@@ -14,6 +14,8 @@ from convoy.data.records import DamagedDataError
 
 from .pictures import write_folders
 
+pytestmark = pytest.mark.integration
+
 INFO = DatasetInfo("imagenet", 12, 6, (32, 32, 3), 3, "imagenet", flip=True)
 
 

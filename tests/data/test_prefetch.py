@@ -5,6 +5,8 @@ import pytest
 from convoy.data.prefetch import Prefetcher
 from tests.data.fill_job import Fill
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(params=[0, 2], ids=["this process", "workers"], scope="module")
 def prefetcher(request):

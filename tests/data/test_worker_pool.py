@@ -5,6 +5,8 @@ import pytest
 from convoy.data.worker_pool import WorkerPool
 from tests.data.fill_job import Fill
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(scope="module")
 def pool():

@@ -3,6 +3,8 @@ import keras
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.integration
+
 X, Y = np.zeros((40, 3), "float32"), np.zeros((40, 2), "float32")
 
 

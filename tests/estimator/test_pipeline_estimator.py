@@ -10,6 +10,8 @@ from convoy.estimator import (
     RunConfig,
 )
 
+pytestmark = pytest.mark.integration
+
 
 def first(features, labels=None):
     x = keras.layers.Dense(3, activation="tanh", kernel_initializer="ones")(features)

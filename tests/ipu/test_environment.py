@@ -7,6 +7,8 @@ import pytest
 from convoy import ipu
 from convoy.ipu import environment
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def given(monkeypatch):

@@ -10,6 +10,8 @@ from convoy.ipu.ipu_estimator import IPUEstimator, IPUEstimatorSpec, ModeKeys
 from convoy.ipu.ipu_run_config import IPURunConfig, RunConfig
 from convoy.ipu.ipu_session_run_hooks import IPULoggingTensorHook
 
+pytestmark = pytest.mark.integration
+
 
 class Losses(Hook):
     def __init__(self):

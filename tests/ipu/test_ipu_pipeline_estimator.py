@@ -9,6 +9,8 @@ from convoy.ipu.ipu_run_config import IPURunConfig, RunConfig
 from convoy.ipu.ops.pipelining_ops import OptimizerFunctionOutput, PipelineSchedule
 from convoy.ipu.pipelining.options import FailedPreconditionError
 
+pytestmark = pytest.mark.integration
+
 X, RATE, START = 1.5, 0.5, 1.0
 
 

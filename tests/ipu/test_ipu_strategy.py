@@ -8,6 +8,8 @@ import pytest
 from convoy import ipu
 from convoy.report.files import read
 
+pytestmark = pytest.mark.integration
+
 PopDistStrategy = ipu.distributed.popdist_strategy.PopDistStrategy
 
 

@@ -1,6 +1,9 @@
 import os
 
+import pytest
 from convoy.launch import agent
+
+pytestmark = pytest.mark.integration
 
 
 def test_cores_are_divided_over_the_processes_of_a_host():

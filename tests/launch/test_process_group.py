@@ -14,6 +14,8 @@ from convoy.launch.process_group import ProcessGroup
 
 from .running import is_alive, shell_tasks, wait_until
 
+pytestmark = pytest.mark.integration
+
 
 def run(*scripts, heartbeat_timeout=60.0, environment=None):
     """Run shell scripts as a group; return it, its exit status and the printed lines."""

@@ -7,6 +7,8 @@ from convoy.layers import Dirac, Offset, Whiten
 from convoy.optimizers import Regularized
 from keras import layers, optimizers
 
+pytestmark = pytest.mark.integration
+
 
 def convolution(channels, filters, size=3):
     layer = layers.Conv2D(

@@ -7,6 +7,8 @@ import pytest
 from convoy.optimizers import Lookahead, Regularized
 from keras import optimizers
 
+pytestmark = pytest.mark.integration
+
 
 def by_hand(start, gradients, *, updates, every, rate=0.1, momentum=0.95):
     """Return the weights after each update."""

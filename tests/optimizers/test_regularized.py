@@ -6,6 +6,8 @@ import pytest
 from convoy.optimizers import LARS, Regularized
 from keras import optimizers
 
+pytestmark = pytest.mark.integration
+
 
 def steps_of(optimizer, start, gradients, name="kernel"):
     weight = keras.Variable(np.asarray(start, "float32"), name=name)

@@ -9,6 +9,8 @@ from convoy.pipeline.stages import calls_of, make_stages, stage_assignment
 from tests.equivalence.side_by_side import assert_same
 from tests.pipeline.test_stages import staged, whole
 
+pytestmark = pytest.mark.integration
+
 # The smallest images that they take, where that is not 32 pixels.
 SIZES = {"InceptionV3": 75, "InceptionResNetV2": 75, "Xception": 71}
 NETWORKS = [name for name, value in vars(keras.applications).items() if name[0].isupper()]

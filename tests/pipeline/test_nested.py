@@ -7,6 +7,8 @@ from convoy.pipeline.split import split_by_name
 from convoy.pipeline.stages import calls_of, stage_assignment
 from keras import layers
 
+pytestmark = pytest.mark.integration
+
 
 def inner(name="inner"):
     x = inputs = keras.Input((4,))

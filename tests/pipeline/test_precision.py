@@ -10,6 +10,8 @@ from convoy.optimizers import LARS, Lookahead, Regularized
 from keras import layers
 from tests.equivalence.side_by_side import HALF_TOLERANCE, assert_same, make_convoy, state
 
+pytestmark = pytest.mark.integration
+
 slow = pytest.mark.slow
 CUTS = ["b", "d"]
 

@@ -11,6 +11,8 @@ from convoy.pipeline.stages import calls_of, check_assignment, make_stages
 from keras import layers
 from tests.equivalence.side_by_side import assert_same
 
+pytestmark = pytest.mark.integration
+
 
 class Penalty(layers.Layer):
     def call(self, inputs):

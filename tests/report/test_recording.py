@@ -16,6 +16,8 @@ from convoy.report.figures import figures
 from convoy.report.files import ReportError, read
 from tests.report.conftest import BATCH, CALL, EPOCHS, HELD_OUT, SAMPLES, data, train
 
+pytestmark = pytest.mark.integration
+
 # Multiplications and additions of the two convolutions, forwards.
 STEM = 2 * BATCH * 12 * 12 * 4 * 3 * 9
 DOWN = 2 * BATCH * 6 * 6 * 8 * 4 * 9

@@ -6,6 +6,8 @@ import pytest
 from convoy.serving.batching import Batcher, BatchOptions, Streams
 from convoy.serving.errors import Code, ServingError
 
+pytestmark = pytest.mark.integration
+
 
 class Doubler:
     """A model that says which batches it was given, and can be held up."""

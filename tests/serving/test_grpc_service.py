@@ -4,6 +4,8 @@ import pytest
 from convoy.serving import tensorflow_serving_pb2 as messages
 from tests.serving.models import CLASSES
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def call(server):

@@ -15,6 +15,8 @@ from convoy.serving.versions import ModelConfig
 from tests import parts
 from tests.serving.running import running
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def half(half_plus_two):

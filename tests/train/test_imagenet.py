@@ -7,6 +7,8 @@ import signal
 import pytest
 from tests.data.pictures import write_folders
 
+pytestmark = pytest.mark.integration
+
 IMAGENET = (
     *("--dataset", "imagenet", "--dataset-path", "images", "--micro-batch-size", 4),
     *("--precision", "32.32", "--seed", 2, "--pipeline-num-parallel", 0),

@@ -3,6 +3,8 @@ import numpy as np
 import pytest
 from convoy.train.loss import SmoothedCrossentropy, make_accuracy, make_loss
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def predicted(rng):

@@ -9,6 +9,8 @@ from convoy import AutomaticLossScale
 from convoy.engine.numerics.loss_scale import StaticLossScale, find
 from convoy.engine.prepared_model import PreparedModel
 
+pytestmark = pytest.mark.integration
+
 
 def decisions(rule, gradients):
     """Let a rule see the scaled gradients of one update after the other; return its factors."""

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from convoy.engine.numerics.rounding import round_stochastically
 
+pytestmark = pytest.mark.integration
+
 TYPES = {"float16": jnp.float16, "bfloat16": jnp.bfloat16}
 DRAWS = 20_000
 

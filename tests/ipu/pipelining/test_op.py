@@ -20,6 +20,8 @@ from tests.ipu.pipelining.lines import (
     identity,
 )
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.mark.parametrize(
     ("schedule", "count"), [("Grouped", 2), ("Interleaved", 2), ("Sequential", 3)]

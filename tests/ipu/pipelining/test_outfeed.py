@@ -18,6 +18,8 @@ from tests.ipu.pipelining.lines import (
     numbers,
 )
 
+pytestmark = pytest.mark.integration
+
 
 def test_an_outfeed_that_keeps_the_last(configure):
     configure(2)

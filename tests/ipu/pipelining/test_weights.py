@@ -22,6 +22,8 @@ from tests.ipu.pipelining.lines import (
     identity,
 )
 
+pytestmark = pytest.mark.integration
+
 COMPILED = "/jax/core/compile/backend_compile_duration"
 
 

@@ -7,6 +7,8 @@ import pytest
 from keras import layers
 from tests.equivalence.side_by_side import assert_same, make_convoy, make_stock
 
+pytestmark = pytest.mark.integration
+
 SAMPLES = 22  # not a multiple of the batch, nor of replicas
 
 

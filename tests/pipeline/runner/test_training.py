@@ -9,6 +9,8 @@ from convoy.pipeline.stages import calls_of
 from keras import layers
 from tests.equivalence.side_by_side import assert_same, make_convoy, make_stock, state
 
+pytestmark = pytest.mark.integration
+
 UPDATE, UPDATES = 16, 3
 
 

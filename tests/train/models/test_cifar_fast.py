@@ -1,7 +1,10 @@
 import numpy as np
+import pytest
 from convoy.layers import Whiten
 from convoy.train.models import make_model
 from keras import layers
+
+pytestmark = pytest.mark.integration
 
 
 def test_has_as_many_weights_as_the_network_that_it_is():
