@@ -36,11 +36,11 @@ _MARK = "_convoy_stage"
 _STATE = "_convoy"
 FIXED = "_convoy_fixed_training"
 """Marks calls whose argument `training` is fixed, whatever the model is called with."""
-# Keras has no hook for new operations or nodes, so `marked_calls` replaces these two methods.
 Tensors = dict[int, Tensor]
 """Values by the id of their symbolic tensor."""
 Wrap = Callable[[keras.Operation], Callable[..., PyTree]]
 """A function that gives an operation the arguments of the model's call, such as `training`."""
+# Keras has no hook for new operations or nodes, so `marked_calls` replaces these two methods.
 _plain_node = Node.__dict__["__init__"]
 _plain_operation = keras.Operation.__dict__["__new__"]
 _marking = threading.Lock()
@@ -191,6 +191,13 @@ class NestedCall:
             outer = around.call_mark
             self.call_mark = self.call_mark if outer is None else outer
             self.mark = around.mark if self.mark is None else self.mark
+        # Numbers of the tensors, for a nested model called on outer tensor 7 with the result 9:
+        #
+        #     outer graph        7 ------- [nested] -------> 9
+        #     inner graph        in -> [Dense] -> a -> [ReLU] -> out
+        #     numbers            7               -1              9
+        #
+        # A second call of the same model gets other numbers for `a`.
         self._types = {id(tensor): tensor.dtype for tensor in graph.inputs}
         self.tensors = dict(zip(map(id, graph.inputs), call.inputs, strict=True))
         self.tensors |= dict(zip(map(id, graph.outputs), call.outputs, strict=True))
@@ -325,6 +332,7 @@ _GRAPH_CALLS = (functional.Functional.call, keras.Sequential.call)
 
 
 def _nodes(graph: Function) -> list[Node]:
+    # Keras counts depths from the outputs, so the inputs have the largest.
     depths = sorted(graph._nodes_by_depth, reverse=True)
     nodes = [node for depth in depths for node in graph._nodes_by_depth[depth]]
     return [node for node in nodes if node.operation and not node.is_input]
