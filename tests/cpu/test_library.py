@@ -37,7 +37,7 @@ def test_a_library_that_is_not_installed_is_named(monkeypatch, distribution):
 
 
 def test_a_library_from_before_an_update_is_not_used(native, monkeypatch):
-    monkeypatch.setattr(library, "_TARGETS", ("convoy_not_yet_there",))
+    monkeypatch.setattr(library, "TARGETS", ("convoy_not_yet_there",))
     with pytest.raises(library.Unavailable, match="install again"):
         library.load.__wrapped__()
 

@@ -139,9 +139,9 @@ def test_a_layer_in_stages_on_two_devices_is_rejected():
 def test_the_position_of_a_micro_batch_is_in_the_copy_of_its_device():
     placement = PipelinePlacement(jax.devices()[:4], 2, [0, 1])
     block = placement.shard(np.zeros((2, 4), np.float32))
-    source, index, replica = data_position(Chunk("block", block, 4, 2), 1, 1, 1)
+    source, index, replica = data_position(Chunk("block", block, 4, 2, 2), 1, 1, 1)
     assert source is block.copies[1][1]
     assert (index, replica) == (1, 1)
     arrays = placement.replicate(np.zeros((8, 2), np.float32))
-    chunk = Chunk("contiguous", (arrays, None, np.int32(4)), 2, 2)
+    chunk = Chunk("contiguous", (arrays, None, np.int32(4)), 2, 2, 2)
     assert data_position(chunk, 0, 1, 0)[0] == (arrays.copies[0][0], None, 4)

@@ -96,7 +96,7 @@ def test_shapes_between_stages_are_found_without_running_them():
     stages = stages_of(model)
     placement = PipelinePlacement(jax.devices()[:4], 2, [0])
     source = (placement.replicate((X, Y)), None, np.int32(0))
-    chunk = Chunk("contiguous", source, 4, 1)
+    chunk = Chunk("contiguous", source, 4, 1, 1)
     functions = [make_stage_function(model, stages, n, "predict") for n in range(3)]
     transform = with_local_operations(1, 1, "cpu")
     shapes, outputs = shapes_between_stages(stages, functions, chunk, 2, transform)
