@@ -12,6 +12,8 @@ from keras import layers
 
 from .conftest import StopAt, StopError
 
+pytestmark = pytest.mark.integration
+
 # Keras numbers layers over all models of a process, and so by the tests that ran before.
 KERNEL = re.compile(r"dense(_\d+)?/kernel$")
 

@@ -5,6 +5,8 @@ import shutil
 import pytest
 from convoy_command import cli
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def folder(recorded, tmp_path):

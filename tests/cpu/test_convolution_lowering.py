@@ -18,6 +18,8 @@ from .reference import (
     value_and_gradients,
 )
 
+pytestmark = pytest.mark.integration
+
 LAYOUTS = {
     1: [("NWC", "WIO", "NWC"), ("NCW", "OIW", "NCW")],
     2: [("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW"), ("NHWC", "OHWI", "NCHW")],
