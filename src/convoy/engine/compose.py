@@ -221,7 +221,7 @@ def fetch_nothing(source: Batch, _: jax.Array) -> Batch:
 def _with_operations(
     program: Program, operations: Callable[[], GlobalBatch | cpu.Fusion]
 ) -> Program:
-    """Trace a program with replacements of Keras's operations, made anew for each trace."""
+    """Trace a program with replacements of Keras's operations, created for each trace."""
 
     # The name of a program is shown by profilers.
     @wraps(run_steps)

@@ -181,7 +181,7 @@ def values_of_first_process(state: State) -> State:
 
 
 class ProgramCache:
-    """The runners of a model in each mode, kept until the model is compiled anew."""
+    """The runners of a model in each mode, kept until the model is compiled again."""
 
     def __init__(self, model: keras.Model, config: ExecutionConfig, observer: Observer) -> None:
         self.model = model

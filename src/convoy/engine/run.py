@@ -57,7 +57,7 @@ class Runner:
         self.programs = ProgramCache(self.model, self.current, self.observer)
 
     def observe(self, observer: Observer) -> None:
-        """Change the observer; programs are then compiled anew."""
+        """Change the observer; programs are then compiled again."""
         self.observer = observer
         self.use(self.config, None if self.current is self.config else self.current)
 

@@ -175,7 +175,7 @@ class FoldedWeights:
         self._kept: OrderedDict[FoldedStep, tuple[list[weakref.ref], Arrays]] = OrderedDict()
 
     def get(self, step: FoldedStep, constants: Arrays) -> Arrays:
-        """Return the arguments of a step's late equations, folded anew if a weight has changed."""
+        """Return the arguments of a step's late equations, folded again if a weight has changed."""
         folded_from, values = self._kept.pop(step, ([], []))
         unchanged = len(folded_from) == len(constants) and all(
             reference() is value for reference, value in zip(folded_from, constants, strict=True)

@@ -243,7 +243,7 @@ def time_in_turns(programs: Sequence[Program]) -> list[float]:
     """Return the shortest time of each program.
 
     Programs take turns, so that a machine that is busy for a second does not slow down a single
-    program. Arguments are made anew in every turn, as a device may not hold those of all programs.
+    program. Arguments are created in every turn, as a device may not hold those of all programs.
     """
     fastest = [math.inf] * len(programs)
     for turn in range(TURNS):
