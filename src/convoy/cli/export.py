@@ -2,30 +2,59 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import keras
 from convoy.checkpoint import CheckpointError, convert
 from convoy.cli.train import parse
+from convoy.configuration import Configuration, Whole, add_flags, read
 from convoy.data.catalog import Normalisation
 from convoy.serving.export import BATCH_SIZES, Format, export
-from convoy.train.run_folder import find_checkpoints
+from convoy.train.run_folder import ENDING, RUN, RunFolder, find_checkpoints
 from convoy.train.serving_model import make_serving_model, preprocessing_from_bytes
 from convoy_command.parser import Parser
 
 PROGRAM = "convoy export"
-RECIPE = "recipe.yml"
 
 
-def main(words: Sequence[str], program: str = PROGRAM) -> int:
+@dataclass(frozen=True)
+class ExportOptions(Configuration, all_flags=True):
+    """The options of `convoy export`.
+
+    model:
+        checkpoint: a folder of convoy.Checkpoints or of convoy train, a .keras or a .weights.h5
+            file (default: random weights)
+        class_names: a file with the name of a class on each line
+        preprocessing: normalisation of uint8 images in the exported model (default: that of convoy
+            train)
+
+    export:
+        export_dir: the model's folder
+        version: version number (default: the newest plus one)
+        batch_sizes: batch sizes to compile for
+        format: for other servers: onnx (with that package), saved_model (with tensorflow)
+    """
+
+    export_dir: Path
+    checkpoint: Path | None = None
+    class_names: Path | None = None
+    preprocessing: Normalisation | None = None
+    version: Whole | None = None
+    batch_sizes: tuple[Whole, ...] = BATCH_SIZES
+    format: Format = "convoy"
+
+
+def main(words: Sequence[str]) -> int:
     """Write a trained model as a new version in a folder."""
-    options, rest = make_parser(program).parse_known_args(words)
+    parser = make_parser()
+    flags, training_flags = parser.parse_known_args(words)
     try:
-        model, settings = _find_model(options, rest, program)
+        options = read(ExportOptions, vars(flags), flags=True)
+        model, settings = _find_model(options, training_flags)
         if options.class_names is not None:
             settings["class_names"] = _read_names(options.class_names)
         path = export(
@@ -37,68 +66,38 @@ def main(words: Sequence[str], program: str = PROGRAM) -> int:
             **settings,
         )
     except (CheckpointError, OSError, ValueError) as error:
-        print(f"{program}: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        parser.error(" ".join(str(error).split()))
     print(path)
     return 0
 
 
-def make_parser(program: str = PROGRAM) -> argparse.ArgumentParser:
+def make_parser() -> Parser:
     parser = Parser(
-        prog=program,
-        allow_abbrev=False,
+        prog=PROGRAM,
         description="Write a trained model as a new version that convoy serve can serve.",
         epilog="Weights of convoy train (.weights.h5) need the flags of their training: they are "
         "read from the run's folder, and those of convoy train may be given here too.",
     )
-    parser.add_argument(
-        "--checkpoint",
-        type=Path,
-        help="a folder of convoy.Checkpoints or of convoy train, a .keras or a .weights.h5 file "
-        "(default: random weights)",
-    )
-    parser.add_argument("--export-dir", type=Path, required=True, help="the model's folder")
-    parser.add_argument("--version", type=int, help="version number (default: the newest plus one)")
-    parser.add_argument(
-        "--batch-sizes",
-        type=int,
-        nargs="+",
-        default=list(BATCH_SIZES),
-        help="batch sizes to compile for",
-    )
-    parser.add_argument(
-        "--class-names", type=Path, help="a file with the name of a class on each line"
-    )
-    parser.add_argument(
-        "--format",
-        choices=get_args(Format),
-        default="convoy",
-        help="for other servers: onnx (with that package), saved_model (with tensorflow)",
-    )
-    parser.add_argument(
-        "--preprocessing",
-        choices=get_args(Normalisation),
-        help="normalisation of uint8 images in the exported model (default: that of convoy train)",
-    )
+    add_flags(parser, ExportOptions)
     return parser
 
 
 def _find_model(
-    options: argparse.Namespace, rest: list[str], program: str
+    options: ExportOptions, training_flags: list[str]
 ) -> tuple[keras.Model, dict[str, Any]]:
     """Return the model, and the arguments of `export` that depend on its source."""
-    given: Path | None = options.checkpoint
+    given, kind = options.checkpoint, options.preprocessing
     if given is not None and not given.exists():
         raise ValueError(f"--checkpoint {given}: there is no such file or folder.")
-    if given is None or given.name.endswith(".weights.h5") or (given / RECIPE).is_file():
-        return _model_of_training(given, rest, program)
-    if rest:
+    if given is None or given.name.endswith(ENDING) or RunFolder(given).recipe.is_file():
+        return _model_of_training(given, training_flags)
+    if training_flags:
         raise ValueError(
-            f"{rest[0]} is not a flag of convoy export, and {given} needs no flags of convoy train."
+            f"{training_flags[0]} is not a flag of convoy export, and {given} needs no flags of "
+            "convoy train."
         )
-    model = convert.load_model(given)
-    kind = options.preprocessing
-    return model, {"preprocessing": None if kind is None else preprocessing_from_bytes(kind)}
+    preprocessing = None if kind is None else preprocessing_from_bytes(kind)
+    return convert.load_model(given), {"preprocessing": preprocessing}
 
 
 def _read_names(file: Path) -> list[str]:
@@ -111,23 +110,22 @@ def _read_names(file: Path) -> list[str]:
 
 
 def _model_of_training(
-    given: Path | None, rest: list[str], program: str
+    given: Path | None, training_flags: list[str]
 ) -> tuple[keras.Model, dict[str, Any]]:
-    run = given
-    if given is not None and given.is_file():
-        # Checkpoints are in a subfolder of the run's folder.
-        run = given.resolve().parent.parent
-    if run is not None and (run / RECIPE).is_file():
-        rest = ["--config-path", str(run / RECIPE), "--config", "run", *rest]
     weights = given
-    if given is not None and given.is_dir():
-        found = find_checkpoints(given / "checkpoints")
-        if not found:
-            raise ValueError(f"{given} has no checkpoint.")
-        weights = found[-1]
-    flags = parse(rest, program)
+    if given is not None:
+        # Checkpoints are in a subfolder of the run's folder.
+        run = RunFolder(given if given.is_dir() else given.resolve().parent.parent)
+        if run.recipe.is_file():
+            recipe = ["--config-path", str(run.recipe), "--config", RUN]
+            training_flags = [*recipe, *training_flags]
+        if given.is_dir():
+            found = find_checkpoints(run.checkpoints)
+            if not found:
+                raise ValueError(f"{given} has no checkpoint.")
+            weights = found[-1]
+    options = parse(training_flags, PROGRAM)
     if weights is None:
-        print(f"{program}: No --checkpoint was given: the weights are random.", file=sys.stderr)
-    network = make_serving_model(flags, weights)
-    settings = {"preprocessing": network.preprocessing, "class_names": network.class_names}
-    return network.model, settings
+        print(f"{PROGRAM}: No --checkpoint was given: the weights are random.", file=sys.stderr)
+    made = make_serving_model(options, weights)
+    return made.model, {"preprocessing": made.preprocessing, "class_names": made.class_names}
