@@ -44,7 +44,7 @@ from typing import (
 )
 
 import yaml
-from convoy_command.parser import Parser, suggestion
+from convoy_command.parser import Parser, not_one_of, suggestion
 from pydantic import (
     BeforeValidator,
     ConfigDict,
@@ -136,12 +136,7 @@ class Option:
         known = {str(choice).lower(): choice for choice in self.choices}
         if value is None or str(value).lower() in known:
             return known.get(str(value).lower())
-        raise ValueError(_not_one_of(value, map(str, self.choices)))
-
-
-def _not_one_of(value: object, known: Iterable[str]) -> str:
-    names = list(known)
-    return f"{value!r} is not one of {', '.join(names)}{suggestion(str(value), names)}"
+        raise ValueError(not_one_of(value, map(str, self.choices)))
 
 
 def _no_boolean(value: object) -> object:
@@ -239,7 +234,7 @@ def _describe(problem: ErrorDetails, flags: bool) -> str:
     if kind in _PROBLEMS:
         text = f"{value!r} {_PROBLEMS[kind]}."
     elif kind == "literal_error":
-        text = _not_one_of(value, re.findall("'([^']*)'", context["expected"]))
+        text = not_one_of(value, re.findall("'([^']*)'", context["expected"]))
     elif kind == "value_error":
         text = str(context["error"])
     else:

@@ -53,7 +53,7 @@ def ended_by_interrupt() -> Iterator[None]:
 
 @contextmanager
 def exit_status_reported() -> Iterator[None]:
-    """Report the exit status to `convoy.distributed`, if the program has imported it.
+    """Report the exit status to `convoy.distributed.membership`, if the program has imported it.
 
     At its end, one of several processes waits for the others, and must know its exit status before
     that. Python has no hook for it.
@@ -68,6 +68,6 @@ def exit_status_reported() -> Iterator[None]:
         status = 1
         raise
     finally:
-        processes = sys.modules.get("convoy.distributed")
-        if processes is not None:
-            processes.set_exit_status(status)
+        membership = sys.modules.get("convoy.distributed.membership")
+        if membership is not None:
+            membership.set_exit_status(status)

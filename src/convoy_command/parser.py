@@ -51,12 +51,13 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:
             return
-        known = [str(choice) for choice in action.choices]
-        near = difflib.get_close_matches(str(value), known, 1)
-        advice = f" Did you mean {near[0]}?" if near else ""
-        raise argparse.ArgumentError(
-            action, f"{str(value)!r} is not one of {', '.join(known)}.{advice}"
-        )
+        raise argparse.ArgumentError(action, not_one_of(value, map(str, action.choices)))
+
+
+def not_one_of(value: object, known: Iterable[str]) -> str:
+    """Return a sentence about a value that is not among the known ones."""
+    names = list(known)
+    return f"{value!r} is not one of {', '.join(names)}{suggestion(str(value), names)}"
 
 
 def suggestion(word: str, known: Iterable[str], prefix: str = "") -> str:

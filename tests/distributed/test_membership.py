@@ -8,7 +8,7 @@ from pathlib import Path
 
 import convoy
 import pytest
-from convoy import distributed
+from convoy.distributed.process import ADDRESS, COORDINATOR, COUNT, INDEX
 
 pytestmark = pytest.mark.integration
 
@@ -19,10 +19,10 @@ def start(program, place, count=2, coordinator="127.0.0.1:1", **settings):
     """Start a process that is told to be one of several."""
     environment = os.environ | {
         "PYTHONPATH": str(SOURCE),
-        distributed.COORDINATOR: coordinator,
-        distributed.COUNT: str(count),
-        distributed.INDEX: str(place),
-        distributed.ADDRESS: "127.0.0.1",
+        COORDINATOR: coordinator,
+        COUNT: str(count),
+        INDEX: str(place),
+        ADDRESS: "127.0.0.1",
     }
     return subprocess.Popen(
         [sys.executable, "-c", program],

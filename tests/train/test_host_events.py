@@ -1,6 +1,7 @@
 from fractions import Fraction
 
 import pytest
+from convoy.train.flags import Options
 from convoy.train.host_events import closest_divisor, make_host_events
 
 
@@ -14,8 +15,13 @@ UPDATES = 781
 
 
 def plan(logs, checkpoints=None, epochs=6, updates=UPDATES, first=0.0):
-    checkpoints = None if checkpoints is None else Fraction(checkpoints)
-    return make_host_events(updates, epochs, Fraction(logs), checkpoints, first)
+    options = Options(
+        num_epochs=epochs,
+        logs_per_epoch=Fraction(logs),
+        ckpts_per_epoch=None if checkpoints is None else Fraction(checkpoints),
+        first_ckpt_epoch=first,
+    )
+    return make_host_events(options, updates)
 
 
 def calls(events):

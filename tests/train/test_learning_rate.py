@@ -3,6 +3,7 @@ import math
 import keras
 import numpy as np
 import pytest
+from convoy.train.flags import Options
 from convoy.train.learning_rate import (
     Constant,
     MaskWarmUp,
@@ -19,8 +20,14 @@ def values(schedule, steps):
     return [float(schedule(step)) for step in steps]
 
 
-def make(name="const", params=RATE, **settings):
-    return make_schedule(name, params, **({"batch": 4, "updates": 10} | settings))
+def make(name="const", params=RATE, batch=4, updates=10, warm_up=None, staircase=False):
+    options = Options(
+        lr_schedule=name,
+        lr_schedule_params=params,
+        lr_warmup_params=warm_up,
+        lr_staircase=staircase,
+    )
+    return make_schedule(options, batch, updates)
 
 
 def test_a_constant_is_scaled_by_the_batch():

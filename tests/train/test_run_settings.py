@@ -1,3 +1,4 @@
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -21,14 +22,9 @@ def recipe(name):
 
 
 def peak(settings):
-    options = settings.options
-    schedule = make_schedule(
-        options.lr_schedule,
-        options.lr_schedule_params,
-        batch=settings.batch.global_batch,
-        updates=settings.events.updates_per_epoch,
-    )
-    return float(schedule(0))
+    options = replace(settings.options, lr_warmup_params=None, lr_staircase=False)
+    batch, updates = settings.batch.global_batch, settings.events.updates_per_epoch
+    return float(make_schedule(options, batch, updates)(0))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from convoy import distributed
+from convoy.distributed.process import SILENCE_SECONDS
 from convoy.launch.launcher import USAGE, launch, log
 from convoy.launch.topology import LaunchError, Topology, parse_hosts
 from convoy_command.parser import Parser
@@ -78,7 +78,7 @@ def make_parser() -> Parser:
     add(
         "--heartbeat-timeout",
         type=float,
-        default=distributed.SILENCE_SECONDS,
+        default=SILENCE_SECONDS,
         metavar="SECONDS",
         help="time without a heartbeat after which a process counts as hung (default: 60)",
     )

@@ -169,118 +169,115 @@ class OneDnnConvolution:
         )
 
 
+@dataclass(frozen=True)
+class _Form:
+    """The parts of oneDNN's convolution in one of JAX's forms: a row of the table above.
+
+    Attributes:
+        kind: one of oneDNN's kinds.
+        parts: JAX's arrays in the parts of source, weights and destination.
+        strides: JAX's parameter that holds the strides.
+        dilations: JAX's parameter that holds the dilations.
+        swapped: arrays whose first two axes JAX exchanges: batch and features, or out and in.
+        mirrored: whether the kernel is reversed along its spatial axes.
+        group_axis: axis of the weights that is divided into groups.
+    """
+
+    kind: Kind
+    parts: tuple[str, str, str]
+    strides: str
+    dilations: str
+    swapped: tuple[str, ...] = ()
+    mirrored: bool = False
+    group_axis: int = 0
+
+
+_FORMS = {
+    kernel_support.FORWARD: _Form(
+        Kind.FORWARD, ("lhs", "rhs", "out"), strides="window_strides", dilations="rhs_dilation"
+    ),
+    kernel_support.INPUT_GRADIENT: _Form(
+        Kind.BACKWARD_DATA,
+        ("out", "rhs", "lhs"),
+        strides="lhs_dilation",
+        dilations="rhs_dilation",
+        swapped=("rhs",),
+        mirrored=True,
+        group_axis=1,
+    ),
+    # The window of this convolution is all of dy: a step of it is a tap of the kernel (so
+    # `window_strides` are the dilations), and neighbours in dy are as far apart in x as the strides
+    # (so these are `rhs_dilation`).
+    kernel_support.WEIGHT_GRADIENT: _Form(
+        Kind.BACKWARD_WEIGHTS,
+        ("lhs", "out", "rhs"),
+        strides="rhs_dilation",
+        dilations="window_strides",
+        swapped=("lhs", "rhs", "out"),
+    ),
+    # A transposed convolution runs backwards: what it is given is oneDNN's destination, and what
+    # it returns the source. So the operands change places, and dw comes out reversed.
+    kernel_support.TRANSPOSED_WEIGHT_GRADIENT: _Form(
+        Kind.BACKWARD_WEIGHTS,
+        ("rhs", "out", "lhs"),
+        strides="lhs_dilation",
+        dilations="window_strides",
+        swapped=("lhs", "rhs"),
+        mirrored=True,
+    ),
+}
+
+
 def recognise(
     lhs: Shape, rhs: Shape, out: Shape, parameters: ConvolutionParameters
 ) -> OneDnnConvolution | None:
     """Express a convolution between arrays of these shapes as oneDNN's; `None` if it is none."""
-    form = parameters.form
-    row = KERNELS[form]
+    row, form = KERNELS[parameters.form], _FORMS[parameters.form]
     if 0 in (*lhs, *rhs, *out) or len(lhs) not in row.ranks:
         return None
     if not parameters.options <= row.options:
         return None
-    convolution = _FORMS[form](lhs, rhs, out, parameters)
-    found: OneDnnConvolution | None = convolution
-    if form == kernel_support.WEIGHT_GRADIENT:
-        found = _subsampled(convolution, lhs, _swap(parameters.dimension_numbers.lhs_spec))
-    elif form == kernel_support.TRANSPOSED_WEIGHT_GRADIENT:
-        found = _subsampled(convolution, rhs, _swap(parameters.dimension_numbers.rhs_spec))
-    return found if found and min(found.padding, default=0) >= 0 else None
-
-
-# `dimension_numbers` give, for each array of JAX, which of its axes are (batch, features, spatial)
-# or, for the kernel, (out, in, spatial). This is oneDNN's order, so viewing an array with its
-# numbers as axes is all that a layout takes. Where a gradient reads features as batch, `_swap`
-# turns them back:
-#
-#     NHWC  x: numbers (0, 3, 1, 2)  ->  (N, C, H, W)
-#     NHWC  x, as the lhs of a weight gradient: numbers (3, 0, 1, 2)  ->  swapped (0, 3, 1, 2)
-
-
-def _forward(lhs: Shape, rhs: Shape, out: Shape, p: ConvolutionParameters) -> OneDnnConvolution:
-    lhs_spec, rhs_spec, out_spec = p.dimension_numbers
-    weights = Tensor.view(rhs, rhs_spec)
-    if p.feature_group_count > 1:
-        weights = weights.split(0, p.feature_group_count)
-    return OneDnnConvolution(
-        Kind.FORWARD,
-        source=Tensor.view(lhs, lhs_spec),
-        weights=weights,
-        destination=Tensor.view(out, out_spec),
-        strides=p.window_strides,
-        dilations=p.rhs_dilation,
-        padding=tuple(low for low, _ in p.padding),
+    # `dimension_numbers` give, for each array of JAX, which of its axes are (batch, features,
+    # spatial) or, for the kernel, (out, in, spatial). This is oneDNN's order, so viewing an array
+    # with its numbers as axes is all that a layout takes. Where a gradient reads features as batch,
+    # they are turned back:
+    #
+    #     NHWC  x: numbers (0, 3, 1, 2)  ->  (N, C, H, W)
+    #     NHWC  x, as the lhs of a weight gradient: numbers (3, 0, 1, 2)  ->  swapped (0, 3, 1, 2)
+    shapes = {"lhs": lhs, "rhs": rhs, "out": out}
+    axes = dict(zip(shapes, parameters.dimension_numbers, strict=True))
+    for array in form.swapped:
+        first, second, *spatial = axes[array]
+        axes[array] = (second, first, *spatial)
+    source_array, weights_array, _ = form.parts
+    source, weights, destination = (Tensor.view(shapes[array], axes[array]) for array in form.parts)
+    dilations = getattr(parameters, form.dilations)
+    padding = tuple(low for low, _ in parameters.padding)
+    reversed_axes: Sequence[int] = ()
+    if form.mirrored:
+        # Both kernels overlap the border together by one extent less one element.
+        sizes = zip(weights.sizes[2:], dilations, padding, strict=True)
+        padding = tuple((size - 1) * step - low for size, step, low in sizes)
+        reversed_axes = axes[weights_array][2:]
+    # Of the two kinds of groups, a form has one at most.
+    groups = parameters.feature_group_count * parameters.batch_group_count
+    convolution = OneDnnConvolution(
+        form.kind,
+        source=source,
+        weights=weights.split(form.group_axis, groups) if groups > 1 else weights,
+        destination=destination,
+        strides=getattr(parameters, form.strides),
+        dilations=dilations,
+        padding=padding,
+        swap_operands=source_array == "rhs",
+        reverse_rhs=reversed_axes if weights_array == "rhs" else (),
+        reverse_result=reversed_axes if weights_array == "out" else (),
     )
-
-
-def _input_gradient(
-    lhs: Shape, rhs: Shape, out: Shape, p: ConvolutionParameters
-) -> OneDnnConvolution:
-    # lhs = dy, rhs = w with its spatial axes reversed and in and out exchanged, out = dx.
-    lhs_spec, rhs_spec, out_spec = p.dimension_numbers
-    weights = Tensor.view(rhs, _swap(rhs_spec))
-    if p.feature_group_count > 1:
-        weights = weights.split(1, p.feature_group_count)
-    kernel = [rhs[axis] for axis in rhs_spec[2:]]
-    return OneDnnConvolution(
-        Kind.BACKWARD_DATA,
-        source=Tensor.view(out, out_spec),
-        weights=weights,
-        destination=Tensor.view(lhs, lhs_spec),
-        strides=p.lhs_dilation,
-        dilations=p.rhs_dilation,
-        padding=_mirrored(kernel, p.rhs_dilation, p.padding),
-        reverse_rhs=rhs_spec[2:],
-    )
-
-
-def _weight_gradient(
-    lhs: Shape, rhs: Shape, out: Shape, p: ConvolutionParameters
-) -> OneDnnConvolution:
-    # lhs = x, rhs = dy, out = dw. The window of this convolution is all of dy: a step of it is a
-    # tap of the kernel (so `window_strides` are the dilations), and neighbours in dy are as far
-    # apart in x as the strides (so these are `rhs_dilation`).
-    lhs_spec, rhs_spec, out_spec = p.dimension_numbers
-    weights = Tensor.view(out, _swap(out_spec))
-    if p.batch_group_count > 1:
-        weights = weights.split(0, p.batch_group_count)
-    return OneDnnConvolution(
-        Kind.BACKWARD_WEIGHTS,
-        source=Tensor.view(lhs, _swap(lhs_spec)),
-        weights=weights,
-        destination=Tensor.view(rhs, _swap(rhs_spec)),
-        strides=p.rhs_dilation,
-        dilations=p.window_strides,
-        padding=tuple(low for low, _ in p.padding),
-    )
-
-
-def _transposed_weight_gradient(
-    lhs: Shape, rhs: Shape, out: Shape, p: ConvolutionParameters
-) -> OneDnnConvolution:
-    # A transposed convolution runs backwards: what it is given is oneDNN's destination, and what
-    # it returns the source. So the operands change places, and dw comes out reversed.
-    lhs_spec, rhs_spec, out_spec = p.dimension_numbers
-    kernel = [out[axis] for axis in out_spec[2:]]
-    return OneDnnConvolution(
-        Kind.BACKWARD_WEIGHTS,
-        source=Tensor.view(rhs, _swap(rhs_spec)),
-        weights=Tensor.view(out, out_spec),
-        destination=Tensor.view(lhs, _swap(lhs_spec)),
-        strides=p.lhs_dilation,
-        dilations=p.window_strides,
-        padding=_mirrored(kernel, p.window_strides, p.padding),
-        swap_operands=True,
-        reverse_result=out_spec[2:],
-    )
-
-
-_FORMS = {
-    kernel_support.FORWARD: _forward,
-    kernel_support.INPUT_GRADIENT: _input_gradient,
-    kernel_support.WEIGHT_GRADIENT: _weight_gradient,
-    kernel_support.TRANSPOSED_WEIGHT_GRADIENT: _transposed_weight_gradient,
-}
+    if min(convolution.padding, default=0) < 0:
+        return None
+    if form.kind != Kind.BACKWARD_WEIGHTS:
+        return convolution
+    return _subsampled(convolution, shapes[source_array], axes[source_array])
 
 
 def _subsampled(
@@ -310,19 +307,4 @@ def _subsampled(
         strides=(1,) * rank,
         dilations=(1,) * rank,
         source_slice=tuple(window),
-    )
-
-
-def _swap(spec: Sequence[int]) -> tuple[int, ...]:
-    return (spec[1], spec[0], *spec[2:])
-
-
-def _mirrored(
-    kernel: Sequence[int], dilation: Sequence[int], padding: Sequence[tuple[int, int]]
-) -> tuple[int, ...]:
-    """Return the padding of the convolution whose reversed kernel slides over `padding`."""
-    # Both kernels overlap the border together by one extent less one element.
-    return tuple(
-        (size - 1) * step - low
-        for size, step, (low, _) in zip(kernel, dilation, padding, strict=True)
     )

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-from convoy.distributed import COORDINATOR
+from convoy.distributed.process import COORDINATOR
 
 # For each worker, one that it fills and one that waits to be read.
 SLOTS = 2

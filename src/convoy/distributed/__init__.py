@@ -12,34 +12,10 @@ from convoy.distributed.collectives import (
     wait_for_all,
     who_has,
 )
-from convoy.distributed.membership import join, set_exit_status
-from convoy.distributed.process import (
-    ADDRESS,
-    CLUSTER,
-    COORDINATOR,
-    COUNT,
-    HEARTBEAT,
-    INDEX,
-    SILENCE,
-    SILENCE_SECONDS,
-    Place,
-    address,
-    count,
-    index,
-    is_first,
-    requested,
-)
+from convoy.distributed.membership import join
+from convoy.distributed.process import address, count, index, is_first
 
 __all__ = [
-    "ADDRESS",
-    "CLUSTER",
-    "COORDINATOR",
-    "COUNT",
-    "HEARTBEAT",
-    "INDEX",
-    "SILENCE",
-    "SILENCE_SECONDS",
-    "Place",
     "address",
     "any_of",
     "arrays_from",
@@ -52,8 +28,6 @@ __all__ = [
     "index",
     "is_first",
     "join",
-    "requested",
-    "set_exit_status",
     "totals",
     "wait_for_all",
     "who_has",

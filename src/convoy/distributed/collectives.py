@@ -15,11 +15,7 @@ Json = Any  # a value that JSON can hold
 
 def from_first(value: Json) -> Json:
     """Return the value of the first process."""
-    if count() == 1:
-        return value
-    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    length = int(_broadcast(np.int32(len(text))))
-    return json.loads(_broadcast(_padded(text, length)).tobytes())
+    return from_all(value)[0]
 
 
 def arrays_from(process: int, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -55,15 +51,13 @@ def from_all(value: Json) -> list[Json]:
         return [value]
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
     lengths = _gather(np.int32(len(text)))
-    rows = _gather(_padded(text, int(lengths.max())))
+    rows = _gather(np.pad(text, (0, lengths.max() - len(text))))
     return [json.loads(row[:length].tobytes()) for row, length in zip(rows, lengths, strict=True)]
 
 
 def any_of(flags: list[bool]) -> list[bool]:
     """Return for each flag whether it is set in any process."""
-    if count() == 1:
-        return flags
-    return [any(process) for process in zip(*_gather(np.array(flags)).tolist(), strict=True)]
+    return [bool(processes) for processes in who_has(flags)]
 
 
 def totals(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -121,10 +115,3 @@ def _gather(tree: Any) -> Any:
     from jax.experimental import multihost_utils
 
     return jax.tree.map(np.asarray, multihost_utils.process_allgather(tree))
-
-
-def _padded(text: np.ndarray, length: int) -> np.ndarray:
-    """Pad or truncate a text to a length; a truncated one is not the one that is read."""
-    row = np.zeros(length, np.uint8)
-    row[: len(text)] = text[:length]
-    return row

@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterator, Sequence
 from types import FrameType
 
-from convoy import distributed
 from convoy.checkpoint.preemption import EXIT_STATUS
 from convoy.devices import PER_REPLICA
 from convoy.devices import VARIABLE as DEVICES
+from convoy.distributed.process import CLUSTER, COORDINATOR, SILENCE
 from convoy.launch.process_group import LOCAL, Member, ProcessGroup
 from convoy.launch.topology import LaunchError, Topology
 
@@ -108,8 +108,8 @@ def _replace_process(command: Sequence[str], topology: Topology, cluster: str) -
     """Replace this process by the program; JAX finds its place from the cluster's variables."""
     log(f"started by {cluster}, whose addresses are used.")
     environment = {
-        distributed.COORDINATOR: distributed.CLUSTER,
-        distributed.SILENCE: str(topology.heartbeat_timeout),
+        COORDINATOR: CLUSTER,
+        SILENCE: str(topology.heartbeat_timeout),
         DEVICES: str(topology.devices),
         PER_REPLICA: str(topology.devices_per_replica),
     }

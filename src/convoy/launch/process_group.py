@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from convoy.checkpoint.preemption import EXIT_STATUS
-from convoy.distributed import HEARTBEAT
+from convoy.distributed.process import HEARTBEAT
 from convoy.launch import agent
 
 LOCAL = "localhost"

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from convoy import distributed
 from convoy.devices import PER_REPLICA
 from convoy.devices import VARIABLE as DEVICES
+from convoy.distributed import process as variables
 from convoy.launch.process_group import LOCAL, Task
 
 LOOPBACK = "127.0.0.1"
@@ -47,7 +47,7 @@ class Topology:
     hosts: tuple[str, ...] = (LOCAL,)
     numa_aware: bool = False
     port: int = 0
-    heartbeat_timeout: float = distributed.SILENCE_SECONDS
+    heartbeat_timeout: float = variables.SILENCE_SECONDS
 
     def __post_init__(self) -> None:
         for name, value in (
@@ -140,11 +140,11 @@ class Topology:
         environment[PER_REPLICA] = str(self.devices_per_replica)
         if self.instances > 1:
             environment |= {
-                distributed.COORDINATOR: coordinator,
-                distributed.COUNT: str(self.instances),
-                distributed.INDEX: str(index),
-                distributed.SILENCE: str(self.heartbeat_timeout),
-                distributed.ADDRESS: LOOPBACK if self.hosts == (LOCAL,) else host,
+                variables.COORDINATOR: coordinator,
+                variables.COUNT: str(self.instances),
+                variables.INDEX: str(index),
+                variables.SILENCE: str(self.heartbeat_timeout),
+                variables.ADDRESS: LOOPBACK if self.hosts == (LOCAL,) else host,
             }
         return environment
 

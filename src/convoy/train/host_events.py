@@ -6,6 +6,9 @@ import math
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+from convoy.configuration import flag_name
+from convoy.train.flags import Options
+
 
 @dataclass(frozen=True)
 class HostEvents:
@@ -62,37 +65,38 @@ def closest_divisor(number: int, wanted: int) -> int:
     return min({*small, *(number // d for d in small)}, key=lambda d: (abs(d - wanted), d))
 
 
-def make_host_events(
-    updates: int,
-    epochs: int,
-    logs: Fraction,
-    checkpoints: Fraction | None,
-    first_checkpoint_epoch: float = 0.0,
-) -> HostEvents:
+def make_host_events(options: Options, updates: int) -> HostEvents:
     """Return the host events that are closest to the requested ones.
 
+    Without `--ckpts-per-epoch` there is one checkpoint per epoch, at a log event, so that device
+    calls do not become shorter; without log events, one at the end. Without `--first-ckpt-epoch`,
+    the first comes after one interval.
+
     Args:
+        options: options of the run.
         updates: number of weight updates per epoch.
-        epochs: number of epochs.
-        logs: log lines per epoch; 0 is none.
-        checkpoints: checkpoints per epoch; 0 is none. `None` is one per epoch, at a log event, so
-            that device calls do not become shorter; without log events, one at the end.
-        first_checkpoint_epoch: epoch of the first checkpoint; 0 is after one interval.
 
     Raises:
-        ValueError: if the epochs of a log line do not divide the run, or epochs and device calls
-            do not fit together.
+        ValueError: if a frequency is negative, the epochs of a log line do not divide the run, or
+            epochs and device calls do not fit together.
     """
-    check_frequencies(epochs, logs, checkpoints, first_checkpoint_epoch)
+    epochs, logs, checkpoints = options.num_epochs, options.logs_per_epoch, options.ckpts_per_epoch
+    for name in ("logs_per_epoch", "ckpts_per_epoch", "first_ckpt_epoch"):
+        if (value := getattr(options, name) or 0) < 0:
+            raise ValueError(f"{flag_name(name)} {value} is negative. Pass 0 or more.")
+    if 0 < logs < 1 and Fraction(epochs) % (1 / logs):
+        raise ValueError(
+            f"It is not possible to log {float(1 / logs)} epochs a time for {epochs} epochs"
+        )
     warnings: list[str] = []
     total = updates * epochs
     per_log = _interval("logs", logs, updates, epochs, warnings)
-    phase = round(first_checkpoint_epoch * updates)
+    phase = round(options.first_ckpt_epoch * updates)
     if checkpoints is None:
-        per_checkpoint = _at_log_events(per_log, updates, total)
+        per_checkpoint = updates if 0 < per_log <= updates else per_log or total
         per_call = math.gcd(per_log, phase)
     else:
-        left = int(epochs - first_checkpoint_epoch) if first_checkpoint_epoch else epochs
+        left = int(epochs - options.first_ckpt_epoch)
         per_checkpoint = _interval("checkpoints", checkpoints, updates, left, warnings)
         per_call = math.gcd(per_log, per_checkpoint, phase if per_checkpoint else 0)
     if not per_call:
@@ -112,33 +116,6 @@ def make_host_events(
             f"The first checkpoint would come after update {first}, but {total} is the last."
         )
     return HostEvents(updates, epochs, per_log, per_checkpoint, first, per_call, tuple(warnings))
-
-
-def check_frequencies(
-    epochs: int, logs: Fraction, checkpoints: Fraction | None, first_checkpoint_epoch: float
-) -> None:
-    """Check the frequencies of log lines and checkpoints.
-
-    Raises:
-        ValueError: if one is negative, or the epochs of a log line do not divide the run.
-    """
-    given = {
-        "--logs-per-epoch": logs,
-        "--ckpts-per-epoch": checkpoints or 0,
-        "--first-ckpt-epoch": first_checkpoint_epoch,
-    }
-    for name, value in given.items():
-        if value < 0:
-            raise ValueError(f"{name} {value} is negative. Pass 0 or more.")
-    if 0 < logs < 1 and Fraction(epochs) % (1 / logs):
-        raise ValueError(
-            f"It is not possible to log {float(1 / logs)} epochs a time for {epochs} epochs"
-        )
-
-
-def _at_log_events(per_log: int, updates: int, total: int) -> int:
-    """Return the interval of checkpoints that are written once per epoch, at log events."""
-    return updates if 0 < per_log <= updates else per_log or total
 
 
 def _interval(

@@ -40,6 +40,10 @@ class Images:
         return _count(self.test)
 
 
+def _count(split: Split | ImageFiles) -> int:
+    return len(split[1]) if isinstance(split, tuple) else len(split)
+
+
 def open_images(options: Options, info: DatasetInfo, seed: int) -> Images:
     """Read or generate the dataset.
 
@@ -80,9 +84,24 @@ def _open_files(options: Options) -> Images:
 def training_input(settings: RunSettings, images: Images) -> Iterator[dict[str, Any]]:
     """Yield the arguments of `fit` for the training data."""
     options, batch, events = settings.options, settings.batch, settings.events
-    transformation = training_transformation(settings)
-    order = training_order(settings, images.train_samples)
-    flips = AlternatingFlip(order) if _flips_alternate(settings) else None
+    augments = options.augment and options.synthetic_data is None
+    flips_at_random = (
+        options.augment and options.flip == "random" and not options.accelerator_side_preprocess
+    )
+    transformation = _augmentation(
+        settings,
+        # Images in files are flipped when they are decoded.
+        flip=augments and flips_at_random and isinstance(images.train, tuple),
+    )
+    order = Order(
+        images.train_samples,
+        batch.micro_batch,
+        batches_per_epoch=events.updates_per_epoch * batch.micro_batches_per_update,
+        shuffle=options.shuffle,
+        seed=settings.seed,
+    )
+    alternates = augments and settings.info.flip and options.flip == "alternating"
+    flips = AlternatingFlip(order) if alternates else None
     # Epochs of `fit` may be longer than those of the data.
     num_batches = events.keras_epoch * batch.micro_batches_per_update
     if not isinstance(images.train, tuple):
@@ -91,15 +110,10 @@ def training_input(settings: RunSettings, images: Images) -> Iterator[dict[str, 
             batch.micro_batch,
             transformation,
             training=options.augment,
-            flip=options.augment
-            and options.flip == "random"
-            and not options.accelerator_side_preprocess,
+            flip=flips_at_random,
             on_damage=options.damaged_images,
         )
-        workers = _workers(settings)
-        with _closing(
-            ImageBatches(job, order, num_batches, workers, _print_skipped, flips)
-        ) as batches:
+        with _image_batches(settings, job, order, num_batches, flips) as batches:
             yield {"x": batches, "shuffle": False}
         return
     x, y = images.train
@@ -121,21 +135,15 @@ def training_input(settings: RunSettings, images: Images) -> Iterator[dict[str, 
 @contextlib.contextmanager
 def test_input(settings: RunSettings, images: Images) -> Iterator[dict[str, Any]]:
     """Yield the arguments of `evaluate` for all validation images."""
-    options, size = settings.options, settings.validation_batch
-    transformation = Transformation(settings.info, _output(settings))
+    size, transformation = settings.validation_batch, _plain_transformation(settings)
     order = SequentialOrder(images.test_samples, size)
     if not isinstance(images.test, tuple):
-        job = ImageBatchJob(
-            images.test, size, transformation, training=False, on_damage=options.damaged_images
-        )
-        workers = _workers(settings)
-        with _closing(
-            ImageBatches(job, order, order.num_batches, workers, _print_skipped)
-        ) as batches:
+        job = _centre_job(settings, images.test, size)
+        with _image_batches(settings, job, order, order.num_batches) as batches:
             yield {"x": batches}
         return
     x, y = images.test
-    if options.synthetic_data in ("cpu", "host"):
+    if settings.options.synthetic_data in ("cpu", "host"):
         yield {"x": Batches(x, y, order, order.num_batches, transformation)}
     else:
         yield {"x": transformation.convert(x), "y": y, "batch_size": size}
@@ -146,64 +154,58 @@ def some_images(settings: RunSettings, images: Images) -> np.ndarray:
     height, width, _ = settings.info.shape
     count = min(images.train_samples, max(1, MAX_PIXELS // (height * width)))
     chosen = np.linspace(0, images.train_samples - 1, count).astype(int)
-    transformation = Transformation(settings.info, _output(settings))
     if isinstance(images.train, tuple):
-        return transformation.convert(images.train[0][chosen])
-    job = ImageBatchJob(
-        images.train,
-        count,
-        transformation,
-        training=False,
-        on_damage=settings.options.damaged_images,
-    )
+        return _plain_transformation(settings).convert(images.train[0][chosen])
+    job = _centre_job(settings, images.train, count)
     found = np.empty(job.shape, job.dtype)
     job.run(BatchRequest(chosen, (0,)), found)
     return found
 
 
-def training_transformation(settings: RunSettings) -> Transformation:
+def _augmentation(settings: RunSettings, *, flip: bool) -> Transformation:
     """Return the preprocessing of training images on the host."""
     info, options = settings.info, settings.options
-    augments = options.augment and options.synthetic_data is None
+    is_real = options.synthetic_data is None
     return Transformation(
         info,
         _output(settings),
-        # Images in files are flipped when they are decoded.
-        flip=augments
-        and info.flip
-        and options.flip == "random"
-        and info.name != "imagenet"
-        and not options.accelerator_side_preprocess,
-        crop=augments and bool(info.crop_padding),
+        flip=flip and info.flip,
+        crop=options.augment and is_real and bool(info.crop_padding),
         border=options.crop_border,
-        rand_augment=options.rand_augment if options.synthetic_data is None else 0.0,
+        rand_augment=options.rand_augment if is_real else 0.0,
         mixup=options.mixup,
         cutmix=options.cutmix,
     )
 
 
-def training_order(settings: RunSettings, samples: int) -> Order:
-    """Return the order of the training samples."""
-    batch = settings.batch
-    return Order(
-        samples,
-        batch.micro_batch,
-        batches_per_epoch=settings.events.updates_per_epoch * batch.micro_batches_per_update,
-        shuffle=settings.options.shuffle,
-        seed=settings.seed,
+def _plain_transformation(settings: RunSettings) -> Transformation:
+    """Return the preprocessing of images that are not augmented."""
+    return Transformation(settings.info, _output(settings))
+
+
+def _centre_job(settings: RunSettings, files: ImageFiles, size: int) -> ImageBatchJob:
+    """Return the job that decodes the centres of images."""
+    return ImageBatchJob(
+        files,
+        size,
+        _plain_transformation(settings),
+        training=False,
+        on_damage=settings.options.damaged_images,
     )
 
 
-def _flips_alternate(settings: RunSettings) -> bool:
-    """Return whether the host flips each image in every second epoch."""
-    options = settings.options
-    augments = options.augment and options.synthetic_data is None
-    return augments and settings.info.flip and options.flip == "alternating"
-
-
 @contextlib.contextmanager
-def _closing(batches: ImageBatches) -> Iterator[ImageBatches]:
-    """Close batches after use, and print the number of damaged images."""
+def _image_batches(
+    settings: RunSettings,
+    job: ImageBatchJob,
+    order: Order | SequentialOrder,
+    num_batches: int,
+    flips: AlternatingFlip | None = None,
+) -> Iterator[ImageBatches]:
+    """Yield batches that worker processes decode, and print how many images were damaged."""
+    cores, limit = len(os.sched_getaffinity(0)), settings.options.pipeline_num_parallel
+    workers = cores if limit is None else min(limit, cores)
+    batches = ImageBatches(job, order, num_batches, workers, _print_skipped, flips)
     try:
         yield batches
     finally:
@@ -226,17 +228,8 @@ def _output(settings: RunSettings) -> Output:
     return "numbers" if options.accelerator_side_preprocess else "normalised"
 
 
-def _workers(settings: RunSettings) -> int:
-    cores, limit = len(os.sched_getaffinity(0)), settings.options.pipeline_num_parallel
-    return cores if limit is None else min(limit, cores)
-
-
 def _print_skipped(name: str) -> None:
     print(f"convoy train: skipped {name}", file=sys.stderr)
-
-
-def _count(split: Split | ImageFiles) -> int:
-    return len(split[1]) if isinstance(split, tuple) else len(split)
 
 
 def _placeholders(info: DatasetInfo, size: int, rng: np.random.Generator) -> Split:

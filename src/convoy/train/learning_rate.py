@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import jax
 import keras
+from convoy.train.flags import Options
 from convoy.types import Json
 from keras import ops
 from keras.optimizers.schedules import CosineDecay, PiecewiseConstantDecay, PolynomialDecay
@@ -123,44 +124,38 @@ _NEEDS = {
 }
 
 
-def make_schedule(
-    name: str,
-    params: Mapping[str, Any],
-    *,
-    batch: int,
-    updates: int,
-    warm_up: Mapping[str, Any] | None = None,
-    staircase: bool = False,
-) -> Schedule:
+def make_schedule(options: Options, batch: int, updates: int) -> Schedule:
     """Return the schedule of a run.
 
     Args:
-        name: `"const"`, `"cosine"`, `"stepped"` or `"polynomial"`.
-        params: parameters of the schedule: `initial_learning_rate`, per sample;
+        options: options of the run. `--lr-schedule-params` are `initial_learning_rate`, per sample;
             `epochs_to_total_decay`; `end_learning_rate_ratio` and `power`; or `boundaries` in
             epochs and `values`, which are not per sample.
         batch: number of samples per weight update.
         updates: number of weight updates per epoch.
-        warm_up: `warmup_mode`, `"shift"` or `"mask"`, and `warmup_epochs`.
-        staircase: whether the learning rate changes only between epochs.
 
     Raises:
         ValueError: if a name is unknown, or a parameter is missing or unknown.
     """
+    name, params, warm_up = (
+        options.lr_schedule,
+        options.lr_schedule_params,
+        options.lr_warmup_params,
+    )
     if name not in _NEEDS:
         raise ValueError(f"--lr-schedule {name} is not one of {', '.join(_NEEDS)}.")
     # Recipes inherit parameters of other schedules, which are ignored.
     every = {key for keys in _NEEDS.values() for key in keys}
     check_keys("--lr-schedule-params", params, _NEEDS[name], every)
     schedule = _base(name, params, batch, updates)
-    if warm_up:
+    if warm_up := options.lr_warmup_params:
         needed = ("warmup_mode", "warmup_epochs")
         check_keys("--lr-warmup-params", warm_up, needed, set(needed))
         mode = warm_up["warmup_mode"]
         if mode not in _WARM_UPS:
             raise ValueError(f"--lr-warmup-params: warmup_mode {mode!r} is neither shift nor mask.")
         schedule = _WARM_UPS[mode](schedule, int(warm_up["warmup_epochs"] * updates))
-    return Staircase(schedule, updates) if staircase else schedule
+    return Staircase(schedule, updates) if options.lr_staircase else schedule
 
 
 def check_keys(

@@ -16,7 +16,7 @@ import jax
 from convoy import distributed
 from convoy.progress_bar import Output
 from convoy.train.flags import Options
-from convoy.train.run_settings import devices_per_replica
+from convoy.train.run_settings import stages_and_devices
 
 
 @contextlib.contextmanager
@@ -51,7 +51,8 @@ def as_one_run(options: Options) -> Iterator[tuple[Options, Output]]:
 
 def _common_options(options: Options) -> Options:
     """Take the number of replicas from the launch, and the seed from the first process."""
-    replicas = len(jax.devices()) // devices_per_replica(options)
+    _, devices_per_replica = stages_and_devices(options)
+    replicas = len(jax.devices()) // devices_per_replica
     if replicas != options.num_replicas and distributed.is_first():
         print(
             f"convoy train: --num-replicas {options.num_replicas} is overridden by the "

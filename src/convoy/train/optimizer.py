@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import convoy
@@ -9,21 +10,14 @@ import keras
 from convoy.train.flags import Options
 from convoy.train.learning_rate import Schedule, check_keys
 
-# Required and optional keys of `--optimizer-params`.
-_ADAM = {"beta_1", "beta_2", "epsilon", "amsgrad"}
-_PARAMETERS: dict[str, tuple[tuple[str, ...], set[str]]] = {
-    "sgd": (("momentum",), {"nesterov"}),
-    "lars": (("momentum", "weight_decay", "eeta", "epsilon"), set()),
-    "rmsprop": (("momentum", "base_decay_exponent", "epsilon"), set()),
-    "adam": ((), _ADAM),
-    "adamw": ((), _ADAM | {"weight_decay"}),
-}
-_CLASSES = {
-    "sgd": keras.optimizers.SGD,
-    "lars": convoy.optimizers.LARS,
-    "rmsprop": keras.optimizers.RMSprop,
-    "adam": keras.optimizers.Adam,
-    "adamw": keras.optimizers.AdamW,
+_ADAM = ("beta_1", "beta_2", "epsilon", "amsgrad")
+# Each with the required and the optional keys of `--optimizer-params`.
+_OPTIMIZERS: dict[str, tuple[Callable[..., Any], tuple[str, ...], tuple[str, ...]]] = {
+    "sgd": (keras.optimizers.SGD, ("momentum",), ("nesterov",)),
+    "lars": (convoy.optimizers.LARS, ("momentum", "weight_decay", "eeta", "epsilon"), ()),
+    "rmsprop": (keras.optimizers.RMSprop, ("momentum", "base_decay_exponent", "epsilon"), ()),
+    "adam": (keras.optimizers.Adam, (), _ADAM),
+    "adamw": (keras.optimizers.AdamW, (), (*_ADAM, "weight_decay")),
 }
 
 
@@ -49,7 +43,7 @@ def make_optimizer(
     if options.optimizer in ("adam", "adamw"):
         # The default of `--optimizer-params` has one.
         params.pop("momentum", None)
-    needed, optional = _PARAMETERS[options.optimizer]
+    make, needed, optional = _OPTIMIZERS[options.optimizer]
     check_keys("--optimizer-params", params, needed, {*needed, *optional})
     if options.optimizer == "rmsprop":
         params["rho"] = _rho(params.pop("base_decay_exponent"), batch)
@@ -57,7 +51,7 @@ def make_optimizer(
         params["global_clipnorm"] = options.clip_norm
     if options.ema:
         params |= {"use_ema": True, "ema_momentum": options.ema}
-    optimizer = _CLASSES[options.optimizer](schedule, **params)
+    optimizer = make(schedule, **params)
     if options.l2_regularization or options.weight_decay or options.adaptive_clip:
         optimizer = convoy.optimizers.Regularized(
             optimizer,

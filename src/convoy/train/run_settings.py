@@ -13,7 +13,7 @@ from convoy.batch_config import BatchConfig
 from convoy.configuration import check, flag_name
 from convoy.data.catalog import CHANNELS, DATASETS, DatasetInfo
 from convoy.train.flags import Options
-from convoy.train.host_events import HostEvents, check_frequencies, make_host_events
+from convoy.train.host_events import HostEvents, make_host_events
 from convoy.train.normalization import check_norm_layer
 
 AUTO = "auto"
@@ -86,7 +86,7 @@ def make_run_settings(options: Options, training_samples: int | None = None) -> 
     check_options(options)
     options = _consistent(options, notes)
     info = _info(options)
-    stages, width = _stages(options)
+    stages, width = stages_and_devices(options)
     _check_devices(options, stages, width)
     batch = _batch(options, notes)
     samples = info.train if training_samples is None else training_samples
@@ -99,13 +99,7 @@ def make_run_settings(options: Options, training_samples: int | None = None) -> 
             f"{batch.micro_batch} x {batch.replicas} replicas x {batch.accumulation} accumulated. "
             "Make one of them smaller."
         )
-    events = make_host_events(
-        updates,
-        options.num_epochs,
-        options.logs_per_epoch,
-        options.ckpts_per_epoch,
-        options.first_ckpt_epoch,
-    )
+    events = make_host_events(options, updates)
     if options.training:
         notes += events.warnings
     return RunSettings(options, info, batch, stages, width, events, tuple(notes))
@@ -132,12 +126,6 @@ def check_options(options: Options) -> None:
     if not options.training and not options.validation:
         raise ValueError("--training False --validation False leaves nothing to do.")
     check_norm_layer(options.norm_layer)
-    check_frequencies(
-        options.num_epochs,
-        options.logs_per_epoch,
-        options.ckpts_per_epoch,
-        options.first_ckpt_epoch,
-    )
     _check_preprocessing(options)
 
 
@@ -197,17 +185,12 @@ def count_stages(splits: list[str]) -> int:
     return int(splits[1])
 
 
-def devices_per_replica(options: Options) -> int:
-    """Return the number of devices per replica.
+def stages_and_devices(options: Options) -> tuple[int, int]:
+    """Return the number of stages, and of devices per replica.
 
     Raises:
         ValueError: if stages and devices do not fit together.
     """
-    return _stages(options)[1]
-
-
-def _stages(options: Options) -> tuple[int, int]:
-    """Return the number of stages, and of devices per replica."""
     stages, mapping = count_stages(options.pipeline_splits), options.device_mapping
     if options.activation_checkpointing and stages == 1:
         raise ValueError("--activation-checkpointing is for stages. Pass --pipeline-splits too.")

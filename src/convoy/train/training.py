@@ -63,18 +63,12 @@ def prepare_training(settings: RunSettings, strategy: convoy.Strategy) -> Traini
         ValueError: if the model, a split, the optimizer or the schedule cannot be made.
     """
     options = settings.options
-    schedule = make_schedule(
-        options.lr_schedule,
-        options.lr_schedule_params,
-        batch=settings.batch.global_batch,
-        updates=settings.events.updates_per_epoch,
-        warm_up=options.lr_warmup_params,
-        staircase=options.lr_staircase,
-    )
+    batch, events = settings.batch, settings.events
+    schedule = make_schedule(options, batch.global_batch, events.updates_per_epoch)
     with strategy.scope():
-        model = make_network(options, settings.info, settings.batch.accumulation)
+        model = make_network(options, settings.info, batch.accumulation)
         model.compile(
-            make_optimizer(options, schedule, settings.batch.global_batch, settings.events.updates),
+            make_optimizer(options, schedule, batch.global_batch, events.updates),
             make_loss(options.label_smoothing, probabilities=settings.mixes_labels),
             metrics=[make_accuracy("training_accuracy", probabilities=settings.mixes_labels)],
             steps_per_execution=settings.steps_per_execution,
@@ -82,7 +76,7 @@ def prepare_training(settings: RunSettings, strategy: convoy.Strategy) -> Traini
         )
     automatic = options.pipeline_splits[:1] == [AUTO]
     if automatic and settings.in_pipeline:
-        convoy.split(model, settings.stages, batch_size=settings.batch.micro_batch)
+        convoy.split(model, settings.stages, batch_size=batch.micro_batch)
     elif settings.stages > 1 and not automatic:
         convoy.split(model, options.pipeline_splits)
     if settings.in_pipeline:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import re
@@ -16,6 +15,7 @@ from convoy.train.models.cifar_fast import cifar_fast
 from convoy.train.models.cifar_resnet import cifar_resnet
 from convoy.train.models.resnet import resnet
 from convoy.train.models.small import mnist_cnn, toy_model
+from convoy_command.parser import suggestion
 
 MakeModel = Callable[[tuple[int, int, int], int], keras.Model]
 
@@ -97,9 +97,8 @@ def _from_module(name: str) -> MakeModel:
         ) from None
     found = getattr(module, function, None)
     if found is None:
-        near = difflib.get_close_matches(function, vars(module), 1)
-        advice = f" Did you mean {near[0]}?" if near else ""
-        raise ValueError(f"--model {name}: {module_name} has no {function!r}.{advice}")
+        near = suggestion(function, vars(module))
+        raise ValueError(f"--model {name}: {module_name} has no {function!r}{near}")
     if not callable(found):
         raise ValueError(f"--model {name}: {function!r} is not a function.")
     return found
@@ -112,11 +111,10 @@ def _from_applications(name: str) -> MakeModel:
         if inspect.isfunction(value)
     }
     if name.lower() not in functions:
-        near = difflib.get_close_matches(name.lower(), {**MODELS, **functions}, 3)
-        advice = f"Did you mean {' or '.join(near)}? " if near else ""
         raise ValueError(
-            f"{name!r} is not a model. {advice}Known are {', '.join(MODELS)}, those of "
-            "keras.applications (resnet50v2, efficientnetb0, ...), and module:function."
+            f"{name!r} is not a model{suggestion(name.lower(), {**MODELS, **functions})} Known are "
+            f"{', '.join(MODELS)}, those of keras.applications (resnet50v2, efficientnetb0, ...), "
+            "and module:function."
         )
     function = functions[name.lower()]
 
