@@ -1,5 +1,5 @@
 import pytest
-from convoy.atomic_file import atomic_write
+from convoy.atomic_file import atomic_write, rename_synced, unfinished_folder
 
 
 def test_a_file_keeps_its_content_until_the_new_one_is_whole(tmp_path):
@@ -38,3 +38,19 @@ def test_several_write_to_places_of_their_own(tmp_path):
         someone_elses.write_text("someone else's")
     assert path.read_text() == "ours"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_appears_when_it_is_renamed(tmp_path):
+    path = tmp_path / "made" / "folder"
+    with unfinished_folder(path.parent) as unfinished:
+        (unfinished / "file.txt").write_text("new")
+        assert not path.exists()
+        rename_synced(unfinished, path)
+    assert (path / "file.txt").read_text() == "new"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_folder_that_is_not_renamed_leaves_nothing(tmp_path):
+    with unfinished_folder(tmp_path) as unfinished:
+        (unfinished / "file.txt").write_text("ne")
+    assert not list(tmp_path.iterdir())

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from convoy import atomic_file
 from convoy.checkpoint import CheckpointError, DamagedError, store, tensors
 from convoy.checkpoint.folder import Folder, Position
 
@@ -170,7 +171,7 @@ def test_a_failure_at_any_point_of_writing_leaves_the_earlier_ones(folder, step,
         "mkdir": (Path, "mkdir"),
         "arrays": (tensors, "write"),
         "manifest": (store, "write_synced"),
-        "sync": (store, "_sync_folder"),
+        "sync": (atomic_file, "_sync_folder"),
         "rename": (Path, "rename"),
     }
     before = sorted(folder.path.iterdir())

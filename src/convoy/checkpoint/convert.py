@@ -140,8 +140,7 @@ def write(checkpoint: Checkpoint, target: Path, model: Path | None = None) -> No
     """
     if target.exists():
         raise CheckpointError(f"{target} already exists. Pass another name, or remove it.")
-    if not (target.name.endswith(".weights.h5") or target.suffix == ".keras"):
-        target.parent.mkdir(parents=True, exist_ok=True)
+    if not is_keras_file(target):
         store.write(target, checkpoint)
         return
     if model is None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from convoy.atomic_file import UNFINISHED
 from convoy.checkpoint import store
 from convoy.checkpoint.errors import CheckpointError, DamagedError
 
@@ -97,7 +98,7 @@ class Folder:
                 "can be written."
             ) from error
         for entry in self.path.iterdir():
-            if entry.name.startswith((store.UNFINISHED, _REMOVED)):
+            if entry.name.startswith((UNFINISHED, _REMOVED)):
                 shutil.rmtree(entry, ignore_errors=True)
 
     def close(self) -> None:

@@ -9,7 +9,8 @@ from convoy.checkpoint import store
 from convoy.checkpoint.callback import Checkpoints
 from convoy.checkpoint.errors import CheckpointError
 from convoy.checkpoint.folder import Folder, Position
-from convoy.checkpoint.store import Checkpoint, Json
+from convoy.checkpoint.store import Checkpoint
+from convoy.types import Json
 from convoy.units import format_bytes
 
 

@@ -15,13 +15,14 @@ import numpy as np
 from convoy import distributed, keras_bridge
 from convoy.checkpoint import callback_state
 from convoy.checkpoint.errors import CheckpointError
-from convoy.checkpoint.store import Checkpoint, Json
+from convoy.checkpoint.store import Checkpoint
 from convoy.engine import random_state
 from convoy.engine.checkpointer import Progress, Resumption
 from convoy.engine.data.chunks import DataPosition
 from convoy.engine.data.placement import fetch_absent, to_host
 from convoy.engine.random_state import RandomState
 from convoy.engine.state import State, Variables
+from convoy.types import Json
 from convoy.versions import installed_versions
 
 # Keras numbers the layers of a process, so equal models differ in these numbers.

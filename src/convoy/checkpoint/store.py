@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from convoy.atomic_file import write_synced
+from convoy.atomic_file import rename_synced, unfinished_folder, write_synced
 from convoy.checkpoint import tensors
 from convoy.checkpoint.errors import CheckpointError, DamagedError
+from convoy.types import Json
 
 FORMAT = "convoy-checkpoint"
 VERSION = 1
@@ -26,9 +25,6 @@ VERSION = 1
 MANIFEST = "manifest.json"
 ARRAYS = "arrays.safetensors"
 MODEL = "model.json"
-
-UNFINISHED = ".unfinished-"
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -54,40 +50,33 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
     Raises:
         CheckpointError: if writing fails; no part of the checkpoint remains.
     """
-    unfinished = path.parent / f"{UNFINISHED}{path.name}-{os.getpid()}"
     try:
-        unfinished.mkdir()
-        checksums = tensors.write(unfinished / ARRAYS, checkpoint.arrays)
-        files = {}
-        if checkpoint.model is not None:
-            data = checkpoint.model.encode()
-            write_synced(unfinished / MODEL, data)
-            files[MODEL] = hashlib.sha256(data).hexdigest()
-        body = {
-            "format": FORMAT,
-            "version": VERSION,
-            "name": path.name,
-            "about": checkpoint.about,
-            "state": checkpoint.state,
-            "arrays": _with_checksums(checkpoint.arrays, checksums),
-            "header": checksums[""],
-            "files": files,
-        }
-        # The checksum is of what a reader finds: JSON has no tuples, and only string keys.
-        body = json.loads(json.dumps(body))
-        write_synced(unfinished / MANIFEST, _dump({"body": body, "sha256": _checksum(body)}))
-        _sync_folder(unfinished)
-        unfinished.rename(path)
-        _sync_folder(path.parent)
+        with unfinished_folder(path.parent) as unfinished:
+            checksums = tensors.write(unfinished / ARRAYS, checkpoint.arrays)
+            files = {}
+            if checkpoint.model is not None:
+                data = checkpoint.model.encode()
+                write_synced(unfinished / MODEL, data)
+                files[MODEL] = hashlib.sha256(data).hexdigest()
+            body = {
+                "format": FORMAT,
+                "version": VERSION,
+                "name": path.name,
+                "about": checkpoint.about,
+                "state": checkpoint.state,
+                "arrays": _with_checksums(checkpoint.arrays, checksums),
+                "header": checksums[""],
+                "files": files,
+            }
+            # The checksum is of what a reader finds: JSON has no tuples, and only string keys.
+            body = json.loads(json.dumps(body))
+            write_synced(unfinished / MANIFEST, _dump({"body": body, "sha256": _checksum(body)}))
+            rename_synced(unfinished, path)
     except OSError as error:
-        shutil.rmtree(unfinished, ignore_errors=True)
         raise CheckpointError(
             f"{path} could not be written: {error.strerror or error}. Earlier checkpoints are "
             "intact. Free some space, or pass another folder."
         ) from error
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
 
 
 def read_manifest(path: Path) -> Json:
@@ -160,12 +149,3 @@ def _read_file(path: Path, checksum: str) -> str:
     if hashlib.sha256(data).hexdigest() != checksum:
         raise DamagedError(f"{path} is damaged: its checksum is wrong.")
     return data.decode()
-
-
-def _sync_folder(path: Path) -> None:
-    """Sync a folder's entries to the disk, so that a rename survives a power failure."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

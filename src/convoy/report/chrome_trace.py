@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from convoy.report.files import Json, Report
+from convoy.report.files import Report
+from convoy.types import Json
 
 HOST, DEVICES, PIPELINE = 1, 2, 3
 _KINDS = {"F": "forward", "B": "backward", "I": "backward input", "W": "backward weights"}

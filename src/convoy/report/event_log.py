@@ -7,7 +7,8 @@ import time
 from collections import defaultdict
 from typing import Any
 
-from convoy.report.files import LISTS, Json
+from convoy.report.files import LISTS
+from convoy.types import Json
 
 # Number of rows after which a part is complete and the next file begins.
 PART_ROWS = 1000

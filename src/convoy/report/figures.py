@@ -6,8 +6,9 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from convoy.report.files import Json, Report
+from convoy.report.files import Report
 from convoy.report.program_analysis import mode_of
+from convoy.types import Json
 from convoy.units import format_value
 
 MODES = {"train": "training", "evaluate": "evaluation", "predict": "prediction"}

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from convoy.atomic_file import atomic_write
+from convoy.types import Json
 
 FORMAT, VERSION = "convoy-report", 1
 RUN, PROGRAMS, PARTS = "run.json", "programs", "parts"
@@ -26,8 +27,6 @@ LISTS = ("spans", "calls", "metrics", "epochs", "pipelines", "host_memory")
 
 _RUN_KEYS = ("state", "error", "began", "seconds", "devices", "framework", "peak", "runs", "totals")
 _PROGRAM_KEYS = ("name", "seconds", "memory", "memory_course", "flops", "operations")
-
-Json = dict[str, Any]
 
 
 class ReportError(ValueError):

@@ -10,7 +10,7 @@ from convoy import keras_bridge
 from convoy.engine.data.placement import tree_bytes
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.pipeline.stages import stage_assignment
-from convoy.report.files import Json
+from convoy.types import Json
 
 
 def summarize(model: keras.Model, config: ExecutionConfig) -> Json:

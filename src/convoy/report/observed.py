@@ -11,7 +11,7 @@ from convoy.engine.chunk_runner import ModelRunner, Outcome
 from convoy.engine.data.chunks import Chunk, Feed
 from convoy.engine.state import Mode
 from convoy.report.event_log import EventLog
-from convoy.report.files import Json
+from convoy.types import Json
 
 OnCompiled = Callable[[Json, jax.stages.Compiled, float], int]
 """Takes the name and times of a compilation, the program, and the begin; returns its number."""

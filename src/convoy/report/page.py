@@ -6,7 +6,8 @@ import json
 from importlib import resources
 
 from convoy.report import figures
-from convoy.report.files import Json, Report, finite
+from convoy.report.files import Report, finite
+from convoy.types import Json
 
 SCRIPTS = (
     "format.js",

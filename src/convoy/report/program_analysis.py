@@ -6,10 +6,10 @@ from typing import Any
 
 import jax
 from convoy.report.convolution_kernels import convolutions
-from convoy.report.files import Json
 from convoy.report.hlo import Program
 from convoy.report.memory_timeline import MemoryTimeline, by_kind
 from convoy.report.operation_costs import Costs
+from convoy.types import Json
 
 
 def mode_of(name: str) -> str:

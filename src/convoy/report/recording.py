@@ -25,12 +25,12 @@ from convoy.engine.state import Mode
 from convoy.pipeline import Timeline, simulate, stage_durations
 from convoy.report import environment
 from convoy.report.event_log import EventLog
-from convoy.report.files import Json, ReportWriter
+from convoy.report.files import ReportWriter
 from convoy.report.model_summary import summarize
 from convoy.report.observed import ObservedFeed, ObservedProgram, ObservedRunner
 from convoy.report.program_analysis import analyze
 from convoy.report.threads import CallWaiter, DeviceCall, PeriodicWriter, scalars
-from convoy.types import Logs
+from convoy.types import Json, Logs
 
 
 class Observable(Protocol):

@@ -13,19 +13,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+import keras
 import numpy as np
-from convoy.atomic_file import write_synced
+from convoy.atomic_file import rename_synced, unfinished_folder, write_synced
 from convoy.checkpoint import tensors
 from convoy.checkpoint.errors import DamagedError
 from convoy.serving.errors import ArtifactError
 from convoy.serving.signature import Arrays, Signature
+from convoy.types import Json
 
 FORMAT = "convoy-model"
 VERSION = 1
@@ -34,7 +33,6 @@ MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 EXAMPLE = "example.safetensors"
 MODEL = "model.keras"
-UNFINISHED = ".unfinished-"
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class Artifact:
     weights: Mapping[str, np.ndarray]
     example: Arrays
     class_names: tuple[str, ...] = ()
-    about: Mapping[str, Any] = field(default_factory=dict)
+    about: Json = field(default_factory=dict)
     path: Path | None = None
 
     @property
@@ -83,72 +81,98 @@ class Artifact:
         return file if file is not None and file.exists() else None
 
 
-def versions_in(base: Path) -> list[int]:
-    """Return the versions in a model's folder, oldest first."""
+def versions_in(base: Path) -> dict[int, Path]:
+    """Return the folders of a model's versions, oldest first.
+
+    Their names may have leading zeros, such as `00000123`.
+    """
     if not base.is_dir():
-        return []
-    names = [entry.name for entry in base.iterdir() if entry.name.isdecimal() and entry.is_dir()]
-    return sorted({int(name) for name in names})
+        return {}
+    folders = [entry for entry in base.iterdir() if entry.name.isdecimal() and entry.is_dir()]
+    # Of several names of one version, the one without zeros is last, and is used.
+    ordered = sorted(folders, key=lambda folder: (int(folder.name), folder.name))
+    return {int(folder.name): folder for folder in ordered}
 
 
-def folder_of(base: Path, version: int) -> Path:
-    """Return the folder of a version; its name may have leading zeros, such as `00000123`."""
-    plain = base / str(version)
-    if plain.is_dir() or not base.is_dir():
-        return plain
-    same = [e for e in base.iterdir() if e.name.isdecimal() and int(e.name) == version]
-    return same[0] if same else plain
-
-
-def write(base: Path, artifact: Artifact, version: int | None, saved: Path | None) -> Path:
-    """Add a version to a model's folder.
+def add_version(base: Path, version: int | None, fill: Callable[[Path], None]) -> Path:
+    """Add a version to a model's folder; it appears when all its files are complete.
 
     Args:
         base: the model's folder; it is created if needed.
-        artifact: the content.
         version: the version number; by default the newest plus one.
-        saved: the saved Keras model, on the same disk; the file is moved.
+        fill: function that writes the files to a folder.
 
     Returns:
         The version's folder.
 
     Raises:
-        ArtifactError: if writing fails; no part of the version remains.
+        ArtifactError: if the version exists, or writing fails; no part of the version remains.
     """
-
-    def fill(folder: Path) -> None:
-        manifest = _write_content(folder, artifact, saved)
-        write_synced(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
-
-    return add_version(base, version, fill)
-
-
-def add_version(base: Path, version: int | None, fill: Callable[[Path], None]) -> Path:
-    """Add a version whose files a function writes; the folder appears when they are complete.
-
-    Raises:
-        ArtifactError: if writing fails; no part of the version remains.
-    """
-    unfinished = base / f"{UNFINISHED}{os.getpid()}"
     try:
-        unfinished.mkdir(parents=True)
-        fill(unfinished)
-        return _rename(unfinished, base, version)
+        with unfinished_folder(base) as unfinished:
+            fill(unfinished)
+            number = max(versions_in(base), default=0) + 1 if version is None else version
+            path = base / str(number)
+            if path.exists():
+                raise ArtifactError(f"{path} already exists. Pass another version, or remove it.")
+            rename_synced(unfinished, path)
+            return path
     except OSError as error:
         raise ArtifactError(
             f"{base} could not be written: {error.strerror or error}. Pass another folder."
         ) from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def write(artifact: Artifact, model: keras.Model | None, folder: Path) -> None:
+    """Write the files of a version to a folder.
+
+    Args:
+        artifact: the content.
+        model: the Keras model, if there is one; it is left out if it cannot be saved.
+        folder: the folder.
+    """
+    arrays = {
+        WEIGHTS: tensors.write(folder / WEIGHTS, artifact.weights),
+        EXAMPLE: tensors.write(folder / EXAMPLE, artifact.example),
+    }
+    programs: dict[str, Json] = {}
+    for size, program in sorted(artifact.programs.items()):
+        name = f"program-{size}.stablehlo"
+        write_synced(folder / name, program.code)
+        programs[str(size)] = {"file": name, "weights": list(program.weights)}
+    files = [program["file"] for program in programs.values()]
+    if model is not None and _save(model, folder / MODEL):
+        files.append(MODEL)
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        "signature": artifact.signature.to_json(),
+        "class_names": list(artifact.class_names),
+        "programs": programs,
+        "files": {name: _checksum(folder / name) for name in files},
+        "arrays": arrays,
+        "about": artifact.about,
+    }
+    write_synced(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+
+
+def _save(model: keras.Model, path: Path) -> bool:
+    try:
+        model.save(path)
+    except (TypeError, ValueError, NotImplementedError, AttributeError):
+        # A layer has no get_config(); the programs do not need the Keras model.
+        path.unlink(missing_ok=True)
+        return False
+    return True
 
 
 def read(path: Path) -> Artifact:
     """Read a version, and verify all its checksums.
 
     Raises:
-        ArtifactError: if the folder is not an artifact, or is damaged.
+        ArtifactError: if the folder is not an artifact, has a newer format, or is damaged.
     """
-    manifest = read_manifest(path)
+    manifest = _read_manifest(path)
     try:
         weights, example = (
             dict(tensors.read(path / name, manifest["arrays"][name])) for name in (WEIGHTS, EXAMPLE)
@@ -160,15 +184,9 @@ def read(path: Path) -> Artifact:
             int(size): Program((path / entry["file"]).read_bytes(), tuple(entry["weights"]))
             for size, entry in manifest["programs"].items()
         }
-        return Artifact(
-            Signature.from_json(manifest["signature"]),
-            programs,
-            weights,
-            example,
-            tuple(manifest["class_names"]),
-            manifest["about"],
-            path,
-        )
+        signature = Signature.from_json(manifest["signature"])
+        class_names, about = tuple(manifest["class_names"]), manifest["about"]
+        return Artifact(signature, programs, weights, example, class_names, about, path)
     except OSError as error:
         raise ArtifactError(f"{path} cannot be read: {error.strerror or error}.") from error
     except DamagedError as error:
@@ -177,12 +195,7 @@ def read(path: Path) -> Artifact:
         raise ArtifactError(f"{path / MANIFEST} is damaged: {error}") from error
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
-    """Return the content of a version's manifest.
-
-    Raises:
-        ArtifactError: if there is no manifest, or its format is newer.
-    """
+def _read_manifest(path: Path) -> Json:
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
         found = manifest["format"], manifest["version"]
@@ -198,55 +211,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def _write_content(folder: Path, artifact: Artifact, saved: Path | None) -> dict[str, Any]:
-    arrays = {
-        WEIGHTS: tensors.write(folder / WEIGHTS, artifact.weights),
-        EXAMPLE: tensors.write(folder / EXAMPLE, artifact.example),
-    }
-    files, programs = {}, {}
-    for size, program in sorted(artifact.programs.items()):
-        name = f"program-{size}.stablehlo"
-        write_synced(folder / name, program.code)
-        files[name] = hashlib.sha256(program.code).hexdigest()
-        programs[str(size)] = {"file": name, "weights": list(program.weights)}
-    if saved is not None:
-        saved.rename(folder / MODEL)
-        files[MODEL] = _checksum(folder / MODEL)
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "signature": artifact.signature.to_json(),
-        "class_names": list(artifact.class_names),
-        "programs": programs,
-        "files": files,
-        "arrays": arrays,
-        "about": dict(artifact.about),
-    }
-
-
-def _rename(unfinished: Path, base: Path, version: int | None) -> Path:
-    if version is not None:
-        path = base / str(version)
-        if path.exists():
-            raise ArtifactError(f"{path} already exists. Pass another version, or remove it.")
-        return unfinished.rename(path)
-    number = max(versions_in(base), default=0) + 1
-    while (base / str(number)).exists():  # Another export has just written it.
-        number += 1
-    return unfinished.rename(base / str(number))
-
-
 def _checksum(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def distinct(arrays: Sequence[np.ndarray], into: dict[str, np.ndarray]) -> tuple[str, ...]:
-    """Add arrays to a dictionary, equal ones once, and return their names in it."""
-    names = tuple(content_name(array) for array in arrays)
-    for name, array in zip(names, arrays, strict=True):
-        into.setdefault(name, array)
-    return names
 
 
 def content_name(array: np.ndarray) -> str:

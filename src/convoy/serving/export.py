@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import metadata
@@ -16,7 +15,6 @@ import numpy as np
 from convoy import cpu
 from convoy.serving import artifact
 from convoy.serving.artifact import Artifact, Program
-from convoy.serving.errors import ArtifactError
 from convoy.serving.forward_pass import (
     ForwardPass,
     input_shapes,
@@ -79,28 +77,22 @@ def export(
     _check_installed(format)
     passes = {size: ForwardPass(served, size, cpu.fold) for size in sizes}
     signature = _signature(served, passes[sizes[0]], names, sizes[0])
-    base = Path(folder)
     if format == "onnx":
         from convoy.serving.onnx_export import write_onnx
 
-        return artifact.add_version(base, version, partial(write_onnx, served, signature))
-    if format == "saved_model":
+        fill = partial(write_onnx, served, signature)
+    elif format == "saved_model":
         from convoy.serving.saved_model import write_saved_model
 
-        return artifact.add_version(base, version, partial(write_saved_model, served, signature))
-    weights: dict[str, np.ndarray] = {}
-    programs: dict[int, Program] = {}
-    for size, forward in passes.items():
-        constants = [np.asarray(value) for value in forward.constants]
-        programs[size] = Program(_portable(forward), artifact.distinct(constants, weights))
-    example = _example(served, signature)
-    _make_folder(base)
-    with tempfile.TemporaryDirectory(prefix=artifact.UNFINISHED, dir=base) as scratch:
-        saved = _save(served, Path(scratch) / artifact.MODEL)
-        content = Artifact(
-            signature, programs, weights, example, tuple(map(str, class_names)), _about(model)
-        )
-        return artifact.write(base, content, version, saved)
+        fill = partial(write_saved_model, served, signature)
+    else:
+        weights: dict[str, np.ndarray] = {}
+        programs = {size: _program(forward, weights) for size, forward in passes.items()}
+        classes = tuple(map(str, class_names))
+        example = _example(served, signature)
+        content = Artifact(signature, programs, weights, example, classes, _about(model))
+        fill = partial(artifact.write, content, served)
+    return artifact.add_version(Path(folder), version, fill)
 
 
 def _checked(model: keras.Model) -> keras.Model:
@@ -169,11 +161,15 @@ def _signature(model: keras.Model, forward: ForwardPass, names: list[str], size:
     return forward.signature(model, names)
 
 
-def _portable(forward: ForwardPass) -> bytes:
-    """Return the program for all platforms, serialised."""
-    constants = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in forward.constants]
+def _program(forward: ForwardPass, weights: dict[str, np.ndarray]) -> Program:
+    """Return the serialised program for all platforms, and add its constants to the weights."""
+    constants = [np.asarray(value) for value in forward.constants]
+    names = tuple(map(artifact.content_name, constants))
+    weights.update(zip(names, constants, strict=True))
     exporting = jax.export.export(jax.jit(forward.run), platforms=PLATFORMS)
-    return bytes(exporting(constants, *forward.input_shapes).serialize())
+    shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in constants]
+    exported = exporting(shapes, *forward.input_shapes)
+    return Program(bytes(exported.serialize()), names)
 
 
 def _example(model: keras.Model, signature: Signature) -> Arrays:
@@ -195,29 +191,10 @@ def _example(model: keras.Model, signature: Signature) -> Arrays:
     return arrays
 
 
-def _save(model: keras.Model, path: Path) -> Path | None:
-    try:
-        model.save(path)
-    except (TypeError, ValueError, NotImplementedError, AttributeError):
-        # A layer has no get_config(); the programs do not need the Keras model.
-        path.unlink(missing_ok=True)
-        return None
-    return path
-
-
 def _check_installed(format: Format) -> None:
     package = _PACKAGES[format]
     if importlib.util.find_spec(package) is None:
         raise ValueError(f"The format {format} needs the package {package}. Install it with pip.")
-
-
-def _make_folder(base: Path) -> None:
-    try:
-        base.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ArtifactError(
-            f"{base} could not be created: {error.strerror}. Pass another folder."
-        ) from error
 
 
 def _about(model: keras.Model) -> dict[str, Any]:

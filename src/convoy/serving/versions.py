@@ -184,10 +184,10 @@ class ModelVersions:
         """Load new versions in the folder, then unload those that the policy no longer selects."""
         async with self._polling:
             found = await asyncio.to_thread(artifact.versions_in, self.config.path)
-            wanted = self.config.policy.choose(found)
+            wanted = self.config.policy.choose(list(found))
             for version in wanted:
                 if version not in self._loaded and not self._has_failed(version):
-                    await self._load_version(version)
+                    await self._load_version(version, found[version])
             # An old version stays until a new one is available.
             if any(version in self._loaded for version in wanted):
                 for version in self.available:
@@ -207,9 +207,8 @@ class ModelVersions:
         status = self.statuses.get(version)
         return status is not None and status.code != Code.OK
 
-    async def _load_version(self, version: int) -> None:
+    async def _load_version(self, version: int, path: Path) -> None:
         status = self.statuses[version] = VersionStatus(version, State.LOADING)
-        path = artifact.folder_of(self.config.path, version)
         logger.info("%s: loading version %d", self.config.name, version)
         try:
             servable = await asyncio.to_thread(self._load, path)
