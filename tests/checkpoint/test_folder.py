@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+from convoy.atomic_file import UNFINISHED
 from convoy.checkpoint import CheckpointError, store
 from convoy.checkpoint.folder import Folder, Position
 
@@ -51,7 +52,7 @@ def test_two_runs_cannot_write_to_one_folder(folder):
 
 def test_what_a_killed_run_left_is_cleared_and_never_seen(folder):
     folder.close()
-    half = folder.path / f"{store.UNFINISHED}{Position(2, 0).name}-1"
+    half = folder.path / f"{UNFINISHED}{Position(2, 0).name}-1"
     shutil.copytree(folder.at(SECOND), half)
     (half / store.MANIFEST).unlink()
     assert folder.positions() == [FIRST, SECOND]

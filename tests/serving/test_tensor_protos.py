@@ -22,7 +22,7 @@ def listed(dtype, values):
 def test_every_type_is_read_from_bytes_and_from_lists(dtype):
     spec = TensorSpec("x", dtype, ())
     array = np.array(VALUES.get(dtype, [1, 2, 3]), spec.numpy_dtype)
-    np.testing.assert_array_equal(to_array(to_proto(array), spec), array)
+    np.testing.assert_array_equal(to_array(to_proto(array, packed=False), spec), array)
     packed = TensorProto(dtype=TYPES[dtype].tensorflow, tensor_content=array.tobytes())
     packed.tensor_shape.dim.add(size=3)
     np.testing.assert_array_equal(to_array(packed, spec), array)
@@ -34,7 +34,7 @@ def test_every_type_is_read_from_bytes_and_from_lists(dtype):
 
 def test_bfloat16_keeps_its_bits():
     array = np.array([1.5], ml_dtypes.bfloat16)
-    assert to_proto(array).tensor_content == array.tobytes()
+    assert to_proto(array, packed=False).tensor_content == array.tobytes()
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,18 @@ import http.client
 import json
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import numpy as np
 from convoy.serving import tensorflow_serving_pb2 as messages
-from convoy.serving.data_types import NUMPY_NAMES, TYPES
+from convoy.serving.data_types import NUMPY_NAMES
 from convoy.serving.signature import TensorSpec
-from convoy.serving.tensorflow_api import (
+from convoy.serving.tensor_protos import to_array, to_proto
+from convoy.serving.tensorflow_methods import (
     DEFAULT_SIGNATURE,
     MODELS_KEY,
     SERVICE_PACKAGE,
@@ -38,25 +40,6 @@ class RequestError(Exception):
     """A request failed, or the server cannot be reached."""
 
 
-class Client(Protocol):
-    """A client of one model.
-
-    Attributes:
-        input: the model's input.
-    """
-
-    input: TensorSpec
-
-    def predict(self, images: np.ndarray, seconds: float) -> np.ndarray:
-        """Return the model's only output.
-
-        Raises:
-            RequestError: if the server refuses, or does not answer within some seconds.
-        """
-
-    def close(self) -> None: ...
-
-
 @dataclass(frozen=True)
 class Address:
     """The address of a model.
@@ -72,6 +55,39 @@ class Address:
     port: int
     model: str
     token: str | None = None
+
+
+class Client(ABC):
+    """A client of one model.
+
+    Attributes:
+        input: the model's input.
+
+    Raises:
+        RequestError: if the server cannot be reached, or does not have the model.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        try:
+            self.input = self._find_input()
+        except RequestError:
+            self.close()
+            raise
+
+    @abstractmethod
+    def _find_input(self) -> TensorSpec: ...
+
+    @abstractmethod
+    def predict(self, images: np.ndarray, seconds: float) -> np.ndarray:
+        """Return the model's only output.
+
+        Raises:
+            RequestError: if the server refuses, or does not answer within some seconds.
+        """
+
+    @abstractmethod
+    def close(self) -> None: ...
 
 
 def await_listener(address: Address, seconds: float, notify: Callable[[str], None]) -> None:
@@ -122,18 +138,13 @@ def _only_input(inputs: Mapping[str, Info]) -> tuple[str, Info]:
     return next(iter(inputs.items()))
 
 
-class GrpcClient:
+class GrpcClient(Client):
     """A client of `PredictionService`."""
 
     def __init__(self, address: Address) -> None:
-        self._address = address
         unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         self._channel = grpc.insecure_channel(f"{address.host}:{address.port}", unlimited)
-        try:
-            self.input = self._find_input()
-        except RequestError:
-            self.close()
-            raise
+        super().__init__(address)
 
     def _call(
         self, method: str, request: Message, response_type: type[Response], seconds: float
@@ -166,34 +177,21 @@ class GrpcClient:
     def predict(self, images: np.ndarray, seconds: float) -> np.ndarray:
         request = messages.PredictRequest()
         request.model_spec.name = self._address.model
-        tensor = request.inputs[self.input.name]
-        tensor.dtype = TYPES[images.dtype.name].tensorflow
-        for size in images.shape:
-            tensor.tensor_shape.dim.add(size=size)
-        tensor.tensor_content = images.tobytes()
+        request.inputs[self.input.name].CopyFrom(to_proto(images, packed=True))
         response = self._call("Predict", request, messages.PredictResponse, seconds)
-        (output,) = response.outputs.values()
-        shape = [dim.size for dim in output.tensor_shape.dim]
-        dtype = np.dtype(NUMPY_NAMES[output.dtype])
-        if output.tensor_content:
-            return np.frombuffer(output.tensor_content, dtype).reshape(shape)
-        return np.array(output.float_val, dtype).reshape(shape)
+        ((name, output),) = response.outputs.items()
+        return to_array(output, TensorSpec(name, NUMPY_NAMES[output.dtype], ()))
 
     def close(self) -> None:
         self._channel.close()
 
 
-class RestClient:
+class RestClient(Client):
     """A client of the REST API, in the row format."""
 
     def __init__(self, address: Address) -> None:
-        self._address = address
         self._idle: list[http.client.HTTPConnection] = []
-        try:
-            self.input = self._find_input()
-        except RequestError:
-            self.close()
-            raise
+        super().__init__(address)
 
     def _call(self, method: str, path: str, body: bytes | None, seconds: float) -> Any:
         url = f"/v1/models/{self._address.model}{path}"
@@ -246,4 +244,4 @@ class RestClient:
             connection.close()
 
 
-CLIENTS: dict[str, type[GrpcClient] | type[RestClient]] = {"grpc": GrpcClient, "rest": RestClient}
+CLIENTS: dict[str, type[Client]] = {"grpc": GrpcClient, "rest": RestClient}

@@ -20,7 +20,9 @@ from convoy.serving.forward_pass import (
     input_shapes,
     input_specs,
     input_structure,
+    model_variables,
     output_structure,
+    stateless_forward,
 )
 from convoy.serving.signature import Arrays, Signature
 
@@ -176,16 +178,14 @@ def _example(model: keras.Model, signature: Signature) -> Arrays:
     """Return a random sample, and the outputs of the model as it is, before folding."""
     rng = np.random.default_rng(0)
     arrays: Arrays = {}
-    inputs = []
     for spec, shape in zip(signature.inputs, input_shapes(signature.inputs, 1), strict=True):
         dtype = spec.numpy_dtype
         values = rng.random(shape.shape) if dtype.kind not in "iub" else rng.integers(0, 2)
         if dtype == np.uint8:
             values = rng.integers(0, 256, shape.shape)
         arrays[spec.name] = np.broadcast_to(values, shape.shape).astype(dtype)
-        inputs.append(arrays[spec.name])
-    structure = jax.tree.structure(input_structure(model))
-    outputs = jax.tree.leaves(model(jax.tree.unflatten(structure, inputs), training=False))
+    weights = [variable.value for variable in model_variables(model)]
+    outputs = stateless_forward(model)(weights, *arrays.values())
     for spec, value in zip(signature.outputs, outputs, strict=True):
         arrays[f"={spec.name}"] = np.asarray(value)
     return arrays

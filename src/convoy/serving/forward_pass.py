@@ -41,21 +41,12 @@ class ForwardPass:
     """
 
     def __init__(self, model: keras.Model, batch_size: int, rewrite: Rewrite) -> None:
-        variables = [*model.trainable_variables, *model.non_trainable_variables]
-        split, count = len(model.trainable_variables), len(variables)
-        structure = jax.tree.structure(input_structure(model))
-
-        def flat(*values: Any) -> list[Any]:
-            x = jax.tree.unflatten(structure, values[count:])
-            outputs, _ = model.stateless_call(
-                list(values[:split]), list(values[split:count]), x, training=False
-            )
-            return jax.tree.leaves(outputs)
-
-        weights = [variable.value for variable in variables]
+        weights = [variable.value for variable in model_variables(model)]
+        count = len(weights)
+        forward = stateless_forward(model)
         shapes = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in weights]
         shapes += input_shapes(input_specs(model), batch_size)
-        trace = Trace.of(flat, shapes)
+        trace = Trace.of(lambda *values: forward(values[:count], *values[count:]), shapes)
         if trace.has_effects:
             raise ValueError(f"{model.name!r} has side effects, and cannot be served.")
         trace = rewrite(trace, trace.inputs[:count])
@@ -100,6 +91,25 @@ class ForwardPass:
         return Signature(input_specs(model), outputs)
 
 
+def model_variables(model: keras.Model) -> list[keras.Variable]:
+    """Return the variables whose values are the first argument of `stateless_forward`."""
+    return [*model.trainable_variables, *model.non_trainable_variables]
+
+
+def stateless_forward(model: keras.Model) -> Callable[..., list[Any]]:
+    """Return a model's forward pass as a function of a list of weights, and of flat inputs."""
+    structure = jax.tree.structure(input_structure(model))
+    split = len(model.trainable_variables)
+
+    def forward(weights: Sequence[Any], *inputs: Any) -> list[Any]:
+        x = jax.tree.unflatten(structure, inputs)
+        trainable, others = list(weights[:split]), list(weights[split:])
+        outputs, _ = model.stateless_call(trainable, others, x, training=False)
+        return jax.tree.leaves(outputs)
+
+    return forward
+
+
 def input_structure(model: keras.Model) -> Any:
     """Return a model's symbolic inputs, in the structure of its first argument."""
     return model.inputs[0] if isinstance(model, keras.Sequential) else model.input
@@ -126,5 +136,6 @@ def input_specs(model: keras.Model) -> tuple[TensorSpec, ...]:
     return tuple(specs)
 
 
-def input_shapes(specs: Sequence[TensorSpec], batch_size: int) -> list[jax.ShapeDtypeStruct]:
+def input_shapes(specs: Sequence[TensorSpec], batch_size: Any) -> list[jax.ShapeDtypeStruct]:
+    """Return the shapes of inputs at a batch size, which may be a symbolic dimension."""
     return [jax.ShapeDtypeStruct((batch_size, *spec.shape), spec.numpy_dtype) for spec in specs]

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import hmac
 import json
 from collections.abc import Awaitable, Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
+import yaml
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
-from convoy.serving import openapi
 from convoy.serving.errors import Code, ServingError
-from convoy.serving.open_inference import OpenInferenceApi
-from convoy.serving.rest import RestApi, status_json
-from convoy.serving.service import Service
+from convoy.serving.open_inference_rest import OpenInferenceApi
+from convoy.serving.service import Service, check_token
+from convoy.serving.tensorflow_rest import RestApi, status_json
+from convoy.types import Json
 
 PAGE = Path(__file__).with_name("page.html")
+OPENAPI = Path(__file__).with_name("openapi.yaml")
 # Paths that need no token: health probes, and the page, which holds no data itself.
 PUBLIC_PATHS = ("/", "/v2/health/live", "/v2/health/ready")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -56,7 +56,9 @@ class HttpService:
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Check the token, limit the time, and answer every failure in JSON."""
         try:
-            self._check_token(request)
+            if request.path not in PUBLIC_PATHS:
+                given = request.headers.get("Authorization", "")
+                check_token(self._token, given, "header Authorization")
             async with self.service.deadline():
                 return await handler(request)
         except ServingError as error:
@@ -71,23 +73,13 @@ class HttpService:
         except web.HTTPException as error:
             return _error(error.status, f"Malformed request: {request.method} {request.path}")
 
-    def _check_token(self, request: web.Request) -> None:
-        if self._token is None or request.path in PUBLIC_PATHS:
-            return
-        given = request.headers.get("Authorization", "").encode(errors="replace")
-        if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
-            raise ServingError(Code.UNAUTHENTICATED, "Send the header Authorization: Bearer ...")
-
     async def _status(self, _: web.Request) -> web.Response:
         return web.json_response({"models": [self._describe(name) for name in self.service.models]})
 
-    def _describe(self, name: str) -> dict[str, Any]:
+    def _describe(self, name: str) -> Json:
         versions = self.service.models[name]
-        described: dict[str, Any] = {
-            "name": name,
-            "versions": [],
-            "milliseconds": self.service.metrics.percentiles(name),
-        }
+        milliseconds = self.service.metrics.percentiles(name)
+        described: Json = {"name": name, "versions": [], "milliseconds": milliseconds}
         with contextlib.suppress(ServingError):
             described["versions"] = status_json(versions.status())["model_version_status"]
         with contextlib.suppress(ServingError):
@@ -106,7 +98,18 @@ class HttpService:
 
 
 async def _openapi(_: web.Request) -> web.Response:
-    return web.json_response(openapi.describe(_version()))
+    return web.json_response(describe_api(_version()))
+
+
+def describe_api(version: str) -> Json:
+    """Return the OpenAPI description of the REST APIs.
+
+    Args:
+        version: the server's version.
+    """
+    description = yaml.safe_load(OPENAPI.read_text())
+    description["info"]["version"] = version
+    return description
 
 
 async def _page(_: web.Request) -> web.Response:

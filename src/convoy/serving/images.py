@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 from convoy.serving.errors import invalid
@@ -11,6 +13,22 @@ from convoy.serving.signature import TensorSpec
 
 # A file of a few kilobytes can decode to gigabytes of pixels.
 MAX_PIXELS = 50_000_000
+
+
+def decode_images(files: Sequence[bytes], shape: Sequence[int], spec: TensorSpec) -> np.ndarray:
+    """Return the pixels of several image files as a batch.
+
+    Args:
+        files: the image files.
+        shape: the shape that the request gives for them.
+        spec: the input that they are for.
+
+    Raises:
+        ServingError: if the shape has another number of files, or one cannot be decoded.
+    """
+    if not files or len(files) != prod(shape):
+        raise invalid(f"input {spec.name!r}: {len(files)} strings for the shape {list(shape)}.")
+    return np.stack([decode_image(file, spec) for file in files])
 
 
 def decode_image(data: bytes, spec: TensorSpec) -> np.ndarray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Mapping
 from itertools import chain
@@ -13,7 +12,7 @@ import numpy as np
 from convoy.serving.errors import invalid
 from convoy.serving.images import decode_image
 from convoy.serving.signature import MAX_DIMENSIONS, Arrays, Signature, TensorSpec
-from convoy.serving.tensorflow_api import example_inputs
+from convoy.serving.tensorflow_methods import example_inputs
 
 BASE64 = "b64"
 _TYPE_NAMES = {str: "String", bool: "Bool", dict: "Object", type(None): "Null"}
@@ -125,7 +124,7 @@ def to_array(value: Json, spec: TensorSpec) -> np.ndarray:
     leaves, shape = _flatten(value, spec)
     kinds = set(map(type, leaves))
     if kinds == {dict}:
-        pixels = np.stack([_decode_base64(leaf, spec) for leaf in leaves])
+        pixels = np.stack([_image(leaf, spec) for leaf in leaves])
         return pixels.reshape(*shape, *spec.shape)
     if not kinds <= {int, float} and kinds != {bool}:
         wrong = next(leaf for leaf in leaves if type(leaf) not in (int, float))
@@ -168,22 +167,11 @@ def _as_type(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
     Raises:
         ServingError: if the type cannot hold all values.
     """
-    target = spec.numpy_dtype
-    kinds = {"b": "b", "i": "iu", "u": "iu"}.get(target.kind, "iuf")
-    if array.ndim > MAX_DIMENSIONS or array.size == 0:
-        raise invalid(f"input {spec.name!r} has the shape {list(array.shape)}.")
+    kinds = {"b": "b", "i": "iu", "u": "iu"}.get(spec.numpy_dtype.kind, "iuf")
     if array.dtype.kind not in kinds:
         raise invalid(f"input {spec.name!r} is of type {array.dtype}; expected {spec.dtype}.")
-    if target.kind in "iu":
-        limits = np.iinfo(target)
-        if array.min() < limits.min or array.max() > limits.max:
-            raise invalid(
-                f"input {spec.name!r} has values from {array.min()} to {array.max()}; "
-                f"{spec.dtype} has {limits.min} to {limits.max}."
-            )
-    with np.errstate(over="ignore"):
-        converted = array.astype(target)
-    if target.kind not in "iub" and array.dtype.kind == "f":
+    converted = spec.cast(array)
+    if array.dtype.kind == "f":
         lost = np.isinf(converted) & np.isfinite(array)
         if lost.any():
             raise invalid(
@@ -195,9 +183,7 @@ def _as_type(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
 
 def to_json(array: np.ndarray) -> Json:
     """Return an array as nested lists, with as few digits as its type needs."""
-    if array.dtype.kind in "iub":
-        return array.tolist()
-    if array.dtype == np.float64:
+    if array.dtype.kind in "iub" or array.dtype == np.float64:
         return array.tolist()
     if array.dtype not in (np.float32, np.float16):
         array = array.astype(np.float32)
@@ -205,19 +191,20 @@ def to_json(array: np.ndarray) -> Json:
     return array.astype(str).astype(np.float64).tolist()
 
 
-def row_outputs(outputs: Arrays) -> Json:
-    if len(outputs) == 1:
-        return to_json(next(iter(outputs.values())))
+def column_outputs(outputs: Arrays) -> Json:
+    """Return an object with the batch of each output, or the batch of the only output."""
     columns = {name: to_json(value) for name, value in outputs.items()}
+    return columns if len(columns) > 1 else next(iter(columns.values()))
+
+
+def row_outputs(outputs: Arrays) -> Json:
+    """Return a list with an entry for each sample."""
+    columns = column_outputs(outputs)
+    if len(outputs) == 1:
+        return columns
     return [
         dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
     ]
-
-
-def column_outputs(outputs: Arrays) -> Json:
-    if len(outputs) == 1:
-        return to_json(next(iter(outputs.values())))
-    return {name: to_json(value) for name, value in outputs.items()}
 
 
 def _is_named(value: Json) -> bool:
@@ -225,21 +212,29 @@ def _is_named(value: Json) -> bool:
     return isinstance(value, dict) and not (len(value) == 1 and isinstance(value.get(BASE64), str))
 
 
-def _decode_base64(value: Json, spec: TensorSpec) -> np.ndarray:
+def decode_base64(text: str) -> bytes:
+    """Return the bytes of a text.
+
+    Raises:
+        ServingError: if it is not base64.
+    """
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        raise invalid("Unable to base64 decode") from None
+
+
+def _image(value: Json, spec: TensorSpec) -> np.ndarray:
     if not isinstance(value, dict) or _is_named(value):
         raise invalid(f"JSON Value: {_shown(value)} not formatted correctly for base64 data")
-    try:
-        data = base64.b64decode(value[BASE64], validate=True)
-    except (binascii.Error, ValueError):
-        raise invalid("Unable to base64 decode") from None
-    return decode_image(data, spec)
+    return decode_image(decode_base64(value[BASE64]), spec)
 
 
 def _from_feature(value: Json, spec: TensorSpec) -> np.ndarray:
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
         value = value[0]
     if isinstance(value, dict):
-        return _decode_base64(value, spec)
+        return _image(value, spec)
     array = to_array(value if isinstance(value, list) else [value], spec)
     if array.ndim != 1 or array.size != int(np.prod(spec.shape)):
         raise invalid(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -222,19 +221,12 @@ def _send(
         if verbose:
             print(f"-- Latency for batch: {1000 * latency:.2f} ms.", flush=True)
 
-    width = MAX_IN_FLIGHT if options.use_async else 1
-    in_flight: deque[tuple[int, Future[tuple[float, np.ndarray]]]] = deque()
-    with ThreadPoolExecutor(width) as threads:
-        for number in range(options.requests + width):
-            if len(in_flight) == width or number >= options.requests:
-                if not in_flight:
-                    break
-                oldest, future = in_flight.popleft()
-                try:
-                    record(oldest, *future.result())
-                except RequestError as error:
-                    result.failures.append(str(error))
-            if number < options.requests:
-                in_flight.append((number, threads.submit(request, number)))
+    with ThreadPoolExecutor(MAX_IN_FLIGHT if options.use_async else 1) as threads:
+        futures = [threads.submit(request, number) for number in range(options.requests)]
+        for number, future in enumerate(futures):
+            try:
+                record(number, *future.result())
+            except RequestError as error:
+                result.failures.append(str(error))
     result.ended = time.time()
     return result

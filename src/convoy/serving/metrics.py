@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from functools import partial
 
 import numpy as np
 from convoy.serving.errors import Code
@@ -21,41 +22,28 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._requests = Counter(
-            "convoy_requests",
-            "Requests, by status code.",
-            ("model", "method", "code"),
-            registry=self.registry,
+        counter = partial(Counter, registry=self.registry)
+        gauge = partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        model = ("model",)
+        self._requests = counter(
+            "convoy_requests", "Requests, by status code.", (*model, "method", "code")
         )
-        self._seconds = Histogram(
+        self._seconds = histogram(
             "convoy_request_seconds",
             "Time from the arrival of a request's body to its response.",
-            ("model", "method"),
+            (*model, "method"),
             buckets=SECONDS,
-            registry=self.registry,
         )
-        self._batches = Histogram(
+        self._batches = histogram(
             "convoy_batch_samples",
             "Samples per call of the model, without padding.",
-            ("model",),
+            model,
             buckets=SAMPLES,
-            registry=self.registry,
         )
-        self._padding = Counter(
-            "convoy_padding_samples",
-            "Samples of padding in batches.",
-            ("model",),
-            registry=self.registry,
-        )
-        self._waiting = Gauge(
-            "convoy_waiting_samples", "Samples in the queue.", ("model",), registry=self.registry
-        )
-        self._available = Gauge(
-            "convoy_available_versions",
-            "Versions that are available.",
-            ("model",),
-            registry=self.registry,
-        )
+        self._padding = counter("convoy_padding_samples", "Samples of padding in batches.", model)
+        self._waiting = gauge("convoy_waiting_samples", "Samples in the queue.", model)
+        self._available = gauge("convoy_available_versions", "Versions that are available.", model)
         self._recent: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))
 
     def answered(self, model: str, method: str, code: Code, seconds: float) -> None:

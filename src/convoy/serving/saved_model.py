@@ -9,31 +9,21 @@ import jax
 import keras
 import numpy as np
 import tensorflow as tf
-from convoy.serving.forward_pass import input_structure
+from convoy.serving.forward_pass import input_shapes, model_variables, stateless_forward
 from convoy.serving.signature import Signature
-from convoy.serving.tensorflow_api import DEFAULT_SIGNATURE
+from convoy.serving.tensorflow_methods import DEFAULT_SIGNATURE
 from tensorflow.compiler.tf2xla.python import xla
 
 
 def write_saved_model(model: keras.Model, signature: Signature, folder: Path) -> None:
     """Write a SavedModel that TensorFlow and TensorFlow Serving load, for any batch size."""
-    structure = jax.tree.structure(input_structure(model))
-    variables = [*model.trainable_variables, *model.non_trainable_variables]
-    split = len(model.trainable_variables)
-
-    def forward(weights: list[Any], *inputs: Any) -> list[Any]:
-        x = jax.tree.unflatten(structure, inputs)
-        outputs, _ = model.stateless_call(weights[:split], weights[split:], x, training=False)
-        return jax.tree.leaves(outputs)
-
+    weights = [variable.value for variable in model_variables(model)]
+    weight_shapes = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in weights]
     (batch,) = jax.export.symbolic_shape("batch")
-    shapes = [
-        jax.ShapeDtypeStruct((batch, *spec.shape), spec.numpy_dtype) for spec in signature.inputs
-    ]
-    weights = [jax.ShapeDtypeStruct(v.value.shape, v.value.dtype) for v in variables]
-    exported = jax.export.export(jax.jit(forward), platforms=("cpu", "cuda"))(weights, *shapes)
+    exporting = jax.export.export(jax.jit(stateless_forward(model)), platforms=("cpu", "cuda"))
+    exported = exporting(weight_shapes, *input_shapes(signature.inputs, batch))
     module = tf.Module()
-    module.weights = [tf.Variable(np.asarray(variable.value)) for variable in variables]
+    module.weights = [tf.Variable(np.asarray(value)) for value in weights]
     # The exported program has no parameters for unused arguments.
     kept = list(exported.module_kept_var_idx)
 

@@ -18,9 +18,9 @@ from aiohttp import web
 from convoy.configuration import Configuration, Count, Option
 from convoy.serving.batching import GROUP, BatchOptions
 from convoy.serving.client import TOKEN_VARIABLE
-from convoy.serving.grpc_service import GrpcService
 from convoy.serving.http_service import HttpService
 from convoy.serving.service import Service
+from convoy.serving.tensorflow_grpc import GrpcService
 from convoy.serving.versions import ModelConfig
 from pydantic import Field
 

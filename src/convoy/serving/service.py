@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import math
 import re
 import time
@@ -16,7 +17,13 @@ from convoy.serving.batching import BatchOptions
 from convoy.serving.errors import Code, ServingError, invalid, not_found
 from convoy.serving.metrics import Metrics
 from convoy.serving.signature import Arrays
-from convoy.serving.versions import LoadedVersion, ModelConfig, ModelVersions
+from convoy.serving.versions import (
+    LoadedVersion,
+    ModelConfig,
+    ModelVersions,
+    VersionStatus,
+    servable_not_found,
+)
 
 _LABEL = re.compile(r"[a-zA-Z0-9_]+")
 _MAX_VERSION = 2**63 - 1
@@ -46,6 +53,23 @@ class Target:
         return cls(parts["model"], None if version is None else int(version), label)
 
 
+def check_token(expected: str | None, given: str, place: str) -> None:
+    """Check the bearer token of a request.
+
+    Args:
+        expected: the token that clients must send, if any.
+        given: the authorization that the request has.
+        place: the part of a request that has the authorization, for the error.
+
+    Raises:
+        ServingError: if the token is another.
+    """
+    if expected is None:
+        return
+    if not hmac.compare_digest(given.encode(errors="replace"), f"Bearer {expected}".encode()):
+        raise ServingError(Code.UNAUTHENTICATED, f"Send the {place}: Bearer ...")
+
+
 class Service:
     """The models of a server.
 
@@ -69,27 +93,25 @@ class Service:
     def _make(self, config: ModelConfig) -> ModelVersions:
         return ModelVersions(config, self._options, self.metrics.batch)
 
-    def model(self, name: str) -> ModelVersions:
-        """Return the model of a name.
-
-        Raises:
-            ServingError: if there is none.
-        """
-        if name not in self.models:
-            raise not_found(f"Servable not found for request: Latest({name})")
-        return self.models[name]
-
     def find(self, target: Target) -> LoadedVersion:
         """Return the version that answers a request.
 
         Raises:
             ServingError: if there is none.
         """
-        if target.model not in self.models and target.version is not None:
-            raise not_found(
-                f"Servable not found for request: Specific({target.model}, {target.version})"
-            )
-        return self.model(target.model).find(target.version, target.label)
+        if target.model not in self.models:
+            raise servable_not_found(target.model, target.version)
+        return self.models[target.model].find(target.version, target.label)
+
+    def status(self, target: Target) -> list[VersionStatus]:
+        """Return the status of all versions of a model, or of the one that the target names.
+
+        Raises:
+            ServingError: if there is none.
+        """
+        if target.model not in self.models:
+            raise not_found(f"Could not find any versions of model {target.model}")
+        return self.models[target.model].status(target.version, target.label)
 
     async def run(self, loaded: LoadedVersion, arrays: Arrays) -> Arrays:
         """Compute the outputs of a request.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from math import prod
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 from convoy.serving.errors import invalid
+from convoy.types import Json
 
 Arrays = dict[str, np.ndarray]
 
@@ -39,6 +41,45 @@ class TensorSpec:
         """Whether an image file can be sent as a sample: uint8 pixels, greyscale or RGB."""
         return self.dtype == "uint8" and len(self.shape) == 3 and self.shape[2] in (1, 3)
 
+    def from_bytes(self, data: bytes) -> np.ndarray:
+        """Return the flat array of some bytes.
+
+        Raises:
+            ServingError: if the bytes end within a value.
+        """
+        if len(data) % self.numpy_dtype.itemsize:
+            raise invalid(f"input {self.name!r}: {len(data)} bytes end within a value.")
+        return np.frombuffer(data, self.numpy_dtype)
+
+    def cast(self, values: np.ndarray) -> np.ndarray:
+        """Convert numbers to the type of the input.
+
+        Raises:
+            ServingError: if it is an integer type that cannot hold all of them.
+        """
+        if self.numpy_dtype.kind in "iu" and values.size:
+            limits = np.iinfo(self.numpy_dtype)
+            if values.min() < limits.min or values.max() > limits.max:
+                raise invalid(
+                    f"input {self.name!r} has a number that {self.dtype} cannot hold: the values "
+                    f"are from {values.min()} to {values.max()}; {self.dtype} has {limits.min} to "
+                    f"{limits.max}."
+                )
+        with np.errstate(over="ignore"):
+            return values.astype(self.numpy_dtype)
+
+    def reshape(self, values: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+        """Return values in the shape that a request gives for them.
+
+        Raises:
+            ServingError: if their number is another.
+        """
+        if values.size != prod(shape):
+            raise invalid(
+                f"input {self.name!r} has {values.size} values for the shape {list(shape)}."
+            )
+        return values.reshape(shape)
+
 
 @dataclass(frozen=True)
 class Signature:
@@ -47,19 +88,18 @@ class Signature:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Signature:
-        parts = {
-            part: tuple(
+    def from_json(cls, value: Json) -> Signature:
+        def specs(entries: Iterable[Json]) -> tuple[TensorSpec, ...]:
+            return tuple(
                 TensorSpec(entry["name"], entry["dtype"], tuple(entry["shape"]))
-                for entry in value[part]
+                for entry in entries
             )
-            for part in ("inputs", "outputs")
-        }
-        return cls(**parts)
+
+        return cls(specs(value["inputs"]), specs(value["outputs"]))
 
     def input(self, name: str) -> TensorSpec:
         """Return the input of a name.

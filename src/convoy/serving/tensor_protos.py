@@ -9,9 +9,9 @@ import numpy as np
 from convoy.data.tensorflow_pb2 import Feature
 from convoy.serving.data_types import NUMPY_NAMES, TYPES
 from convoy.serving.errors import invalid
-from convoy.serving.images import decode_image
+from convoy.serving.images import decode_image, decode_images
 from convoy.serving.signature import MAX_DIMENSIONS, Arrays, Signature, TensorSpec
-from convoy.serving.tensorflow_api import example_inputs
+from convoy.serving.tensorflow_methods import example_inputs
 from convoy.serving.tensorflow_serving_pb2 import DataType, Input, TensorProto
 
 # A message with one value can claim any shape; this many elements are filled with it at most.
@@ -25,23 +25,17 @@ def to_array(proto: TensorProto, spec: TensorSpec) -> np.ndarray:
         ServingError: if the type is not the input's, or the values do not fill the shape.
     """
     shape = _shape(proto, spec)
-    elements = prod(shape)
     if proto.dtype == DataType.DT_STRING:
-        files = list(proto.string_val)
-        if not files or len(files) != elements:
-            raise invalid(f"input {spec.name!r}: {len(files)} strings for {list(shape)}.")
-        return np.stack([decode_image(file, spec) for file in files])
+        return decode_images(proto.string_val, shape, spec)
     if NUMPY_NAMES.get(proto.dtype) != spec.dtype:
         found = NUMPY_NAMES.get(proto.dtype, f"number {proto.dtype}")
         raise invalid(f"input {spec.name!r} is of type {found}; expected {spec.dtype}.")
     values = _values(proto, spec)
-    if values.size == 1 and elements > 1:
-        if elements > _MAX_FILLED_ELEMENTS:
-            raise invalid(f"input {spec.name!r}: one value cannot fill {elements} elements.")
-        values = np.broadcast_to(values, elements)
-    if values.size != elements:
-        raise invalid(f"input {spec.name!r} has {values.size} values for the shape {list(shape)}.")
-    return values.reshape(shape)
+    if values.size == 1:
+        if prod(shape) > _MAX_FILLED_ELEMENTS:
+            raise invalid(f"input {spec.name!r}: one value cannot fill {prod(shape)} elements.")
+        return np.broadcast_to(values[0], shape)
+    return spec.reshape(values, shape)
 
 
 def _shape(proto: TensorProto, spec: TensorSpec) -> tuple[int, ...]:
@@ -52,30 +46,27 @@ def _shape(proto: TensorProto, spec: TensorSpec) -> tuple[int, ...]:
 
 
 def _values(proto: TensorProto, spec: TensorSpec) -> np.ndarray:
-    dtype = spec.numpy_dtype
     if proto.tensor_content:
-        if len(proto.tensor_content) % dtype.itemsize:
-            raise invalid(f"input {spec.name!r}: tensor_content ends within a value.")
-        return np.frombuffer(proto.tensor_content, dtype)
+        return spec.from_bytes(proto.tensor_content)
     listed = getattr(proto, TYPES[spec.dtype].value_field)
     if spec.dtype in ("float16", "bfloat16"):
-        return (np.array(listed, np.int64) & 0xFFFF).astype(np.uint16).view(dtype)
-    if dtype.kind not in "iu":
-        return np.array(listed, dtype)
-    values = np.array(listed, np.uint64 if dtype == np.uint64 else np.int64)
-    limits = np.iinfo(dtype)
-    if values.size and (values.min() < limits.min or values.max() > limits.max):
-        raise invalid(f"input {spec.name!r} has a number that {spec.dtype} cannot hold.")
-    return values.astype(dtype)
+        return (np.array(listed, np.int64) & 0xFFFF).astype(np.uint16).view(spec.numpy_dtype)
+    if spec.numpy_dtype.kind not in "iu":
+        return np.array(listed, spec.numpy_dtype)
+    return spec.cast(np.array(listed, np.uint64 if spec.dtype == "uint64" else np.int64))
 
 
-def to_proto(array: np.ndarray) -> TensorProto:
-    """Return the message of an output."""
+def to_proto(array: np.ndarray, *, packed: bool) -> TensorProto:
+    """Return the message of an array.
+
+    Args:
+        array: the array.
+        packed: whether the values are sent as bytes; otherwise, floats are sent as a list.
+    """
     proto = TensorProto(dtype=TYPES[array.dtype.name].tensorflow)
     for size in array.shape:
         proto.tensor_shape.dim.add(size=size)
-    # TensorFlow Serving sends lists of floats, and some clients read only those.
-    if array.dtype == np.float32:
+    if array.dtype == np.float32 and not packed:
         proto.float_val.extend(array.reshape(-1).tolist())
     else:
         proto.tensor_content = np.ascontiguousarray(array).tobytes()
@@ -114,8 +105,4 @@ def _from_feature(feature: Feature, spec: TensorSpec) -> np.ndarray:
             f"Feature: {spec.name} has {values.size} values in its {kind}; expected "
             f"{prod(spec.shape)} of type {spec.dtype}"
         )
-    if is_integer and spec.numpy_dtype.kind != "b":
-        limits = np.iinfo(spec.numpy_dtype)
-        if values.min() < limits.min or values.max() > limits.max:
-            raise invalid(f"Feature: {spec.name} has values that {spec.dtype} cannot hold")
-    return values.astype(spec.numpy_dtype).reshape(spec.shape)
+    return spec.cast(values).reshape(spec.shape)

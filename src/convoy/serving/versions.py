@@ -76,6 +76,12 @@ class VersionStatus:
     message: str = ""
 
 
+def servable_not_found(model: str, version: int | None) -> ServingError:
+    """Return the error of a request for a version, or for the newest one, that is not available."""
+    wanted = f"Latest({model})" if version is None else f"Specific({model}, {version})"
+    return not_found(f"Servable not found for request: {wanted}")
+
+
 class LoadedVersion:
     """A version in memory that answers requests.
 
@@ -155,12 +161,12 @@ class ModelVersions:
             version = self.config.labels[label]
         if version is not None:
             if version not in self._loaded:
-                raise not_found(f"Servable not found for request: Specific({name}, {version})")
+                raise servable_not_found(name, version)
             return self._loaded[version]
         if not self._loaded:
             if any(status.state < State.AVAILABLE for status in self.statuses.values()):
                 raise ServingError(Code.UNAVAILABLE, f"Model {name} is being loaded.")
-            raise not_found(f"Servable not found for request: Latest({name})")
+            raise servable_not_found(name, None)
         return self._loaded[max(self._loaded)]
 
     def status(self, version: int | None = None, label: str | None = None) -> list[VersionStatus]:

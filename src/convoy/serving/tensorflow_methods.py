@@ -1,4 +1,4 @@
-"""Names and conversions that TensorFlow Serving's REST and gRPC APIs share."""
+"""Signatures, examples and results, as TensorFlow Serving's REST and gRPC APIs share them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
+from convoy.serving.data_types import TYPES
 from convoy.serving.errors import invalid
 from convoy.serving.signature import Arrays, Signature, TensorSpec
+from convoy.serving.tensorflow_serving_pb2 import SignatureDefMap
 
 SERVICE_PACKAGE = "tensorflow.serving"
 DEFAULT_SIGNATURE = "serving_default"
@@ -30,6 +32,23 @@ def check_signature_name(name: str) -> None:
     """
     if name not in KNOWN_SIGNATURES:
         raise invalid(f'Serving signature name: "{name}" not found in signature def')
+
+
+def signature_definitions(signature: Signature) -> SignatureDefMap:
+    """Return the message that describes the inputs and outputs of a model."""
+    definitions = SignatureDefMap()
+    definition = definitions.signature_def[DEFAULT_SIGNATURE]
+    definition.method_name = PREDICT
+    for specs, infos in (
+        (signature.inputs, definition.inputs),
+        (signature.outputs, definition.outputs),
+    ):
+        for spec in specs:
+            info = infos[spec.name]
+            info.name, info.dtype = f"{spec.name}:0", TYPES[spec.dtype].tensorflow
+            for size in (-1, *spec.shape):
+                info.tensor_shape.dim.add(size=size)
+    return definitions
 
 
 def example_inputs(

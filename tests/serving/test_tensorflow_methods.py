@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 from convoy.serving.errors import ServingError
-from convoy.serving.tensorflow_api import (
+from convoy.serving.tensorflow_methods import (
     check_signature_name,
     class_scores,
     regression_values,

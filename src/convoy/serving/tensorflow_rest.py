@@ -5,23 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from aiohttp import web
 from convoy.serving import json_values
-from convoy.serving.data_types import TYPES
-from convoy.serving.errors import invalid, not_found
+from convoy.serving.errors import invalid
 from convoy.serving.service import Service, Target
-from convoy.serving.signature import Arrays, Signature, TensorSpec
-from convoy.serving.tensorflow_api import (
-    DEFAULT_SIGNATURE,
-    PREDICT,
+from convoy.serving.signature import Arrays, Signature
+from convoy.serving.tensorflow_methods import (
     check_signature_name,
     class_scores,
     regression_values,
+    signature_definitions,
 )
-from convoy.serving.tensorflow_serving_pb2 import DataType
 from convoy.serving.versions import LoadedVersion, VersionStatus
+from convoy.types import Json
+from google.protobuf.json_format import MessageToDict
 
 # TensorFlow Serving ignores the case of all words but `v1` and the names.
 _MODELS = "/v1/{_:(?i:models)}"
@@ -54,10 +52,9 @@ class RestApi:
         body = await request.read()
         with self.service.using(target, method) as loaded:
             if len(body) < _LARGE_BODY:
-                parsed = _parse(body, method, loaded)
+                key, arrays = _parse(body, method, loaded)
             else:
-                parsed = await asyncio.to_thread(_parse, body, method, loaded)
-            key, arrays = parsed
+                key, arrays = await asyncio.to_thread(_parse, body, method, loaded)
             outputs = await self.service.run(loaded, arrays)
             result = _result(key, method, outputs, loaded)
             text = f"{{\n    {json.dumps(key)}: {json.dumps(result)}\n}}"
@@ -65,14 +62,18 @@ class RestApi:
 
     async def _status(self, request: web.Request) -> web.Response:
         target = Target.from_path(request.match_info)
-        if target.model not in self.service.models:
-            raise not_found(f"Could not find any versions of model {target.model}")
-        statuses = self.service.model(target.model).status(target.version, target.label)
-        return _indented(status_json(statuses))
+        return _indented(status_json(self.service.status(target)))
 
     async def _metadata(self, request: web.Request) -> web.Response:
         target = Target.from_path(request.match_info)
-        return _indented(_metadata_json(target.model, self.service.find(target)))
+        loaded = self.service.find(target)
+        definitions = MessageToDict(
+            signature_definitions(loaded.servable.signature),
+            preserving_proto_field_name=True,
+            always_print_fields_with_no_presence=True,
+        )
+        spec = {"name": target.model, "signature_name": "", "version": str(loaded.version)}
+        return _indented({"model_spec": spec, "metadata": {"signature_def": definitions}})
 
 
 async def _no_model(_: web.Request) -> web.Response:
@@ -101,7 +102,7 @@ def _parse(body: bytes, method: str, loaded: LoadedVersion) -> tuple[str, Arrays
     return _predict_inputs(request, signature)
 
 
-def _predict_inputs(request: dict[str, Any], signature: Signature) -> tuple[str, Arrays]:
+def _predict_inputs(request: Json, signature: Signature) -> tuple[str, Arrays]:
     if "instances" in request and "inputs" in request:
         raise invalid(
             "Not formatted correctly expecting only one of 'inputs' or 'instances' keys to exist"
@@ -125,7 +126,7 @@ def _result(key: str, method: str, outputs: Arrays, loaded: LoadedVersion) -> js
     return json_values.column_outputs(outputs)
 
 
-def status_json(statuses: Sequence[VersionStatus]) -> dict[str, Any]:
+def status_json(statuses: Sequence[VersionStatus]) -> Json:
     """Return the JSON form of a `GetModelStatusResponse`."""
     return {
         "model_version_status": [
@@ -139,32 +140,6 @@ def status_json(statuses: Sequence[VersionStatus]) -> dict[str, Any]:
     }
 
 
-def _metadata_json(model: str, loaded: LoadedVersion) -> dict[str, Any]:
-    """Return the JSON form of a `GetModelMetadataResponse`."""
-    signature = loaded.servable.signature
-    definition = {
-        "inputs": {spec.name: _tensor_info(spec) for spec in signature.inputs},
-        "outputs": {spec.name: _tensor_info(spec) for spec in signature.outputs},
-        "method_name": PREDICT,
-    }
-    return {
-        "model_spec": {"name": model, "signature_name": "", "version": str(loaded.version)},
-        "metadata": {"signature_def": {"signature_def": {DEFAULT_SIGNATURE: definition}}},
-    }
-
-
-def _tensor_info(spec: TensorSpec) -> dict[str, Any]:
-    sizes = (-1, *spec.shape)
-    return {
-        "dtype": DataType.Name(TYPES[spec.dtype].tensorflow),
-        "tensor_shape": {
-            "dim": [{"size": str(size), "name": ""} for size in sizes],
-            "unknown_rank": False,
-        },
-        "name": f"{spec.name}:0",
-    }
-
-
-def _indented(value: dict[str, Any]) -> web.Response:
+def _indented(value: Json) -> web.Response:
     body = json.dumps(value, indent=1).encode()
     return web.Response(body=body, content_type="application/json")

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import json
 from collections.abc import Mapping
-from math import prod
 from typing import Any
 
 import numpy as np
 from aiohttp import web
-from convoy.serving import json_values
 from convoy.serving.data_types import TYPES
 from convoy.serving.errors import invalid, not_found
-from convoy.serving.images import decode_image
+from convoy.serving.images import decode_images
+from convoy.serving.json_values import decode_base64, parse, to_array, to_json
 from convoy.serving.service import Service, Target
 from convoy.serving.signature import MAX_DIMENSIONS, Arrays, Signature, TensorSpec
 from convoy.serving.versions import LoadedVersion
+from convoy.types import Json
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
@@ -65,7 +63,7 @@ class OpenInferenceApi:
         return web.json_response(
             {
                 "name": target.model,
-                "versions": [str(v) for v in self.service.model(target.model).available],
+                "versions": [str(v) for v in self.service.models[target.model].available],
                 "platform": "jax_stablehlo",
                 "inputs": [_describe(spec) for spec in signature.inputs],
                 "outputs": [_describe(spec) for spec in signature.outputs],
@@ -83,8 +81,7 @@ class OpenInferenceApi:
         length = request.headers.get(HEADER_LENGTH)
         with self.service.using(target, "infer") as loaded:
             signature = loaded.servable.signature
-            parsed = await asyncio.to_thread(_parse, body, length, signature)
-            header, arrays = parsed
+            header, arrays = await asyncio.to_thread(_parse, body, length, signature)
             wanted = _wanted_outputs(header, signature)
             outputs = await self.service.run(loaded, arrays)
             return _response(target.model, loaded, header, wanted, outputs)
@@ -94,7 +91,7 @@ async def _malformed(request: web.Request) -> web.Response:
     raise not_found(f"Malformed request: {request.method} {request.path}")
 
 
-def _describe(spec: TensorSpec) -> dict[str, Any]:
+def _describe(spec: TensorSpec) -> Json:
     return {
         "name": spec.name,
         "datatype": TYPES[spec.dtype].open_inference,
@@ -102,7 +99,7 @@ def _describe(spec: TensorSpec) -> dict[str, Any]:
     }
 
 
-def _parse(body: bytes, length: str | None, signature: Signature) -> tuple[dict[str, Any], Arrays]:
+def _parse(body: bytes, length: str | None, signature: Signature) -> tuple[Json, Arrays]:
     """Return the JSON header of a request, and the inputs.
 
     The data of binary tensors follow the header, in the order of the inputs.
@@ -112,7 +109,7 @@ def _parse(body: bytes, length: str | None, signature: Signature) -> tuple[dict[
         if not length.isdecimal() or len(length) > 12 or int(length) > len(body):
             raise invalid(f"{HEADER_LENGTH} {length!r} is not a length within the body.")
         end = int(length)
-    header = json_values.parse(body[:end])
+    header = parse(body[:end])
     entries = header.get("inputs")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise invalid("'inputs' must be a list of objects.")
@@ -123,21 +120,20 @@ def _parse(body: bytes, length: str | None, signature: Signature) -> tuple[dict[
         if not isinstance(name, str) or name in arrays:
             raise invalid(f"Each input needs a name of its own; received {name!r}.")
         spec = signature.input(name)
-        shape = _shape(entry)
         size = _parameters(entry).get("binary_data_size")
         if size is None:
-            arrays[name] = _from_json(entry, shape, spec)
+            arrays[name] = _array(entry, None, spec)
             continue
         if type(size) is not int or not 0 <= size <= len(binary):
             raise invalid(f"input {name!r}: binary_data_size {size!r} is not within the body.")
-        arrays[name] = _from_bytes(bytes(binary[:size]), entry, shape, spec)
+        arrays[name] = _array(entry, bytes(binary[:size]), spec)
         binary = binary[size:]
     if len(binary):
         raise invalid(f"{len(binary)} bytes of the body belong to no input.")
     return header, arrays
 
 
-def _shape(entry: Mapping[str, Any]) -> tuple[int, ...]:
+def _shape(entry: Json) -> tuple[int, ...]:
     shape = entry.get("shape")
     sizes = shape if isinstance(shape, list) else [None]
     if len(sizes) > MAX_DIMENSIONS or any(
@@ -147,31 +143,26 @@ def _shape(entry: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _from_json(entry: Mapping[str, Any], shape: tuple[int, ...], spec: TensorSpec) -> np.ndarray:
+def _array(entry: Json, binary: bytes | None, spec: TensorSpec) -> np.ndarray:
+    """Return an input from its binary data, or without them from the JSON of its entry."""
+    shape, datatype = _shape(entry), entry.get("datatype")
     data = entry.get("data")
-    if not isinstance(data, list):
+    if binary is None and not isinstance(data, list):
         raise invalid(f"input {spec.name!r} needs 'data', a list.")
-    if entry.get("datatype") == "BYTES":
-        if not all(isinstance(text, str) for text in data):
-            raise invalid(f"input {spec.name!r}: BYTES are strings in base64.")
-        try:
-            files = [base64.b64decode(text, validate=True) for text in data]
-        except (binascii.Error, ValueError):
-            raise invalid("Unable to base64 decode") from None
-        return _images(files, shape, spec)
-    _check_type(entry, spec)
-    return _reshaped(json_values.to_array(data, spec).reshape(-1), shape, spec)
+    if datatype == "BYTES":
+        files = _decode_strings(data, spec) if binary is None else _elements(binary)
+        return decode_images(files, shape, spec)
+    expected = TYPES[spec.dtype].open_inference
+    if datatype != expected:
+        raise invalid(f"input {spec.name!r} has datatype {datatype!r}; expected {expected}.")
+    values = to_array(data, spec).reshape(-1) if binary is None else spec.from_bytes(binary)
+    return spec.reshape(values, shape)
 
 
-def _from_bytes(
-    data: bytes, entry: Mapping[str, Any], shape: tuple[int, ...], spec: TensorSpec
-) -> np.ndarray:
-    if entry.get("datatype") == "BYTES":
-        return _images(_elements(data), shape, spec)
-    _check_type(entry, spec)
-    if len(data) % spec.numpy_dtype.itemsize:
-        raise invalid(f"input {spec.name!r}: {len(data)} bytes end within a value.")
-    return _reshaped(np.frombuffer(data, spec.numpy_dtype), shape, spec)
+def _decode_strings(data: Any, spec: TensorSpec) -> list[bytes]:
+    if not all(isinstance(text, str) for text in data):
+        raise invalid(f"input {spec.name!r}: BYTES are strings in base64.")
+    return [decode_base64(text) for text in data]
 
 
 def _elements(data: bytes) -> list[bytes]:
@@ -187,34 +178,14 @@ def _elements(data: bytes) -> list[bytes]:
     return elements
 
 
-def _images(files: list[bytes], shape: tuple[int, ...], spec: TensorSpec) -> np.ndarray:
-    if len(files) != prod(shape) or not files:
-        raise invalid(f"input {spec.name!r}: {len(files)} strings for the shape {list(shape)}.")
-    return np.stack([decode_image(file, spec) for file in files])
-
-
-def _check_type(entry: Mapping[str, Any], spec: TensorSpec) -> None:
-    if entry.get("datatype") != TYPES[spec.dtype].open_inference:
-        raise invalid(
-            f"input {spec.name!r} has datatype {entry.get('datatype')!r}; expected "
-            f"{TYPES[spec.dtype].open_inference}."
-        )
-
-
-def _reshaped(values: np.ndarray, shape: tuple[int, ...], spec: TensorSpec) -> np.ndarray:
-    if values.size != prod(shape):
-        raise invalid(f"input {spec.name!r}: {values.size} values for the shape {list(shape)}.")
-    return values.reshape(shape)
-
-
-def _parameters(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+def _parameters(entry: Json) -> Json:
     parameters = entry.get("parameters", {})
     if not isinstance(parameters, dict):
         raise invalid("'parameters' must be an object.")
     return parameters
 
 
-def _wanted_outputs(header: Mapping[str, Any], signature: Signature) -> dict[str, bool]:
+def _wanted_outputs(header: Json, signature: Signature) -> dict[str, bool]:
     """Return the requested outputs, and whether each is sent as binary data."""
     binary = bool(_parameters(header).get("binary_data_output", False))
     known = [spec.name for spec in signature.outputs]
@@ -232,14 +203,14 @@ def _wanted_outputs(header: Mapping[str, Any], signature: Signature) -> dict[str
 def _response(
     model: str,
     loaded: LoadedVersion,
-    header: Mapping[str, Any],
+    header: Json,
     wanted: Mapping[str, bool],
     outputs: Arrays,
 ) -> web.Response:
     entries, binary = [], []
     for name, is_binary in wanted.items():
         value = outputs[name]
-        entry: dict[str, Any] = {
+        entry: Json = {
             "name": name,
             "shape": list(value.shape),
             "datatype": TYPES[value.dtype.name].open_inference,
@@ -248,13 +219,9 @@ def _response(
             binary.append(np.ascontiguousarray(value).tobytes())
             entry["parameters"] = {"binary_data_size": len(binary[-1])}
         else:
-            entry["data"] = json_values.to_json(value.reshape(-1))
+            entry["data"] = to_json(value.reshape(-1))
         entries.append(entry)
-    response: dict[str, Any] = {
-        "model_name": model,
-        "model_version": str(loaded.version),
-        "outputs": entries,
-    }
+    response: Json = {"model_name": model, "model_version": str(loaded.version), "outputs": entries}
     if isinstance(header.get("id"), str):
         response["id"] = header["id"]
     encoded = json.dumps(response).encode()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hmac
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -11,21 +10,20 @@ from typing import Any, TypeVar
 
 import grpc
 from convoy.serving import tensorflow_serving_pb2 as messages
-from convoy.serving.data_types import TYPES
-from convoy.serving.errors import Code, ServingError, invalid, not_found
-from convoy.serving.service import Service, Target
-from convoy.serving.signature import Arrays, Signature, TensorSpec
+from convoy.serving.errors import Code, ServingError, invalid
+from convoy.serving.service import Service, Target, check_token
+from convoy.serving.signature import Arrays, Signature
 from convoy.serving.tensor_protos import from_examples, to_array, to_proto
-from convoy.serving.tensorflow_api import (
+from convoy.serving.tensorflow_methods import (
     CLASSIFY,
     DEFAULT_SIGNATURE,
     MODELS_KEY,
-    PREDICT,
     REGRESS,
     SERVICE_PACKAGE,
     check_signature_name,
     class_scores,
     regression_values,
+    signature_definitions,
 )
 from convoy.serving.versions import LoadedVersion, ModelConfig, VersionPolicy
 from google.protobuf.message import Message
@@ -93,7 +91,8 @@ class GrpcService:
 
         async def answer(request: Request | None, context: Any) -> Message | None:
             try:
-                self._check_token(context)
+                given = dict(context.invocation_metadata() or ()).get("authorization", "")
+                check_token(self._token, str(given), "metadata authorization")
                 if request is None:
                     raise invalid(f"The bytes are not a {request_type.DESCRIPTOR.name}.")
                 async with deadline():
@@ -117,13 +116,6 @@ class GrpcService:
             return ()
         return ((MODELS_KEY, names),)
 
-    def _check_token(self, context: Any) -> None:
-        if self._token is None:
-            return
-        given = dict(context.invocation_metadata() or ()).get("authorization", "")
-        if not hmac.compare_digest(str(given).encode(), f"Bearer {self._token}".encode()):
-            raise ServingError(Code.UNAUTHENTICATED, "Send the metadata authorization: Bearer ...")
-
     async def predict(self, request: messages.PredictRequest) -> messages.PredictResponse:
         target = _target(request.model_spec)
         with self.service.using(target, "Predict") as loaded:
@@ -136,7 +128,8 @@ class GrpcService:
             outputs = await self.service.run(loaded, arrays)
             response = messages.PredictResponse(model_spec=_model_spec(target, loaded))
             for name in wanted:
-                response.outputs[name].CopyFrom(to_proto(outputs[name]))
+                # TensorFlow Serving sends lists of floats, and some clients read only those.
+                response.outputs[name].CopyFrom(to_proto(outputs[name], packed=False))
             return response
 
     async def classify(
@@ -192,27 +185,17 @@ class GrpcService:
             if field != SIGNATURE_FIELD:
                 raise invalid(f"Metadata field {field} is not supported")
         loaded = self.service.find(target)
-        signatures = messages.SignatureDefMap()
-        definition = signatures.signature_def[DEFAULT_SIGNATURE]
-        definition.method_name = PREDICT
-        for spec in loaded.servable.signature.inputs:
-            definition.inputs[spec.name].CopyFrom(_tensor_info(spec))
-        for spec in loaded.servable.signature.outputs:
-            definition.outputs[spec.name].CopyFrom(_tensor_info(spec))
         response = messages.GetModelMetadataResponse(model_spec=_model_spec(target, loaded))
         packed = response.metadata[SIGNATURE_FIELD]
         packed.type_url = f"type.googleapis.com/{SERVICE_PACKAGE}.SignatureDefMap"
-        packed.value = signatures.SerializeToString()
+        packed.value = signature_definitions(loaded.servable.signature).SerializeToString()
         return response
 
     async def status(
         self, request: messages.GetModelStatusRequest
     ) -> messages.GetModelStatusResponse:
-        target = _target(request.model_spec)
-        if target.model not in self.service.models:
-            raise not_found(f"Could not find any versions of model {target.model}")
         response = messages.GetModelStatusResponse()
-        for status in self.service.model(target.model).status(target.version, target.label):
+        for status in self.service.status(_target(request.model_spec)):
             entry = response.model_version_status.add(version=status.version, state=status.state)
             entry.status.error_code = status.code
             entry.status.error_message = status.message
@@ -269,13 +252,6 @@ def _regression(outputs: Arrays) -> messages.RegressionResult:
     for value in regression_values(outputs).tolist():
         result.regressions.add(value=value)
     return result
-
-
-def _tensor_info(spec: TensorSpec) -> messages.TensorInfo:
-    info = messages.TensorInfo(name=f"{spec.name}:0", dtype=TYPES[spec.dtype].tensorflow)
-    for size in (-1, *spec.shape):
-        info.tensor_shape.dim.add(size=size)
-    return info
 
 
 def _model_config(entry: messages.ModelConfig) -> ModelConfig:
