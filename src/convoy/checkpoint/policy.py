@@ -44,14 +44,17 @@ class Interval:
         self._begin_steps = total
         self._begin_time = time.monotonic()
 
-    def due(self, progress: Progress) -> bool:
-        """Return whether the interval is over."""
+    def is_due(self, total: int) -> bool:
+        """Return whether the interval in steps or seconds is over."""
         if self.steps is not None:
             # Counted from the run's first step, so that a resumed run saves at the same steps.
-            return progress.total // self.steps > self._begin_steps // self.steps
-        if self.seconds is not None:
-            return time.monotonic() - self._begin_time >= self.seconds
-        return progress.step == 0
+            return total // self.steps > self._begin_steps // self.steps
+        return self.seconds is not None and time.monotonic() - self._begin_time >= self.seconds
+
+    def due(self, progress: Progress) -> bool:
+        """Return whether the interval is over, or the epoch without an interval."""
+        is_epoch = self.steps is None and self.seconds is None
+        return progress.step == 0 if is_epoch else self.is_due(progress.total)
 
 
 @dataclass(frozen=True)

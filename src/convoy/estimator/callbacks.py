@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import keras
 import numpy as np
 from convoy.checkpoint.folder import Folder
-from convoy.checkpoint.policy import Interval as CheckpointInterval
+from convoy.checkpoint.policy import Interval
 from convoy.estimator import checkpoints
-from convoy.estimator.hooks import Hook, Interval, Run
+from convoy.estimator.hooks import Hook, Run
 from convoy.estimator.network import Network
 from convoy.types import Logs
 
@@ -36,18 +36,15 @@ class TrainingCallback(_HookCallback):
     def __init__(self, run: Run, network: Network, hooks: Sequence[Hook], folder: Folder) -> None:
         super().__init__(run, hooks)
         self.network, self.folder = network, folder
-        every = CheckpointInterval(run.estimator.config.checkpoint_every)
-        self.interval = Interval(every.steps, every.seconds)
+        self.interval = Interval(run.estimator.config.checkpoint_every)
         self.first_step = run.global_step
         self._saved_at: int | None = None
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        del logs
         self.interval.begin(self.run.global_step)
         self.notify("begin")
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        del logs
         if batch:
             self.network.reset_metrics()
 
@@ -84,7 +81,6 @@ class EvaluationCallback(_HookCallback):
     _begun = False
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
-        del logs
         # A prediction is several calls of `predict`, as its results are consumed.
         if not self._begun:
             self.notify("begin")
@@ -93,14 +89,12 @@ class EvaluationCallback(_HookCallback):
     on_predict_begin = on_test_begin
 
     def on_test_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        del batch
         if self.hooks:
             self.run.loss = _loss(logs)
         self.notify("after_execution")
         self.model.stop_evaluating = self.run.stopped
 
     def on_predict_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        del batch, logs
         self.notify("after_execution")
         self.model.stop_predicting = self.run.stopped
 

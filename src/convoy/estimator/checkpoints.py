@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,13 +16,10 @@ from convoy.checkpoint.folder import Folder, Position
 from convoy.checkpoint.snapshot import name_of
 from convoy.checkpoint.store import Checkpoint
 from convoy.engine.observer import pause
-from convoy.engine.prepared_model import PreparedModel
+from convoy.engine.state import Variables
 
 _WEIGHTS = ("trainable", "non_trainable")
 _STATE = ("optimizer", "numerics")
-
-Filter = Callable[[str], bool]
-"""Takes the path of a variable, and returns whether it is restored."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +86,9 @@ def restore(model: keras.Model, content: Checkpoint, *, training: bool) -> None:
     Raises:
         CheckpointError: if the checkpoint is that of another model.
     """
-    for kind in _WEIGHTS:
-        _restore(model, content, kind, lambda path: not _is_seed(path))
-    if training:
-        _restore(model, content, "non_trainable", _is_seed)
-        for kind in _STATE:
-            # Training continues with the learning rate that the model function sets now.
-            _restore(model, content, kind, lambda path: not _is_learning_rate(path))
+    for kind in (*_WEIGHTS, *_STATE) if training else _WEIGHTS:
+        variables, arrays = _saved_variables(model, content, kind, training=training)
+        _assign(variables, list(arrays.values()), kind)
 
 
 def warm_start(model: keras.Model, source: WarmStart) -> None:
@@ -112,7 +104,7 @@ def warm_start(model: keras.Model, source: WarmStart) -> None:
         return
     restored = 0
     for kind in _WEIGHTS:
-        variables, arrays = _pairs(model, content, kind, lambda path: not _is_seed(path))
+        variables, arrays = _saved_variables(model, content, kind, training=False)
         for variable, (name, array) in zip(variables, arrays.items(), strict=False):
             if re.search(pattern, variable.path) or re.search(pattern, name):
                 _assign([variable], [array], kind)
@@ -136,38 +128,28 @@ def _content(model: keras.Model, step: int, logs: dict[str, float]) -> Checkpoin
 
 
 def _variables(model: keras.Model, kind: str) -> list[keras.Variable]:
-    if kind == "optimizer":
-        if not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
-        return list(model.optimizer.variables)
-    if kind == "numerics":
-        return list(PreparedModel.of(model).numerics.variables)
-    return list(getattr(model, f"{kind}_variables"))
+    if kind == "optimizer" and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    return list(getattr(Variables(model, "train").parts, kind))
 
 
-def _is_seed(path: str) -> bool:
-    return path.rsplit("/", 1)[-1].startswith("seed_generator_state")
-
-
-def _is_learning_rate(path: str) -> bool:
-    return path.rsplit("/", 1)[-1] == "learning_rate"
-
-
-def _pairs(
-    model: keras.Model, content: Checkpoint, kind: str, is_chosen: Filter
+def _saved_variables(
+    model: keras.Model, content: Checkpoint, kind: str, *, training: bool
 ) -> tuple[list[keras.Variable], dict[str, np.ndarray]]:
-    """Return the variables of one kind, and the arrays of a checkpoint for them, by name."""
+    """Return the variables of one kind to restore, and the arrays for them, by name."""
+
+    def is_restored(path: str) -> bool:
+        name = path.rsplit("/", 1)[-1]
+        if kind == "optimizer":  # training continues with the learning rate that is set now
+            return name != "learning_rate"
+        return training or not name.startswith("seed_generator_state")
+
     arrays = {
         name: array
         for name, array in content.arrays.items()
-        if name.split("/")[0] == kind and is_chosen(name)
+        if name.split("/")[0] == kind and is_restored(name)
     }
-    return [v for v in _variables(model, kind) if is_chosen(v.path)], arrays
-
-
-def _restore(model: keras.Model, content: Checkpoint, kind: str, is_chosen: Filter) -> None:
-    variables, arrays = _pairs(model, content, kind, is_chosen)
-    _assign(variables, list(arrays.values()), kind)
+    return [v for v in _variables(model, kind) if is_restored(v.path)], arrays
 
 
 def _assign(variables: list[keras.Variable], arrays: list[np.ndarray], kind: str) -> None:

@@ -14,6 +14,7 @@ import jax
 import keras
 import numpy as np
 from convoy.checkpoint.folder import Folder
+from convoy.checkpoint.store import Checkpoint
 from convoy.estimator import checkpoints, user_functions
 from convoy.estimator.callbacks import EvaluationCallback, TrainingCallback
 from convoy.estimator.checkpoints import WarmStart
@@ -141,10 +142,7 @@ class Estimator:
         if self.config.seed is not None:
             keras.utils.set_random_seed(self.config.seed)
         network, data = self._open(ModeKeys.TRAIN, input_fn)
-        if newest is not None:
-            checkpoints.restore(network.model, newest, training=True)
-        elif self.warm_start_from is not None:
-            checkpoints.warm_start(network.model, self.warm_start_from)
+        self._restore(network, newest, training=True)
         folder.open_for_writing()
         try:
             run = Run(self, ModeKeys.TRAIN, done)
@@ -213,15 +211,13 @@ class Estimator:
         """
         self._check_evaluation_steps(steps)
         network, data = self._open(ModeKeys.EVAL, input_fn)
-        step = self._load(network, checkpoint_path)
-        run = Run(self, ModeKeys.EVAL, step)
-        callback = EvaluationCallback(run, [*network.spec.hooks, *hooks])
+        callback = self._load(network, checkpoint_path, hooks)
         with network.recorded(self.config.report):
             on_host = network.spec.host_metrics is not None
             compute = self._evaluate_on_host if on_host else self._evaluate_on_devices
             results = compute(network, _first_steps(data, network, steps), [callback])
         callback.finish()
-        results["global_step"] = step
+        results["global_step"] = callback.run.global_step
         shown = ", ".join(f"{key} = {value:.6g}" for key, value in sorted(results.items()))
         log.info(f"Evaluation{f' {name}' if name else ''}: {shown}")
         return results
@@ -248,10 +244,7 @@ class Estimator:
             results = compute(*(outputs[f"output_{n}"] for n in range(len(tensors))))
         else:
             results = compute(outputs[PREDICTIONS])
-        if not isinstance(results, Mapping):
-            raise TypeError(
-                f"The function for metrics returned {type(results).__name__}, not a dict."
-            )
+        user_functions.check_returned("The function for metrics", results, Mapping, "a dict")
         return {name: float(np.asarray(value)) for name, value in (loss | dict(results)).items()}
 
     # Prediction -------------------------------------------------------------------------------
@@ -277,7 +270,6 @@ class Estimator:
             Arrays, or dicts of arrays. Device calls run as their results are consumed.
         """
         network, data = self._open(ModeKeys.PREDICT, input_fn)
-        step = self._load(network, checkpoint_path)
         keys = [predict_keys] if isinstance(predict_keys, str) else predict_keys
         unknown = sorted(set(keys or ()) - set(network.outputs))
         if unknown:
@@ -285,8 +277,7 @@ class Estimator:
                 f"predict_keys: there is no prediction {unknown[0]!r}. There are "
                 f"{', '.join(network.outputs)}."
             )
-        run = Run(self, ModeKeys.PREDICT, step)
-        callback = EvaluationCallback(run, [*network.spec.hooks, *hooks])
+        callback = self._load(network, checkpoint_path, hooks)
         with network.recorded(self.config.report):
             group = network.steps_per_execution * network.batches_per_step
             while batches := list(itertools.islice(data, group)):
@@ -303,7 +294,7 @@ class Estimator:
                     for row in rows:
                         yield jax.tree.map(lambda leaf, row=row: leaf[row], predictions)
                     start = stop
-                if run.stopped:
+                if callback.run.stopped:
                     break
         callback.finish()
 
@@ -330,22 +321,13 @@ class Estimator:
         signature = Signature(first)
         key = (mode, signature.key)
         if key not in self._networks:
-            strategy = self._strategy()
-            with strategy.scope():
+            with self._strategy().scope():
                 tensors = signature.tensors()
                 built = self._build(mode, params, tensors)
-            self._networks[key] = Network(
-                built,
-                tensors,
-                signature,
-                strategy,
-                self.config.steps_per_execution,
-                self.config.stages,
-            )
+            self._networks[key] = Network(built, tensors, signature, self.config)
         return self._networks[key], itertools.chain([first], data)
 
     def _params(self, mode: ModeKeys) -> dict[str, PyTree]:
-        del mode
         return dict(self.params)
 
     def _build(self, mode: ModeKeys, params: dict[str, PyTree], tensors: Element) -> NetworkSpec:
@@ -364,27 +346,34 @@ class Estimator:
         available = {"mode": mode, "params": params, "config": self.config, **tensors}
         return user_functions.call_with_named(self.model_fn, available)
 
-    def _network_spec(self, returned: object) -> NetworkSpec:
-        if not isinstance(returned, EstimatorSpec):
-            raise ValueError(
-                f"The model function returned {type(returned).__name__}, not an EstimatorSpec."
-            )
+    def _network_spec(self, returned: PyTree) -> NetworkSpec:
+        user_functions.check_returned(
+            "The model function", returned, EstimatorSpec, "an EstimatorSpec", ValueError
+        )
         return NetworkSpec(returned)
 
-    def _load(self, network: Network, checkpoint_path: str | Path | None) -> int:
-        """Restore the weights of a network, and return its global step."""
-        if checkpoint_path is not None:
-            content = checkpoints.read(checkpoint_path)
+    def _load(
+        self, network: Network, checkpoint_path: str | Path | None, hooks: Sequence[Hook]
+    ) -> EvaluationCallback:
+        """Restore the weights of a network, and return the callback of its run."""
+        if checkpoint_path is None:
+            checkpoint = checkpoints.newest(Folder(self.model_dir))
         else:
-            newest = checkpoints.newest(Folder(self.model_dir))
-            if newest is None:
-                log.warning(f"{self.model_dir} has no checkpoint: the weights are initial ones.")
-                if self.warm_start_from is not None:
-                    checkpoints.warm_start(network.model, self.warm_start_from)
-                return 0
-            content = newest
-        checkpoints.restore(network.model, content, training=False)
-        return checkpoints.global_step(content)
+            checkpoint = checkpoints.read(checkpoint_path)
+        if checkpoint is None:
+            log.warning(f"{self.model_dir} has no checkpoint: the weights are initial ones.")
+        step = self._restore(network, checkpoint, training=False)
+        run = Run(self, network.spec.mode, step)
+        return EvaluationCallback(run, [*network.spec.hooks, *hooks])
+
+    def _restore(self, network: Network, checkpoint: Checkpoint | None, *, training: bool) -> int:
+        """Restore a network from a checkpoint, else by the warm start; return its global step."""
+        if checkpoint is None:
+            if self.warm_start_from is not None:
+                checkpoints.warm_start(network.model, self.warm_start_from)
+            return 0
+        checkpoints.restore(network.model, checkpoint, training=training)
+        return checkpoints.global_step(checkpoint)
 
 
 def _first_steps(data: Iterator[Element], network: Network, steps: int | None) -> Iterator[Element]:

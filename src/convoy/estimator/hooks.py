@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from convoy.checkpoint.policy import Interval as CheckpointInterval
 from convoy.data.event_file import EventFile
 from convoy.types import Logs
 
@@ -57,8 +58,8 @@ class Hook:
         """Run after the last device call."""
 
 
-class Interval:
-    """A number of steps, or of seconds, after which something is due.
+class Interval(CheckpointInterval):
+    """A number of steps, or of seconds, after which something is due; never if there is neither.
 
     Raises:
         ValueError: if a number is not positive.
@@ -70,15 +71,6 @@ class Interval:
                 raise ValueError(f"{value} is not an interval in steps or seconds. Pass 1 or more.")
         self.steps, self.seconds = steps, seconds
         self.begin(0)
-
-    def begin(self, step: int) -> None:
-        """Start a new interval."""
-        self._begin_step, self._begin_time = step, time.monotonic()
-
-    def is_due(self, step: int) -> bool:
-        if self.steps is not None:
-            return step // self.steps > self._begin_step // self.steps
-        return self.seconds is not None and time.monotonic() - self._begin_time >= self.seconds
 
 
 def check_intervals(at_end: bool, **intervals: float | None) -> None:
@@ -183,7 +175,6 @@ class SummaryHook(Hook):
         self.interval.begin(run.global_step)
 
     def end(self, run: Run) -> None:
-        del run
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import convoy
 import jax
@@ -16,6 +16,7 @@ from convoy import cross_replica
 from convoy.engine.prepared_model import GradientMap, PreparedModel
 from convoy.estimator.input import Element, Signature
 from convoy.estimator.jax_function import JaxOperation, is_symbolic
+from convoy.estimator.run_config import RunConfig
 from convoy.estimator.spec import Accumulation, ModeKeys, NetworkSpec, Stages
 from convoy.pipeline.stages import calls_of, complete_assignment
 from convoy.report.files import new_folder
@@ -29,7 +30,6 @@ class OutputLoss(keras.losses.Loss):
     """A loss that the network itself computes, as one of its outputs."""
 
     def call(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
-        del y_true
         return y_pred
 
 
@@ -52,7 +52,6 @@ class StepValues(keras.metrics.Metric):
         self, y_true: jax.Array, y_pred: jax.Array, sample_weight: jax.Array | None = None
     ) -> None:
         """Keep `y_pred`. The other arguments are ignored."""
-        del y_true, sample_weight
         value = jnp.asarray(y_pred, self.kept.dtype) / cross_replica.count()
         step = jnp.asarray(self.count.value, jnp.int32)
         kept = jnp.asarray(self.kept.value)
@@ -110,17 +109,8 @@ def build_model(
             model.set_pipeline_stage_assignment(complete_assignment(calls_of(model)))
         model.set_pipelining_options(**stages.options)
     if accumulation is not None:
-        set_accumulation(model, accumulation)
+        model.set_gradient_accumulation(**asdict(accumulation))
     return model
-
-
-def set_accumulation(model: keras.Model, accumulation: Accumulation) -> None:
-    """Set the gradient accumulation of a model."""
-    model.set_gradient_accumulation(
-        accumulation.gradient_accumulation,
-        reduction=accumulation.reduction,
-        dtype=accumulation.dtype,
-    )
 
 
 @dataclass(frozen=True)
@@ -143,28 +133,22 @@ class Network:
         built: the result of calling the model function.
         tensors: the symbolic inputs that were passed to it.
         signature: their shapes and dtypes.
-        strategy: the strategy of the estimator.
-        steps_per_execution: steps in one device call.
-        automatic_stages: number of stages into which the network is split automatically, unless
-            it was written in stages.
+        config: the estimator's configuration, with a strategy. The network is split into its
+            number of stages automatically, unless it was written in stages.
 
     Raises:
         ValueError: if the parts of the spec do not fit together.
     """
 
     def __init__(
-        self,
-        built: NetworkSpec,
-        tensors: Element,
-        signature: Signature,
-        strategy: convoy.Strategy,
-        steps_per_execution: int,
-        automatic_stages: int = 1,
+        self, built: NetworkSpec, tensors: Element, signature: Signature, config: RunConfig
     ) -> None:
         spec, stages = built.spec, built.stages
-        self.spec, self.signature, self.strategy = spec, signature, built.strategy or strategy
+        strategy = built.strategy or config.strategy
+        assert strategy is not None
+        self.spec, self.signature, self.strategy = spec, signature, strategy
         self.inputs = tensors.named()
-        self.steps_per_execution = steps_per_execution
+        self.steps_per_execution = config.steps_per_execution
         self.outputs: dict[str, Output] = {}
         self.metrics: dict[str, keras.metrics.Metric] = {}
         self.step_values: dict[str, StepValues] = {}
@@ -173,7 +157,7 @@ class Network:
         self._recording: Recording | None = None
         options = built.accumulation or self.strategy.execution_config
         self._micro_batches = options.gradient_accumulation
-        self._devices_per_replica = automatic_stages
+        self._devices_per_replica = config.stages
         last_stage: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         if stages is not None:
             self._devices_per_replica = stages.devices_per_replica
@@ -191,10 +175,10 @@ class Network:
             optimizer=spec.optimizer if spec.mode == ModeKeys.TRAIN else "sgd",
             loss=self._output_losses or None,
             metrics=self._output_metrics or None,
-            steps_per_execution=steps_per_execution,
+            steps_per_execution=config.steps_per_execution,
         )
-        if stages is None and automatic_stages > 1:
-            convoy.split(self.model, automatic_stages, batch_size=signature.element.samples)
+        if stages is None and config.stages > 1:
+            convoy.split(self.model, config.stages, batch_size=signature.element.samples)
 
     # Outputs ----------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from convoy.estimator.spec import (
     PipelineEstimatorSpec,
     Stages,
 )
-from convoy.estimator.user_functions import as_arguments
+from convoy.estimator.user_functions import as_arguments, check_returned
 from convoy.types import PyTree
 
 
@@ -54,25 +54,16 @@ class PipelineEstimator(Estimator):
 
     def _build(self, mode: ModeKeys, params: dict[str, PyTree], tensors: Element) -> NetworkSpec:
         spec = self._call_model_fn(mode, params)
-        if not isinstance(spec, PipelineEstimatorSpec):
-            raise TypeError(
-                f"The model function returned {type(spec).__name__}, not a PipelineEstimatorSpec."
-            )
+        expected = "a PipelineEstimatorSpec"
+        check_returned("The model function", spec, PipelineEstimatorSpec, expected)
+
+        def minimise(outputs: PyTree) -> tuple[keras.KerasTensor, PyTree]:
+            return _loss(outputs), spec.optimizer
+
+        last, mapping = len(spec.stages) - 1, spec.device_mapping
         return NetworkSpec(
-            build_stages(
-                mode,
-                spec.stages,
-                tensors,
-                lambda outputs: (_loss(outputs), spec.optimizer),
-                spec.host_metrics,
-                spec.hooks,
-            ),
-            Stages(
-                len(spec.stages) - 1,
-                spec.schedule,
-                spec.device_mapping,
-                spec.activation_checkpointing,
-            ),
+            build_stages(mode, spec.stages, tensors, minimise, spec.host_metrics, spec.hooks),
+            Stages(last, spec.schedule, mapping, spec.activation_checkpointing),
             Accumulation(spec.gradient_accumulation, spec.reduction),
         )
 

@@ -32,6 +32,14 @@ def check_arguments(function: Callable[..., PyTree], what: str, known: Sequence[
             )
 
 
+def check_returned(
+    function: str, value: object, kind: type, what: str, error: type[Exception] = TypeError
+) -> None:
+    """Raise an error if a function returned a value of another type."""
+    if not isinstance(value, kind):
+        raise error(f"{function} returned {type(value).__name__}, not {what}.")
+
+
 def as_list(values: PyTree) -> list[PyTree]:
     """Return `None`, one value, or a list or tuple of values as a list."""
     if values is None:

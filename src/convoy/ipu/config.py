@@ -194,7 +194,6 @@ def configure_ipu_system(
         ValueError: if options do not fit together, or there are too few devices.
     """
     global _applied
-    del device
     if not isinstance(config, IPUConfig):
         raise TypeError(
             f"configure_ipu_system() takes an IPUConfig, but received {type(config).__name__}."
@@ -231,7 +230,6 @@ def get_ipu_config(session: object = None) -> list[IPUConfig]:
     Raises:
         RuntimeError: if none was applied.
     """
-    del session
     if _applied is None:
         raise RuntimeError("No IPU system is configured. Call configure_ipu_system() first.")
     return [copy.deepcopy(_applied.config) for _ in _applied.devices]

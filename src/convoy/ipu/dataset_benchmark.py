@@ -41,7 +41,6 @@ def dataset_benchmark(
         ValueError: if a number is below 1.
         RuntimeError: if the dataset ends early.
     """
-    del apply_debug_options
     elements = iterate(dataset)
     return _measure(elements, number_of_epochs, elements_per_epochs, print_stats, do_memcpy)
 

@@ -154,10 +154,6 @@ class IPUEstimator(Estimator):
         }
         super().__init__(model_fn, model_dir, config.native(), params, warm_start_from)
         self._check_params()
-        self.config = replace(self.config, stages=self._automatic_stages())
-
-    def _automatic_stages(self) -> int:
-        return self.ipu_config.num_shards
 
     def _check_params(self) -> None:
         sizes = [size for size in self._batch_sizes.values() if size is not None]
@@ -281,7 +277,7 @@ class IPUEstimator(Estimator):
             )
         return Stages(last, "sequential", has_gaps=True)
 
-    def _network_spec(self, returned: object) -> NetworkSpec:
+    def _network_spec(self, returned: PyTree) -> NetworkSpec:
         self._averages = True
         if isinstance(returned, EstimatorSpec):
             return NetworkSpec(returned)

@@ -34,7 +34,6 @@ class IPUInfeedQueue:
         prefetch_depth: int | None = None,
         optimise_latency: bool = False,
     ) -> None:
-        del optimise_latency
         checks.in_range("device_ordinal", device_ordinal, 0)
         self.prefetch_depth = prefetch_depth or DEFAULT_DEPTH
         checks.in_range("prefetch_depth", self.prefetch_depth, 1, 255)

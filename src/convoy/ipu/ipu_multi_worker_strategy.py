@@ -9,7 +9,6 @@ class IPUMultiWorkerStrategyV1:
     """Not available: use `PopDistStrategy`."""
 
     def __init__(self, *args: object, **kwargs: object) -> NoReturn:
-        del args, kwargs
         raise NotImplementedError(
             "IPUMultiWorkerStrategy is deprecated and not available. Use "
             "ipu.distributed.popdist_strategy.PopDistStrategy."

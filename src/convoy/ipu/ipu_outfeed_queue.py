@@ -41,7 +41,6 @@ class IPUOutfeedQueue:
         buffer_depth: int = DEFAULT_DEPTH,
         optimise_latency: bool = False,
     ) -> None:
-        del optimise_latency
         self.mode = IPUOutfeedMode(outfeed_mode or IPUOutfeedMode.ALL)
         checks.in_range("device_ordinal", device_ordinal, 0)
         checks.positive_int("buffer_depth", buffer_depth)
@@ -72,7 +71,6 @@ class IPUOutfeedQueue:
         Raises:
             ValueError: if the queue was never used.
         """
-        del wait_for_completion
         if not self.enqueued:
             raise ValueError("Nothing was put into the outfeed queue. Call enqueue() in a program.")
         values, self._values = self._values, []

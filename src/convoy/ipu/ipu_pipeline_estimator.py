@@ -68,7 +68,6 @@ class IPUPipelineEstimatorSpec:
         pipeline_depth: int | None = None,
         **pipeline_op_kwargs: Any,
     ) -> None:
-        del loss_accumulator_dtype
         count = (
             pipeline_depth if gradient_accumulation_count is None else gradient_accumulation_count
         )
@@ -133,9 +132,6 @@ class IPUPipelineEstimator(IPUEstimator):
         warm_start_from: str | Path | WarmStart | None = None,
     ) -> None:
         super().__init__(model_fn, model_dir, config, params, warm_start_from)
-
-    def _automatic_stages(self) -> int:
-        return 1
 
     def _build(self, mode: ModeKeys, params: dict[str, PyTree], tensors: Element) -> NetworkSpec:
         spec = self._call_model_fn(mode, params)

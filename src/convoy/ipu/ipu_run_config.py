@@ -146,7 +146,7 @@ class RunConfig:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
     def native(self) -> NativeRunConfig:
-        """Return the same configuration for Convoy's estimators, without strategy and stages."""
+        """Return the same configuration for Convoy's estimators, without a strategy."""
         every: int | str = f"{self.save_checkpoints_secs or DEFAULT_SECONDS}s"
         if self.save_checkpoints_steps is not None:
             every = self.save_checkpoints_steps
@@ -154,6 +154,7 @@ class RunConfig:
         return NativeRunConfig(
             model_dir=self.model_dir,
             steps_per_execution=self.ipu.iterations_per_loop,
+            stages=self.ipu.num_shards,
             checkpoint_every=every,
             keep=self.keep_checkpoint_max or ALL,
             log_every=self.log_step_count_steps,

@@ -89,7 +89,6 @@ class IPULoggingTensorHook(LoggingHook):
         super().begin(run)
 
     def _count(self, run: Run) -> int:
-        del run
         return self._executions
 
     def _values(self, run: Run) -> Logs:

@@ -69,7 +69,6 @@ class IPUStrategyV1:
         enable_dataset_iterators: bool = True,
         enable_keras_extensions: bool = True,
     ) -> None:
-        del cpu_device, enable_dataset_iterators
         config.devices_of(ipu_device)
         self._ipu_device = ipu_device
         self._enable_keras_extensions = enable_keras_extensions
@@ -109,7 +108,6 @@ class IPUStrategyV1:
         Raises:
             TypeError: if an argument is of type float64.
         """
-        del options
         for leaf in jax.tree.leaves((args, kwargs)):
             if getattr(leaf, "dtype", None) == "float64":
                 raise TypeError(
@@ -142,7 +140,6 @@ class IPUStrategyV1:
         return cross_replica_ops.cross_replica_mean(value)
 
     def experimental_run_v2(self, *args: object, **kwargs: object) -> NoReturn:
-        del args, kwargs
         raise RuntimeError("experimental_run_v2() was removed. Call run() with the same arguments.")
 
     @property

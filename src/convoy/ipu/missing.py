@@ -66,7 +66,6 @@ class Finder(MetaPathFinder):
     """Raises the same error for imports, where Python would leave out the replacement."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
-        del path, target
         parent, _, name = fullname.rpartition(".")
         package = sys.modules.get(parent)
         if package and f"{parent}.".startswith(f"{__package__}.") and not name.startswith("_"):

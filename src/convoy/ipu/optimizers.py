@@ -144,7 +144,6 @@ class GradientAccumulationOptimizer(GradientAccumulationOptimizerV2):
         verify_usage: bool = True,
         name: str | None = None,
     ) -> None:
-        del verify_usage
         super().__init__(opt, num_mini_batches, name=name)
 
 

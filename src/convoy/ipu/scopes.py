@@ -31,7 +31,6 @@ def current_device() -> str:
 @contextlib.contextmanager
 def ipu_jit_scope(ipu_scope: str) -> Iterator[None]:
     """Do nothing: a program is always compiled as a whole."""
-    del ipu_scope
     yield
 
 
@@ -93,7 +92,6 @@ def frontend_attribute(
     attribute_name: str, attribute_value: str, restore_to: str | None = None
 ) -> Iterator[None]:
     """Do nothing: the attributes are for Graphcore's compiler."""
-    del attribute_value, restore_to
     notice.no_effect("scopes", {f"frontend_attribute({attribute_name!r})": True})
     yield
 

@@ -17,7 +17,6 @@ __all__ += config.__all__
 
 def get_num_of_ipus_in_device(ipu_device: str, device: str = "cpu") -> int:
     """Return the number of devices of a logical device."""
-    del device
     return len(config.devices_of(ipu_device))
 
 
@@ -32,7 +31,6 @@ def reset_ipu_seed(
     Raises:
         NotImplementedError: if replicas are to draw the same numbers.
     """
-    del cpu_device
     config.devices_of(device)
     if experimental_identical_replicas:
         raise NotImplementedError(
@@ -44,10 +42,8 @@ def reset_ipu_seed(
 
 def move_variable_initialization_to_cpu(graph: object = None) -> None:
     """Do nothing: initial values are always computed on the host."""
-    del graph
 
 
 def use_synthetic_data_for(synthetic_data_category: object) -> bool:
     """Return `False`: no data is generated on the device."""
-    del synthetic_data_category
     return False

@@ -10,7 +10,6 @@ from convoy.types import PyTree
 
 def allgather(value: PyTree, tensor_name: str | None = None) -> np.ndarray:
     """Return the values of all processes, along a new first axis."""
-    del tensor_name
     return distributed.gathered(np.asarray(value))
 
 
@@ -25,7 +24,6 @@ def allreduce(value: PyTree, reduce_op: object, tensor_name: str | None = None) 
     Raises:
         ValueError: if the operation is another one.
     """
-    del tensor_name
     operation = ReduceOp.parse(reduce_op)
     rows = distributed.gathered(np.asarray(value))
     return rows.sum(axis=0) if operation is ReduceOp.SUM else rows.mean(axis=0)
@@ -33,6 +31,5 @@ def allreduce(value: PyTree, reduce_op: object, tensor_name: str | None = None) 
 
 def broadcast(value: PyTree, root_rank: int = 0, tensor_name: str | None = None) -> np.ndarray:
     """Return the value of the first process. `root_rank` is ignored, as upstream."""
-    del root_rank, tensor_name
     (array,) = distributed.arrays_from_first([np.asarray(value)])
     return array

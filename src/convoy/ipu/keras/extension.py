@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,6 @@ import keras
 from convoy import keras_bridge
 from convoy.engine.prepared_model import PreparedModel
 from convoy.engine.step.all_reduce import Reduction
-from convoy.estimator.network import set_accumulation
 from convoy.estimator.spec import Stages
 from convoy.ipu import notice, optimizers
 from convoy.ipu.enums import ReplicatedMetricReductionMethod
@@ -325,7 +325,7 @@ class Extensions(ModelOptions):
         if options != self.applied:  # setting them again would compile again
             if stages is not None:
                 self.native["set_pipelining_options"](**stages.options)
-            set_accumulation(self.model, options[1].native())
+            self.model.set_gradient_accumulation(**asdict(options[1].native()))
             self.applied = options
         return replicas
 

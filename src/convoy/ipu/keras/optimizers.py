@@ -29,7 +29,6 @@ class GradientAccumulationOptimizer(GradientAccumulationOptimizerV2):
     """Accumulates the gradients of several micro-batches; for one, it is the optimizer itself."""
 
     def __new__(cls, opt: Optimizer, num_mini_batches: int, *args: Any, **kwargs: Any) -> Any:
-        del args, kwargs
         return opt if num_mini_batches == 1 else super().__new__(cls)
 
 

@@ -17,7 +17,6 @@ def all_to_all(
     name: str | None = None,
 ) -> jax.Array:
     """Split an array into a part for each replica, and join the parts received from each."""
-    del name
     check_replication_factor(replication_factor)
     if cross_replica.count() == 1:
         return x
@@ -26,6 +25,5 @@ def all_to_all(
 
 def all_gather(x: jax.Array, replication_factor: int, name: str | None = None) -> jax.Array:
     """Return the arrays of all replicas, along a new first axis."""
-    del name
     check_replication_factor(replication_factor)
     return cross_replica.gather(jnp.asarray(x)[None])

@@ -14,7 +14,6 @@ def cross_replica_sum(
     x: PyTree, replica_group_size: int | None = None, name: str | None = None
 ) -> PyTree:
     """Return the sum of an array over all replicas, or over groups of neighbours."""
-    del name
     groups = replica_groups(replica_group_size)
     if len(groups) == 1:
         return cross_replica.sum(x)
@@ -33,5 +32,4 @@ def cross_replica_mean(
 
 def assume_equal_across_replicas(tensors: PyTree, inplace: bool = False) -> PyTree:
     """Return the tensors unchanged: nothing here depends on the assumption."""
-    del inplace
     return tensors

@@ -20,6 +20,5 @@ __all__ = [
 
 def recomputation_checkpoint(tensors: PyTree, name: str | None = None) -> PyTree:
     """Return tensors unchanged: a stage that recomputes keeps its inputs and nothing else."""
-    del name
     notice.no_effect("pipelining_ops", {"recomputation_checkpoint": True})
     return tensors

@@ -32,7 +32,6 @@ def dropout(
     Raises:
         ValueError: if the rate is out of range, or the shape of the mask does not fit.
     """
-    del name, kwargs
     if not 0 <= rate < 1:
         raise ValueError(f"rate={rate} is not from 0 to below 1.")
     shape = tuple(np.shape(x))

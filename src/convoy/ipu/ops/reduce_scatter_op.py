@@ -30,7 +30,6 @@ def reduce_scatter(
     Raises:
         ValueError: if the array has several axes, or the operation is unknown.
     """
-    del name
     check_replication_factor(replication_factor)
     x = jnp.asarray(x)
     if x.ndim != 1:

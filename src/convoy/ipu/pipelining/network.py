@@ -217,7 +217,6 @@ class _OutfeedCallback(keras.callbacks.Callback):
         self.network, self.outfeed, self.done = network, outfeed, 0
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        del logs
         rows = (batch + 1 - self.done) * self.network.description.replicas
         self.done = batch + 1
         self.network.put(self.outfeed, [output.rows(rows) for output in self.network.outputs])

@@ -37,7 +37,6 @@ class MicroBatchOutputs(keras.metrics.Metric):
         self, y_true: jax.Array, y_pred: jax.Array, sample_weight: jax.Array | None = None
     ) -> None:
         """Keep `y_pred` in the row with the index `y_true`."""
-        del sample_weight
         kept = jnp.asarray(self.kept.value)
         self.kept.assign(kept.at[y_true].add(jnp.asarray(y_pred, kept.dtype)))
 
