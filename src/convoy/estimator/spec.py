@@ -65,7 +65,7 @@ class EstimatorSpec:
         if self.metrics and self.host_metrics is not None:
             raise ValueError("Both metrics and host_metrics were passed. Pass one of them.")
         has_loss = self.loss is not None
-        _check_mode(
+        check_mode(
             self.mode,
             {
                 ModeKeys.TRAIN: {"loss": has_loss, "optimizer": self.optimizer is not None},
@@ -115,7 +115,7 @@ class PipelineEstimatorSpec:
 
     def __post_init__(self) -> None:
         check_stage_count(self.stages)
-        _check_mode(
+        check_mode(
             self.mode,
             {
                 ModeKeys.TRAIN: {"optimizer": self.optimizer is not None},
@@ -130,7 +130,7 @@ def check_stage_count(stages: Sequence[object]) -> None:
         raise ValueError(f"A pipeline has two stages or more, but received {len(stages)}.")
 
 
-def _check_mode(mode: str, required: Mapping[ModeKeys, Mapping[str, bool]]) -> None:
+def check_mode(mode: str, required: Mapping[ModeKeys, Mapping[str, bool]]) -> None:
     """Check the mode of a spec, and that it has everything that the mode requires."""
     if mode not in list(ModeKeys):
         known = ", ".join(f"ModeKeys.{mode.name}" for mode in ModeKeys)

@@ -53,6 +53,15 @@ def one_per_stage(name: str, entries: Sequence[object], stages: int) -> None:
         )
 
 
+def equal_shapes(found: object, first: object) -> None:
+    """Raise `ValueError` if an element of a dataset has other shapes than the first."""
+    if found != first:
+        raise ValueError(
+            f"The elements of the dataset differ in shape: {found} after {first}. Leave out its "
+            "incomplete last batch."
+        )
+
+
 def known_names(where: str, names: Iterable[str], known: Iterable[str]) -> None:
     """Raise `ValueError` if a keyword argument is unknown."""
     for name in names:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ from convoy.estimator import Estimator, EstimatorSpec, Hook, ModeKeys, Run, Warm
 from convoy.estimator.input import Element, Signature
 from convoy.estimator.network import Network
 from convoy.estimator.spec import NetworkSpec, Stages
-from convoy.estimator.user_functions import argument_names
+from convoy.estimator.user_functions import argument_names, check_returned
 from convoy.ipu import checks, config, ipu_strategy, scopes
 from convoy.ipu.ipu_run_config import IPURunConfig, RunConfig
 from convoy.ipu.ipu_session_run_hooks import LogOp
 from convoy.ipu.ops.collectives import collect_symbolic_calls
-from convoy.ipu.optimizers import IpuOptimizer, TrainOp, gradient_options
+from convoy.ipu.optimizers import IpuOptimizer, TrainOp, check_reduced, gradient_options
 from convoy.types import Data, PyTree
 
 __all__ = ["IPUEstimator", "IPUEstimatorSpec", "IPURunConfig", "ModeKeys", "RunConfig"]
@@ -73,30 +74,22 @@ class IPUEstimatorSpec:
 
     def native(self) -> EstimatorSpec:
         """Return the same spec for Convoy's estimators."""
-        hooks = {
-            ModeKeys.TRAIN: list(self.training_hooks),
-            ModeKeys.EVAL: list(self.evaluation_hooks),
-            ModeKeys.PREDICT: list(self.prediction_hooks),
-        }[ModeKeys(self.mode)]
+        spec = partial(EstimatorSpec, self.mode, self.predictions, self.loss)
         if self.mode != ModeKeys.TRAIN:
-            return EstimatorSpec(
-                self.mode,
-                self.predictions,
-                self.loss,
+            is_eval = self.mode == ModeKeys.EVAL
+            return spec(
                 metrics=self.eval_metric_ops or {},
                 host_metrics=self.eval_metrics,
-                hooks=hooks,
+                hooks=self.evaluation_hooks if is_eval else self.prediction_hooks,
             )
         optimizer, log_hooks = _read_train_op(self.train_op)
-        hooks += [hook for hook in log_hooks if hook not in hooks]
+        hooks = [*self.training_hooks, *(h for h in log_hooks if h not in self.training_hooks)]
         logged = {hook.key(name): t for hook in log_hooks for name, t in hook.tensors.items()}
         if self.host_call is not None:
             call = HostCall(*self.host_call)
             hooks.append(call)
             logged |= call.tensors
-        return EstimatorSpec(
-            self.mode, self.predictions, self.loss, optimizer, logged=logged, hooks=hooks
-        )
+        return spec(optimizer, logged=logged, hooks=hooks)
 
 
 class HostCall(Hook):
@@ -160,10 +153,7 @@ class IPUEstimator(Estimator):
         if "input_fn" in self.params:
             raise ValueError("params has a key 'input_fn', which is reserved. Rename it.")
         if sizes and "batch_size" in self.params:
-            raise ValueError(
-                "params has a key 'batch_size', in addition to a batch size of the estimator. Pass "
-                "one of them."
-            )
+            raise ValueError("params has 'batch_size', in addition to a batch size. Pass one.")
         for size in sizes:
             checks.positive_int("batch size", size, "a number of samples")
             checks.multiple("batch size", size, "num_replicas", self.ipu_config.num_replicas)
@@ -230,17 +220,13 @@ class IPUEstimator(Estimator):
         if run.ipu_options is not None:
             config.configure_ipu_system(run.ipu_options)
         devices = config.devices_of(f"/device:IPU:{run.ordinal}")
-        if run.ipu_options is not None and len(devices) != run.devices:
-            raise ValueError(
-                f"num_replicas={run.num_replicas} x num_shards={run.num_shards} are "
-                f"{run.devices} devices, but {len(devices)} are selected. Make them equal."
-            )
+        if run.ipu_options is not None:
+            run.check_device_count(f"{len(devices)} are selected", len(devices))
         if self.config.strategy is None:
             self._strategy_options = ipu_strategy.strategy_options(config.applied().config)
             strategy = convoy.Strategy(devices[: run.devices], **self._strategy_options)
             self.config = replace(self.config, strategy=strategy)
-        assert self.config.strategy is not None
-        return self.config.strategy
+        return super()._strategy()
 
     def _open(
         self, mode: ModeKeys, input_fn: Callable[..., Data]
@@ -248,8 +234,7 @@ class IPUEstimator(Estimator):
         names = argument_names(input_fn)
         if self._batch_sizes[mode] is not None and names is not None and "params" not in names:
             raise ValueError(
-                "A batch size was passed to the estimator, but the input function does not take "
-                "`params`, which holds it. Give it that argument."
+                "The input function does not take `params`, which holds the batch size. Add it."
             )
         network, data = super()._open(mode, input_fn)
         return network, _of_equal_shapes(data, network)
@@ -259,12 +244,8 @@ class IPUEstimator(Estimator):
             built = super()._build(mode, params, tensors)
         if shards:
             built = built._replace(stages=self._stages_of(shards))
-        replicas = self.ipu_config.num_replicas
-        if mode == ModeKeys.TRAIN and replicas > 1 and not (self._averages or exchanges):
-            raise ValueError(
-                f"The network is trained on {replicas} replicas, but their gradients are not "
-                "reduced. Wrap the optimizer in ipu.optimizers.CrossReplicaOptimizer."
-            )
+        if mode == ModeKeys.TRAIN and not exchanges:
+            check_reduced("The network", self.ipu_config.num_replicas, self._averages)
         return built
 
     def _stages_of(self, shards: set[int]) -> Stages:
@@ -272,8 +253,7 @@ class IPUEstimator(Estimator):
         wanted, last = self.ipu_config.num_shards, max(shards)
         if last + 1 != wanted:
             raise ValueError(
-                f"The network is divided by ipu_shard over {last + 1} devices, but num_shards="
-                f"{wanted}. Pass {last + 1}, and as many IPUs for each replica."
+                f"ipu_shard divides the network over {last + 1} devices, but num_shards={wanted}."
             )
         return Stages(last, "sequential", has_gaps=True)
 
@@ -281,15 +261,12 @@ class IPUEstimator(Estimator):
         self._averages = True
         if isinstance(returned, EstimatorSpec):
             return NetworkSpec(returned)
-        if not isinstance(returned, IPUEstimatorSpec):
-            raise ValueError(
-                f"The model function returned {type(returned).__name__}, not an IPUEstimatorSpec."
-            )
+        expected = "an IPUEstimatorSpec"
+        check_returned("The model function", returned, IPUEstimatorSpec, expected, ValueError)
         loop = self.config.steps_per_execution
         if returned.host_call is not None and loop > 1:
             raise ValueError(
-                f"host_call runs after every step, but iterations_per_loop is {loop}. Leave one of "
-                "them out."
+                f"host_call runs after every step, but iterations_per_loop={loop}. Pass one."
             )
         spec = returned.native()
         options = gradient_options(spec.optimizer)
@@ -320,14 +297,8 @@ class IPUEstimator(Estimator):
 
 
 def _of_equal_shapes(data: Iterator[Element], network: Network) -> Iterator[Element]:
-    expected = network.signature.key
     for element in data:
-        found = Signature(element).key
-        if found != expected:
-            raise ValueError(
-                f"The items of the dataset differ in shape: {found} after {expected}. Leave out "
-                "the incomplete last batch."
-            )
+        checks.equal_shapes(Signature(element).key, network.signature.key)
         yield element
 
 

@@ -89,12 +89,7 @@ class IPUInfeedQueue:
         self._read += 1
         if self._shapes is None:
             self._shapes = jax.tree.map(_shape, element)
-        found, first = (jax.tree.map(np.shape, tree) for tree in (element, self._shapes))
-        if found != first:
-            raise ValueError(
-                f"The elements of the dataset differ in shape: {found} after {first}. Leave out "
-                "its incomplete last batch."
-            )
+        checks.equal_shapes(*(jax.tree.map(np.shape, tree) for tree in (element, self._shapes)))
         return element
 
 

@@ -10,8 +10,8 @@ import keras
 from convoy.estimator import Hook, ModeKeys, WarmStart
 from convoy.estimator.input import Element
 from convoy.estimator.pipeline_estimator import build_stages
-from convoy.estimator.spec import HostFunction, NetworkSpec, check_stage_count
-from convoy.estimator.user_functions import as_arguments
+from convoy.estimator.spec import HostFunction, NetworkSpec, check_mode, check_stage_count
+from convoy.estimator.user_functions import as_arguments, check_returned
 from convoy.ipu import checks
 from convoy.ipu.config import IPUConfig
 from convoy.ipu.enums import GradientAccumulationReductionMethod
@@ -68,18 +68,19 @@ class IPUPipelineEstimatorSpec:
         pipeline_depth: int | None = None,
         **pipeline_op_kwargs: Any,
     ) -> None:
-        count = (
-            pipeline_depth if gradient_accumulation_count is None else gradient_accumulation_count
-        )
+        count = pipeline_depth
+        if gradient_accumulation_count is not None:
+            count = gradient_accumulation_count
         if count is None:
             raise ValueError(f"The spec has no {_COUNT}. Pass it in every mode.")
         checks.positive_int(_COUNT, count, "a number of micro-batches")
         checks.instance("computational_stages", computational_stages, (list, tuple), "a list")
         check_stage_count(computational_stages)
-        if mode == ModeKeys.TRAIN and optimizer_function is None:
-            raise ValueError("The spec for TRAIN has no optimizer_function. Pass it.")
-        if mode == ModeKeys.EVAL and eval_metrics_fn is None:
-            raise ValueError("The spec for EVAL has no eval_metrics_fn. Pass it.")
+        required = {
+            ModeKeys.TRAIN: {"optimizer_function": optimizer_function is not None},
+            ModeKeys.EVAL: {"eval_metrics_fn": eval_metrics_fn is not None},
+        }
+        check_mode(mode, required)
         mapping = None if device_mapping is None else list(device_mapping)
         if mapping is not None:
             checks.one_per_stage("device_mapping", mapping, len(computational_stages))
@@ -135,11 +136,8 @@ class IPUPipelineEstimator(IPUEstimator):
 
     def _build(self, mode: ModeKeys, params: dict[str, PyTree], tensors: Element) -> NetworkSpec:
         spec = self._call_model_fn(mode, params)
-        if not isinstance(spec, IPUPipelineEstimatorSpec):
-            raise TypeError(
-                f"The model function returned {type(spec).__name__}, not an "
-                "IPUPipelineEstimatorSpec."
-            )
+        expected = "an IPUPipelineEstimatorSpec"
+        check_returned("The model function", spec, IPUPipelineEstimatorSpec, expected)
         config = self.ipu_config.ipu_options or IPUConfig()
         self._check(spec, config)
         minimise = spec.optimizer_function

@@ -63,8 +63,8 @@ class IPURunConfig:
         if options is None:
             if self.devices > 1:
                 raise ValueError(
-                    f"num_replicas={self.num_replicas} and num_shards={self.num_shards} need "
-                    f"ipu_options whose auto_select_ipus is {self.devices}. Pass an IPUConfig."
+                    f"{self.devices} devices need ipu_options whose auto_select_ipus is "
+                    f"{self.devices}. Pass an IPUConfig."
                 )
             return
         checks.instance("ipu_options", options, IPUConfig, "an IPUConfig")
@@ -76,11 +76,15 @@ class IPURunConfig:
             raise ValueError(
                 f"ordinal={self.ordinal}, but auto_select_ipus has {len(counts)} logical devices."
             )
-        if counts[self.ordinal] != self.devices:
+        count = counts[self.ordinal]
+        self.check_device_count(f"auto_select_ipus selects {count}", count)
+
+    def check_device_count(self, selection: str, count: int) -> None:
+        """Raise `ValueError` if another number of devices is selected than replicas need."""
+        if count != self.devices:
             raise ValueError(
                 f"num_replicas={self.num_replicas} x num_shards={self.num_shards} are "
-                f"{self.devices} devices, but auto_select_ipus selects {counts[self.ordinal]}. "
-                "Make them equal."
+                f"{self.devices} devices, but {selection}. Make them equal."
             )
 
 

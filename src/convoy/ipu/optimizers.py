@@ -80,6 +80,15 @@ def gradient_options(optimizer: Optimizer | None) -> GradientOptions:
     )
 
 
+def check_reduced(what: str, replicas: int, is_reduced: bool) -> None:
+    """Raise `ValueError` if the gradients of several replicas are not reduced."""
+    if replicas > 1 and not is_reduced:
+        raise ValueError(
+            f"{what} is trained on {replicas} replicas, but their gradients are not reduced. Wrap "
+            "the optimizer in ipu.optimizers.CrossReplicaOptimizer."
+        )
+
+
 class CrossReplicaOptimizer(IpuOptimizer):
     """Takes the mean of the gradients over replicas."""
 

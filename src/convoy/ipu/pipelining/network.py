@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import keras
 import numpy as np
 from convoy.engine.step.all_reduce import Reduction
 from convoy.estimator.network import LOSS, OutputLoss, build_model
-from convoy.ipu.optimizers import GradientOptions, IpuOptimizer, gradient_options
+from convoy.ipu.optimizers import GradientOptions, IpuOptimizer, check_reduced, gradient_options
 from convoy.ipu.pipelining.graph import Graph, PipelineInput, Stages, as_row, trace
 from convoy.ipu.pipelining.options import PipelineOptions
 from convoy.ipu.pipelining.outfeed import MicroBatchOutputs, Outfeed
@@ -106,7 +106,7 @@ class Network:
         ]
         strategy = convoy.Strategy(
             description.devices,
-            reduction=gradients.reduction or description.reduction or "mean",
+            reduction=gradients.reduction or "mean",
             loss_scale=gradients.loss_scale,
             **description.strategy_options,
         )
@@ -139,13 +139,10 @@ class Network:
         """
         if graph.minimised is None:
             return GradientOptions("sgd")  # unused: nothing is trained
-        options, replicas = gradient_options(graph.minimised.opt), self.description.replicas
-        if replicas > 1 and options.reduction is None and self.description.reduction is None:
-            raise ValueError(
-                f"The pipeline is trained on {replicas} replicas, but their gradients are not "
-                "reduced. Wrap the optimizer in ipu.optimizers.CrossReplicaOptimizer."
-            )
-        return options
+        options = gradient_options(graph.minimised.opt)
+        reduction = options.reduction or self.description.reduction
+        check_reduced("The pipeline", self.description.replicas, reduction is not None)
+        return replace(options, reduction=reduction)
 
     def _results(
         self, graph: Graph, loss: keras.KerasTensor | None

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import keras
 from convoy.estimator.spec import Stages
+from convoy.estimator.user_functions import check_returned
 from convoy.ipu import checks, notice
 from convoy.ipu.config import IPUConfig
 from convoy.ipu.enums import (
@@ -137,18 +138,15 @@ class OptimizerFunctionOutput:
             )
 
 
-def check_minimised(returned: object) -> OptimizerFunctionOutput:
+def check_minimised(returned: PyTree) -> OptimizerFunctionOutput:
     """Return the result of an optimizer function.
 
     Raises:
         TypeError: if it is not an `OptimizerFunctionOutput`.
         ValueError: if the optimizer accumulates gradients itself.
     """
-    if not isinstance(returned, OptimizerFunctionOutput):
-        raise TypeError(
-            f"optimizer_function returned {type(returned).__name__}, not an "
-            "OptimizerFunctionOutput."
-        )
+    expected = "an OptimizerFunctionOutput"
+    check_returned("optimizer_function", returned, OptimizerFunctionOutput, expected)
     if gradient_options(returned.opt).accumulation is not None:
         raise ValueError(
             "The optimizer accumulates gradients, and so does the pipeline. Pass "
