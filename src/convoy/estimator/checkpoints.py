@@ -74,8 +74,7 @@ def global_step(content: Checkpoint) -> int:
     """
     if "global_step" not in content.state:
         raise CheckpointError(
-            "The checkpoint was not written by an estimator. Pass another model_dir, or use its "
-            "weights through warm_start_from."
+            "No estimator wrote the checkpoint. Pass its weights as warm_start_from."
         )
     return int(content.state["global_step"])
 

@@ -274,8 +274,7 @@ class Estimator:
         unknown = sorted(set(keys or ()) - set(network.outputs))
         if unknown:
             raise ValueError(
-                f"predict_keys: there is no prediction {unknown[0]!r}. There are "
-                f"{', '.join(network.outputs)}."
+                f"predict_keys: {unknown[0]!r} is not one of {', '.join(network.outputs)}."
             )
         callback = self._load(network, checkpoint_path, hooks)
         with network.recorded(self.config.report):
@@ -335,8 +334,7 @@ class Estimator:
         names = user_functions.argument_names(self.model_fn)
         if tensors.labels is not None and names is not None and "labels" not in names:
             raise ValueError(
-                "The input function returns labels, but the model function does not take them. "
-                "Give it an argument `labels`."
+                "The input function returns labels, but the model function does not take `labels`."
             )
         return self._network_spec(self._call_model_fn(mode, params, **tensors._asdict()))
 

@@ -150,8 +150,7 @@ def as_element(item: PyTree) -> Element:
     if isinstance(item, (tuple, list)):
         if not 1 <= len(item) <= 2:
             raise ValueError(
-                f"The input function's data has items of {len(item)} parts. Return features, or "
-                "features and labels."
+                f"The data has items of {len(item)} parts. Return features, or features and labels."
             )
         return Element(*item)
     if isinstance(item, dict) and "features" in item and set(item) <= {"features", "labels"}:

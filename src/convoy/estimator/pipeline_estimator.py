@@ -105,9 +105,7 @@ def build_stages(
             mode, host_metrics=(_with_loss(host_metrics), kwargs or args), hooks=hooks
         )
     if len(args) > 1:
-        raise ValueError(
-            f"The last stage returns {len(args)} predictions. Return one, or a dict of them."
-        )
+        raise ValueError(f"The last stage returns {len(args)} predictions. Return one, or a dict.")
     return EstimatorSpec(mode, kwargs or args[0], hooks=hooks)
 
 

@@ -57,7 +57,6 @@ class RunConfig:
                 raise ValueError(f"{name}={value!r} is not a positive integer. Pass 1 or more.")
         if self.checkpoint_every == "epoch":
             raise ValueError(
-                "checkpoint_every='epoch': an estimator counts steps. Pass a number of steps, or a "
-                "time such as '10m'."
+                "checkpoint_every='epoch': an estimator counts steps. Pass a number, or '10m'."
             )
         CheckpointInterval(self.checkpoint_every)

@@ -33,10 +33,8 @@ def multiple(
 ) -> None:
     """Raise an error if a number is not a multiple of another."""
     if value % unit:
-        raise error(
-            f"{name}={value} is not a multiple of {of}={unit}{reason}. Pass "
-            f"{-(-value // unit) * unit}."
-        )
+        nearest = -(-value // unit) * unit
+        raise error(f"{name}={value} is not a multiple of {of}={unit}{reason}. Pass {nearest}.")
 
 
 def instance(name: str, value: object, kinds: Kinds, what: str) -> None:
@@ -48,9 +46,7 @@ def instance(name: str, value: object, kinds: Kinds, what: str) -> None:
 def one_per_stage(name: str, entries: Sequence[object], stages: int) -> None:
     """Raise `ValueError` if a list does not have one entry for each stage."""
     if len(entries) != stages:
-        raise ValueError(
-            f"{name} has {len(entries)} entries, but there are {stages} stages. Pass one for each."
-        )
+        raise ValueError(f"{name} has {len(entries)} entries, but there are {stages} stages.")
 
 
 def equal_shapes(found: object, first: object) -> None:

@@ -209,8 +209,7 @@ def configure_ipu_system(
             return
         if not reset_configuration:
             raise ValueError(
-                "Another IPU configuration is applied. Call reset_ipu_configuration() first, or "
-                "leave out reset_configuration=False."
+                "Another configuration is applied. Call reset_ipu_configuration() first."
             )
         notice.log.warning("Resetting existing IPU configuration before applying new configuration")
         _applied = None
@@ -258,7 +257,6 @@ def devices_of(name: str) -> tuple[jax.Device, ...]:
     logical, ordinal = applied().devices, int(found[1])
     if ordinal >= len(logical):
         raise ValueError(
-            f"{name!r} is not configured: there are {len(logical)} logical devices. Give "
-            "auto_select_ipus an entry for each, and call configure_ipu_system()."
+            f"{name!r} is not configured: auto_select_ipus has {len(logical)} entries. Add one."
         )
     return logical[ordinal]

@@ -29,60 +29,42 @@ def check(config: IPUConfig) -> None:
     if config.auto_select_ipus and config.select_ipus:
         raise Exception("Both auto_select_ipus and select_ipus are set. Set one of them.")
     if len(set(config.select_ipus)) < len(config.select_ipus):
-        raise ValueError(
-            f"select_ipus = {config.select_ipus} names a device twice. Name each once."
-        )
+        raise ValueError(f"select_ipus = {config.select_ipus} names a device twice.")
     if any(count < 1 for count in config.auto_select_ipus):
         raise ValueError(
             f"auto_select_ipus = {config.auto_select_ipus}: a logical device needs 1 or more."
         )
+    name = "norms.experimental.distributed_batch_norm_replica_group_size"
     group = config.norms.experimental.distributed_batch_norm_replica_group_size
     if group < 1:
-        raise ValueError(
-            f"norms.experimental.distributed_batch_norm_replica_group_size = {group} is not a "
-            "number of replicas. Assign 1 or more."
-        )
+        raise ValueError(f"{name} = {group} is not a number of replicas. Assign 1 or more.")
     tiles = config.io_tiles
     if tiles.place_ops_on_io_tiles and tiles.num_io_tiles < 1:
         raise ValueError("io_tiles.place_ops_on_io_tiles needs io_tiles.num_io_tiles of 1 or more.")
     if group > 1 and tiles.num_io_tiles > 0:
         raise ValueError(
-            "norms.experimental.distributed_batch_norm_replica_group_size does not go together "
-            "with io_tiles.num_io_tiles. Set one of them."
+            f"{name} does not go together with io_tiles.num_io_tiles. Set one of them."
         )
     connection = config.device_connection
     needs_version = (DeviceConnectionType.PRE_COMPILE, DeviceConnectionType.NEVER)
     if connection.type in needs_version and not connection.version:
         raise ValueError(
-            f"device_connection.type = {connection.type.name} needs device_connection.version, for "
-            "example 'ipu2'."
+            f"device_connection.type = {connection.type.name} needs device_connection.version."
         )
     if environment.read_flags().is_simulated:
-        _check_simulation(config)
+        flag = f"{environment.FLAGS}=--use_ipu_model"
+        if config.select_ipus:
+            raise ValueError(f"{flag} has no devices with numbers. Use auto_select_ipus.")
+        if not config.ipu_model.version:
+            raise ValueError(f"{flag} needs ipu_model.version, for example 'ipu2'.")
+    name = "experimental.multi_replica_distribution"
     distribution = config.experimental.multi_replica_distribution
     index, count = distribution.process_index, distribution.process_count
     if count and not 0 <= index < count:
-        raise ValueError(
-            f"experimental.multi_replica_distribution.process_index = {index} is not from 0 to "
-            f"{count - 1}, with process_count = {count}."
-        )
+        raise ValueError(f"{name}.process_index = {index} is not from 0 to {count - 1}.")
     if count > 1:
         raise NotImplementedError(
-            f"experimental.multi_replica_distribution.process_count = {count}: replicas are those "
-            "of one process. Leave it at 0, and select more devices."
-        )
-
-
-def _check_simulation(config: IPUConfig) -> None:
-    if config.select_ipus:
-        raise ValueError(
-            f"select_ipus = {config.select_ipus}, but {environment.FLAGS} has --use_ipu_model, "
-            "which has no devices with numbers. Use auto_select_ipus."
-        )
-    if not config.ipu_model.version:
-        raise ValueError(
-            f"ipu_model.version is empty, but {environment.FLAGS} has --use_ipu_model. Assign for "
-            "example 'ipu2'."
+            f"{name}.process_count = {count}: replicas are those of one process. Leave it at 0."
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import jax
 import numpy as np
@@ -41,8 +41,38 @@ def dataset_benchmark(
         ValueError: if a number is below 1.
         RuntimeError: if the dataset ends early.
     """
+    checks.positive_int("number_of_epochs", number_of_epochs)
+    checks.positive_int("elements_per_epochs", elements_per_epochs)
     elements = iterate(dataset)
-    return _measure(elements, number_of_epochs, elements_per_epochs, print_stats, do_memcpy)
+    epochs = []
+    for epoch in range(1, number_of_epochs + 1):
+        began, taken, size = time.perf_counter(), 0, 0
+        for element in itertools.islice(elements, elements_per_epochs):
+            arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(element)]
+            if do_memcpy:
+                arrays = [array.copy() for array in arrays]
+            size += sum(array.nbytes for array in arrays)
+            taken += 1
+        seconds = time.perf_counter() - began
+        if taken < elements_per_epochs:
+            raise RuntimeError(
+                f"The dataset ended after {taken} of the {elements_per_epochs} elements of epoch "
+                f"{epoch}. Repeat it."
+            )
+        speed, bandwidth = taken / seconds, size / seconds / 1e9
+        epochs.append(
+            {
+                "elements_processed": taken,
+                "total_bytes_processed": size,
+                "time_elapsed": seconds,
+                "elements_per_second": speed,
+                "bandwidth": bandwidth,
+            }
+        )
+        if print_stats:
+            totals = f"{taken} elements in {seconds:.3f} s"
+            print(f"Epoch {epoch}: {totals}, {speed:.1f} elements/s, {bandwidth:.3f} GB/s")
+    return json.dumps({"epochs": epochs})
 
 
 def infeed_benchmark(
@@ -54,41 +84,6 @@ def infeed_benchmark(
 ) -> str:
     """Measure the throughput of an infeed queue, as `dataset_benchmark` does."""
     elements = (infeed_queue.take(1) for _ in itertools.count())
-    return _measure(elements, number_of_epochs, elements_per_epochs, print_stats, do_memcpy)
-
-
-def _measure(
-    elements: Iterator[PyTree], epochs: int, count: int, print_stats: bool, do_memcpy: bool
-) -> str:
-    for name, value in (("number_of_epochs", epochs), ("elements_per_epochs", count)):
-        checks.positive_int(name, value)
-    found = []
-    for epoch in range(epochs):
-        began, taken, size = time.perf_counter(), 0, 0
-        for element in itertools.islice(elements, count):
-            arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(element)]
-            if do_memcpy:
-                arrays = [array.copy() for array in arrays]
-            size += sum(array.nbytes for array in arrays)
-            taken += 1
-        seconds = time.perf_counter() - began
-        if taken < count:
-            raise RuntimeError(
-                f"The dataset ended after {taken} of the {count} elements of epoch {epoch + 1}. "
-                "Repeat it."
-            )
-        figures = {
-            "elements_processed": taken,
-            "total_bytes_processed": size,
-            "time_elapsed": seconds,
-            "elements_per_second": taken / seconds,
-            "bandwidth": size / seconds / 1e9,
-        }
-        found.append(figures)
-        if print_stats:
-            print(
-                f"Epoch {epoch + 1}: {taken} elements in {seconds:.3f} s, "
-                f"{figures['elements_per_second']:.1f} elements/s, "
-                f"{figures['bandwidth']:.3f} GB/s"
-            )
-    return json.dumps({"epochs": found})
+    return dataset_benchmark(
+        elements, number_of_epochs, elements_per_epochs, print_stats, do_memcpy=do_memcpy
+    )

@@ -55,9 +55,7 @@ def read_dtype(name: str, value: object) -> str | None:
     if value is None:
         return None
     if callable(value) and not isinstance(value, type):
-        raise NotImplementedError(
-            f"{name} is a function, but all gradients are accumulated in one dtype. Pass a dtype."
-        )
+        raise NotImplementedError(f"{name} is a function. Pass one dtype for all gradients.")
     try:
         return keras.backend.standardize_dtype(value)
     except ValueError:

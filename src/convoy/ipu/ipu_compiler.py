@@ -29,10 +29,7 @@ def compile(computation: Callable[..., PyTree], inputs: Sequence[PyTree] | None 
     def checked(*inputs: PyTree) -> PyTree:
         outputs = computation(*inputs)
         if type(outputs).__name__.endswith("EstimatorSpec"):
-            raise ValueError(
-                f"compile() received a function that returns {type(outputs).__name__}. Use an "
-                "IPUEstimator."
-            )
+            raise ValueError(f"The function returns {type(outputs).__name__}. Use an IPUEstimator.")
         return outputs
 
     devices = config.devices_of(scopes.current_device())

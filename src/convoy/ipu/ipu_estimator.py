@@ -136,9 +136,7 @@ class IPUEstimator(Estimator):
     ) -> None:
         config = config or RunConfig()
         if not isinstance(config, RunConfig):
-            raise ValueError(
-                f"config is a {type(config).__name__}, not a RunConfig of ipu.ipu_run_config."
-            )
+            raise ValueError(f"config is a {type(config).__name__}, not a RunConfig of convoy.ipu.")
         self.ipu_config = config.ipu
         self._batch_sizes = {
             ModeKeys.TRAIN: train_batch_size,
@@ -182,9 +180,7 @@ class IPUEstimator(Estimator):
 
     def _check_trained(self, trained: int, steps: int | None) -> None:
         if steps is not None and trained < steps:
-            raise RuntimeError(
-                f"The data ended after {trained} of {steps} steps. Repeat the dataset."
-            )
+            raise RuntimeError(f"The data ended after {trained} of {steps} steps. Repeat it.")
 
     def predict(
         self,
@@ -233,9 +229,7 @@ class IPUEstimator(Estimator):
     ) -> tuple[Network, Iterator[Element]]:
         names = argument_names(input_fn)
         if self._batch_sizes[mode] is not None and names is not None and "params" not in names:
-            raise ValueError(
-                "The input function does not take `params`, which holds the batch size. Add it."
-            )
+            raise ValueError("The input function does not take `params`, which has the batch size.")
         network, data = super()._open(mode, input_fn)
         return network, _of_equal_shapes(data, network)
 
@@ -252,9 +246,7 @@ class IPUEstimator(Estimator):
         """Return the options of a network that was divided by `ipu_shard`."""
         wanted, last = self.ipu_config.num_shards, max(shards)
         if last + 1 != wanted:
-            raise ValueError(
-                f"ipu_shard divides the network over {last + 1} devices, but num_shards={wanted}."
-            )
+            raise ValueError(f"ipu_shard divides over {last + 1} devices, but num_shards={wanted}.")
         return Stages(last, "sequential", has_gaps=True)
 
     def _network_spec(self, returned: PyTree) -> NetworkSpec:
@@ -265,9 +257,7 @@ class IPUEstimator(Estimator):
         check_returned("The model function", returned, IPUEstimatorSpec, expected, ValueError)
         loop = self.config.steps_per_execution
         if returned.host_call is not None and loop > 1:
-            raise ValueError(
-                f"host_call runs after every step, but iterations_per_loop={loop}. Pass one."
-            )
+            raise ValueError("host_call runs after every step. Leave out iterations_per_loop.")
         spec = returned.native()
         options = gradient_options(spec.optimizer)
         self._averages = options.reduction == "mean"
@@ -324,7 +314,6 @@ def _read_train_op(train_op: PyTree) -> tuple[Any, list[Any]]:
     found = [part.optimizer if isinstance(part, TrainOp) else part for part in others]
     if len(found) != 1 or not isinstance(found[0], (str, keras.optimizers.Optimizer, IpuOptimizer)):
         raise ValueError(
-            f"train_op={train_op!r} is not an optimizer. Pass one of Keras, one of ipu.optimizers "
-            "around it, or the result of its minimize(loss)."
+            f"train_op={train_op!r} is not an optimizer, or the result of its minimize(loss)."
         )
     return found[0], hooks

@@ -83,8 +83,7 @@ class IPUInfeedQueue:
             element = jax.tree.map(np.asarray, next(self._iterator))
         except StopIteration:
             raise RuntimeError(
-                f"The dataset ended after {self._read} elements, but the program needs more. "
-                "Repeat it."
+                f"The dataset ended after {self._read} elements. Repeat it."
             ) from None
         self._read += 1
         if self._shapes is None:

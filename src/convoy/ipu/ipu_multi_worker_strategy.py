@@ -9,10 +9,7 @@ class IPUMultiWorkerStrategyV1:
     """Not available: use `PopDistStrategy`."""
 
     def __init__(self, *args: object, **kwargs: object) -> NoReturn:
-        raise NotImplementedError(
-            "IPUMultiWorkerStrategy is deprecated and not available. Use "
-            "ipu.distributed.popdist_strategy.PopDistStrategy."
-        )
+        raise NotImplementedError("Use ipu.distributed.popdist_strategy.PopDistStrategy.")
 
 
 IPUMultiWorkerStrategy = IPUMultiWorkerStrategyV1

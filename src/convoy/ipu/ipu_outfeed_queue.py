@@ -53,8 +53,7 @@ class IPUOutfeedQueue:
         tape = program.tape()
         if tape is None:
             raise ValueError(
-                "enqueue() was called outside of a program. Call it in a function that "
-                "ipu_compiler.compile or loops.repeat runs."
+                "enqueue() was called outside of a program. Call it in the body of loops.repeat."
             )
         self.enqueued = True
         tape.put(self, jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], tensors))

@@ -126,13 +126,10 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         if self.save_checkpoints_steps is not None and self.save_checkpoints_secs is not None:
-            raise ValueError(
-                "Both save_checkpoints_steps and save_checkpoints_secs were passed. Pass one."
-            )
+            raise ValueError("Both save_checkpoints_steps and save_checkpoints_secs were passed.")
         if self.train_distribute is not None or self.eval_distribute is not None:
             raise NotImplementedError(
-                "train_distribute and eval_distribute: replicas are those of one process. Pass "
-                "num_replicas to IPURunConfig."
+                "train_distribute, eval_distribute: pass num_replicas to IPURunConfig."
             )
         if self.ipu_run_config is None:
             object.__setattr__(self, "ipu_run_config", IPURunConfig())

@@ -82,10 +82,7 @@ class IPULoggingTensorHook(LoggingHook):
 
     def begin(self, run: Run) -> None:
         if not self.tensors:
-            raise RuntimeError(
-                "log() was never called on this IPULoggingTensorHook. Call it in the model "
-                "function, and put its result into train_op."
-            )
+            raise RuntimeError("log() was never called on this hook. Put its result into train_op.")
         super().begin(run)
 
     def _count(self, run: Run) -> int:

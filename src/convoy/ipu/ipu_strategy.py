@@ -110,9 +110,7 @@ class IPUStrategyV1:
         """
         for leaf in jax.tree.leaves((args, kwargs)):
             if getattr(leaf, "dtype", None) == "float64":
-                raise TypeError(
-                    "An argument of run() is of type float64, which is not supported. Pass float32."
-                )
+                raise TypeError("An argument of run() is of type float64. Pass float32.")
         return program.run(
             lambda *inputs: fn(*inputs, **(kwargs or {})),
             args,

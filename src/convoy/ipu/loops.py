@@ -84,8 +84,7 @@ def while_loop(
     del use_while_v1
     if infeed_queue is not None:
         raise NotImplementedError(
-            "while_loop() does not take an infeed_queue, since the number of elements that it "
-            "needs is unknown. Use repeat()."
+            "while_loop() takes no infeed_queue, since its length is unknown. Use repeat()."
         )
 
     def loop(*values: jax.Array) -> PyTree:
@@ -119,13 +118,12 @@ def _run_body(body: Body, carried: Carry, *args: PyTree, **kwargs: PyTree) -> Ca
         returned = body(*carried, *args, **kwargs)
     except program.NeedsHostError:
         raise NotImplementedError(
-            "The body of a loop calls pipeline(), which loops by itself. Pass it repeat_count."
+            "The body of a loop calls pipeline(). Pass it repeat_count instead."
         ) from None
     values = [jnp.asarray(value) for value in _without_enqueued(as_list(returned))]
     if len(values) != len(carried):
         raise TypeError(
-            f"The body of a loop returned {len(values)} values, but {len(carried)} are carried. "
-            "Return as many."
+            f"The body of a loop returned {len(values)} values, but {len(carried)} are carried."
         )
     for value, before in zip(values, carried, strict=True):
         if value.dtype != before.dtype or value.shape != before.shape:
@@ -147,7 +145,6 @@ def _without_enqueued(returned: list[PyTree]) -> list[PyTree]:
     values = list(itertools.takewhile(lambda value: value is not None, returned))
     if any(value is not None for value in returned[len(values) :]):
         raise ValueError(
-            "The body of a loop returned None, as a queue's enqueue() does, before a carried "
-            "value. Return the values first."
+            "The body of a loop returned None before a carried value. Return the values first."
         )
     return values

@@ -99,5 +99,5 @@ def frontend_attribute(
 def outside_compilation_scope(name: str = "outside") -> NoReturn:
     """Raise an error that names the replacement: callbacks from a compiled program."""
     raise NotImplementedError(
-        f"outside_compilation_scope({name!r}): use jax.pure_callback, or an IPUOutfeedQueue."
+        "outside_compilation_scope(): use jax.pure_callback, or an IPUOutfeedQueue."
     )

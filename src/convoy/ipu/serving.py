@@ -61,8 +61,7 @@ def export_keras(
     """
     if not model.built or not getattr(model, "inputs", None):
         raise ValueError(
-            f"{model.name!r} is not built, or is a subclassed model: the shape of its input is not "
-            "known. Begin it with a keras.Input."
+            f"The shape of the input of {model.name!r} is not known. Begin it with a keras.Input."
         )
     return _Export(
         lambda *inputs: model(inputs[0] if len(inputs) == 1 else list(inputs)),
@@ -109,9 +108,7 @@ def export_single_step(
     notice.no_effect("serving", {"iterations": iterations != 1})
     if input_dataset is not None:
         if predict_step_signature is not None:
-            raise ValueError(
-                "Both predict_step_signature and input_dataset were passed. Pass one of them."
-            )
+            raise ValueError("Both predict_step_signature and input_dataset were passed.")
         predict_step_signature = as_list(next(iter(input_dataset)))
     word = getattr(predict_step, "__name__", "")
     return _Export(
@@ -248,8 +245,7 @@ class _Export:
             raise ValueError(f"The batch size of {self.name!r} is not known. Pass batch_size.")
         if len(given) > 1:
             raise ValueError(
-                f"The batch size of {self.name!r} is given as {sorted(given)}. Pass the same "
-                "everywhere."
+                f"The batch size of {self.name!r} is given as {sorted(given)}. Pass one."
             )
         return given.pop()
 
@@ -262,8 +258,7 @@ def _signature(name: str, step: Step, signature: Specs | None) -> list[Any]:
         return []
     if signature is None:
         raise ValueError(
-            f"The shapes that {name} takes are not known. Pass {name}_signature: a list with a "
-            "keras.Input for each of its arguments."
+            f"The shapes that {name} takes are not known. Pass them as {name}_signature."
         )
     checks.instance(f"{name}_signature", signature, (list, tuple), "a list")
     if not signature:
@@ -271,8 +266,7 @@ def _signature(name: str, step: Step, signature: Specs | None) -> list[Any]:
     for spec in signature:
         if not hasattr(spec, "shape") or not hasattr(spec, "dtype"):
             raise TypeError(
-                f"{name}_signature has {spec!r} in it. Pass something with a shape and a dtype, "
-                "such as a keras.Input."
+                f"{name}_signature has {spec!r} in it. Pass objects with a shape and a dtype."
             )
     return list(signature)
 

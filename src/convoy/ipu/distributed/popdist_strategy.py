@@ -29,8 +29,7 @@ class PopDistStrategy(IPUStrategyV1):
     ) -> None:
         if not add_ipu_cross_replica_reductions:
             raise NotImplementedError(
-                "add_ipu_cross_replica_reductions=False would let the replicas' weights drift "
-                "apart. Leave it out."
+                "add_ipu_cross_replica_reductions=False would let the replicas' weights drift."
             )
         super().__init__(
             ipu_device,

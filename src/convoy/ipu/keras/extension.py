@@ -119,8 +119,7 @@ class Extensions(ModelOptions):
         stages = pipeline_stages.stage_numbers(self.model, pipeline_stage_assignment)
         if max(stages) == 0:
             raise ValueError(
-                "All layers are in stage 0. Pass two stages or more, or call "
-                "reset_pipeline_stage_assignment() for a model without stages."
+                "All layers are in stage 0. Use more, or call reset_pipeline_stage_assignment()."
             )
         self.pending_stages = stages
         self.ignores_stage_blocks = False
@@ -271,9 +270,7 @@ class Extensions(ModelOptions):
         if model.compiled and model.run_eagerly:
             raise RuntimeError("run_eagerly=True was passed to compile(). Leave it out.")
         if kind.call is keras.Model.call:
-            raise NotImplementedError(
-                f"{kind.__name__} has no call(). Define its computation in call()."
-            )
+            raise NotImplementedError(f"{kind.__name__} has no call(). Define it.")
 
     def _check_optimizer(self, micro_batches: int) -> None:
         optimizer = self.model.optimizer

@@ -54,10 +54,7 @@ class CaptureActivationGradients(_CaptureGradients):
     def __init__(self, layer: keras.layers.Layer, tag: str | None = None, **kwargs: Any) -> None:
         super().__init__(layer, tag, **kwargs)
         if not callable(getattr(layer, "activation", None)):
-            raise ValueError(
-                f"{layer.name!r} has no activation, so its gradient cannot be captured. Use "
-                "CaptureUpstreamGradients."
-            )
+            raise ValueError(f"{layer.name!r} has no activation. Use CaptureUpstreamGradients.")
 
     def call(self, inputs: PyTree) -> PyTree:
         layer, activation = self.layer, self.layer.activation

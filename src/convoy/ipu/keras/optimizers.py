@@ -75,16 +75,14 @@ class ALSOptimizer(IpuOptimizer):
                 raise ValueError(f"{argument}={value!r} is not a power of two.")
         if initial_loss_scaling_factor * increase_factor >= max_loss_scaling_factor:
             raise ValueError(
-                f"max_loss_scaling_factor={max_loss_scaling_factor} leaves no room for one "
-                f"increase by {increase_factor} of {initial_loss_scaling_factor}. Pass a larger."
+                f"max_loss_scaling_factor={max_loss_scaling_factor} leaves no room for an increase."
             )
         checks.positive_int("update_frequency", update_frequency, "a number of weight updates")
         if not 0 < ratio_threshold < 1:
             raise ValueError(f"ratio_threshold={ratio_threshold!r} is not between 0 and 1.")
         if not accumulate_statistics_over_update_period or lpf_alpha:
             raise NotImplementedError(
-                "accumulate_statistics_over_update_period and lpf_alpha must keep their defaults: "
-                "statistics are those of all gradients since the last change of the factor."
+                "accumulate_statistics_over_update_period and lpf_alpha must keep their defaults."
             )
         self.loss_scale = convoy.AutomaticLossScale(
             initial=initial_loss_scaling_factor,
@@ -161,8 +159,5 @@ class ALSGradientAccumulationOptimizer(GradientAccumulationOptimizerV2):
 
     def __init__(self, als_optimizer: ALSOptimizer, num_mini_batches: int, **kwargs: Any) -> None:
         if not isinstance(als_optimizer, ALSOptimizer):
-            raise ValueError(
-                f"als_optimizer={als_optimizer!r} is not an ALSOptimizer. Wrap the optimizer in "
-                "one."
-            )
+            raise ValueError(f"als_optimizer={als_optimizer!r} is not an ALSOptimizer.")
         super().__init__(als_optimizer, num_mini_batches, **kwargs)

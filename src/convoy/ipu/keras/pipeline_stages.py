@@ -31,8 +31,7 @@ class PipelineStage(convoy.PipelineStage):
         strategy = ipu_strategy.current()
         if strategy is None:
             raise RuntimeError(
-                f"PipelineStage({self.stage}) is outside of an IPUStrategy. Make the model inside "
-                "of `with strategy.scope():`."
+                f"PipelineStage({self.stage}) is outside of an IPUStrategy: use its scope()."
             )
         if not strategy.takes_pipeline_stages:
             raise RuntimeError(
@@ -171,17 +170,14 @@ def _stage(entry: Any, wanted: Assignment, sequential: bool) -> int:
             f"The stage of {name!r} is given by {entry!r}. Pass {also}a {type(wanted).__name__}, "
             "as get_pipeline_stage_assignment() returns."
         )
+    in_order = "Keep the order of get_pipeline_stage_assignment()."
     if entry.layer is not wanted.layer:
-        raise ValueError(
-            f"{entry.layer.name!r} is given where {name!r} runs. Keep the order of "
-            "get_pipeline_stage_assignment()."
-        )
+        raise ValueError(f"{entry.layer.name!r} is given where {name!r} runs. {in_order}")
     # Calls of one layer differ only in their index.
     given, number = (getattr(part, "node_index", None) for part in (entry, wanted))
     if given != number:
         raise ValueError(
-            f"Call {given} of {name!r} is given where its call {number} runs. Keep the order of "
-            "get_pipeline_stage_assignment()."
+            f"Call {given} of {name!r} is given where its call {number} runs. {in_order}"
         )
     if entry.pipeline_stage is None:
         raise ValueError(f"Layer {name!r} has no stage. Set its pipeline_stage.")

@@ -74,9 +74,8 @@ def counted_by_replica(
         return None
     if isinstance(metric, str) and metric.lower() in _BY_SHAPE:
         raise ValueError(
-            f"replicated_metric_reduction_method={method.name} does not go together with the "
-            f"metric {metric!r}, a name for several metrics. Pass an object, for example "
-            "keras.metrics.SparseCategoricalAccuracy()."
+            f"{method.name} does not go together with the metric {metric!r}, a name for several. "
+            "Pass an object, for example keras.metrics.SparseCategoricalAccuracy()."
         )
     if not isinstance(metric, keras.metrics.Metric):
         word, found = metric, keras.metrics.get(metric)

@@ -79,9 +79,7 @@ def _samples(batch: Batch) -> int:
 def _batches(x: Data, arguments: Json, replicas: int) -> int:
     """Return the batches of an epoch, over all replicas."""
     if hasattr(x, "__next__"):
-        raise ValueError(
-            f"x is a {type(x).__name__}, whose shapes are unknown. Pass arrays or a dataset."
-        )
+        raise ValueError(f"x is a {type(x).__name__}. Pass arrays or a dataset.")
     leaves = jax.tree.leaves(x)
     is_arrays = bool(leaves) and all(getattr(leaf, "shape", ()) for leaf in leaves)
     is_dataset = isinstance(x, keras.utils.PyDataset)
@@ -95,9 +93,7 @@ def _batches(x: Data, arguments: Json, replicas: int) -> int:
             _check_length(int(steps) // replicas, int(known), arguments)
         return int(steps)
     if known is None:
-        raise ValueError(
-            f"The number of batches of {type(x).__name__} is not known. Pass steps_per_epoch."
-        )
+        raise ValueError(f"The length of {type(x).__name__} is not known. Pass steps_per_epoch.")
     return int(known)
 
 

@@ -25,18 +25,16 @@ def replica_groups(size: int | None) -> list[list[int]]:
     count = cross_replica.count()
     size = size or count
     if size < 1 or count % size:
-        raise ValueError(
-            f"Groups of {size} do not divide {count} replicas. Pass a number that does."
-        )
+        raise ValueError(f"Groups of {size} do not divide {count} replicas.")
     return [list(range(first, first + size)) for first in range(0, count, size)]
 
 
 def check_replication_factor(replication_factor: int) -> None:
     """Raise `ValueError` if a number is not the number of replicas."""
-    if replication_factor != cross_replica.count():
+    count = cross_replica.count()
+    if replication_factor != count:
         raise ValueError(
-            f"replication_factor={replication_factor}, but the program runs on "
-            f"{cross_replica.count()} replicas. Pass that."
+            f"replication_factor={replication_factor}, but the program runs on {count} replicas."
         )
 
 

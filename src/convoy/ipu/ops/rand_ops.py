@@ -38,8 +38,7 @@ def dropout(
     mask = shape if noise_shape is None else tuple(noise_shape)
     if len(mask) != len(shape) or any(n not in (1, m) for n, m in zip(mask, shape, strict=True)):
         raise ValueError(
-            f"noise_shape={list(mask)} does not fit {list(shape)}. Pass the same, or 1, for each "
-            "axis."
+            f"noise_shape={list(mask)} does not fit {list(shape)}. Pass the same, or 1, by axis."
         )
     if not rate:
         return x

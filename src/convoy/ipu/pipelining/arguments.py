@@ -45,10 +45,7 @@ def read_stages(given: Any) -> Stages:
             raise ValueError(f"Stage {number} is an empty list. Pass a function.")
         for function in functions:
             if not callable(function):
-                raise TypeError(
-                    f"Stage {number} has {function!r} in it, which is not a function. Pass "
-                    "functions, or lists of functions for one stage."
-                )
+                raise TypeError(f"Stage {number} has {function!r} in it, which is not a function.")
     return stages
 
 

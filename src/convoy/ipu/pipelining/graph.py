@@ -44,9 +44,7 @@ class PipelineInput:
         self.specs, self._structure = jax.tree.flatten((self._inputs, element))
         """Shapes and dtypes of all arrays."""
         if not self.specs:
-            raise ValueError(
-                "The first stage has no arguments. Pass inputs, an infeed_queue, or both."
-            )
+            raise ValueError("The first stage has no arguments. Pass inputs or an infeed_queue.")
 
     @property
     def key(self) -> tuple:
@@ -112,10 +110,7 @@ def trace(
         with convoy.PipelineStage(last):
             minimised = check_minimised(optimizer_function(*args, **kwargs))
         if not is_symbolic(minimised.loss):
-            raise ValueError(
-                f"The loss is {minimised.loss!r}, which no stage computes. Return one that depends "
-                "on the outputs of the last stage."
-            )
+            raise ValueError(f"The loss is {minimised.loss!r}, which no stage computes.")
     return Graph(rows, outputs, minimised, last)
 
 
@@ -139,10 +134,7 @@ def _call(
     tensors = [leaf for leaf in leaves if is_symbolic(leaf)]
     given = {id(leaf) for leaf in jax.tree.leaves((args, kwargs))}
     if not tensors and not is_last:
-        raise ValueError(
-            f"Stage {number} returns nothing that depends on its arguments. Return tensors for "
-            "the next one."
-        )
+        raise ValueError(f"Stage {number} returns nothing that depends on its arguments.")
     if tensors and all(id(tensor) in given for tensor in tensors):
         # A stage without computation: an identity operation makes it a stage of the graph.
         identity = JaxOperation(lambda tensor: tensor)(tensors[0])
@@ -153,10 +145,7 @@ def _call(
 def _concatenated(found: list[PyTree]) -> list[PyTree]:
     """Return the results of concurrent functions, one after the other."""
     if any(isinstance(outputs, dict) for outputs in found):
-        raise ValueError(
-            "A function of a concurrent stage returns a dict, but the results of such functions "
-            "are concatenated. Return tensors."
-        )
+        raise ValueError("A function of a concurrent stage returns a dict. Return tensors.")
     return [output for outputs in found for output in as_list(outputs)]
 
 

@@ -127,14 +127,11 @@ class OptimizerFunctionOutput:
     def __post_init__(self) -> None:
         kinds = (keras.optimizers.Optimizer, IpuOptimizer)
         if not isinstance(self.opt, kinds):
-            raise TypeError(
-                f"opt is {type(self.opt).__name__}, not an optimizer of Keras or ipu.optimizers."
-            )
+            raise TypeError(f"opt is {type(self.opt).__name__}, not an optimizer.")
         given = [n for n, value in vars(self).items() if n not in ("opt", "loss") and value]
         if given:
             raise NotImplementedError(
-                f"OptimizerFunctionOutput does not take {given[0]}: gradients are those of the "
-                "loss with respect to all weights. Leave it out."
+                f"OptimizerFunctionOutput does not take {given[0]}. Leave it out."
             )
 
 
@@ -149,8 +146,7 @@ def check_minimised(returned: PyTree) -> OptimizerFunctionOutput:
     check_returned("optimizer_function", returned, OptimizerFunctionOutput, expected)
     if gradient_options(returned.opt).accumulation is not None:
         raise ValueError(
-            "The optimizer accumulates gradients, and so does the pipeline. Pass "
-            "gradient_accumulation_count alone."
+            "The optimizer accumulates gradients, and so does the pipeline. Pass it unwrapped."
         )
     return returned
 
@@ -281,10 +277,7 @@ def read(
     name = "weight_update_poplar_options"
     checks.instance(name, options.get(name), PipelineStageOptions, "a PipelineStageOptions")
     if options.get("continuous_weight_updates"):
-        raise NotImplementedError(
-            "continuous_weight_updates=True: weights are updated after every pipeline execution. "
-            "Leave it out."
-        )
+        raise NotImplementedError("continuous_weight_updates=True is not supported. Leave it out.")
     check_offload(options)
     notice.no_effect(where, {name: options.get(name) for name in _WITHOUT_EFFECT})
     name = "gradient_accumulation_dtype"

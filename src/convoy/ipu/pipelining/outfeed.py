@@ -86,9 +86,7 @@ class Outfeed:
             if given and self.queue is None:
                 raise ValueError(f"{name} needs an outfeed_queue. Pass one.")
         if self.accumulate and self.queue and self.queue.mode is not IPUOutfeedMode.ALL:
-            raise ValueError(
-                "accumulate_outfeed needs a queue that keeps ALL. Make it without outfeed_mode."
-            )
+            raise ValueError("accumulate_outfeed needs a queue that keeps ALL. Leave out its mode.")
 
     def chosen(self, outputs: PyTree, loss: keras.KerasTensor | None, *, training: bool) -> PyTree:
         """Return the tensors that go into the queue, in the structure of its elements.
@@ -113,8 +111,7 @@ class Outfeed:
             listed = [x for x, left_out in zip(listed, self.mask, strict=True) if not left_out]
         if listed and self.queue is None:
             raise ValueError(
-                f"The last stage returns {len(listed)} outputs, but there is no queue for them. "
-                "Pass an outfeed_queue."
+                f"The last stage returns {len(listed)} outputs, but there is no queue for them."
             )
         if training or (self.accumulate and not isinstance(outputs, dict)):
             return listed
