@@ -27,9 +27,14 @@ def main() -> None:
             sys.argv = sys.argv[1:]
             runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         else:
-            if not sys.flags.safe_path:
-                sys.path[0] = os.path.dirname(os.path.realpath(sys.argv[0]))
-            runpy.run_path(sys.argv[0], run_name="__main__")
+            run_script()
+
+
+def run_script() -> None:
+    """Run the script that the arguments begin with."""
+    if not sys.flags.safe_path:
+        sys.path[0] = os.path.dirname(os.path.realpath(sys.argv[0]))
+    runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def _print_exception(

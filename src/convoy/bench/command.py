@@ -120,11 +120,8 @@ def _without_flags(words: list[str], prefix: str) -> list[str]:
     kept: list[str] = []
     takes_value = False
     for word in words:
-        if word.startswith(prefix):
-            takes_value = "=" not in word
-        elif takes_value and not word.startswith("-"):
-            takes_value = False
-        else:
-            takes_value = False
+        is_flag, is_value = word.startswith(prefix), takes_value and not word.startswith("-")
+        takes_value = is_flag and "=" not in word
+        if not is_flag and not is_value:
             kept.append(word)
     return kept

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from convoy.configuration import (
     Configuration,
     ConfigurationError,
-    Whole,
+    WholeNotNegative,
     read,
     read_yaml,
 )
@@ -98,7 +98,7 @@ class Metric(Configuration):
     """
 
     regexp: Annotated[re.Pattern[str], BeforeValidator(_pattern)]
-    skip: Annotated[Whole, Field(ge=0)] = 0
+    skip: WholeNotNegative = 0
     reduction_type: Reduction = "mean"
 
 

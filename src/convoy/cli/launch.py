@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
+from convoy.configuration import Configuration, ConfigurationError, Option, Whole, add_flags, read
 from convoy.distributed.process import SILENCE_SECONDS
 from convoy.launch.launcher import USAGE, launch, log
 from convoy.launch.topology import LaunchError, Topology, parse_hosts
@@ -34,81 +37,77 @@ NO_EFFECT = (
 )
 
 
+@dataclass(frozen=True)
+class LaunchOptions(Configuration, all_flags=True):
+    """The options of `convoy launch` that have values.
+
+    processes and devices:
+        num_instances: number of processes (default: 1)
+        num_replicas: number of replicas over all processes
+        devices_per_replica: devices of one replica, for pipeline parallelism (default: 1)
+        replicas: like --num-replicas, for a script that does not use Convoy: it runs inside a
+            strategy's scope, where batch_size is the global batch size
+        numa_aware: keep each process on one NUMA node
+        hostfile: file with one host in each line
+        port: port of the first process (default: a free one)
+
+    failures and output:
+        max_restarts: restarts after a failure
+        heartbeat_timeout: seconds without a heartbeat after which a process counts as hung
+            (default: 60)
+        only_output_from_instance: index of the only process whose output is shown
+    """
+
+    num_instances: Annotated[Whole | None, Option(aliases=("num-instance",))] = None
+    num_replicas: Whole | None = None
+    devices_per_replica: Annotated[Whole, Option(aliases=("ipus-per-replica",))] = 1
+    replicas: Whole | None = None
+    numa_aware: Annotated[str, Option(choices=NUMA_VALUES)] = "0"
+    hostfile: str | None = None
+    port: Whole = 0
+    max_restarts: Whole = 0
+    heartbeat_timeout: float = SILENCE_SECONDS
+    only_output_from_instance: Whole | None = None
+
+
 def make_parser() -> Parser:
     parser = Parser(
         prog="convoy launch",
         usage=USAGE,
         description="Run a program in several processes, on one host or many.",
     )
+    add_flags(parser, LaunchOptions)
     add = parser.add_argument
-    add(
-        "--num-instances",
-        "--num-instance",
-        type=int,
-        metavar="N",
-        help="number of processes (default: 1)",
-    )
-    add("--num-replicas", type=int, metavar="N", help="number of replicas over all processes")
-    add(
-        "--devices-per-replica",
-        "--ipus-per-replica",
-        type=int,
-        default=1,
-        metavar="N",
-        help="devices of one replica, for pipeline parallelism (default: 1)",
-    )
-    add(
-        "--replicas",
-        type=int,
-        metavar="N",
-        help="like --num-replicas, for a script that does not use Convoy: it runs inside a "
-        "strategy's scope, where batch_size is the global batch size",
-    )
-    add(
-        NUMA_AWARE,
-        choices=NUMA_VALUES,
-        default="0",
-        metavar="1",
-        help="keep each process on one NUMA node",
-    )
     add("-H", "--host", metavar="A,B", help="hosts, reached by ssh (default: this one)")
-    add("--hostfile", metavar="FILE", help="file with one host in each line")
-    add("--port", type=int, default=0, help="port of the first process (default: a free one)")
-    add("--max-restarts", type=int, default=0, metavar="N", help="restarts after a failure")
-    add(
-        "--heartbeat-timeout",
-        type=float,
-        default=SILENCE_SECONDS,
-        metavar="SECONDS",
-        help="time without a heartbeat after which a process counts as hung (default: 60)",
-    )
-    add("--only-output-from-instance", type=int, metavar="N", help="show output of one process")
     add("--print-topology", action="store_true", help="print which process runs where")
     add("-v", "--verbose", action="store_true", help="same as --print-topology")
     for name in NO_EFFECT:
-        add(name, help=argparse.SUPPRESS)
+        add(name, dest=name, help=argparse.SUPPRESS)
     add("program", nargs=argparse.REMAINDER, help="Python script or other command")
     return parser
 
 
 def main(words: Sequence[str]) -> int:
     """Run a program in several processes, on one host or many."""
-    options = make_parser().parse_args(_with_numa_value(words))
+    flags = vars(make_parser().parse_args(_with_numa_value(words)))
+    program, host = flags.pop("program"), flags.pop("host")
+    prints_topology = flags.pop("print_topology") | flags.pop("verbose")
+    ignored = [name for name in NO_EFFECT if flags.pop(name)]
     try:
-        ignored = [name for name in NO_EFFECT if getattr(options, name[2:].replace("-", "_"))]
+        options = read(LaunchOptions, flags, flags=True)
         if ignored:
             log(f"{', '.join(ignored)} have no effect here.")
-        topology = _topology(options)
-        if options.print_topology or options.verbose:
+        topology = _topology(options, parse_hosts(host, options.hostfile))
+        if prints_topology:
             log(topology.describe())
         return launch(
-            options.program,
+            program,
             topology,
             plain_script=options.replicas is not None,
             max_restarts=options.max_restarts,
             only_output_from=options.only_output_from_instance,
         )
-    except LaunchError as error:
+    except (ConfigurationError, LaunchError) as error:
         log(str(error))
         return 2
 
@@ -118,13 +117,12 @@ def poprun() -> int:
     return main(sys.argv[1:])
 
 
-def _topology(options: argparse.Namespace) -> Topology:
+def _topology(options: LaunchOptions, hosts: tuple[str, ...]) -> Topology:
     if options.replicas is not None and options.num_replicas not in (None, options.replicas):
         raise LaunchError(
             f"--replicas {options.replicas} and --num-replicas {options.num_replicas} contradict "
             "each other. Pass one of them."
         )
-    hosts = parse_hosts(options.host, options.hostfile)
     instances = options.num_instances or len(hosts)
     return Topology(
         instances,

@@ -22,12 +22,11 @@ from typing import Any
 
 import numpy as np
 from convoy.atomic_file import atomic_write
+from google_crc32c import value as crc32c
 
 _HEAD = struct.Struct("<QI")
 _TAIL = struct.Struct("<I")
-OVERHEAD = _HEAD.size + _TAIL.size
 _GZIP = b"\x1f\x8b"
-_CASTAGNOLI = 0x82F63B78  # the polynomial of CRC-32C, reversed
 
 
 class DamagedDataError(ValueError):
@@ -49,33 +48,9 @@ class CutShortError(DamagedDataError):
         return type(self), (str(self), self.found)
 
 
-@functools.cache
-def _crc32c_table() -> list[int]:
-    entries = []
-    for entry in range(256):
-        for _ in range(8):
-            entry = entry >> 1 ^ (_CASTAGNOLI if entry & 1 else 0)
-        entries.append(entry)
-    return entries
-
-
-def slow_crc32c(data: bytes) -> int:
-    """Return CRC-32C of some bytes, in Python: fast enough for short ones."""
-    table, value = _crc32c_table(), 0xFFFFFFFF
-    for byte in data:
-        value = table[(value ^ byte) & 0xFF] ^ value >> 8
-    return value ^ 0xFFFFFFFF
-
-
-try:
-    from google_crc32c import value as _crc32c
-except ImportError:
-    _crc32c = slow_crc32c
-
-
 def masked_checksum(data: bytes) -> int:
     """Return the checksum of some bytes as record files have it: CRC-32C, rotated and shifted."""
-    value = _crc32c(data)
+    value = crc32c(data)
     return ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -152,16 +127,22 @@ def read_all(path: Path) -> Iterator[bytes]:
     Raises:
         DamagedDataError: if a record is damaged.
     """
-    if is_compressed(path):
-        yield from _read_compressed(path)
-        return
-    places = scan(path)
-    with path.open("rb", buffering=0) as file:
-        for number, (begin, length) in enumerate(places):
-            try:
-                yield read(file.fileno(), int(begin), int(length))
-            except DamagedDataError as error:
-                raise DamagedDataError(f"{path}, record {number}: {error}") from None
+    open_compressed, compression_error = _decompression()
+    number = 0
+    try:
+        with open_compressed(path) if is_compressed(path) else path.open("rb") as file:
+            while head := file.read(_HEAD.size):
+                length = _HEAD.unpack(head)[0] if len(head) == _HEAD.size else 0
+                # The end of the file is not known, but the checksum reveals a damaged length.
+                if problem := _problem(head, 0, length + _TAIL.size):
+                    raise DamagedDataError(problem)
+                content = file.read(length + _TAIL.size)
+                if len(content) < length + _TAIL.size:
+                    raise DamagedDataError("the file ends in its data")
+                yield _checked(content, length)
+                number += 1
+    except (DamagedDataError, EOFError, compression_error, gzip.BadGzipFile) as error:
+        raise DamagedDataError(f"{path}, record {number}: {error}") from None
 
 
 def is_compressed(path: Path) -> bool:
@@ -181,25 +162,6 @@ def _decompression() -> tuple[Callable[[Path], Any], Any]:
     except ImportError:
         return gzip.open, zlib.error
     return igzip.open, isal_zlib.error
-
-
-def _read_compressed(path: Path) -> Iterator[bytes]:
-    open_compressed, compression_error = _decompression()
-    number = 0
-    try:
-        with open_compressed(path) as file:
-            while head := file.read(_HEAD.size):
-                length = _HEAD.unpack(head)[0] if len(head) == _HEAD.size else 0
-                # The file's size is not known, but the checksum reveals a damaged length.
-                if problem := _problem(head, 0, length + _TAIL.size):
-                    raise DamagedDataError(problem)
-                content = file.read(length + _TAIL.size)
-                if len(content) < length + _TAIL.size:
-                    raise DamagedDataError("the file ends in its data")
-                yield _checked(content, length)
-                number += 1
-    except (DamagedDataError, EOFError, compression_error, gzip.BadGzipFile) as error:
-        raise DamagedDataError(f"{path}, record {number}: {error}") from None
 
 
 def write_file(path: Path, data: Iterable[bytes], *, compressed: bool = False) -> None:

@@ -24,7 +24,6 @@ import sys
 import tempfile
 import weakref
 from collections import deque
-from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -195,15 +194,11 @@ def serve() -> None:
 def _work(job: Job[Any, Any], memory: mmap.mmap, connection: Connection) -> None:
     size = int(np.prod(job.shape)) * job.dtype.itemsize
     with contextlib.suppress(EOFError, OSError):
-        for slot, task in _tasks(connection):
+        while True:
+            slot, task = connection.recv()
             try:
                 result = job.run(task, _array(memory, job, slot, size))
             except Exception as error:
                 result = _Failure(error)
             connection.send(result)
     os._exit(0)
-
-
-def _tasks(connection: Connection) -> Iterator[tuple[int, Any]]:
-    while True:
-        yield connection.recv()

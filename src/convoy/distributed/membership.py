@@ -67,7 +67,10 @@ def join() -> None:
         try:
             _initialize(asked)
         except RuntimeError as error:
-            raise ConnectionError(_why_not_joined(asked, str(error))) from error
+            raise ConnectionError(
+                f"Process {asked.index} could not join {asked.count} processes at "
+                f"{asked.coordinator}: {str(error).splitlines()[0]}"
+            ) from error
         _set_collectives_address(asked.address)
         set_place(Place(asked.coordinator, jax.process_count(), jax.process_index(), asked.address))
         check_same("version", {**installed_versions(), "python": platform.python_version()})
@@ -182,10 +185,3 @@ def _check_can_listen(coordinator: str) -> None:
             f"{coordinator} cannot be listened on: {error}. Pass another --port, or end the "
             "program that has it."
         ) from error
-
-
-def _why_not_joined(asked: Place, error: str) -> str:
-    return (
-        f"Process {asked.index} could not join {asked.count} processes at {asked.coordinator}: "
-        f"{error.splitlines()[0]}"
-    )

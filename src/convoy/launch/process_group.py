@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from convoy.checkpoint.preemption import EXIT_STATUS
@@ -206,14 +206,7 @@ class ProcessGroup:
             start_new_session=True,
         )
         member = Member(task, process, time.monotonic())
-        description = {
-            "command": task.command,
-            "environment": task.environment,
-            "folder": str(Path.cwd()),
-            "heartbeat": HEARTBEAT,
-            "cores": task.cores,
-        }
-        member.send(json.dumps(description))
+        member.send(json.dumps(asdict(task) | {"folder": str(Path.cwd()), "heartbeat": HEARTBEAT}))
         reader = threading.Thread(target=self._read, args=(member,), daemon=True)
         reader.start()
         self._readers.append(reader)

@@ -13,7 +13,6 @@ from typing import Any
 
 import convoy
 import keras
-import numpy as np
 from convoy import distributed
 from convoy.checkpoint.preemption import Preempted
 from convoy.progress_bar import Output
@@ -173,14 +172,12 @@ class Application:
             return rows
         if self.given_checkpoints is not None:
             _warn(f"{options.checkpoint_input_dir} has no checkpoint.")
-        weights: list[np.ndarray] | None = None
-        if training is not None:
-            _warn("No checkpoints to evaluate, evaluating final training weights.")
-            weights = [value.numpy() for value in training.model.weights]
-        else:
+        if training is None:
             _warn("No checkpoints and no training: the weights are random.")
-        epoch = float(options.num_epochs) if training is not None else 0.0
-        return [validation.of_weights(weights, epoch, log)]
+            return [validation.of_weights(None, 0.0, log)]
+        _warn("No checkpoints to evaluate, evaluating final training weights.")
+        weights = [value.numpy() for value in training.model.weights]
+        return [validation.of_weights(weights, float(options.num_epochs), log)]
 
     def _summarise(
         self, progress: ProgressCallback | None, rows: list[MetricsRow], seconds: float

@@ -177,7 +177,7 @@ class Options(Configuration, all_flags=True):
 
     augment: bool = True
     flip: Literal["random", "alternating"] = "random"
-    crop_padding: Whole | None = None
+    crop_padding: WholeNotNegative | None = None
     crop_border: Border = "zeros"
     mixup: NotNegative = 0.0
     cutmix: NotNegative = 0.0

@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
@@ -118,35 +118,33 @@ class MetricsFile:
         self.path = path
         self.rows: list[MetricsRow] = []
         self.earlier = read_metrics(path) if resumes and path.is_file() else []
-        self._is_current = not self.earlier
-        if self._is_current:
-            self._rewrite()
+        if not self.earlier:
+            self._write()
 
     def keep(self, count: int) -> None:
         """Take over the first rows of the earlier run, and drop the others."""
         self.rows = self.earlier[:count]
-        self._rewrite()
+        self._write()
 
     def add(self, row: MetricsRow) -> None:
         """Write a row to disk at once, so that it survives if the process is killed."""
         self.rows.append(row)
-        if not self._is_current:
-            self._rewrite()
-            return
-        with self.path.open("a", newline="") as file:
-            _write(file, [row])
+        self._write()
 
-    def _rewrite(self) -> None:
+    def _write(self) -> None:
         with atomic_write(self.path) as unfinished, unfinished.open("w", newline="") as file:
-            csv.writer(file).writerow(_NAMES)
-            _write(file, self.rows)
-        self._is_current = True
+            writer = csv.writer(file)
+            writer.writerow(_NAMES)
+            writer.writerows(asdict(row).values() for row in self.rows)
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def read_metrics(path: Path) -> list[MetricsRow]:
     """Return the rows of a file, up to the first one that is not complete."""
     text = path.read_text()
-    # A row that was being written when the process was killed has no line end.
+    # In files of earlier versions, a row that was being written when the process was killed has no
+    # line end.
     complete = text[: text.rfind("\n") + 1]
     rows = []
     for values in csv.DictReader(io.StringIO(complete, newline="")):
@@ -155,9 +153,3 @@ def read_metrics(path: Path) -> list[MetricsRow]:
         except ValidationError:
             break
     return rows
-
-
-def _write(file: io.TextIOBase, rows: Iterable[MetricsRow]) -> None:
-    csv.writer(file).writerows(asdict(row).values() for row in rows)
-    file.flush()
-    os.fsync(file.fileno())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import numpy as np
@@ -31,7 +30,7 @@ def make_network(options: Options, info: DatasetInfo, micro_batches: int) -> ker
     """
     network = make_model(options.model, info.shape, info.classes)
     replace = norm_replacement(options.norm_layer, micro_batches)
-    inputs, first = _input(options, info), _first_layers(options, info)
+    inputs, first = _first_layers(options, info)
     if replace is None and not first:
         return network
     images = inputs
@@ -56,19 +55,19 @@ def with_views(network: keras.Model, count: int) -> keras.Model:
     return keras.Model(inputs, mean, name=network.name)
 
 
-def _input(options: Options, info: DatasetInfo) -> Any:
-    if options.synthetic_data in ("ipu", "device"):
-        return keras.Input((1,), dtype="uint8", name="number")
-    dtype = "uint8" if options.eight_bit_transfer else None
-    return keras.Input(info.shape, dtype=dtype, name="image")
-
-
-def _first_layers(options: Options, info: DatasetInfo) -> list[layers.Layer]:
+def _first_layers(
+    options: Options, info: DatasetInfo
+) -> tuple[keras.KerasTensor, list[layers.Layer]]:
+    """Return the input of a network, and the layers that turn it into images."""
     first: list[layers.Layer] = []
     if options.synthetic_data in ("ipu", "device"):
+        inputs = keras.Input((1,), dtype="uint8", name="number")
         first.append(SyntheticImages(info.shape, options.eight_bit_transfer, name="synthetic"))
     elif options.eight_bit_transfer:
+        inputs = keras.Input(info.shape, dtype="uint8", name="image")
         first.append(Decompress(name="eight_bit_transfer_decompression_layer"))
+    else:
+        inputs = keras.Input(info.shape, name="image")
     if options.random_erasing:
         # The argument `factor` is the probability for each image.
         first.append(
@@ -77,7 +76,7 @@ def _first_layers(options: Options, info: DatasetInfo) -> list[layers.Layer]:
     if options.accelerator_side_preprocess:
         flip = info.flip and options.augment and options.flip == "random"
         first.append(Preprocess(info.normalisation, flip, name="preprocessing_layer"))
-    return first
+    return inputs, first
 
 
 def recommended_splits(model: keras.Model, stages: int) -> list[str]:

@@ -38,8 +38,9 @@ class RunFolder:
         """Checkpoints of this run, oldest first."""
         self.failures: list[str] = []
         """Messages about files that could not be written."""
-        self._metrics: MetricsFile | None = None
-        self._events: EventFile | None = None
+        self._metrics: MetricsFile
+        self._events: EventFile
+        self._is_open = False
 
     @property
     def recipe(self) -> Path:
@@ -60,7 +61,7 @@ class RunFolder:
 
     @property
     def rows(self) -> list[MetricsRow]:
-        return [] if self._metrics is None else self._metrics.rows
+        return self._metrics.rows
 
     def open(self, recipe: Mapping[str, Any], *, resumes: bool = False) -> None:
         """Create the folder, and write the recipe that repeats the run.
@@ -72,22 +73,20 @@ class RunFolder:
         Raises:
             ValueError: if the folder cannot be created or written to.
         """
+        text = yaml.safe_dump({RUN: dict(recipe)}, sort_keys=False)
+        head = f"# convoy train --config-path {self.recipe} --config {RUN}\n"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._open(recipe, resumes=resumes)
+            with atomic_write(self.recipe) as unfinished:
+                unfinished.write_text(head + text)
+            self._metrics = MetricsFile(self.path / "metrics.csv", resumes=resumes)
+            self._events = EventFile(self.path)
         except OSError as error:
             raise ValueError(
                 f"{self.path} cannot be used for a run: {error.strerror}. Pass an --output-dir "
                 "that can be written."
             ) from error
-
-    def _open(self, recipe: Mapping[str, Any], *, resumes: bool) -> None:
-        text = yaml.safe_dump({RUN: dict(recipe)}, sort_keys=False)
-        head = f"# convoy train --config-path {self.recipe} --config {RUN}\n"
-        with atomic_write(self.recipe) as unfinished:
-            unfinished.write_text(head + text)
-        self._metrics = MetricsFile(self.path / "metrics.csv", resumes=resumes)
-        self._events = EventFile(self.path)
+        self._is_open = True
 
     def restore(self, rows: int, checkpoints: Sequence[str]) -> None:
         """Return to the state of the files at the point from which a run resumes.
@@ -96,8 +95,6 @@ class RunFolder:
             rows: number of metrics rows.
             checkpoints: names of the checkpoints.
         """
-        if self._metrics is None or self._events is None:
-            return
         self._metrics.keep(rows)
         if len(self.rows) < rows:
             self._fail(f"{self._metrics.path} has lost {rows - len(self.rows)} rows of {rows}")
@@ -108,8 +105,6 @@ class RunFolder:
 
     def add(self, row: MetricsRow) -> None:
         """Write a row of metrics to disk at once, so that it survives if the process is killed."""
-        if self._metrics is None or self._events is None:
-            return
         values = {
             name: value
             for name, value in row.scalars.items()
@@ -160,10 +155,10 @@ class RunFolder:
 
     def close(self) -> Path | None:
         """Close the files and plot the curves; return the plot, if matplotlib is installed."""
-        if self._events is None:
+        if not self._is_open:
             return None
+        self._is_open = False
         self._events.close()
-        self._events = None
         return plot_curves(self.rows, self.path / "curves.png") if self.rows else None
 
 

@@ -153,10 +153,10 @@ def _info(options: Options) -> DatasetInfo:
     """Return the description of the dataset, with the preprocessing of the options."""
     info = DATASETS[options.dataset]
     if (padding := options.crop_padding) is not None:
-        if not 0 <= padding < min(info.shape[:2]):
+        if padding >= min(info.shape[:2]):
             raise ValueError(
-                f"--crop-padding {padding}: pass 0 or more, and less than the "
-                f"{min(info.shape[:2])} pixels of an image."
+                f"--crop-padding {padding}: pass less than the {min(info.shape[:2])} pixels of an "
+                "image."
             )
         info = replace(info, crop_padding=padding)
     if options.normalisation is None:

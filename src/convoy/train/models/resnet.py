@@ -39,47 +39,35 @@ def resnet(
     x = layers.ReLU(name="conv1_relu")(x)
     x = layers.ZeroPadding2D(1, name="pool1_pad")(x)
     x = layers.MaxPooling2D(3, 2, name="pool1_pool")(x)
-    make_block = _bottleneck if bottleneck else _vanilla
     for stack, (count, filters) in enumerate(zip(blocks, FILTERS, strict=True), start=2):
         for block in range(1, count + 1):
             stride = 2 if stack > 2 and block == 1 else 1
-            x = make_block(x, filters, stride, block == 1, f"conv{stack}_block{block}")
+            x = _block(x, filters, stride, bottleneck, block == 1, f"conv{stack}_block{block}")
     x = layers.GlobalAveragePooling2D(name="avg_pool")(x)
     x = layers.Dense(classes, activation="softmax", dtype="float32", name="predictions")(x)
     return keras.Model(images, x, name=name)
 
 
-def _vanilla(
-    x: keras.KerasTensor, filters: int, stride: int, widens: bool, name: str
+def _block(
+    x: keras.KerasTensor, filters: int, stride: int, bottleneck: bool, widens: bool, name: str
 ) -> keras.KerasTensor:
-    shortcut = _shortcut(x, filters, stride, name) if widens else x
-    x = _convolution(filters, 3, stride, f"{name}_1")(x)
-    x = _norm(f"{name}_1")(x)
-    x = layers.ReLU(name=f"{name}_1_relu")(x)
-    x = _convolution(filters, 3, 1, f"{name}_2")(x)
-    x = _norm(f"{name}_2")(x)
-    return _join(shortcut, x, name)
-
-
-def _bottleneck(
-    x: keras.KerasTensor, filters: int, stride: int, widens: bool, name: str
-) -> keras.KerasTensor:
-    shortcut = _shortcut(x, 4 * filters, stride, name) if widens else x
-    for part, (kernel, step) in enumerate(((1, 1), (3, stride)), start=1):
-        x = _convolution(filters, kernel, step, f"{name}_{part}")(x)
+    # Filters, kernel size and stride of each convolution.
+    convolutions = [(filters, 3, stride), (filters, 3, 1)]
+    if bottleneck:
+        convolutions = [(filters, 1, 1), (filters, 3, stride), (4 * filters, 1, 1)]
+    *first, (out_filters, kernel, step) = convolutions
+    shortcut = x
+    if widens:
+        shortcut = _convolution(out_filters, 1, stride, f"{name}_0")(x)
+        shortcut = _norm(f"{name}_0")(shortcut)
+    for part, convolution in enumerate(first, start=1):
+        x = _convolution(*convolution, f"{name}_{part}")(x)
         x = _norm(f"{name}_{part}")(x)
         x = layers.ReLU(name=f"{name}_{part}_relu")(x)
-    x = _convolution(4 * filters, 1, 1, f"{name}_3")(x)
-    # A block without a convolution in its shortcut begins as the identity.
-    x = _norm(f"{name}_3", "ones" if widens else "zeros")(x)
-    return _join(shortcut, x, name)
-
-
-def _shortcut(x: keras.KerasTensor, filters: int, stride: int, name: str) -> keras.KerasTensor:
-    return _norm(f"{name}_0")(_convolution(filters, 1, stride, f"{name}_0")(x))
-
-
-def _join(shortcut: keras.KerasTensor, x: keras.KerasTensor, name: str) -> keras.KerasTensor:
+    last = f"{name}_{len(convolutions)}"
+    x = _convolution(out_filters, kernel, step, last)(x)
+    # A bottleneck block without a convolution in its shortcut begins as the identity.
+    x = _norm(last, "zeros" if bottleneck and not widens else "ones")(x)
     x = layers.Add(name=f"{name}_add")([shortcut, x])
     return layers.ReLU(name=f"{name}_out")(x)
 
