@@ -67,7 +67,8 @@ class _Category:
             raise Exception(f"{path} is a category of options. Assign to one of its options.")
         option = self.get_attribute_metadata(name)
         option.check_type(value)
-        option.warn_if_deprecated()
+        if option.deprecated:
+            notice.log.warning(f"{option.name} is deprecated. {option.deprecated_msg}")
         self._values[path] = value
 
     def get_attribute_metadata(self, name: str) -> AttributeMetadata:

@@ -105,7 +105,7 @@ def ignored_options(config: IPUConfig) -> dict[str, bool]:
     changed = {
         option.name: config._values[option.name] != option.default
         for option in OPTIONS
-        if not option.has_effect
+        if not option.doc
     }
     for category in ("convolutions", "matmuls"):
         others = getattr(config, category).poplar_options.items() - {("partialsType", "float")}

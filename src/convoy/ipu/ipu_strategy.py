@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Literal, NoReturn
 
 import convoy
 import jax
 import jax.numpy as jnp
 import keras
+from convoy import AutomaticLossScale
 from convoy.engine.observer import NULL_OBSERVER
 from convoy.engine.step.all_reduce import Reduction
 from convoy.ipu import config, program
@@ -87,11 +89,12 @@ class IPUStrategyV1:
     @contextmanager
     def scope(self) -> Iterator[IPUStrategyV1]:
         """Prepare every `keras.Model` that this thread makes in the block."""
-        prepared: AbstractContextManager[object] = nullcontext()
-        if self._enable_keras_extensions:
-            prepared = self._engine().scope()
-        with bound(_current, self), prepared:
-            yield self
+        with bound(_current, self):
+            if not self._enable_keras_extensions:
+                yield self
+                return
+            with self._engine().scope():
+                yield self
 
     def run(
         self,
@@ -111,13 +114,8 @@ class IPUStrategyV1:
         for leaf in jax.tree.leaves((args, kwargs)):
             if getattr(leaf, "dtype", None) == "float64":
                 raise TypeError("An argument of run() is of type float64. Pass float32.")
-        return program.run(
-            lambda *inputs: fn(*inputs, **(kwargs or {})),
-            args,
-            self.devices,
-            origin=fn,
-            reduction=self.reduction,
-        )
+        function = partial(fn, **(kwargs or {}))
+        return program.run(function, args, self.devices, fn, self.reduction)
 
     def reduce(self, reduce_op: object, value: PyTree, axis: int | None = None) -> PyTree:
         """Return the sum or the mean of a value over replicas, inside a program.
@@ -130,12 +128,10 @@ class IPUStrategyV1:
         Raises:
             ValueError: if the operation is another one.
         """
-        is_sum = ReduceOp.parse(reduce_op) is ReduceOp.SUM
-        if axis is not None:
-            value = jnp.sum(value, axis) if is_sum else jnp.mean(value, axis)
-        if is_sum:
-            return cross_replica_ops.cross_replica_sum(value)
-        return cross_replica_ops.cross_replica_mean(value)
+        own, over_replicas = jnp.mean, cross_replica_ops.cross_replica_mean
+        if ReduceOp.parse(reduce_op) is ReduceOp.SUM:
+            own, over_replicas = jnp.sum, cross_replica_ops.cross_replica_sum
+        return over_replicas(value if axis is None else own(value, axis))
 
     def experimental_run_v2(self, *args: object, **kwargs: object) -> NoReturn:
         raise RuntimeError("experimental_run_v2() was removed. Call run() with the same arguments.")
@@ -163,12 +159,11 @@ class Engine(convoy.Strategy):
         config: IPUConfig,
         devices: tuple[jax.Device, ...],
         reduction: Reduction,
-        loss_scale: convoy.AutomaticLossScale | None = None,
+        loss_scale: AutomaticLossScale | None = None,
     ) -> None:
-        super().__init__(
-            devices=devices, reduction=reduction, loss_scale=loss_scale, **strategy_options(config)
-        )
-        self.config, self.loss_scale = config, loss_scale
+        options = strategy_options(config)
+        super().__init__(devices=devices, reduction=reduction, loss_scale=loss_scale, **options)
+        self.config = config
         self.reduction: Reduction = reduction
 
     def adopt(self, new: keras.Model) -> None:
@@ -179,19 +174,11 @@ class Engine(convoy.Strategy):
         extend(new, self)
 
     def changed(
-        self,
-        *,
-        count: int | None = None,
-        reduction: Reduction | None = None,
-        loss_scale: convoy.AutomaticLossScale | None = None,
+        self, count: int, reduction: Reduction | None, loss_scale: AutomaticLossScale | None
     ) -> Engine:
-        """Return a copy on the first devices, or with other gradient options."""
-        changed = Engine(
-            self.config,
-            self.devices[:count],
-            reduction or self.reduction,
-            loss_scale or self.loss_scale,
-        )
+        """Return a copy on the first devices, with other gradient options."""
+        devices = self.devices[:count]
+        changed = Engine(self.config, devices, reduction or self.reduction, loss_scale)
         if isinstance(self.observer, Recording):
             self.observer.observe(changed)
         return changed

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from convoy.ipu import notice
 from convoy.ipu.enums import (
     DeviceConnectionType,
     MergeRemoteBuffersBehaviour,
@@ -44,10 +43,6 @@ class Option:
         return bool(self.deprecated_msg)
 
     @property
-    def has_effect(self) -> bool:
-        return bool(self.doc)
-
-    @property
     def __doc__(self) -> str:  # type: ignore[override]
         return self.doc or "No effect on these devices."
 
@@ -70,22 +65,17 @@ class Option:
             found += f" of {', '.join(sorted({type(item).__name__ for item in value}))}"
         raise TypeError(f"{self.name} = {value!r} is of type {found}. Assign {expected}.")
 
-    def warn_if_deprecated(self) -> None:
-        """Log what to use instead, if the option is deprecated."""
-        if self.deprecated:
-            notice.log.warning(f"{self.name} is deprecated. {self.deprecated_msg}")
-
 
 _FLOATING_POINT = "floating_point_behaviour"
 _BUFFER = "bytes of gradients per all-reduce; 0 is Convoy's default"
+_GROUP = "synchronised batch normalisation: replicas that share statistics"
+_ROUNDING = "stochastic rounding of 16-bit weights"
 _PARTIALS = "partialsType float: products are always accumulated in float32"
 
 OPTIONS: tuple[Option, ...] = (
     Option("auto_select_ipus", [], "number of devices of each logical device", types=IDS),
     Option("select_ipus", [], "index of the device of each logical device", types=IDS),
-    Option(
-        "allow_recompute", False, "activation checkpointing: pipeline stages keep only their inputs"
-    ),
+    Option("allow_recompute", False, "activation checkpointing of pipeline stages"),
     Option("selection_order", SelectionOrder.AUTO, "the order of a logical device's devices"),
     Option("serialization_output_folder", ""),
     Option("compilation_poplar_options", {}, "autoReport.all and autoReport.directory"),
@@ -99,18 +89,10 @@ OPTIONS: tuple[Option, ...] = (
     Option(f"{_FLOATING_POINT}.div0", False),
     Option(f"{_FLOATING_POINT}.oflo", False),
     Option(f"{_FLOATING_POINT}.nanoo", False),
-    Option(
-        f"{_FLOATING_POINT}.esr",
-        StochasticRoundingBehaviour.OFF,
-        "stochastic rounding of 16-bit weights",
-    ),
+    Option(f"{_FLOATING_POINT}.esr", StochasticRoundingBehaviour.OFF, _ROUNDING),
     Option(f"{_FLOATING_POINT}.set_all", False, "turns esr on"),
     Option("norms.use_stable_statistics", False, "variances are always computed in two passes"),
-    Option(
-        "norms.experimental.distributed_batch_norm_replica_group_size",
-        1,
-        "synchronised batch normalisation: replicas that share statistics",
-    ),
+    Option("norms.experimental.distributed_batch_norm_replica_group_size", 1, _GROUP),
     Option("optimizations.math.fast", False),
     Option("optimizations.math.dot_strength", True),
     Option("optimizations.enable_fast_math", False, deprecated_msg="Use optimizations.math.fast."),
@@ -145,9 +127,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("ipu_model.version", "ipu2"),
     Option("experimental.always_rearrange_copies_on_the_host", False),
     Option("experimental.enable_remote_buffer_embedding", False),
-    Option(
-        "experimental.enable_prng_stability", False, "replicas of a model always round identically"
-    ),
+    Option("experimental.enable_prng_stability", False, "replicas always round identically"),
     Option("experimental.multi_replica_distribution.process_index", 0, "index of this process"),
     Option("experimental.multi_replica_distribution.process_count", 0, "processes: 0 or 1"),
 )

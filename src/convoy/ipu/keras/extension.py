@@ -28,32 +28,12 @@ from convoy.types import Data
 if TYPE_CHECKING:
     from convoy.ipu.ipu_strategy import Engine
 
-_REPLACED = (
-    "compile",
-    "fit",
-    "evaluate",
-    "predict",
-    "set_asynchronous_callbacks",
-    "set_pipelining_options",
-    "set_pipeline_stage_assignment",
-    "get_pipeline_stage_assignment",
-    "reset_pipeline_stage_assignment",
-)
-"""Methods of a model in a strategy's scope that are replaced by those of `Extensions`."""
-
-_ADDED = (
-    "set_gradient_accumulation_options",
-    "print_pipeline_stage_assignment_summary",
-    "set_replication_options",
-    "set_infeed_queue_options",
-    "set_outfeed_queue_options",
-    "save_assets",
-    "load_assets",
-)
-
 
 class Extensions(ModelOptions):
-    """The methods that Graphcore's Keras adds to a model, on top of those of a strategy."""
+    """The methods that Graphcore's Keras adds to a model, on top of those of a strategy.
+
+    Every public method becomes a method of the model, in place of the strategy's own if it has one.
+    """
 
     def __init__(self, model: keras.Model) -> None:
         super().__init__()
@@ -66,17 +46,18 @@ class Extensions(ModelOptions):
         self.loss_scale: convoy.AutomaticLossScale | None = None
         self.compile_arguments: tuple[tuple, dict[str, Any]] | None = None
 
-    def install(self, engine: Engine) -> None:
+    def _install(self, engine: Engine) -> None:
         """Replace the methods that a strategy has just set on the model."""
         self.engine = self.made_under = engine
         self.applied: tuple[Stages | None, Accumulation] | None = None
+        functions = dict(inspect.getmembers(type(self), inspect.isfunction))
+        methods = {name: getattr(self, name) for name in functions if not name.startswith("_")}
         self.native: dict[str, Callable[..., Any]] = {
-            name: getattr(self.model, name) for name in _REPLACED
+            name: getattr(self.model, name) for name in methods if hasattr(self.model, name)
         }
         # Without `setattr`, which Keras would treat as a change of the model's state.
         attributes = vars(self.model)
-        attributes |= {name: getattr(self, name) for name in (*_REPLACED, *_ADDED)}
-        attributes["export_for_ipu_serving"] = partial(export_keras, self.model)
+        attributes |= methods | {"export_for_ipu_serving": partial(export_keras, self.model)}
 
     def set_replication_options(
         self,
@@ -96,16 +77,15 @@ class Extensions(ModelOptions):
 
     def save_assets(self, folder: str) -> None:
         """Write the options; Keras calls this when it saves the model."""
-        self.write(folder, self.pending_stages or self._stages())
+        self._write(folder, self.pending_stages or self._stages())
 
     def load_assets(self, folder: str) -> None:
         """Read the options; Keras calls this when it has loaded the model."""
-        saved = self.read(folder)
+        saved = self._read(folder)
         if saved is not None:
             self.set_replication_options(saved["replicated_metric_reduction_method"])
             self.pending_stages = saved["pipeline_stage_assignment"]
-            if self.model.built:
-                self._assign_stages()
+            self._assign_stages()
 
     # Stages -----------------------------------------------------------------------------------
 
@@ -123,8 +103,7 @@ class Extensions(ModelOptions):
             )
         self.pending_stages = stages
         self.ignores_stage_blocks = False
-        if self.model.built:
-            self._assign_stages()
+        self._assign_stages()
 
     def get_pipeline_stage_assignment(self) -> list[pipeline_stages.Assignment]:
         """Return the stage of each layer, in the order of execution."""
@@ -149,7 +128,7 @@ class Extensions(ModelOptions):
             (print_fn or print)(line)
 
     def _assign_stages(self) -> None:
-        if self.pending_stages is not None:
+        if self.pending_stages is not None and self.model.built:
             self.native["set_pipeline_stage_assignment"](self.pending_stages)
             self.pending_stages = None
 
@@ -171,7 +150,7 @@ class Extensions(ModelOptions):
             optimizer.attach(self.model)
         PreparedModel.of(self.model).gradient_map = options.gradient_map
         if options.accumulation is not None:
-            self.set_accumulation(options.accumulation)
+            self._set_accumulation(options.accumulation)
         if (options.reduction, options.loss_scale) != (self.reduction, self.loss_scale):
             self.reduction, self.loss_scale = options.reduction, options.loss_scale
             self._move(len(self.engine.devices))
@@ -190,11 +169,10 @@ class Extensions(ModelOptions):
         signature = inspect.signature(keras.Model.compile)
         arguments = signature.bind(self.model, optimizer, *args, **kwargs).arguments
         arguments.pop("self")
+        by_replica = partial(counted_by_replica, replicas=replicas, method=method)
         for name in ("metrics", "weighted_metrics"):
             if arguments.get(name) is not None:
-                arguments[name] = keras.tree.map_structure(
-                    lambda metric: counted_by_replica(metric, replicas, method), arguments[name]
-                )
+                arguments[name] = keras.tree.map_structure(by_replica, arguments[name])
         self.native["compile"](**arguments)
         loss = PerReplica(keras.metrics.Mean(name="loss"), replicas, method)
         keras_bridge.set_loss_tracker(self.model, loss)
@@ -205,9 +183,8 @@ class Extensions(ModelOptions):
         `batch_size` is the micro-batch of one replica. `steps_per_epoch` counts the batches of
         all replicas. The data must consist of complete batches, and these of complete executions.
         """
-        arguments, replicas = self._prepare(
-            "fit", ("train_step", "make_train_function"), args, kwargs
-        )
+        unsupported = "train_step", "make_train_function"
+        arguments, replicas = self._prepare("fit", unsupported, args, kwargs)
         count = self._accumulation().count
         self._check_optimizer(count)
         per_replica = steps.steps_per_replica(arguments, replicas)
@@ -259,13 +236,12 @@ class Extensions(ModelOptions):
         own = [n for n in unsupported if getattr(kind, n) is not getattr(keras.Model, n)]
         if own:
             raise RuntimeError(
-                f"{kind.__name__} overrides {own[0]}, which {method}() does not run on an "
-                "IPUStrategy. Make the strategy with enable_keras_extensions=False."
+                f"{kind.__name__} overrides {own[0]}, which {method}() does not run. Make the "
+                "strategy with enable_keras_extensions=False."
             )
         if self._stages() is not None and keras_bridge.overrides_call(model):
             raise RuntimeError(
-                f"{kind.__name__} overrides call(), which is not supported with pipeline stages. "
-                "Put its computation into layers."
+                f"{kind.__name__} overrides call(). Put the computation of stages into layers."
             )
         if model.compiled and model.run_eagerly:
             raise RuntimeError("run_eagerly=True was passed to compile(). Leave it out.")
@@ -285,15 +261,14 @@ class Extensions(ModelOptions):
     def _build(self, x: Data, batch_size: int | None) -> None:
         """Build a model whose stages were assigned before its shapes are known."""
         trace_stages(self.model, x)
-        if self.pending_stages is not None:
-            if not self.model.built:
-                if not hasattr(x, "shape"):
-                    raise ValueError(
-                        f"{self.model.name!r} has stages, but the shape of its input is not known "
-                        "yet. Call model.build(shape) first, or begin it with a keras.Input."
-                    )
-                self.model.build((batch_size, *x.shape[1:]))
-            self._assign_stages()
+        if self.pending_stages is not None and not self.model.built:
+            if not hasattr(x, "shape"):
+                raise ValueError(
+                    f"{self.model.name!r} has stages, but the shape of its input is not known yet. "
+                    "Call model.build(shape) first, or begin it with a keras.Input."
+                )
+            self.model.build((batch_size, *x.shape[1:]))
+        self._assign_stages()
 
     # Options of the engine --------------------------------------------------------------------
 
@@ -303,21 +278,20 @@ class Extensions(ModelOptions):
     def _apply_options(self, *, training: bool) -> int:
         """Set the options of the engine's model, and return the number of replicas."""
         assigned, config = self._stages(), self.engine.config
-        stages = None
+        stages, replicas = None, len(self.engine.devices)
         if assigned is not None:
             last = max(assigned)
             if training:
                 self.pipeline.check(last + 1, config)
             stages = self.pipeline.stages(last, activation_checkpointing=config.allow_recompute)
             replicas = self._fill_devices(stages.devices_per_replica)
-        else:
-            is_in_first = pipeline_stages.is_all_in_the_first_stage(self.model)
-            if is_in_first and not self.ignores_stage_blocks:
-                raise ValueError(
-                    f"All layers of {self.model.name!r} are in PipelineStage(0). Use two stages or "
-                    "more, or call reset_pipeline_stage_assignment() for a model without stages."
-                )
-            replicas = len(self.engine.devices)
+        elif not self.ignores_stage_blocks and pipeline_stages.is_all_in_the_first_stage(
+            self.model
+        ):
+            raise ValueError(
+                f"All layers of {self.model.name!r} are in PipelineStage(0). Use two stages or "
+                "more, or call reset_pipeline_stage_assignment()."
+            )
         options = stages, self._accumulation()
         if options != self.applied:  # setting them again would compile again
             if stages is not None:
@@ -347,10 +321,7 @@ class Extensions(ModelOptions):
     def _move(self, count: int) -> None:
         """Prepare the model for the first devices of its strategy, and the optimizer's options."""
         made_under = self.made_under
-        changed = made_under.changed(
-            count=count, reduction=self.reduction, loss_scale=self.loss_scale
-        )
-        convoy.prepare(self.model, changed)
+        convoy.prepare(self.model, made_under.changed(count, self.reduction, self.loss_scale))
         self.made_under = made_under
 
 
@@ -369,4 +340,4 @@ def extend(model: keras.Model, engine: Engine) -> None:
     """
     state = ExtendedModel.of(model)
     state.extensions = state.extensions or Extensions(model)
-    state.extensions.install(engine)
+    state.extensions._install(engine)

@@ -75,9 +75,9 @@ class ModelOptions:
         dtype = read_dtype("dtype", options.pop("dtype", None))
         ignored = {"use_v2_gradient_accumulation_optimizer": use_v2_gradient_accumulation_optimizer}
         notice.no_effect(where, options | ignored)
-        self.set_accumulation(Accumulation(count or self.accumulation.count, method, dtype))
+        self._set_accumulation(Accumulation(count or self.accumulation.count, method, dtype))
 
-    def set_accumulation(self, accumulation: Accumulation) -> None:
+    def _set_accumulation(self, accumulation: Accumulation) -> None:
         """Set gradient accumulation; the reduction is shared with the pipeline options."""
         self.accumulation = accumulation
         self.pipeline = replace(self.pipeline, method=accumulation.method)
@@ -136,7 +136,7 @@ class ModelOptions:
         known = ("buffer_depth", "optimise_latency")
         self.outfeed_options = _queue_options("set_outfeed_queue_options", kwargs, known)
 
-    def write(self, folder: str | Path, stages: list[int] | None) -> None:
+    def _write(self, folder: str | Path, stages: list[int] | None) -> None:
         """Write the options and the stage of each layer into the folder of a saved model."""
         pipeline = self.pipeline
         saved = {key: getattr(self, name) for key, name in _SAVED.items()} | {
@@ -160,7 +160,7 @@ class ModelOptions:
                     "saved. Call it again after loading."
                 )
 
-    def read(self, folder: str | Path) -> Json | None:
+    def _read(self, folder: str | Path) -> Json | None:
         """Set the options that were written, and return them; a file of stock Keras has none."""
         file = Path(folder) / FILE
         if not file.is_file():
