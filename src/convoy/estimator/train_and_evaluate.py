@@ -46,9 +46,7 @@ def train_and_evaluate(
     """
     evaluation = _EvaluationHook(eval_spec)
     estimator.train(
-        train_spec.input_fn,
-        hooks=[*train_spec.hooks, evaluation],
-        max_steps=train_spec.max_steps,
+        train_spec.input_fn, hooks=[*train_spec.hooks, evaluation], max_steps=train_spec.max_steps
     )
     return evaluation.results
 

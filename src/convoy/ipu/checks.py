@@ -24,12 +24,7 @@ def in_range(name: str, value: int | None, low: int, high: int | None = None) ->
 
 
 def multiple(
-    name: str,
-    value: int,
-    of: str,
-    unit: int,
-    reason: str = "",
-    error: type[Exception] = ValueError,
+    name: str, value: int, of: str, unit: int, reason: str = "", error: type[Exception] = ValueError
 ) -> None:
     """Raise an error if a number is not a multiple of another."""
     if value % unit:

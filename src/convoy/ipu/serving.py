@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +62,15 @@ def export_keras(
         raise ValueError(
             f"The shape of the input of {model.name!r} is not known. Begin it with a keras.Input."
         )
-    return _Export(
+    network, size = _network(
+        model.name,
         lambda *inputs: model(inputs[0] if len(inputs) == 1 else list(inputs)),
         list(model.inputs),
-        model.name,
         (preprocessing_step, preprocessing_step_signature),
         (postprocessing_step, postprocessing_step_signature),
-    ).write(export_dir, batch_size, output_names, purge_export_dir)
+        batch_size,
+    )
+    return _write(network, size, export_dir, output_names, purge_export_dir)
 
 
 def export_single_step(
@@ -111,13 +112,14 @@ def export_single_step(
             raise ValueError("Both predict_step_signature and input_dataset were passed.")
         predict_step_signature = as_list(next(iter(input_dataset)))
     word = getattr(predict_step, "__name__", "")
-    return _Export(
+    network, size = _network(
+        word if word.isidentifier() else "predict_step",
         predict_step,
         _signature("predict_step", predict_step, predict_step_signature),
-        word if word.isidentifier() else "predict_step",
         (preprocessing_step, preprocessing_step_signature),
         (postprocessing_step, postprocessing_step_signature),
-    ).write(export_dir, None, output_names, purge_export_dir)
+    )
+    return _write(network, size, export_dir, output_names, purge_export_dir)
 
 
 def export_pipeline(
@@ -170,87 +172,90 @@ def export_pipeline(
     )
 
 
-@dataclass(frozen=True)
-class _Export:
-    """The computation between a request and its response.
+def _network(
+    name: str,
+    compute: Step,
+    specs: list[Any],
+    before: tuple[Step | None, Specs | None],
+    after: tuple[Step | None, Specs | None],
+    batch_size: int | None = None,
+) -> tuple[keras.Model, int]:
+    """Return the computation between a request and its response, and its batch size.
 
-    Attributes:
+    Args:
+        name: name of the model.
         compute: the model, or a function.
         specs: shapes and dtypes of its arguments.
-        name: name of the model.
         before: the preprocessing step and its signature; the step may be `None`.
         after: the postprocessing step and its signature; the step may be `None`.
+        batch_size: batch size; not required if a shape has it.
     """
-
-    compute: Step
-    specs: list[Any]
-    name: str
-    before: tuple[Step | None, Specs | None]
-    after: tuple[Step | None, Specs | None]
-
-    def write(
-        self,
-        export_dir: str | Path,
-        batch_size: int | None,
-        output_names: Sequence[str] | str | None,
-        purge: bool,
-    ) -> Predict:
-        """Write a version, and return a function that runs it."""
-        folder = Path(export_dir)
-        network, size = self._network(batch_size)
-        if folder.exists() and not purge and (folder.is_file() or any(folder.iterdir())):
-            raise ValueError(
-                f"export_dir={str(folder)!r} is not empty. Pass another, or purge_export_dir=True."
-            )
-        if purge:
-            shutil.rmtree(folder, ignore_errors=True)
-        base, version = folder, 1
-        if folder.name.isdecimal():
-            if folder.is_dir():
-                folder.rmdir()  # it is empty; the version is renamed to it when it is complete
-            base, version = folder.parent, int(folder.name)
-        names = [output_names] if isinstance(output_names, str) else output_names
-        path = convoy.export(network, base, version=version, batch_sizes=[size], output_names=names)
-        return _caller(Servable(path))
-
-    def _network(self, batch_size: int | None) -> tuple[keras.Model, int]:
-        """Return the whole computation as a model, and its batch size."""
-        before, after = self.before[0], self.after[0]
-        specs = self.specs
-        if before is not None:
-            specs = _signature("preprocessing_step", before, self.before[1])
-        size = self._batch_size(batch_size, [*self.specs, *specs])
-        inputs = [
-            keras.Input(
-                tuple(spec.shape)[1:],
-                dtype=keras.backend.standardize_dtype(spec.dtype),
-                name=_input_name(spec, number),
-            )
-            for number, spec in enumerate(specs)
-        ]
-        outputs = self.compute(*(inputs if before is None else _values(before(*inputs))))
-        if after is not None:
-            values = _values(outputs)
-            _check_outputs(_signature("postprocessing_step", after, self.after[1]), values)
-            outputs = after(*values)
-        return keras.Model(inputs[0] if len(inputs) == 1 else inputs, outputs, name=self.name), size
-
-    def _batch_size(self, batch_size: int | None, specs: list[Any]) -> int:
-        """Return the batch size, which must be the same wherever it is given."""
-        if batch_size is not None:
-            checks.positive_int("batch_size", batch_size, "a number of samples")
-        sizes = [batch_size, *(spec.shape[0] for spec in specs if spec.shape)]
-        given = {int(size) for size in sizes if size is not None}
-        if not given:
-            raise ValueError(f"The batch size of {self.name!r} is not known. Pass batch_size.")
-        if len(given) > 1:
-            raise ValueError(
-                f"The batch size of {self.name!r} is given as {sorted(given)}. Pass one."
-            )
-        return given.pop()
+    preprocess, postprocess = before[0], after[0]
+    given = specs if preprocess is None else _signature("preprocessing_step", *before)
+    size = _batch_size(name, batch_size, [*specs, *given])
+    inputs = [
+        keras.Input(
+            tuple(spec.shape)[1:],
+            dtype=keras.backend.standardize_dtype(spec.dtype),
+            name=_input_name(spec, number),
+        )
+        for number, spec in enumerate(given)
+    ]
+    outputs = compute(*(inputs if preprocess is None else _values(preprocess(*inputs))))
+    if postprocess is not None:
+        values = _values(outputs)
+        _check_outputs(_signature("postprocessing_step", *after), values)
+        outputs = postprocess(*values)
+    return keras.Model(inputs[0] if len(inputs) == 1 else inputs, outputs, name=name), size
 
 
-def _signature(name: str, step: Step, signature: Specs | None) -> list[Any]:
+def _batch_size(name: str, batch_size: int | None, specs: list[Any]) -> int:
+    """Return the batch size, which must be the same wherever it is given."""
+    if batch_size is not None:
+        checks.positive_int("batch_size", batch_size, "a number of samples")
+    sizes = [batch_size, *(spec.shape[0] for spec in specs if spec.shape)]
+    given = {int(size) for size in sizes if size is not None}
+    if not given:
+        raise ValueError(f"The batch size of {name!r} is not known. Pass batch_size.")
+    if len(given) > 1:
+        raise ValueError(f"The batch size of {name!r} is given as {sorted(given)}. Pass one.")
+    return given.pop()
+
+
+def _write(
+    network: keras.Model,
+    batch_size: int,
+    export_dir: str | Path,
+    output_names: Sequence[str] | str | None,
+    purge: bool,
+) -> Predict:
+    """Write a version of a model, and return a function that runs it."""
+    folder = Path(export_dir)
+    if folder.exists() and not purge and (folder.is_file() or any(folder.iterdir())):
+        raise ValueError(
+            f"export_dir={str(folder)!r} is not empty. Pass another, or purge_export_dir=True."
+        )
+    if purge:
+        shutil.rmtree(folder, ignore_errors=True)
+    base, version = folder, 1
+    if folder.name.isdecimal():
+        if folder.is_dir():
+            folder.rmdir()  # it is empty; the version is renamed to it when it is complete
+        base, version = folder.parent, int(folder.name)
+    names = [output_names] if isinstance(output_names, str) else output_names
+    sizes = [batch_size]
+    path = convoy.export(network, base, version=version, batch_sizes=sizes, output_names=names)
+    servable = Servable(path)
+    inputs = servable.signature.inputs
+
+    def predict(*arrays: Any, **named: Any) -> dict[str, np.ndarray]:
+        given = dict(zip([tensor.name for tensor in inputs], arrays, strict=False)) | named
+        return servable.run({t.name: np.asarray(given[t.name], t.numpy_dtype) for t in inputs})
+
+    return predict
+
+
+def _signature(name: str, step: Step | None, signature: Specs | None) -> list[Any]:
     """Return the signature of a step; that of a postprocessing step may be left out."""
     if signature is None:
         signature = getattr(step, "input_signature", None) or getattr(step, "inputs", None)
@@ -278,16 +283,6 @@ def _check_outputs(expected: list[Any], found: list[Any]) -> None:
             f"postprocessing_step_signature has the shapes {shapes}, but the outputs have "
             f"{found_shapes}."
         )
-
-
-def _caller(servable: Servable) -> Predict:
-    inputs = servable.signature.inputs
-
-    def predict(*arrays: Any, **named: Any) -> dict[str, np.ndarray]:
-        given = dict(zip([tensor.name for tensor in inputs], arrays, strict=False)) | named
-        return servable.run({t.name: np.asarray(given[t.name], t.numpy_dtype) for t in inputs})
-
-    return predict
 
 
 def _values(outputs: Any) -> list[Any]:

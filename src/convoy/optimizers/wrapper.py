@@ -45,9 +45,7 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
         super().build(variables)
 
     def apply(
-        self,
-        grads: Sequence[Tensor],
-        trainable_variables: Sequence[keras.Variable] | None = None,
+        self, grads: Sequence[Tensor], trainable_variables: Sequence[keras.Variable] | None = None
     ) -> None:
         """Update the weights."""
         if not self.built:
@@ -79,10 +77,7 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
         self.optimizer.finalize_variable_values(var_list)
 
     def get_config(self) -> Json:
-        return {
-            "optimizer": keras.saving.serialize_keras_object(self.optimizer),
-            "name": self.name,
-        }
+        return {"optimizer": keras.saving.serialize_keras_object(self.optimizer), "name": self.name}
 
     @classmethod
     def from_config(cls, config: Json, custom_objects: Json | None = None) -> Self:

@@ -60,8 +60,7 @@ class Extensions(ModelOptions):
         attributes |= methods | {"export_for_ipu_serving": partial(export_keras, self.model)}
 
     def set_replication_options(
-        self,
-        replicated_metric_reduction_method: str | ReplicatedMetricReductionMethod = "NONE",
+        self, replicated_metric_reduction_method: str | ReplicatedMetricReductionMethod = "NONE"
     ) -> None:
         """Set how metrics and losses of replicas are reported, for models without stages.
 

@@ -8,10 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from convoy.ipu import checks, notice
-from convoy.ipu.enums import (
-    GradientAccumulationReductionMethod,
-    ReplicatedMetricReductionMethod,
-)
+from convoy.ipu.enums import GradientAccumulationReductionMethod, ReplicatedMetricReductionMethod
 from convoy.ipu.gradient_accumulation import Accumulation, check_offload, read_dtype
 from convoy.ipu.pipelining import options as pipeline_options
 from convoy.ipu.pipelining.options import PipelineOptions

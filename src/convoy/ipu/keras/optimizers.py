@@ -18,11 +18,7 @@ from convoy.ipu.optimizers import (
     Optimizer,
 )
 
-__all__ = [
-    "ALSGradientAccumulationOptimizer",
-    "ALSOptimizer",
-    "GradientAccumulationOptimizer",
-]
+__all__ = ["ALSGradientAccumulationOptimizer", "ALSOptimizer", "GradientAccumulationOptimizer"]
 
 
 class GradientAccumulationOptimizer(GradientAccumulationOptimizerV2):

@@ -25,10 +25,7 @@ class PerReplica(keras.metrics.Metric):
     """
 
     def __init__(
-        self,
-        metric: keras.metrics.Metric,
-        replicas: int,
-        method: ReplicatedMetricReductionMethod,
+        self, metric: keras.metrics.Metric, replicas: int, method: ReplicatedMetricReductionMethod
     ) -> None:
         super().__init__(name=metric.name, dtype=metric.dtype)
         others = [type(metric).from_config(metric.get_config()) for _ in range(replicas - 1)]

@@ -70,12 +70,7 @@ _WITHOUT_EFFECT = (
     "accumulate_outfeed_dtype",
     "name",
 )
-NAMES = (
-    "pipeline_schedule",
-    "recomputation_mode",
-    "gradient_accumulation_dtype",
-    *_WITHOUT_EFFECT,
-)
+NAMES = ("pipeline_schedule", "recomputation_mode", "gradient_accumulation_dtype", *_WITHOUT_EFFECT)
 """The keyword arguments that `read` takes."""
 
 Member = TypeVar("Member", PipelineSchedule, RecomputationMode)
