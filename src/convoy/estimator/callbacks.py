@@ -1,7 +1,5 @@
 """Keras callbacks that run the hooks of an estimator and write its checkpoints."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import keras

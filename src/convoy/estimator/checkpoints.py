@@ -1,7 +1,5 @@
 """Checkpoints of estimators: weights, optimizer state and the global step."""
 
-from __future__ import annotations
-
 import re
 import time
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Estimators whose model function builds a network in one piece."""
 
-from __future__ import annotations
-
 import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Input data of estimators: what an input function returns, as batches with named arrays."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterator

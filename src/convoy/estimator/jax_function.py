@@ -1,7 +1,5 @@
 """JAX functions inside a graph of Keras layers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import wraps
 from typing import TypeGuard

@@ -1,7 +1,5 @@
 """The Keras model of an estimator, built from what a model function returned."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Estimators whose model function builds a network in pipeline stages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import convoy

@@ -1,7 +1,5 @@
 """The run configuration of an estimator."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Return values of model functions: estimator specs, and what a network is built from."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """Training with an evaluation of every checkpoint."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

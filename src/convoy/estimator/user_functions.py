@@ -1,7 +1,5 @@
 """Calls of user functions, which receive only the arguments that they name."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Graphcore's names, for code that is being ported: `from convoy import ipu`."""
 
-from __future__ import annotations
-
 import sys
 
 from convoy.ipu import (

@@ -1,7 +1,5 @@
 """Checks of arguments that several functions and classes share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 INSIDE_OF_UPDATE = ", so a device call would end inside of a weight update"

@@ -1,7 +1,5 @@
 """Context variables that are set for a block."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar

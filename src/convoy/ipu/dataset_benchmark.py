@@ -1,7 +1,5 @@
 """Benchmarks of input data, without a program that reads it."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import time

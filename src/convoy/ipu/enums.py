@@ -1,7 +1,5 @@
 """Enumerations of option values, with the numbers under which they are saved."""
 
-from __future__ import annotations
-
 from enum import Enum, IntEnum
 from typing import Self
 

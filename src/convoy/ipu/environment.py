@@ -1,7 +1,5 @@
 """The environment variables `TF_POPLAR_FLAGS` and `POPLAR_ENGINE_OPTIONS`."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import os

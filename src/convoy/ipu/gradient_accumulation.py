@@ -1,7 +1,5 @@
 """Gradient accumulation: micro-batches per weight update, and how their gradients are reduced."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

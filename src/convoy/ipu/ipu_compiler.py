@@ -1,7 +1,5 @@
 """Compilation of functions into device programs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from convoy.ipu import config, program, scopes

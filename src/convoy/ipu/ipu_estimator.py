@@ -1,7 +1,5 @@
 """`IPUEstimator`: an estimator on the configured devices."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

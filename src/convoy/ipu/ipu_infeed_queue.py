@@ -1,7 +1,5 @@
 """Queues of data that a program takes from the host."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import NoReturn
 

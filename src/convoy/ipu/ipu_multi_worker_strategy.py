@@ -1,7 +1,5 @@
 """A strategy that Graphcore removed."""
 
-from __future__ import annotations
-
 from typing import NoReturn
 
 

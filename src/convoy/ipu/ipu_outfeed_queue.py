@@ -1,7 +1,5 @@
 """Queues of results that a program passes to the host."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from enum import Enum
 

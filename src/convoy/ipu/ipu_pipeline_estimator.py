@@ -1,7 +1,5 @@
 """`IPUPipelineEstimator`: an estimator whose network is in pipeline stages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

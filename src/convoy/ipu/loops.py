@@ -1,7 +1,5 @@
 """Loops inside a program."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Errors for names of Graphcore's module that are not available here, with their replacement."""
 
-from __future__ import annotations
-
 import difflib
 import sys
 from functools import partial

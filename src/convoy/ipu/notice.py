@@ -1,7 +1,5 @@
 """Log messages about options that are ignored, each logged once per process."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """The options of `IPUConfig`: name, default, type, and effect on these devices."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

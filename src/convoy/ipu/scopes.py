@@ -1,7 +1,5 @@
 """Context managers that select devices, and others that have no effect."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar

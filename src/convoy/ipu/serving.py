@@ -1,7 +1,5 @@
 """Export of models and functions for `convoy serve`."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Utilities, and the names of `convoy.ipu.config`."""
 
-from __future__ import annotations
-
 import keras
 from convoy.ipu import config
 from convoy.ipu.config import *  # noqa: F403

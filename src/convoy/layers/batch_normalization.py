@@ -1,7 +1,5 @@
 """Batch normalisation with statistics by weight update instead of by micro-batch."""
 
-from __future__ import annotations
-
 import keras
 from convoy.types import Json, Tensor
 from keras import layers, ops

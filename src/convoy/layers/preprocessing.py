@@ -1,7 +1,5 @@
 """Preprocessing layers: they turn what is moved to the device into the input of a network."""
 
-from __future__ import annotations
-
 import keras
 from convoy.data.augment import normalise_by
 from convoy.data.catalog import SYNTHETIC_DEVIATION, SYNTHETIC_MEAN, Normalisation

@@ -1,7 +1,5 @@
 """Test-time augmentation: several views of each image, and the average of their predictions."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 from convoy.types import Json, Tensor

@@ -1,7 +1,5 @@
 """LARS: stochastic gradient descent with a step size for each layer, relative to its weights."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Lookahead: weights that are pulled back to their moving average every few updates."""
 
-from __future__ import annotations
-
 import keras
 from convoy.optimizers.wrapper import OptimizerWrapper
 from convoy.types import Json, Tensor

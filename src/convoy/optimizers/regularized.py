@@ -1,7 +1,5 @@
 """L2 regularisation, weight decay and adaptive gradient clipping for any optimizer."""
 
-from __future__ import annotations
-
 import keras
 from convoy.optimizers.wrapper import OptimizerWrapper
 from convoy.types import Json, Tensor

@@ -1,7 +1,5 @@
 """The base class of optimizers that wrap another optimizer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Self
 

@@ -1,7 +1,5 @@
 """Collectives over the processes of a run, outside of programs."""
 
-from __future__ import annotations
-
 import numpy as np
 from convoy import distributed
 from convoy.ipu.enums import ReduceOp

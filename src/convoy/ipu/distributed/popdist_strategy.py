@@ -1,7 +1,5 @@
 """`PopDistStrategy`: averages gradients over the replicas of all processes."""
 
-from __future__ import annotations
-
 from convoy import distributed
 from convoy.ipu.config import IPUConfig
 from convoy.ipu.ipu_strategy import IPUStrategyV1

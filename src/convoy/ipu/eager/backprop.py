@@ -1,7 +1,5 @@
 """Differentiation that also returns captured gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Self
 

@@ -1,7 +1,5 @@
 """Wrapper layers that capture gradients for automatic loss scaling."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

@@ -1,7 +1,5 @@
 """Options of a model that Graphcore's methods set, and the file that saves them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

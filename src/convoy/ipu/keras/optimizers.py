@@ -1,7 +1,5 @@
 """Optimizers for Keras models: gradient accumulation and automatic loss scaling."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

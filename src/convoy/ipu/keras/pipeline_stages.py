@@ -1,7 +1,5 @@
 """Pipeline stages of layers: `PipelineStage`, and the assignment as objects and as numbers."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field

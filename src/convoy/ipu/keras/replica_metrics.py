@@ -1,7 +1,5 @@
 """Metrics that each replica computes for its own data."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import keras

@@ -1,7 +1,5 @@
 """Steps per epoch and execution, by the rules of Graphcore's software."""
 
-from __future__ import annotations
-
 import math
 
 import jax

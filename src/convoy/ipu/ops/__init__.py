@@ -1,7 +1,5 @@
 """Graphcore's operations."""
 
-from __future__ import annotations
-
 from convoy.ipu.ops import (
     all_to_all_op,
     cross_replica_ops,

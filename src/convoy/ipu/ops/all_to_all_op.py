@@ -1,7 +1,5 @@
 """All-to-all and all-gather over replicas."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from convoy import cross_replica

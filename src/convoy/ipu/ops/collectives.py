@@ -1,7 +1,5 @@
 """Common parts of the collective operations over replicas."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar

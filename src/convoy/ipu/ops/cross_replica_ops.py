@@ -1,7 +1,5 @@
 """Sums and means over replicas, for layers, losses and programs."""
 
-from __future__ import annotations
-
 import jax
 from convoy import cross_replica
 from convoy.engine.data.placement import AXIS

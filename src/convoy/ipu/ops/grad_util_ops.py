@@ -1,7 +1,5 @@
 """Capture of the gradients of tensors in the backward pass."""
 
-from __future__ import annotations
-
 import jax
 from convoy.engine.step.gradients import captured
 from convoy.types import PyTree

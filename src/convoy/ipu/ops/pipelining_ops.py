@@ -1,7 +1,5 @@
 """Pipelines of functions, and their options."""
 
-from __future__ import annotations
-
 from convoy.ipu import notice
 from convoy.ipu.enums import PipelineSchedule, RecomputationMode
 from convoy.ipu.pipelining.op import pipeline

@@ -1,7 +1,5 @@
 """Random operations."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import jax

@@ -1,7 +1,5 @@
 """Reduce-scatter over replicas."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax

@@ -1,7 +1,5 @@
 """The index of the current replica."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from convoy import cross_replica

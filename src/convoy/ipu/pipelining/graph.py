@@ -4,8 +4,6 @@ The inputs of the graph have one row per micro-batch, and a row holds the comple
 stages receive the elements of the infeed as they are, with a batch axis or without.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The Keras model of a pipeline, and its execution."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping

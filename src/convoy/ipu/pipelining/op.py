@@ -1,7 +1,5 @@
 """`pipeline`: functions as pipeline stages, each on its own device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

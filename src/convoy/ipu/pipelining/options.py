@@ -4,8 +4,6 @@ Graphcore's names for schedules: Grouped is GPipe, Interleaved is 1F1B, and Sequ
 micro-batch at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """Outputs that a pipeline puts into its outfeed queue."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

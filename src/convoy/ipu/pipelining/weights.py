@@ -5,8 +5,6 @@ networks that they have built are kept with them: with the functions of the stag
 function that makes the stages each time, if `ipu_compiler.compile` or a strategy runs it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 from types import CodeType, FunctionType
 from typing import Any
