@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
 from convoy.cpu import library
-from convoy.report.hlo import Instruction, Program
+from convoy.report.hlo import Instruction, Instructions, Program, by_name
 from convoy.report.layer_names import find_layer
 from convoy.report.operation_costs import convolution_flops, kernel_description, window_size
 
@@ -23,27 +22,17 @@ def convolutions(program: Program) -> list[dict[str, Any]]:
     result, its floating-point operations, and the number of runs per step.
     """
     found = []
-    for computation, times in program.walk():
-        shapes = {i.name: i for i in program.computations.get(computation, ())}
-        for instruction in shapes.values():
-            for one, names in _within(program, instruction, shapes):
-                found.append(_describe(one, names) | {"count": times})
+    for instruction, shapes, times in program.executed():
+        candidates = {instruction.name: instruction}
+        if instruction.opcode == "fusion":
+            candidates = shapes = by_name(program.called_by(instruction))
+        for one in candidates.values():
+            if one.opcode == "convolution" or one.target in _TARGETS:
+                found.append(_describe(one, shapes) | {"count": times})
     return found
 
 
-def _within(
-    program: Program, instruction: Instruction, shapes: dict[str, Instruction]
-) -> list[tuple[Instruction, dict[str, Instruction]]]:
-    """Return an instruction that is a convolution, or the convolutions inside a fusion."""
-    if instruction.opcode == "convolution" or instruction.target in _TARGETS:
-        return [(instruction, shapes)]
-    if instruction.opcode != "fusion":
-        return []
-    inside = {i.name: i for name in instruction.called for i in program.computations.get(name, ())}
-    return [(i, inside) for i in inside.values() if i.opcode == "convolution"]
-
-
-def _describe(instruction: Instruction, shapes: dict[str, Instruction]) -> dict[str, Any]:
+def _describe(instruction: Instruction, shapes: Instructions) -> dict[str, Any]:
     layer, part = find_layer(instruction.path, trains=True)
     operands = [shapes[name] for name in instruction.operands[:2] if name in shapes]
     numbers = kernel_description(instruction)
@@ -69,7 +58,7 @@ def _describe(instruction: Instruction, shapes: dict[str, Instruction]) -> dict[
 def _implementation(instruction: Instruction, numbers: list[int]) -> str:
     """Return the name of the kernel that oneDNN selects for a convolution."""
     kernels = library.find()
-    found = re.search(r"threads = (\d+) : i64", instruction.attributes)
-    if kernels is None or found is None:
+    threads = instruction.attribute(r"threads = (\d+) : i64")
+    if kernels is None or not threads:
         return ""
-    return kernels.implementation(np.array(numbers, np.int64), int(found[1])) or ""
+    return kernels.implementation(np.array(numbers, np.int64), int(threads)) or ""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 from convoy.report.files import LISTS
@@ -52,14 +54,17 @@ class EventLog:
             total["count"] += 1
             self._add_timed("spans", [kind, self._round(begin), self._round(end)])
 
+    @contextlib.contextmanager
+    def timed(self, kind: str) -> Iterator[None]:
+        """Add the span of host time of the block, also if it fails."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.span(kind, begin, time.perf_counter())
+
     def call(
-        self,
-        mode: str,
-        program: int | None,
-        begin: float,
-        end: float,
-        steps: int,
-        samples: int,
+        self, mode: str, program: int | None, begin: float, end: float, steps: int, samples: int
     ) -> None:
         """Add a device call."""
         with self._lock:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -14,8 +14,11 @@ _HEAD = re.compile(r"^(ENTRY )?%(\S+) \(")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%(\S+) = ")
 _CALLED = re.compile(r"\b(?:calls|to_apply|body|condition)=%([^\s,}]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-_NAME = re.compile(r'op_name="([^"]*)"')
+
+ALIASES = {
+    "bitcast", "call", "conditional", "get-tuple-element", "opt-barrier", "tuple", "while",
+}  # fmt: skip
+"""Instructions whose results alias their operands."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +71,16 @@ class Instruction:
     @cached_property
     def path(self) -> str:
         """JAX's nested names of its origin, separated by slashes."""
-        found = _NAME.search(self.attributes)
-        return found[1] if found else ""
+        return self.attribute(r'op_name="([^"]*)"')
 
     @property
     def target(self) -> str:
         """The target of a custom call."""
-        found = re.search(r'custom_call_target="([^"]*)"', self.attributes)
+        return self.attribute(r'custom_call_target="([^"]*)"')
+
+    def attribute(self, pattern: str) -> str:
+        """Return the part of the attributes that the group of a pattern matches, if any."""
+        found = re.search(pattern, self.attributes)
         return found[1] if found else ""
 
     @property
@@ -88,8 +94,15 @@ class Instruction:
     @property
     def trips(self) -> int:
         """The number of iterations of a loop; 1 if it is unknown at compile time."""
-        found = _TRIPS.search(self.attributes)
-        return int(found[1]) if found else 1
+        return int(self.attribute(r'"known_trip_count":\{"n":"(\d+)"\}') or 1)
+
+
+Instructions = dict[str, Instruction]
+"""Instructions by name."""
+
+
+def by_name(instructions: Iterable[Instruction]) -> Instructions:
+    return {instruction.name: instruction for instruction in instructions}
 
 
 @dataclass(frozen=True)
@@ -114,6 +127,17 @@ class Program:
             elif current is not None and (found := _INSTRUCTION.match(line)):
                 current.append(_instruction(found, line[found.end() :]))
         return cls(computations, entry)
+
+    def called_by(self, instruction: Instruction) -> list[Instruction]:
+        """Return the instructions of the computations that an instruction calls."""
+        return [i for name in instruction.called for i in self.computations.get(name, ())]
+
+    def executed(self) -> Iterator[tuple[Instruction, Instructions, int]]:
+        """Yield each instruction that runs on its own, those beside it, and its number of runs."""
+        for computation, times in self.walk():
+            beside = by_name(self.computations.get(computation, ()))
+            for instruction in beside.values():
+                yield instruction, beside, times
 
     def walk(self, computation: str | None = None, times: int = 1) -> Iterator[tuple[str, int]]:
         """Yield the computations that run on their own, and the number of their runs.

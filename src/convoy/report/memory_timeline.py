@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from convoy.report.hlo import Instruction, Program
+from convoy.report.hlo import ALIASES, Instruction, Program, by_name
 from convoy.report.layer_names import find_layer
+from convoy.types import Json
 
-# Their results alias their operands.
-_ALIASES = {"bitcast", "get-tuple-element", "tuple", "while", "opt-barrier", "conditional", "call"}
 # Their result may reuse the buffer of an operand that is not read afterwards.
 _IN_PLACE = {"fusion", "copy", "add", "multiply", "subtract", "dynamic-update-slice", "scatter"}
 # Not if each element of the result depends on several elements of the operand.
@@ -31,38 +30,35 @@ def by_kind(analysis: Any) -> dict[str, int]:
     return found
 
 
-class MemoryTimeline:
-    """The bytes of temporary arrays after each operation.
+def memory_timeline(program: Program, *, trains: bool) -> Json:
+    """Return the bytes of temporary arrays after each operation, and the arrays at the peak.
 
-    It follows XLA's schedule through the computation with the highest peak, usually the body of the
-    device loop. Arguments and results exist all the time, and are not included.
+    The timeline follows XLA's schedule through the computation with the highest peak, usually the
+    body of the device loop. Arguments and results exist all the time, and are not included.
     """
-
-    def __init__(self, program: Program, *, trains: bool) -> None:
-        self.trains = trains
-        names = {name for name, _ in program.walk()}
-        timelines = [_simulate(program, name) for name in sorted(names)]
-        self.points, self.instructions, self.live = max(
-            timelines, key=lambda timeline: max(timeline[0], default=0), default=([], [], [])
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the downsampled timeline, and the arrays at its peak."""
-        if not self.points:
-            return {"points": [], "peak": 0, "at_peak": []}
-        top = max(range(len(self.points)), key=self.points.__getitem__)
-        rows = []
-        for place in _downsampled(self.points):
-            layer, part = find_layer(self.instructions[place].path, trains=self.trains)
-            operation = _operation(self.instructions[place])
-            rows.append([place, self.points[place], layer, part, operation])
-        at_peak = sorted(self.live[top], key=lambda i: -i.bytes)[:MAX_ARRAYS]
-        return {
-            "operations": len(self.points),
-            "points": rows,
-            "peak": self.points[top],
-            "at_peak": [_named(i, trains=self.trains) for i in at_peak],
-        }
+    names = {name for name, _ in program.walk()}
+    timelines = [_simulate(program, name) for name in sorted(names)]
+    points, instructions, live = max(
+        timelines, key=lambda timeline: max(timeline[0], default=0), default=([], [], [])
+    )
+    if not points:
+        return {"points": [], "peak": 0, "at_peak": []}
+    top = max(range(len(points)), key=points.__getitem__)
+    rows = [
+        [place, points[place], *_origin(instructions[place], trains=trains).values()]
+        for place in _downsampled(points)
+    ]
+    at_peak = sorted(live[top], key=lambda instruction: -instruction.bytes)[:MAX_ARRAYS]
+    return {
+        "operations": len(points),
+        "points": rows,
+        "peak": points[top],
+        "at_peak": [
+            _origin(array, trains=trains)
+            | {"shape": next(map(str, array.results), ""), "bytes": array.bytes}
+            for array in at_peak
+        ],
+    }
 
 
 def _simulate(
@@ -77,7 +73,7 @@ def _simulate(
     instructions = program.computations.get(computation, [])
     # The buffers of each result: its own, or those of the operands that it aliases.
     owners: dict[str, set[str]] = {}
-    by_name = {i.name: i for i in instructions}
+    named = by_name(instructions)
     # The place of the last instruction that reads each buffer.
     last: dict[str, int] = {}
     for place, instruction in enumerate(instructions):
@@ -96,7 +92,7 @@ def _simulate(
     live_arrays: list[list[Instruction]] = []
     total = highest = 0
     for place, instruction in enumerate(instructions):
-        dying = [by_name[name] for name in ends.get(place, ()) if name in live]
+        dying = [named[name] for name in ends.get(place, ()) if name in live]
         if instruction.name in owners[instruction.name] and instruction.name in last:
             live[instruction.name] = instruction.bytes
             total += instruction.bytes
@@ -104,10 +100,10 @@ def _simulate(
                 shared = next((d for d in dying if d.bytes == instruction.bytes), None)
                 if shared is not None:
                     total -= live.pop(shared.name)
-        if instruction.opcode not in _ALIASES | {"parameter", "constant"}:
+        if instruction.opcode not in ALIASES | {"parameter", "constant"}:
             points.append(total)
             kept.append(instruction)
-            live_arrays.append([by_name[name] for name in live] if total > highest else [])
+            live_arrays.append([named[name] for name in live] if total > highest else [])
             highest = max(highest, total)
         for array in dying:
             total -= live.pop(array.name, 0)
@@ -117,15 +113,14 @@ def _simulate(
 def _in_place(program: Program, instruction: Instruction) -> bool:
     if instruction.opcode not in _IN_PLACE:
         return False
-    inside = (i for name in instruction.called for i in program.computations.get(name, ()))
-    return not any(i.opcode in _GATHERING for i in inside)
+    return not any(inner.opcode in _GATHERING for inner in program.called_by(instruction))
 
 
 def _owners(instruction: Instruction, owners: dict[str, set[str]]) -> set[str]:
     """Return the owners of the result's buffers: the instruction itself, or aliased operands."""
     if instruction.opcode in ("parameter", "constant"):
         return set()
-    if instruction.opcode in _ALIASES:
+    if instruction.opcode in ALIASES:
         return {owner for name in instruction.operands for owner in owners.get(name, ())}
     return {instruction.name}
 
@@ -137,13 +132,7 @@ def _downsampled(points: list[int]) -> Iterable[int]:
         yield max(range(start, min(start + width, len(points))), key=points.__getitem__)
 
 
-def _operation(instruction: Instruction) -> str:
-    name = instruction.target.removeprefix("convoy_") or instruction.path.rpartition("/")[2]
-    return name or instruction.opcode
-
-
-def _named(instruction: Instruction, *, trains: bool) -> dict[str, Any]:
+def _origin(instruction: Instruction, *, trains: bool) -> dict[str, str]:
     layer, part = find_layer(instruction.path, trains=trains)
-    shape = str(instruction.results[0]) if instruction.results else ""
-    named = {"layer": layer, "part": part, "operation": _operation(instruction)}
-    return named | {"shape": shape, "bytes": instruction.bytes}
+    operation = instruction.target.removeprefix("convoy_") or instruction.path.rpartition("/")[2]
+    return {"layer": layer, "part": part, "operation": operation or instruction.opcode}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -17,7 +19,6 @@ OnCompiled = Callable[[Json, jax.stages.Compiled, float], int]
 """Takes the name and times of a compilation, the program, and the begin; returns its number."""
 
 _CACHE_HIT = "/jax/compilation_cache/cache_hits"
-_counts: dict[str, int] = {}
 
 
 class ObservedProgram:
@@ -60,7 +61,7 @@ class ObservedProgram:
         return getattr(self.program, name)
 
     def _compile(self, arguments: tuple) -> int:
-        hits = _cache_hits()
+        hits = len(_cache_hits())
         times = [time.perf_counter()]
         traced = self.program.trace(*arguments)
         times.append(time.perf_counter())
@@ -68,36 +69,27 @@ class ObservedProgram:
         times.append(time.perf_counter())
         compiled = lowered.compile()
         times.append(time.perf_counter())
-        phases = ("trace", "lower", "compile")
-        seconds = {
-            phase: after - before
-            for phase, before, after in zip(phases, times, times[1:], strict=False)
-        }
-        about = {"name": self.name, "seconds": seconds, "cached": _cache_hits() > hits}
+        phases = zip(("trace", "lower", "compile"), pairwise(times), strict=True)
+        seconds = {phase: after - before for phase, (before, after) in phases}
+        about = {"name": self.name, "seconds": seconds, "cached": len(_cache_hits()) > hits}
         return self._on_compiled(about, compiled, times[0])
 
 
-def _cache_hits() -> int:
-    """Return the number of programs found in JAX's cache on disk since the first call."""
-    if not _counts:
-        _counts[_CACHE_HIT] = 0
-        jax.monitoring.register_event_listener(_count)
-    return _counts[_CACHE_HIT]
-
-
-def _count(event: str, **_: Any) -> None:
-    if event == _CACHE_HIT:
-        _counts[_CACHE_HIT] += 1
+@functools.cache
+def _cache_hits() -> list[str]:
+    """Return a list that grows with each program that JAX finds in its cache on disk."""
+    hits: list[str] = []
+    jax.monitoring.register_event_listener(
+        lambda event, **_: hits.append(event) if event == _CACHE_HIT else None
+    )
+    return hits
 
 
 class ObservedRunner:
     """A runner that calls a function in place of its `run`."""
 
     def __init__(
-        self,
-        mode: Mode,
-        runner: ModelRunner,
-        run: Callable[[Mode, ModelRunner, Chunk], Outcome],
+        self, mode: Mode, runner: ModelRunner, run: Callable[[Mode, ModelRunner, Chunk], Outcome]
     ) -> None:
         self._mode, self._runner, self._run = mode, runner, run
 
@@ -112,15 +104,12 @@ class ObservedFeed:
         self._feed, self._log = feed, log
 
     def next(self, max_steps: int) -> Chunk | None:
-        begin = time.perf_counter()
-        chunk = self._feed.next(max_steps)
-        self._log.span("input", begin, time.perf_counter())
-        return chunk
+        with self._log.timed("input"):
+            return self._feed.next(max_steps)
 
     def prefetch(self, max_steps: int) -> None:
-        begin = time.perf_counter()
-        self._feed.prefetch(max_steps)
-        self._log.span("prefetch", begin, time.perf_counter())
+        with self._log.timed("prefetch"):
+            self._feed.prefetch(max_steps)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._feed, name)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 from math import prod
 
-from convoy.report.hlo import Instruction, Program
+from convoy.report.hlo import ALIASES, Instruction, Instructions, Program, by_name
 from convoy.report.layer_names import find_layer
 
 # Floating-point operations per element of the largest operand, by kernel of `convoy.cpu`.
@@ -21,46 +20,15 @@ _KERNELS = {
     "convoy_max_pool_gradient": 1,
 }
 # Instructions without cost: they only name or pass on values.
-_FREE = {
-    "parameter",
-    "constant",
-    "tuple",
-    "get-tuple-element",
-    "bitcast",
-    "while",
-    "call",
-    "conditional",
-    "after-all",
-    "opt-barrier",
-    "partition-id",
-    "replica-id",
-}
+_FREE = ALIASES | {"parameter", "constant", "after-all", "partition-id", "replica-id"}
 # Instructions that read only as much of their first operand as they return.
 _PICKING = {"gather", "dynamic-slice", "slice"}
 # Instructions without floating-point operations.
-_MOVING = {
-    "copy",
-    "broadcast",
-    "reshape",
-    "transpose",
-    "slice",
-    "concatenate",
-    "pad",
-    "gather",
-    "scatter",
-    "dynamic-slice",
-    "dynamic-update-slice",
-    "iota",
-    "reverse",
-    "convert",
-    "all-reduce",
-    "all-gather",
-    "reduce-scatter",
-    "collective-permute",
-    "rng-bit-generator",
-    "select",
-    "compare",
-}
+_MOVING = _PICKING | {
+    "all-gather", "all-reduce", "broadcast", "collective-permute", "compare", "concatenate",
+    "convert", "copy", "dynamic-update-slice", "iota", "pad", "reduce-scatter", "reshape",
+    "reverse", "rng-bit-generator", "scatter", "select", "transpose",
+}  # fmt: skip
 # Number of rows that are kept, the most expensive ones.
 MAX_ROWS = 200
 
@@ -100,17 +68,15 @@ class Costs:
     def __init__(self, program: Program, *, trains: bool) -> None:
         self.program = program
         rows: dict[tuple[str, str, str], Row] = {}
-        for computation, times in program.walk():
-            shapes = {i.name: i for i in program.computations.get(computation, ())}
-            for instruction in shapes.values():
-                if instruction.opcode in _FREE:
-                    continue
-                layer, part = find_layer(instruction.path, trains=trains)
-                kind = self._kind(instruction)
-                row = rows.setdefault((layer, part, kind), Row(layer, part, kind))
-                row.count += times
-                row.flops += times * self._flops(instruction, shapes)
-                row.bytes += times * self._moved(instruction, shapes)
+        for instruction, shapes, times in program.executed():
+            if instruction.opcode in _FREE:
+                continue
+            layer, part = find_layer(instruction.path, trains=trains)
+            kind = self._kind(instruction)
+            row = rows.setdefault((layer, part, kind), Row(layer, part, kind))
+            row.count += times
+            row.flops += times * self._flops(instruction, shapes)
+            row.bytes += times * self._moved(instruction, shapes)
         self.rows = sorted(rows.values(), key=lambda row: (-row.flops, -row.bytes))
 
     @property
@@ -145,15 +111,15 @@ class Costs:
             return instruction.target.removeprefix("convoy_").replace("_", " ")
         if instruction.opcode != "fusion":
             return instruction.opcode
-        for inner in self._inside(instruction):
+        for inner in self.program.called_by(instruction):
             if inner.opcode in ("dot", "convolution", "reduce", "gather", "scatter"):
                 return f"fusion with {inner.opcode}"
         return "fusion"
 
-    def _moved(self, instruction: Instruction, shapes: dict[str, Instruction]) -> int:
+    def _moved(self, instruction: Instruction, shapes: Instructions) -> int:
         """Return the bytes that an operation reads and writes."""
         total = instruction.bytes
-        inside = self._inside(instruction) if instruction.opcode == "fusion" else []
+        inside = self.program.called_by(instruction) if instruction.opcode == "fusion" else []
         parameters = [inner for inner in inside if inner.opcode == "parameter"]
         for place, name in enumerate(instruction.operands):
             if name not in shapes:
@@ -169,15 +135,11 @@ class Costs:
             total += size if picked is None else min(size, picked)
         return total
 
-    def _inside(self, instruction: Instruction) -> list[Instruction]:
-        return [i for name in instruction.called for i in self.program.computations.get(name, ())]
-
-    def _flops(self, instruction: Instruction, shapes: dict[str, Instruction]) -> float:
+    def _flops(self, instruction: Instruction, shapes: Instructions) -> float:
         opcode = instruction.opcode
         if opcode == "fusion":
-            inside = self._inside(instruction)
-            own = {i.name: i for i in inside}
-            return sum(self._flops(i, own) for i in inside)
+            inside = by_name(self.program.called_by(instruction))
+            return sum(self._flops(inner, inside) for inner in inside.values())
         if opcode == "custom-call":
             return _kernel_flops(instruction, shapes)
         if opcode == "dot":
@@ -201,8 +163,8 @@ def _picked(readers: list[Instruction]) -> int | None:
 
 def kernel_description(instruction: Instruction) -> list[int]:
     """Return the numbers that describe a convolution to the CPU kernels; none for other calls."""
-    found = re.search(r"description = dense<\[([^\]]*)\]>", instruction.attributes)
-    return [int(number) for number in found[1].split(",")] if found else []
+    numbers = instruction.attribute(r"description = dense<\[([^\]]*)\]>")
+    return [int(number) for number in numbers.split(",") if number]
 
 
 def convolution_flops(numbers: list[int]) -> float:
@@ -215,7 +177,7 @@ def convolution_flops(numbers: list[int]) -> float:
     return 2.0 * source[0] * prod(out[2:]) * prod(weights)
 
 
-def _kernel_flops(instruction: Instruction, shapes: dict[str, Instruction]) -> float:
+def _kernel_flops(instruction: Instruction, shapes: Instructions) -> float:
     numbers = kernel_description(instruction)
     if instruction.target in ("convoy_convolution", "convoy_fused_convolution") and numbers:
         return convolution_flops(numbers)
@@ -223,19 +185,19 @@ def _kernel_flops(instruction: Instruction, shapes: dict[str, Instruction]) -> f
     return float(_KERNELS.get(instruction.target, 0) * max(sizes, default=0))
 
 
-def _contracted(instruction: Instruction, shapes: dict[str, Instruction]) -> int:
-    found = re.search(r"lhs_contracting_dims=\{([0-9,]*)\}", instruction.attributes)
+def _contracted(instruction: Instruction, shapes: Instructions) -> int:
+    axes = instruction.attribute(r"lhs_contracting_dims=\{([0-9,]*)\}")
     left = shapes.get(instruction.operands[0])
-    if not found or left is None:
+    if left is None:
         return 1
-    return prod(left.results[0].dims[int(axis)] for axis in found[1].split(",") if axis)
+    return prod(left.results[0].dims[int(axis)] for axis in axes.split(",") if axis)
 
 
-def window_size(instruction: Instruction, shapes: dict[str, Instruction]) -> int:
+def window_size(instruction: Instruction, shapes: Instructions) -> int:
     """Return the number of products that are summed for each element of a convolution."""
-    labels = re.search(r"dim_labels=\w+_(\w+)->", instruction.attributes)
+    labels = instruction.attribute(r"dim_labels=\w+_(\w+)->")
     kernel = shapes.get(instruction.operands[1])
     if not labels or kernel is None:
         return 1
-    dims = zip(labels[1], kernel.results[0].dims, strict=True)
+    dims = zip(labels, kernel.results[0].dims, strict=True)
     return prod(size for label, size in dims if label != "o")

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from convoy.report.convolution_kernels import convolutions
 from convoy.report.hlo import Program
-from convoy.report.memory_timeline import MemoryTimeline, by_kind
+from convoy.report.memory_timeline import by_kind, memory_timeline
 from convoy.report.operation_costs import Costs
 from convoy.types import Json
 
@@ -30,7 +30,7 @@ def analyze(name: str, compiled: jax.stages.Compiled) -> Json:
     costs = Costs(program, trains=trains)
     return {
         "memory": by_kind(compiled.memory_analysis()),
-        "memory_course": MemoryTimeline(program, trains=trains).to_json(),
+        "memory_course": memory_timeline(program, trains=trains),
         "flops": costs.flops,
         "bytes": costs.bytes,
         "flops_by_part": costs.by_part(),

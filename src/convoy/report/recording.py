@@ -57,11 +57,7 @@ class Recording:
 
     times_actions = True
 
-    def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        devices: Sequence[jax.Device],
-    ) -> None:
+    def __init__(self, folder: str | os.PathLike[str], devices: Sequence[jax.Device]) -> None:
         path = Path(folder)
         self.folder = path if distributed.is_first() else path / f"process-{distributed.index()}"
         self._files = ReportWriter(self.folder)
@@ -173,15 +169,8 @@ class Recording:
         self._timed(on_epoch_end)(epoch, logs)
         self._log.epoch(epoch, scalars(logs))
 
-    def _timed(self, function: Callable[..., None]) -> Callable[..., None]:
-        log = self._log
-
-        def timed(*arguments: Any) -> None:
-            begin = time.perf_counter()
-            function(*arguments)
-            log.span("callbacks", begin, time.perf_counter())
-
-        return timed
+    def _timed(self, callback: Callable[..., None]) -> Callable[..., None]:
+        return self._log.timed("callbacks")(callback)
 
     # Events --------------------------------------------------------------------------------------
 
@@ -208,14 +197,8 @@ class Recording:
         self._log.span("device call", begin, end)
         return outcome
 
-    @contextlib.contextmanager
-    def _pause(self, name: str) -> Iterator[None]:
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            if self._strategies:
-                self._log.span(name, begin, time.perf_counter())
+    def _pause(self, name: str) -> contextlib.AbstractContextManager[None]:
+        return self._log.timed(name) if self._strategies else contextlib.nullcontext()
 
     def _on_called(self, number: int) -> None:
         self._dispatched[number] = time.perf_counter()
