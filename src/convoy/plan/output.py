@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 import yaml
 from convoy.bench.results import git_commit
@@ -19,41 +20,30 @@ from convoy.plan.search import SearchResult
 from convoy.units import format_count, format_number, format_seconds, format_table
 from convoy.versions import installed_versions
 
-COLUMNS = (
-    "replicas",
-    "stages",
-    "micro-batch",
-    "accumulated",
-    "schedule",
-    "checkpointing",
-    "samples/s",
-    "bubble",
-    "GB/device",
-    "update",
-    "exchange",
-)
+COLUMNS: dict[str, Callable[[Prediction], str]] = {
+    "replicas": lambda one: str(one.configuration.replicas),
+    "stages": lambda one: str(one.configuration.stages),
+    "micro-batch": lambda one: str(one.configuration.micro_batch),
+    "accumulated": lambda one: str(one.configuration.gradient_accumulation),
+    "schedule": lambda one: one.configuration.schedule or "-",
+    "checkpointing": lambda one: "yes" if one.configuration.activation_checkpointing else "no",
+    "samples/s": lambda one: format_number(one.throughput),
+    "bubble": lambda one: f"{one.bubble:.1%}",
+    "GB/device": lambda one: f"{one.memory / 1e9:.2f}",
+    "update": lambda one: format_seconds(one.seconds, digits=4),
+    "exchange": lambda one: f"{one.exchange / one.seconds:.1%}",
+}
+"""The columns of a table, and the cell of a prediction in each."""
 # A CSV file has plain numbers in one unit.
 CSV_COLUMNS = tuple("ms/update" if column == "update" else column for column in COLUMNS)
+PAGE = Path(__file__).with_name("page.md")
 WIDTH = 100
 
 Flags = dict[str, str | int | bool | list[str] | list[int]]
 
 
 def row(prediction: Prediction) -> tuple[str, ...]:
-    one = prediction.configuration
-    return (
-        str(one.replicas),
-        str(one.stages),
-        str(one.micro_batch),
-        str(one.gradient_accumulation),
-        one.schedule or "-",
-        "yes" if one.activation_checkpointing else "no",
-        format_number(prediction.throughput),
-        f"{prediction.bubble:.1%}",
-        f"{prediction.memory / 1e9:.2f}",
-        format_seconds(prediction.seconds, digits=4),
-        f"{prediction.exchange / prediction.seconds:.1%}",
-    )
+    return tuple(cell(prediction) for cell in COLUMNS.values())
 
 
 def csv_row(prediction: Prediction) -> tuple[str, ...]:
@@ -66,7 +56,7 @@ def csv_row(prediction: Prediction) -> tuple[str, ...]:
 
 
 def table(predictions: Sequence[Prediction]) -> str:
-    return "\n".join(format_table([COLUMNS, *map(row, predictions)], str.rjust))
+    return "\n".join(format_table([tuple(COLUMNS), *map(row, predictions)], str.rjust))
 
 
 def assumptions(machine: Machine, source: str) -> str:
@@ -142,7 +132,7 @@ def markdown(
             cells.append("nothing fits")
         rows.append(f"| {' | '.join(cells)} |")
     times = [f"| {n} | {format_number(1e3 * seconds)} |" for n, seconds in profile.step_times]
-    return PAGE.format(
+    return PAGE.read_text().format(
         model=options.model,
         fewest=options.devices[0],
         most=options.devices[-1],
@@ -159,40 +149,6 @@ def markdown(
         assumptions=assumptions(results[-1][0], profile.source),
         times="\n".join(times),
     )
-
-
-PAGE = """\
-# {model} on {fewest} to {most} devices, {date}
-
-Predicted, not run. `convoy plan` simulates one replica and adds the time of the gradient exchange.
-
-    convoy plan {command}
-
-Commit {commit}, jax {jax}, keras {keras}.
-
-| devices | hosts | {columns} | of linear |
-{rule}|
-{rows}
-
-*Of linear* is the throughput per device relative to {first} devices. {global_batch:,} samples per
-weight update throughout.
-
-## Assumptions
-
-```
-{assumptions}
-```
-
-| micro-batch | ms per step, with all devices of this machine busy |
-|---|---|
-{times}
-
-- All devices and hosts are equal, and nothing else runs on them.
-- Devices of a host slow each other down no more than those of this machine did.
-- Gradients are exchanged after the last micro-batch, within a host and then between hosts:
-  2 (n - 1) / n of their bytes each, and 2 log2(hosts) consecutive messages.
-- Times between measured micro-batch sizes are interpolated linearly.
-"""
 
 
 def training_flags(prediction: Prediction, profile: Profile, common: Flags) -> Flags:
