@@ -78,7 +78,7 @@ def export(
     _check_classes(served, class_names)
     _check_installed(format)
     passes = {size: ForwardPass(served, size, cpu.fold) for size in sizes}
-    signature = _signature(served, passes[sizes[0]], names, sizes[0])
+    signature = passes[sizes[0]].signature(served, names)
     if format == "onnx":
         from convoy.serving.onnx_export import write_onnx
 
@@ -151,16 +151,6 @@ def _check_classes(model: keras.Model, names: Sequence[str]) -> None:
             f"{len(names)} class_names were given, but the model's outputs have the shapes "
             f"{shapes}. Pass a name for each position of the only output."
         )
-
-
-def _signature(model: keras.Model, forward: ForwardPass, names: list[str], size: int) -> Signature:
-    for shape, name in zip(forward.output_shapes, names, strict=True):
-        if not shape.shape or shape.shape[0] != size:
-            raise ValueError(
-                f"Output {name!r} of {size} samples has the shape {shape.shape}. Only models whose "
-                "outputs begin with the batch can be served."
-            )
-    return forward.signature(model, names)
 
 
 def _program(forward: ForwardPass, weights: dict[str, np.ndarray]) -> Program:

@@ -58,9 +58,6 @@ class ForwardPass:
         )
         self.constants = self._compute_constants(dict(zip(weight_vars, weights, strict=True)))
         self.input_shapes = shapes[count:]
-        self.output_shapes = [
-            jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in trace.outputs
-        ]
 
     def _compute_constants(self, weights: dict[Var, jax.Array]) -> list[jax.Array]:
         derived = [var for var in self.constant_vars if var not in weights]
@@ -84,11 +81,21 @@ class ForwardPass:
         return [read(atom, values) for atom in self.trace.outputs]
 
     def signature(self, model: keras.Model, output_names: Sequence[str]) -> Signature:
-        outputs = tuple(
-            TensorSpec(name, np.dtype(shape.dtype).name, tuple(shape.shape[1:]))
-            for name, shape in zip(output_names, self.output_shapes, strict=True)
-        )
-        return Signature(input_specs(model), outputs)
+        """Return the names, types and shapes of the inputs and outputs.
+
+        Raises:
+            ValueError: if an output does not begin with the batch.
+        """
+        size, outputs = self.input_shapes[0].shape[0], []
+        for name, atom in zip(output_names, self.trace.outputs, strict=True):
+            shape = atom.aval.shape
+            if not shape or shape[0] != size:
+                raise ValueError(
+                    f"Output {name!r} of {size} samples has the shape {shape}. Only models whose "
+                    "outputs begin with the batch can be served."
+                )
+            outputs.append(TensorSpec(name, np.dtype(atom.aval.dtype).name, shape[1:]))
+        return Signature(input_specs(model), tuple(outputs))
 
 
 def model_variables(model: keras.Model) -> list[keras.Variable]:

@@ -21,6 +21,8 @@ PAGE = Path(__file__).with_name("page.html")
 OPENAPI = Path(__file__).with_name("openapi.yaml")
 # Paths that need no token: health probes, and the page, which holds no data itself.
 PUBLIC_PATHS = ("/", "/v2/health/live", "/v2/health/ready")
+# Status of a path or method that an API does not have, by the first part of the path.
+UNKNOWN_PATH = {"/v1": 400, "/v2": 404}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -71,7 +73,8 @@ class HttpService:
         except (web.RequestPayloadError, HttpProcessingError):
             return _error(400, "The body of the request does not match its headers.")
         except web.HTTPException as error:
-            return _error(error.status, f"Malformed request: {request.method} {request.path}")
+            status = UNKNOWN_PATH.get(request.path[:3], error.status)
+            return _error(status, f"Malformed request: {request.method} {request.path}")
 
     async def _status(self, _: web.Request) -> web.Response:
         return web.json_response({"models": [self._describe(name) for name in self.service.models]})

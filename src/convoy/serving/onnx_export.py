@@ -158,24 +158,19 @@ def _clamp(graph: Graph, step: Step) -> None:
 
 def _dot(graph: Graph, step: Step) -> None:
     (left, right), (left_batch, right_batch) = step.parameters["dimension_numbers"]
-    ranks = [array_type(atom).ndim for atom in step.atoms]
-    letters = iter(string.ascii_lowercase)
-    names: list[dict[int, str]] = [{}, {}]
-    for pairs in ((left_batch, right_batch), (left, right)):
-        for a, b in zip(*pairs, strict=True):
-            names[0][a] = names[1][b] = next(letters)
-    for side, rank in enumerate(ranks):
-        for axis in range(rank):
-            if axis not in names[side]:
-                names[side][axis] = next(letters)
-    operands = ["".join(names[side][axis] for axis in range(ranks[side])) for side in (0, 1)]
-    out = "".join(names[0][axis] for axis in left_batch)
-    for side, used in ((0, {*left, *left_batch}), (1, {*right, *right_batch})):
-        out += "".join(names[side][axis] for axis in range(ranks[side]) if axis not in used)
-    if ranks == [2, 2] and tuple(left) == (1,) and tuple(right) == (0,):
+    left_rank, right_rank = (array_type(atom).ndim for atom in step.atoms)
+    if (left_rank, right_rank, *left, *right) == (2, 2, 1, 0):
         graph.add("MatMul", *step.inputs, result=step.result)
         return
-    equation = f"{operands[0]},{operands[1]}->{out}"
+    # Each axis has a letter; the axes of a pair have the same one.
+    left_names = list(string.ascii_lowercase[:left_rank])
+    right_names = list(string.ascii_lowercase[left_rank : left_rank + right_rank])
+    for a, b in zip((*left_batch, *left), (*right_batch, *right), strict=True):
+        right_names[b] = left_names[a]
+    out = [left_names[axis] for axis in left_batch]
+    out += [name for name in left_names if name not in right_names]
+    out += [name for name in right_names if name not in left_names]
+    equation = f"{''.join(left_names)},{''.join(right_names)}->{''.join(out)}"
     graph.add("Einsum", *step.inputs, equation=equation, result=step.result)
 
 

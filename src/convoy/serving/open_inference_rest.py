@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from aiohttp import web
 from convoy.serving.data_types import TYPES
-from convoy.serving.errors import invalid, not_found
+from convoy.serving.errors import invalid
 from convoy.serving.images import decode_images
 from convoy.serving.json_values import decode_base64, parse, to_array, to_json
 from convoy.serving.service import Service, Target
@@ -42,7 +42,6 @@ class OpenInferenceApi:
             router.add_get(f"{model}{_END}", self._model, allow_head=False)
             router.add_get(f"{model}/ready{_END}", self._model_ready, allow_head=False)
             router.add_post(f"{model}/infer{_END}", self._infer)
-        router.add_route("*", "/v2{path:.*}", _malformed)
 
     async def _server(self, _: web.Request) -> web.Response:
         extensions = ["binary_tensor_data"]
@@ -85,10 +84,6 @@ class OpenInferenceApi:
             wanted = _wanted_outputs(header, signature)
             outputs = await self.service.run(loaded, arrays)
             return _response(target.model, loaded, header, wanted, outputs)
-
-
-async def _malformed(request: web.Request) -> web.Response:
-    raise not_found(f"Malformed request: {request.method} {request.path}")
 
 
 def _describe(spec: TensorSpec) -> Json:

@@ -44,7 +44,6 @@ class RestApi:
             path = f"{_MODEL}{version}/{{_m:(?i:metadata)}}"
             router.add_get(path, self._metadata, allow_head=False)
         router.add_get(_MODELS, _no_model, allow_head=False)
-        router.add_route("*", "/v1/{path:.*}", _malformed)
 
     async def _predict(self, request: web.Request) -> web.Response:
         method = request.match_info["method"].lower()
@@ -78,10 +77,6 @@ class RestApi:
 
 async def _no_model(_: web.Request) -> web.Response:
     raise invalid("Missing model name in request.")
-
-
-async def _malformed(request: web.Request) -> web.Response:
-    raise invalid(f"Malformed request: {request.method} {request.path}")
 
 
 def _parse(body: bytes, method: str, loaded: LoadedVersion) -> tuple[str, Arrays]:

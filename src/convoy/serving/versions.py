@@ -24,7 +24,6 @@ Load = Callable[[Path], Servable]
 class State(IntEnum):
     """State of a version in its life cycle; the numbers are those of the protocol."""
 
-    START = 10
     LOADING = 20
     AVAILABLE = 30
     UNLOADING = 40
