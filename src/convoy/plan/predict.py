@@ -129,9 +129,8 @@ class Predictor:
     def timeline(self, configuration: ParallelConfiguration, max_micro_batches: int) -> Timeline:
         """Return the simulated timeline of one replica, for a limited number of micro-batches."""
         count = min(configuration.gradient_accumulation, max_micro_batches)
-        durations, transfers = self._durations(configuration)
         schedule = generate(configuration.schedule or DEFAULT, configuration.stages, count)
-        return simulate(schedule, durations, transfers)
+        return simulate(schedule, *self._durations(configuration))
 
     # Time.
 
@@ -150,11 +149,10 @@ class Predictor:
     def _pipeline_seconds(self, configuration: ParallelConfiguration) -> tuple[float, float]:
         """Return the time of all micro-batches, and the work of one, summed over devices."""
         count, stages = configuration.gradient_accumulation, configuration.stages
-        durations, transfers = self._durations(configuration)
+        durations, _ = self._durations(configuration)
 
         def simulated(count: int) -> float:
-            schedule = generate(configuration.schedule, stages, count)
-            return simulate(schedule, durations, transfers).seconds
+            return self.timeline(configuration, count).seconds
 
         # In the steady state each micro-batch takes as long as the one before: two short runs are
         # simulated, and the line through them is extended.
@@ -192,16 +190,11 @@ class Predictor:
         return self._memory_with(configuration, self.cuts(configuration))
 
     def _memory_with(self, configuration: ParallelConfiguration, cuts: Sequence[int]) -> float:
-        if configuration.stages > 1:
-            borders = pairwise((0, *cuts, len(self.profile.names)))
-            stash = self._peak_stash(configuration)
-            pairs = zip(borders, stash, strict=True)
-            return max(self._stage_memory(configuration, *ends, held) for ends, held in pairs)
         calls = len(self.profile.names)
-        state = self._state(0, calls, configuration)
-        if configuration.activation_checkpointing:
-            return state + self._segments(configuration)[1]
-        return state + self._activations(0, calls, configuration.micro_batch)
+        if configuration.stages == 1 and configuration.activation_checkpointing:
+            return self._state(0, calls, configuration) + self._segments(configuration)[1]
+        stages = zip(pairwise((0, *cuts, calls)), self._peak_stash(configuration), strict=True)
+        return max(self._stage_memory(configuration, *ends, held) for ends, held in stages)
 
     def _stage_memory(
         self, configuration: ParallelConfiguration, first: int, end: int, held: int
@@ -259,7 +252,7 @@ class Predictor:
     def _peak_stash(self, configuration: ParallelConfiguration) -> tuple[int, ...]:
         """Return the maximum number of micro-batches that each stage holds at once."""
         count = min(configuration.gradient_accumulation, STEADY * configuration.stages)
-        schedule = generate(configuration.schedule, configuration.stages, count)
+        schedule = generate(configuration.schedule or DEFAULT, configuration.stages, count)
         return simulate(schedule).peak_stash
 
     # Cuts.
@@ -269,56 +262,37 @@ class Predictor:
         stages = configuration.stages
         if stages == 1:
             return ()
-        if (stages,) not in self._cuts:
-            self._cuts[stages,] = tuple(self._partition(stages, TYPICAL_MICRO_BATCH, None) or ())
-        fastest = self._cuts[stages,]
+        fastest = self._partition(stages, TYPICAL_MICRO_BATCH, None)
         if self._memory_with(configuration, fastest) <= self.machine.memory:
             return fastest
-        return self._cuts_that_fit(configuration) or fastest
+        return self._partition(stages, configuration.micro_batch, configuration) or fastest
 
     def _borders(self, configuration: ParallelConfiguration) -> list[tuple[int, int]]:
         return list(pairwise((0, *self.cuts(configuration), len(self.profile.names))))
 
-    def _cuts_that_fit(self, configuration: ParallelConfiguration) -> tuple[int, ...] | None:
-        stash = self._peak_stash(configuration)
-        if not self._can_fit(configuration, stash):
-            return None
-        key = (
-            configuration.stages,
-            configuration.micro_batch,
-            configuration.activation_checkpointing,
-            stash,
-        )
-        if key not in self._cuts:
-            found = self._partition(configuration.stages, configuration.micro_batch, configuration)
-            self._cuts[key] = tuple(found or ())
-        return self._cuts[key] or None
-
-    def _can_fit(self, configuration: ParallelConfiguration, stash: Sequence[int]) -> bool:
-        """Return whether any cuts fit: give each stage in turn as many calls as it can hold."""
-        ends = [*self.profile.allowed_cuts, len(self.profile.names)]
-        first = 0
-        for held in stash:
-            fitting = [
-                end
-                for end in ends
-                if end > first
-                and self._stage_memory(configuration, first, end, held) <= self.machine.memory
-            ]
-            if not fitting:
-                return False
-            first = fitting[-1]
-            if first == ends[-1]:
-                return True
-        return False
-
     def _partition(
         self, stages: int, samples: int, within: ParallelConfiguration | None
-    ) -> list[int] | None:
-        """Return the fastest cuts; only those that fit into memory if a configuration is given."""
+    ) -> tuple[int, ...]:
+        """Return the fastest cuts; only those that fit into memory if a configuration is given.
+
+        Returns:
+            The cuts, or an empty tuple if none fit.
+        """
+        stash = self._peak_stash(within) if within else ()
+        key = (stages, samples, within and within.activation_checkpointing, stash)
+        if key not in self._cuts:
+            self._cuts[key] = self._find_partition(stages, samples, within, stash)
+        return self._cuts[key]
+
+    def _find_partition(
+        self,
+        stages: int,
+        samples: int,
+        within: ParallelConfiguration | None,
+        stash: Sequence[int],
+    ) -> tuple[int, ...]:
         profile = self.profile
         step = profile.step_seconds(samples)
-        stash = self._peak_stash(within) if within else ()
 
         def fits(first: int, end: int, after: int) -> bool:
             if within is None:
@@ -326,10 +300,11 @@ class Predictor:
             needed = self._stage_memory(within, first, end, stash[stages - 1 - after])
             return needed <= self.machine.memory
 
-        return partition(
+        found = partition(
             [share * step for share in profile.time_shares],
             stages,
             [2 * live * samples / self.machine.link for live in profile.live],
             allowed=profile.allowed_cuts,
             fits=fits,
         )
+        return tuple(found or ())

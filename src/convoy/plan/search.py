@@ -82,7 +82,7 @@ def search(predictor: Predictor, global_batch: int, best: int | None = None) -> 
     """
     machine = predictor.machine
     max_stages = len(predictor.profile.allowed_cuts) + 1
-    fitting: set[ParallelConfiguration] = set()
+    fitting: list[ParallelConfiguration] = []
     too_large: list[tuple[ParallelConfiguration, float]] = []
     for one in configurations(machine.devices, machine.per_host, global_batch, max_stages):
         if one.activation_checkpointing and replace(one, activation_checkpointing=False) in fitting:
@@ -91,7 +91,7 @@ def search(predictor: Predictor, global_batch: int, best: int | None = None) -> 
         if memory > machine.memory:
             too_large.append((one, memory))
         else:
-            fitting.add(one)
+            fitting.append(one)
     bounds = sorted(((predictor.lower_bound(one), one) for one in fitting), key=lambda b: b[0])
     found: list[Prediction] = []
     for bound, one in bounds:
