@@ -5,15 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
 
 from convoy.cli import train
-from convoy.configuration import Configuration, Option, add_flags, read
+from convoy.configuration import Configuration, add_flags, read
 from convoy.data.build_imagenet import BuildOptions, build_imagenet
-from convoy.data.catalog import DATASETS
-from convoy.data.verify import count_images
+from convoy.data.verify import VerifyOptions, verify
 from convoy.train.input_benchmark import measure_input
 from convoy_command.parser import Parser
 
@@ -23,14 +19,6 @@ SUMMARIES = {
     "build-imagenet": "Build record files from folders of ImageNet's images.",
     "bench": "Measure the images per second that the host prepares, with flags of convoy train.",
 }
-
-
-@dataclass(frozen=True)
-class VerifyOptions(Configuration):
-    """The options of `convoy data verify`."""
-
-    dataset: Annotated[str, Option("name of the dataset", choices=DATASETS)]
-    dataset_path: Annotated[Path, Option("folder of the dataset (default: .)")] = Path(".")
 
 
 SCHEMAS: dict[str, type[Configuration]] = {"verify": VerifyOptions, "build-imagenet": BuildOptions}
@@ -59,30 +47,12 @@ def main(words: Sequence[str]) -> int:
         if action == "bench":
             return _bench(train.read_options(flags))
         if action == "verify":
-            return _verify(read(VerifyOptions, flags, flags=True))
+            return 0 if verify(read(VerifyOptions, flags, flags=True)) else 1
         build_imagenet(read(BuildOptions, flags, flags=True))
     except ValueError as error:
         print(f"{PROGRAM} {action}: error: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-def _verify(options: VerifyOptions) -> int:
-    info = DATASETS[options.dataset]
-    complete = True
-    for found in count_images(info, options.dataset_path):
-        for name in found.damaged:
-            print(f"damaged: {name}", file=sys.stderr)
-        expected = info.size(found.part)
-        complete &= found.images == expected and found.classes == info.classes
-        complete &= not found.damaged
-        print(
-            f"{found.part:<6} {found.images:>7} images of {expected}, "
-            f"{found.classes} classes of {info.classes}"
-            + (f", {len(found.damaged)} damaged" if found.damaged else "")
-        )
-    print(f"{options.dataset} is {'complete' if complete else 'not complete'}")
-    return 0 if complete else 1
 
 
 def _bench(options: train.Options) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -32,9 +32,9 @@ def lower(ctx: mlir.LoweringRuleContext, lhs: Value, rhs: Value, **parameters: A
     if convolution.crops:
         return _rewrite(ctx, lhs, rhs, partial(xla_convolution.crop_first, parameters=convolution))
     if lowering.is_on_one_device(ctx):
-        native = _find_native(ctx, convolution)
-        if native is not None:
-            return _call(ctx, lhs, rhs, native)
+        results = _call_native(ctx, lhs, rhs, convolution)
+        if results is not None:
+            return results
     (lhs_array,) = lowering.arrays(ctx.avals_in[0])
     has_fast_layout = KERNELS[kernel_support.XLA].takes(CpuFeature.NONE, lhs_array)
     if not has_fast_layout or xla_convolution.is_in_fast_layout(convolution):
@@ -51,29 +51,6 @@ def _rewrite(
     return mlir.lower_fun(function, multiple_results=False)(ctx, lhs, rhs)
 
 
-class _Native(NamedTuple):
-    """A convolution that the native library runs."""
-
-    convolution: OneDnnConvolution
-    description: np.ndarray
-    threads: int
-    implementation: str
-
-
-def _find_native(
-    ctx: mlir.LoweringRuleContext, parameters: ConvolutionParameters
-) -> _Native | None:
-    """Find a native kernel for a convolution on this machine."""
-    lhs, rhs, out = lowering.arrays(*ctx.avals_in, *ctx.avals_out)
-    kernels = library.find_for(parameters.form, lhs, rhs, out)
-    found = recognise(lhs.shape, rhs.shape, out.shape, parameters) if kernels else None
-    if kernels is None or found is None:
-        return None
-    description, count = describe(found, lhs.dtype), threads.per_device()
-    implementation = kernels.implementation(description, count)
-    return _Native(found, description, count, implementation) if implementation else None
-
-
 def describe(convolution: OneDnnConvolution, dtype: np.dtype) -> np.ndarray:
     """Encode a convolution as `Convolution::Parse` in `native/convolution.cc` reads it."""
     c = convolution
@@ -87,14 +64,24 @@ def describe(convolution: OneDnnConvolution, dtype: np.dtype) -> np.ndarray:
     return np.array(numbers, np.int64)
 
 
-def _call(ctx: mlir.LoweringRuleContext, lhs: Value, rhs: Value, native: _Native) -> Results:
-    convolution = native.convolution
+def _call_native(
+    ctx: mlir.LoweringRuleContext, lhs: Value, rhs: Value, parameters: ConvolutionParameters
+) -> Results | None:
+    """Call the native kernel for a convolution; `None` if this machine has none."""
+    left, right, out = lowering.arrays(*ctx.avals_in, *ctx.avals_out)
+    kernels = library.find_for(parameters.form, left, right, out)
+    convolution = recognise(left.shape, right.shape, out.shape, parameters) if kernels else None
+    if kernels is None or convolution is None:
+        return None
+    description, count = describe(convolution, out.dtype), threads.per_device()
+    implementation = kernels.implementation(description, count)
+    if implementation is None:
+        return None
     kind = convolution.kind.name.lower().replace("_", " ")
-    family = library.kernel_family(native.implementation)
-    lowering.count(f"convolution by {family}, {kind}")
+    lowering.count(f"convolution by {library.kernel_family(implementation)}, {kind}")
     if convolution.reverse_rhs:
         rhs = _reverse(rhs, convolution.reverse_rhs)
-    operands, avals = [lhs, rhs], lowering.arrays(*ctx.avals_in)
+    operands, avals = [lhs, rhs], [left, right]
     if convolution.swap_operands:
         operands.reverse()
         avals.reverse()
@@ -103,8 +90,8 @@ def _call(ctx: mlir.LoweringRuleContext, lhs: Value, rhs: Value, native: _Native
     results = jax.ffi.ffi_lowering("convoy_convolution")(
         ctx.replace(avals_in=avals),
         *operands,
-        description=native.description,
-        threads=np.int64(native.threads),
+        description=description,
+        threads=np.int64(count),
         own_core=threads.pinned(),
     )
     if convolution.reverse_result:

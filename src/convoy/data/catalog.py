@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -20,34 +21,8 @@ CHANNELS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 }
 """Mean and standard deviation of each channel of a dataset's images, with pixels from 0 to 1."""
 
-CLASS_NAMES = {
-    "mnist": tuple("0123456789"),
-    "digits": tuple("0123456789"),
-    "fashion_mnist": (
-        "T-shirt/top",
-        "trouser",
-        "pullover",
-        "dress",
-        "coat",
-        "sandal",
-        "shirt",
-        "sneaker",
-        "bag",
-        "ankle boot",
-    ),
-    "cifar10": (
-        "airplane",
-        "automobile",
-        "bird",
-        "cat",
-        "deer",
-        "dog",
-        "frog",
-        "horse",
-        "ship",
-        "truck",
-    ),
-}
+_FILES = resources.files(__package__)
+CLASS_NAMES: dict[str, list[str]] = json.loads(_FILES.joinpath("class_names.json").read_text())
 """Names of the classes of a dataset, in the order of the labels."""
 
 # Mean and standard deviation of synthetic pixels, from 0 to 255.
@@ -142,13 +117,17 @@ def load(name: str, folder: str | Path = ".") -> Dataset:
 
 
 PARTS = ("train", "test")
-_IDX_FOLDERS = {
-    "mnist": (".", "mnist", "MNIST", "MNIST/raw"),
-    "fashion_mnist": (".", "fashion_mnist", "fashion-mnist", "FashionMNIST", "FashionMNIST/raw"),
-}
-_CIFAR_FOLDERS = {
-    "cifar10": (".", "cifar-10-batches-py", "cifar-10-batches-bin"),
-    "cifar100": (".", "cifar-100-python", "cifar-100-binary"),
+_MNIST = dataset_files.read_idx_folder
+_CIFAR = dataset_files.read_cifar_folder
+# The reader of a dataset's files, and the subfolders in which they may be.
+_READERS = {
+    "mnist": (_MNIST, (".", "mnist", "MNIST", "MNIST/raw")),
+    "fashion_mnist": (
+        _MNIST,
+        (".", "fashion_mnist", "fashion-mnist", "FashionMNIST", "FashionMNIST/raw"),
+    ),
+    "cifar10": (_CIFAR, (".", "cifar-10-batches-py", "cifar-10-batches-bin")),
+    "cifar100": (_CIFAR, (".", "cifar-100-python", "cifar-100-binary")),
 }
 
 
@@ -156,10 +135,7 @@ def _find(info: DatasetInfo, root: Path) -> Splits | None:
     for archive in (root / f"{info.name}.npz", root / f"{info.name.replace('_', '-')}.npz"):
         if archive.is_file():
             return dataset_files.read_npz(archive)
-    if info.name in _IDX_FOLDERS:
-        folders, read = _IDX_FOLDERS[info.name], dataset_files.read_idx_folder
-    else:
-        folders, read = _CIFAR_FOLDERS[info.name], dataset_files.read_cifar_folder
+    read, folders = _READERS[info.name]
     found = (read(root / part, info.name) for part in folders)
     return next((splits for splits in found if splits is not None), None)
 
@@ -168,15 +144,14 @@ def _download(info: DatasetInfo, root: Path) -> Splits:
     try:
         return getattr(keras.datasets, info.name).load_data()
     except Exception as error:
-        files = (
-            f"{info.name}.npz, or train-images-idx3-ubyte and the other idx files (.gz or not)"
-            if info.name in _IDX_FOLDERS
-            else f"{' or '.join(_CIFAR_FOLDERS[info.name][1:])}, or {info.name}.npz"
-        )
+        read, folders = _READERS[info.name]
+        files = "train-images-idx3-ubyte and the other idx files (.gz or not)"
+        if read is _CIFAR:
+            files = " or ".join(folders[1:])
         reason = str(error).splitlines()[0]
         raise ValueError(
             f"{info.name} is not in {root.resolve()}, and downloading it failed ({reason}). Put "
-            f"{files} there, pass --dataset-path, or try --synthetic-data cpu."
+            f"{info.name}.npz, or {files} there, pass --dataset-path, or try --synthetic-data cpu."
         ) from None
 
 
@@ -211,7 +186,7 @@ def load_digits() -> Splits:
         `(x_train, y_train), (x_test, y_test)`: images of shape `(n, 8, 8, 1)` with values from 0
         to 1 as float32, labels as int32.
     """
-    with resources.files(__package__).joinpath("digits.npz").open("rb") as file:
+    with _FILES.joinpath("digits.npz").open("rb") as file:
         stored = np.load(file)
         images = stored["images"].astype("float32")[..., None] / 16
         labels = stored["labels"].astype("int32")

@@ -33,13 +33,6 @@ class BatchRequest(NamedTuple):
     flipped: np.ndarray | None = None
 
 
-class BatchResult(NamedTuple):
-    """The parts of a batch beside its images: labels, and names of damaged images."""
-
-    labels: np.ndarray
-    damaged: list[str]
-
-
 @dataclass(frozen=True)
 class ImageBatchJob:
     """Makes batches of images, in a worker process or in this one.
@@ -68,8 +61,8 @@ class ImageBatchJob:
     def dtype(self) -> np.dtype:
         return self.transformation.dtype
 
-    def run(self, task: BatchRequest, out: np.ndarray) -> BatchResult:
-        """Fill an array with images.
+    def run(self, task: BatchRequest, out: np.ndarray) -> tuple[np.ndarray, list[str]]:
+        """Fill an array with images, and return their labels and the names of damaged images.
 
         Raises:
             DamagedDataError: if an image is damaged and `on_damage` is `"stop"`.
@@ -86,7 +79,7 @@ class ImageBatchJob:
         augmented, labels = self.transformation(images, labels, rng)
         if augmented is not images or not in_place:
             out[:count] = augmented
-        return BatchResult(labels, damaged)
+        return labels, damaged
 
     def _read(
         self, index: int, flip: bool, out: np.ndarray, rng: np.random.Generator, damaged: list[str]
@@ -153,12 +146,12 @@ class ImageBatches(ResumableDataset):
         self._prefetcher = Prefetcher(job, self._request, workers)
 
     def __getitem__(self, number: int) -> Batch:
-        images, result = self._prefetcher.take(self.position(number))
-        for name in result.damaged:
+        images, (labels, damaged) = self._prefetcher.take(self.position(number))
+        for name in damaged:
             if name not in self.damaged:
                 self.damaged[name] = None
                 self._on_damaged(name)
-        return images[: len(result.labels)], result.labels
+        return images[: len(labels)], labels
 
     def close(self) -> None:
         """Terminate the worker processes."""

@@ -17,8 +17,6 @@ from convoy.native_library import installed_file
 # Markers "start of frame", which have the size: all from 0xC0 on but those of tables.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _START_OF_SCAN = 0xDA
-
-
 # Results of the native decoder.
 _DONE, _DAMAGED = 0, 1
 # JMSG_LENGTH_MAX
@@ -217,12 +215,7 @@ def _check_end(data: bytes, header: Header) -> None:
 def _decode(data: bytes, shrink: int) -> np.ndarray:
     import cv2
 
-    how = {
-        1: cv2.IMREAD_COLOR,
-        2: cv2.IMREAD_REDUCED_COLOR_2,
-        4: cv2.IMREAD_REDUCED_COLOR_4,
-        8: cv2.IMREAD_REDUCED_COLOR_8,
-    }[shrink]
+    how = getattr(cv2, "IMREAD_COLOR" if shrink == 1 else f"IMREAD_REDUCED_COLOR_{shrink}")
     try:
         # The orientation that a camera recorded is ignored, as other loaders do.
         pixels = cv2.imdecode(np.frombuffer(data, np.uint8), how | cv2.IMREAD_IGNORE_ORIENTATION)

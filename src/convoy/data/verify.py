@@ -1,55 +1,65 @@
-"""Numbers of images and classes in a dataset, for `convoy data verify`."""
+"""Comparison of a dataset's images and classes with the expected numbers: `convoy data verify`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated
 
 import numpy as np
+from convoy.configuration import Configuration, Option
 from convoy.data import jpeg
-from convoy.data.catalog import DatasetInfo, load
+from convoy.data.catalog import DATASETS, PARTS, load
 from convoy.data.image_files import ImageFiles, find_images
 from convoy.data.records import DamagedDataError
 
 
-class SplitCount(NamedTuple):
-    """The images that were found of a split."""
+@dataclass(frozen=True)
+class VerifyOptions(Configuration):
+    """The options of `convoy data verify`."""
 
-    part: str
-    images: int
-    classes: int
-    damaged: list[str]
+    dataset: Annotated[str, Option("name of the dataset", choices=DATASETS)]
+    dataset_path: Annotated[Path, Option("folder of the dataset (default: .)")] = Path(".")
 
 
-def count_images(info: DatasetInfo, folder: Path) -> Iterator[SplitCount]:
-    """Count the images and classes of each split.
+def verify(options: VerifyOptions) -> bool:
+    """Print the numbers of images and classes of each split; return whether all are complete.
 
     In image files, all checksums and the ends of the images are verified.
 
     Raises:
         ValueError: if the dataset cannot be read.
     """
-    if info.name == "imagenet":
-        for part in ("train", "test"):
-            yield _count_files(part, find_images(folder, part))
-        return
-    data = load(info.name, folder)
-    for part, (images, labels) in (("train", data.train), ("test", data.test)):
-        yield SplitCount(part, len(images), len(np.unique(labels)), [])
+    info, folder = DATASETS[options.dataset], options.dataset_path
+    in_memory = None if info.name == "imagenet" else load(info.name, folder)
+    complete = True
+    for part in PARTS:
+        if in_memory is None:
+            labels, damaged = _read_labels(find_images(folder, part))
+        else:
+            labels, damaged = getattr(in_memory, part)[1], []
+        for name in damaged:
+            print(f"damaged: {name}", file=sys.stderr)
+        images, expected, classes = len(labels), info.size(part), len(np.unique(labels))
+        complete &= (images, classes, damaged) == (expected, info.classes, [])
+        print(
+            f"{part:<6} {images:>7} images of {expected}, {classes} classes of {info.classes}"
+            + (f", {len(damaged)} damaged" if damaged else "")
+        )
+    print(f"{options.dataset} is {'complete' if complete else 'not complete'}")
+    return complete
 
 
-def _count_files(part: str, files: ImageFiles) -> SplitCount:
-    labels: set[int] = set()
-    damaged = list(files.damaged)
-    images = 0
+def _read_labels(files: ImageFiles) -> tuple[list[int], list[str]]:
+    """Return the labels of the images that can be read, and messages about the others."""
+    labels, damaged = list[int](), list(files.damaged)
     for index in range(len(files)):
         try:
             sample = files.read(index)
             jpeg.check(sample.data)
         except DamagedDataError as error:
             damaged.append(f"{files.name(index)}: {error}")
-            continue
-        labels.add(sample.label)
-        images += 1
-    return SplitCount(part, images, len(labels), damaged)
+        else:
+            labels.append(sample.label)
+    return labels, damaged

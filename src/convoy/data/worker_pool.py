@@ -26,7 +26,7 @@ import weakref
 from collections import deque
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from convoy.distributed.process import COORDINATOR
@@ -51,10 +51,6 @@ class Job(Protocol[Task, Result]):
     def run(self, task: Task, out: np.ndarray) -> Result:
         """Fill an array of `shape` and `dtype`, and return the rest, which is small."""
         ...
-
-
-class _Failure(NamedTuple):
-    error: Exception
 
 
 class WorkerPool(Generic[Task, Result]):
@@ -124,9 +120,9 @@ class WorkerPool(Generic[Task, Result]):
             RuntimeError: if the worker has exited.
         """
         slot = self._pending.popleft()
-        result = self._receive(slot)
-        if isinstance(result, _Failure):
-            raise result.error
+        result, error = self._receive(slot)
+        if error is not None:
+            raise error
         return _array(self._memory, self.job, slot, self._size).copy(), result
 
     def discard(self) -> None:
@@ -138,7 +134,7 @@ class WorkerPool(Generic[Task, Result]):
         while self._pending:
             self._receive(self._pending.popleft())
 
-    def _receive(self, slot: int) -> Any:
+    def _receive(self, slot: int) -> tuple[Any, Exception | None]:
         try:
             return self._worker(slot).recv()
         except (EOFError, OSError):
@@ -197,8 +193,7 @@ def _work(job: Job[Any, Any], memory: mmap.mmap, connection: Connection) -> None
         while True:
             slot, task = connection.recv()
             try:
-                result = job.run(task, _array(memory, job, slot, size))
+                connection.send((job.run(task, _array(memory, job, slot, size)), None))
             except Exception as error:
-                result = _Failure(error)
-            connection.send(result)
+                connection.send((None, error))
     os._exit(0)

@@ -34,7 +34,7 @@ class ServingModel:
     model: keras.Model
     preprocessing: Preprocessing | None
     info: DatasetInfo
-    class_names: tuple[str, ...]
+    class_names: list[str]
 
 
 def make_serving_model(options: Options, weights: Path | None) -> ServingModel:
@@ -57,7 +57,7 @@ def make_serving_model(options: Options, weights: Path | None) -> ServingModel:
     if not options.eight_bit_transfer:
         on_device = options.accelerator_side_preprocess
         preprocessing = preprocessing_from_bytes(None if on_device else info.normalisation)
-    return ServingModel(model, preprocessing, info, CLASS_NAMES.get(info.name, ()))
+    return ServingModel(model, preprocessing, info, CLASS_NAMES.get(info.name, []))
 
 
 def preprocessing_from_bytes(normalisation: Normalisation | None) -> Preprocessing:
