@@ -355,7 +355,7 @@ def _options(schema: type[Configuration], path: str = "") -> Iterator[tuple[str,
     for name, hint in _hints(schema).items():
         if isinstance(hint, type) and issubclass(hint, Configuration):
             yield from _options(hint, f"{path}{name}.")
-        option = next((part for part in _metadata(hint) if isinstance(part, Option)), None)
+        option = next((part for part in get_args(hint) if isinstance(part, Option)), None)
         if option is None and schema._all_flags:
             option = Option()
         if option is not None:
@@ -382,10 +382,6 @@ def _described(schema: type[Configuration]) -> dict[str, tuple[str, str]]:
         elif text and name:
             found[name] = section, f"{found[name][1]} {text}"
     return found
-
-
-def _metadata(hint: object) -> tuple[object, ...]:
-    return get_args(hint)[1:] if get_origin(hint) is Annotated else ()
 
 
 def _plain(hint: Any) -> Any:

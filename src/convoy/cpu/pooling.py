@@ -7,8 +7,6 @@ operand has to be kept for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import Any
@@ -32,68 +30,6 @@ _TARGETS = {
 }
 
 
-@dataclass(frozen=True)
-class Window:
-    """A window as JAX describes it, with one entry for every axis of the operand."""
-
-    sizes: Sequence[int]
-    strides: Sequence[int]
-    padding: Sequence[tuple[int, int]]
-    dilation: Sequence[int]
-
-    def spans(self, axis: int) -> bool:
-        """Return whether the reduction has an effect along an axis."""
-        return (self.sizes[axis], self.strides[axis], *self.padding[axis]) != (1, 1, 0, 0)
-
-
-@dataclass(frozen=True)
-class Pooling:
-    """A pooling over the middle of (outer, depth, height, width, inner); see `native/pooling.h`."""
-
-    outer: int
-    inner: int
-    size: tuple[int, ...]
-    pooled: tuple[int, ...]
-    window: tuple[int, ...]
-    stride: tuple[int, ...]
-    dilation: tuple[int, ...]
-    padding: tuple[int, ...]
-
-    def description(self) -> np.ndarray:
-        """Encode the pooling as the native library reads it."""
-        by_axis = (self.size, self.pooled, self.window, self.stride, self.dilation, self.padding)
-        return np.array([self.outer, self.inner, *sum(by_axis, ())], np.int64)
-
-
-def recognise(shape: Sequence[int], pooled: Sequence[int], window: Window) -> Pooling | None:
-    """Express a window over an operand of `shape` as a pooling over adjacent axes, or `None`."""
-    # All axes before those that the window spans become one, `outer`, and all behind it `inner`:
-    #
-    #     NHWC, window 1 2 2 1    (N | 1, H, W | C)     inner = C: channels last
-    #     NCHW, window 1 1 2 2    (N * C | 1, H, W | )  inner = 1: too few, left to XLA
-    spanned = [axis for axis in range(len(shape)) if window.spans(axis)]
-    if not spanned or 0 in (*shape, *pooled):
-        return None
-    first, end = spanned[0], spanned[-1] + 1
-    missing = AXES - (end - first)
-    if missing < 0:
-        return None
-
-    def three(values: Sequence[int], absent: int = 1) -> tuple[int, ...]:
-        return (absent,) * missing + tuple(values[first:end])
-
-    return Pooling(
-        outer=prod(shape[:first]),
-        inner=prod(shape[end:]),
-        size=three(shape),
-        pooled=three(pooled),
-        window=three(window.sizes),
-        stride=three(window.strides),
-        dilation=three(window.dilation),
-        padding=three([low for low, _ in window.padding], absent=0),
-    )
-
-
 def _lower(
     primitive: Primitive,
     kernel: str,
@@ -102,22 +38,19 @@ def _lower(
     **parameters: Any,
 ) -> Results:
     """Lower a pooling, or the gradient of one, to a native kernel if there is one."""
-    pooling = _find_native(kernel, ctx, parameters)
-    if pooling is None:
+    description = _describe(kernel, ctx, parameters)
+    if description is None:
         return lowering.jax_rule(primitive)(ctx, *operands, **parameters)
     lowering.count(kernel)
     return jax.ffi.ffi_lowering(_TARGETS[kernel])(
-        ctx,
-        *operands,
-        description=pooling.description(),
-        threads=np.int64(threads.per_device()),
+        ctx, *operands, description=description, threads=np.int64(threads.per_device())
     )
 
 
-def _find_native(
+def _describe(
     kernel: str, ctx: mlir.LoweringRuleContext, parameters: dict[str, Any]
-) -> Pooling | None:
-    """Return the pooling that a native kernel can run on this machine."""
+) -> np.ndarray | None:
+    """Encode a pooling as `native/pooling.h` reads it; `None` if no native kernel can run it."""
     if lowering.must_be_portable(ctx) or not lowering.is_on_one_device(ctx):
         return None
     arrays = lowering.arrays(*ctx.avals_in, *ctx.avals_out)
@@ -132,15 +65,30 @@ def _find_native(
         return None
     if tuple(parameters.get("base_dilation", ones)) != ones:
         return None
-    window = Window(
-        parameters["window_dimensions"],
-        parameters["window_strides"],
-        parameters["padding"],
-        parameters.get("window_dilation", ones),
-    )
-    pooling = recognise(operand.shape, pooled.shape, window)
+    sizes, strides = parameters["window_dimensions"], parameters["window_strides"]
+    padding, dilations = parameters["padding"], parameters.get("window_dilation", ones)
+    # All axes before those that the window spans become one, `outer`, and all behind it `inner`:
+    #
+    #     NHWC, window 1 2 2 1    (N | 1, H, W | C)     inner = C: channels last
+    #     NCHW, window 1 1 2 2    (N * C | 1, H, W | )  inner = 1: too few, left to XLA
+    spanned = [
+        axis
+        for axis, (size, stride, ends) in enumerate(zip(sizes, strides, padding, strict=True))
+        if (size, stride, *ends) != (1, 1, 0, 0)
+    ]
+    if not spanned or 0 in (*operand.shape, *pooled.shape):
+        return None
+    first, end = spanned[0], spanned[-1] + 1
+    outer, inner = prod(operand.shape[:first]), prod(operand.shape[end:])
+    missing = AXES - (end - first)
     # With fewer channels next to each other there is nothing to gain over XLA's own loops.
-    return pooling if pooling and pooling.inner >= KERNELS[kernel].min_channels else None
+    if missing < 0 or inner < KERNELS[kernel].min_channels:
+        return None
+    numbers = [outer, inner]
+    for values in (operand.shape, pooled.shape, sizes, strides, dilations):
+        numbers += [1] * missing + list(values[first:end])
+    numbers += [0] * missing + [low for low, _ in padding[first:end]]
+    return np.array(numbers, np.int64)
 
 
 lower_max: lowering.Rule = partial(_lower, lax.reduce_window_max_p, MAX_POOL)

@@ -60,7 +60,9 @@ def build_imagenet(options: BuildOptions) -> None:
         ValueError: if images or annotations cannot be read, or do not fill the shards.
     """
     shards = {"train": options.train_shards, "test": options.validation_shards}
-    folders = {split: _find(options.source, split) for split in SPLITS}
+    if not options.source.is_dir():
+        raise ValueError(f"--source {options.source}: there is no such folder.")
+    folders = {split: find_folder(options.source, split) for split in SPLITS}
     found = {split: folder for split, folder in folders.items() if folder is not None}
     if not found:
         raise ValueError(f"{options.source} has neither a folder train nor a folder val.")
@@ -80,12 +82,6 @@ def build_imagenet(options: BuildOptions) -> None:
         print(f"{split:<6} {len(folder):>9} images in {shards[split]} shards", flush=True)
     if skipped:
         print(f"{skipped} damaged images were skipped")
-
-
-def _find(source: Path, split: str) -> Folder | None:
-    if not source.is_dir():
-        raise ValueError(f"--source {source}: there is no such folder.")
-    return find_folder(source, split)
 
 
 @dataclass(frozen=True)

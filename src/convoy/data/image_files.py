@@ -88,21 +88,17 @@ class Folder:
         if unknown:
             raise ValueError(f"{root / min(unknown)} is not a class of the training images.")
         classes = tuple(classes or found)
-        names: list[str] = []
-        labels: list[int] = []
-        for label, name in enumerate(classes):
-            if name not in found:
-                continue
-            files = sorted(
-                entry.name
-                for entry in os.scandir(root / name)
-                if entry.name.lower().endswith(ENDINGS)
-            )
-            names += [f"{name}/{file}" for file in files]
-            labels += [label] * len(files)
-        if not names:
+        images = [
+            (f"{name}/{file}", label)
+            for label, name in enumerate(classes)
+            if name in found
+            for file in sorted(os.listdir(root / name))
+            if file.lower().endswith(ENDINGS)
+        ]
+        if not images:
             raise ValueError(f"{root} has no folders with images in them, one for each class.")
-        return cls(root, tuple(names), np.array(labels, np.int32), classes)
+        names, labels = zip(*images, strict=True)
+        return cls(root, names, np.array(labels, np.int32), classes)
 
     def __len__(self) -> int:
         return len(self.names)
