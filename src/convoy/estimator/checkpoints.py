@@ -71,9 +71,7 @@ def global_step(content: Checkpoint) -> int:
         CheckpointError: if no estimator wrote it.
     """
     if "global_step" not in content.state:
-        raise CheckpointError(
-            "No estimator wrote the checkpoint. Pass its weights as warm_start_from."
-        )
+        raise CheckpointError("No estimator wrote this checkpoint. Pass it as warm_start_from.")
     return int(content.state["global_step"])
 
 

@@ -271,9 +271,7 @@ class Estimator:
         keys = [predict_keys] if isinstance(predict_keys, str) else predict_keys
         unknown = sorted(set(keys or ()) - set(network.outputs))
         if unknown:
-            raise ValueError(
-                f"predict_keys: {unknown[0]!r} is not one of {', '.join(network.outputs)}."
-            )
+            raise ValueError(f"predict_keys: {unknown[0]!r} is not in {list(network.outputs)}.")
         callback = self._load(network, checkpoint_path, hooks)
         with network.recorded(self.config.report):
             group = network.steps_per_execution * network.batches_per_step

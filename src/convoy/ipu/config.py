@@ -209,9 +209,7 @@ def configure_ipu_system(
         if _applied.config.to_dict() == config.to_dict():
             return
         if not reset_configuration:
-            raise ValueError(
-                "Another configuration is applied. Call reset_ipu_configuration() first."
-            )
+            raise ValueError("A configuration is applied. Call reset_ipu_configuration() first.")
         notice.log.warning("Resetting existing IPU configuration before applying new configuration")
         _applied = None
     _applied = Applied(copy.deepcopy(config), config_checks.select_devices(config))
@@ -258,6 +256,6 @@ def devices_of(name: str) -> tuple[jax.Device, ...]:
     logical, ordinal = applied().devices, int(found[1])
     if ordinal >= len(logical):
         raise ValueError(
-            f"{name!r} is not configured: auto_select_ipus has {len(logical)} entries. Add one."
+            f"{name!r} is not configured: auto_select_ipus has {len(logical)} entries."
         )
     return logical[ordinal]

@@ -66,9 +66,7 @@ class IPUEstimatorSpec:
             raise ValueError("The spec for TRAIN needs a loss and a train_op. Pass both.")
         has_metrics = (self.eval_metric_ops is None) != (self.eval_metrics is None)
         if self.mode == ModeKeys.EVAL and (self.loss is None or not has_metrics):
-            raise ValueError(
-                "The spec for EVAL needs a loss, and one of eval_metric_ops and eval_metrics."
-            )
+            raise ValueError("EVAL needs a loss, and one of eval_metric_ops and eval_metrics.")
 
     def native(self) -> EstimatorSpec:
         """Return the same spec for Convoy's estimators."""
@@ -311,7 +309,5 @@ def _read_train_op(train_op: PyTree) -> tuple[Any, list[Any]]:
     others = [part for part in parts if not isinstance(part, LogOp)]
     found = [part.optimizer if isinstance(part, TrainOp) else part for part in others]
     if len(found) != 1 or not isinstance(found[0], (str, keras.optimizers.Optimizer, IpuOptimizer)):
-        raise ValueError(
-            f"train_op={train_op!r} is not an optimizer, or the result of its minimize(loss)."
-        )
+        raise ValueError(f"train_op={train_op!r} is not an optimizer, or its minimize(loss).")
     return found[0], hooks

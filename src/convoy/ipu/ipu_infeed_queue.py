@@ -80,9 +80,7 @@ class IPUInfeedQueue:
         try:
             element = jax.tree.map(np.asarray, next(self._iterator))
         except StopIteration:
-            raise RuntimeError(
-                f"The dataset ended after {self._read} elements. Repeat it."
-            ) from None
+            raise RuntimeError(f"The data ended after {self._read} elements. Repeat it.") from None
         self._read += 1
         if self._shapes is None:
             self._shapes = jax.tree.map(_shape, element)

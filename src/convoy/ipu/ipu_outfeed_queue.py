@@ -50,9 +50,7 @@ class IPUOutfeedQueue:
         """Add an array, or a tuple or dict of arrays. Call it inside a program, once in each."""
         tape = program.tape()
         if tape is None:
-            raise ValueError(
-                "enqueue() was called outside of a program. Call it in the body of loops.repeat."
-            )
+            raise ValueError("enqueue() was called outside of a program, such as loops.repeat.")
         self.enqueued = True
         tape.put(self, jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], tensors))
 

@@ -128,9 +128,7 @@ class RunConfig:
         if self.save_checkpoints_steps is not None and self.save_checkpoints_secs is not None:
             raise ValueError("Both save_checkpoints_steps and save_checkpoints_secs were passed.")
         if self.train_distribute is not None or self.eval_distribute is not None:
-            raise NotImplementedError(
-                "train_distribute, eval_distribute: pass num_replicas to IPURunConfig."
-            )
+            raise NotImplementedError("Pass num_replicas to IPURunConfig instead of a strategy.")
         if self.ipu_run_config is None:
             object.__setattr__(self, "ipu_run_config", IPURunConfig())
         ignored = {"master": self.master, "session_config": self.session_config}

@@ -81,9 +81,7 @@ def while_loop(
     """
     del use_while_v1
     if infeed_queue is not None:
-        raise NotImplementedError(
-            "while_loop() takes no infeed_queue, since its length is unknown. Use repeat()."
-        )
+        raise NotImplementedError("while_loop() takes no infeed_queue. Use repeat().")
 
     def loop(*values: jax.Array) -> PyTree:
         def has_next(state: tuple[jax.Array, Carry]) -> jax.Array:
@@ -115,14 +113,10 @@ def _run_body(body: Body, carried: Carry, *args: PyTree, **kwargs: PyTree) -> Ca
     try:
         returned = body(*carried, *args, **kwargs)
     except program.NeedsHostError:
-        raise NotImplementedError(
-            "The body of a loop calls pipeline(). Pass it repeat_count instead."
-        ) from None
+        raise NotImplementedError("A loop calls pipeline(). Pass it repeat_count.") from None
     values = [jnp.asarray(value) for value in _without_enqueued(as_list(returned))]
     if len(values) != len(carried):
-        raise TypeError(
-            f"The body of a loop returned {len(values)} values, but {len(carried)} are carried."
-        )
+        raise TypeError(f"The body returned {len(values)} values, but {len(carried)} are carried.")
     for value, before in zip(values, carried, strict=True):
         if value.dtype != before.dtype or value.shape != before.shape:
             raise TypeError(
@@ -142,7 +136,5 @@ def _without_enqueued(returned: list[PyTree]) -> list[PyTree]:
     """Leave out the results of `enqueue`, which are `None`."""
     values = list(itertools.takewhile(lambda value: value is not None, returned))
     if any(value is not None for value in returned[len(values) :]):
-        raise ValueError(
-            "The body of a loop returned None before a carried value. Return the values first."
-        )
+        raise ValueError("A body returned None before a carried value. Return the values first.")
     return values

@@ -96,6 +96,4 @@ def frontend_attribute(
 
 def outside_compilation_scope(name: str = "outside") -> NoReturn:
     """Raise an error that names the replacement: callbacks from a compiled program."""
-    raise NotImplementedError(
-        "outside_compilation_scope(): use jax.pure_callback, or an IPUOutfeedQueue."
-    )
+    raise NotImplementedError("Use jax.pure_callback, or an IPUOutfeedQueue.")

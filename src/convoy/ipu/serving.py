@@ -58,7 +58,7 @@ def export_keras(
     """
     if not model.built or not getattr(model, "inputs", None):
         raise ValueError(
-            f"The shape of the input of {model.name!r} is not known. Begin it with a keras.Input."
+            f"{model.name!r} has inputs of unknown shape. Begin it with a keras.Input."
         )
     network, size = _network(
         model.name,
@@ -195,7 +195,7 @@ def _network(
         keras.Input(
             tuple(spec.shape)[1:],
             dtype=keras.backend.standardize_dtype(spec.dtype),
-            name=_input_name(spec, number),
+            name=getattr(spec, "name", None) or f"input_{number}",
         )
         for number, spec in enumerate(given)
     ]
@@ -260,17 +260,13 @@ def _signature(name: str, step: Step | None, signature: Specs | None) -> list[An
     if signature is None and name == "postprocessing_step":
         return []
     if signature is None:
-        raise ValueError(
-            f"The shapes that {name} takes are not known. Pass them as {name}_signature."
-        )
+        raise ValueError(f"The shapes of {name} are not known. Pass {name}_signature.")
     checks.instance(f"{name}_signature", signature, (list, tuple), "a list")
     if not signature:
         raise ValueError(f"{name}_signature is empty. Pass shape and dtype of each argument.")
     for spec in signature:
         if not hasattr(spec, "shape") or not hasattr(spec, "dtype"):
-            raise TypeError(
-                f"{name}_signature has {spec!r} in it. Pass objects with a shape and a dtype."
-            )
+            raise TypeError(f"{name}_signature has {spec!r}, not a spec with a shape and a dtype.")
     return list(signature)
 
 
@@ -286,8 +282,3 @@ def _check_outputs(expected: list[Any], found: list[Any]) -> None:
 def _values(outputs: Any) -> list[Any]:
     values, named = as_arguments(outputs)
     return [*values, *(named[key] for key in sorted(named))]
-
-
-def _input_name(spec: Any, number: int) -> str:
-    word = getattr(spec, "name", None)
-    return word if isinstance(word, str) and word else f"input_{number}"

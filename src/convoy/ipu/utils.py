@@ -31,9 +31,7 @@ def reset_ipu_seed(
     """
     config.devices_of(device)
     if experimental_identical_replicas:
-        raise NotImplementedError(
-            "experimental_identical_replicas: every replica has its own random stream."
-        )
+        raise NotImplementedError("Every replica has its own random stream.")
     keras.utils.set_random_seed(seed)
 
 

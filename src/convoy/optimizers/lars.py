@@ -81,12 +81,9 @@ class LARS(keras.optimizers.Optimizer):
         self.assign(variable, ops.cast(wide - new, variable.dtype))
 
     def _trust(self, weight: Tensor, gradient: Tensor) -> Tensor:
-        weight_norm, gradient_norm = _norm(weight), _norm(gradient)
-        ratio = (
-            self.eeta
-            * weight_norm
-            / (gradient_norm + self.layer_decay * weight_norm + (self.epsilon or 1e-7))
-        )
+        weight_norm, gradient_norm = ops.norm(weight), ops.norm(gradient)
+        divisor = gradient_norm + self.layer_decay * weight_norm + (self.epsilon or 1e-7)
+        ratio = self.eeta * weight_norm / divisor
         return ops.where((weight_norm > 0) & (gradient_norm > 0), ratio, 1.0)
 
     def _is_excluded(self, variable: keras.Variable) -> bool:
@@ -100,7 +97,3 @@ class LARS(keras.optimizers.Optimizer):
             "epsilon": self.epsilon,
             "exclude": list(self.exclude),
         }
-
-
-def _norm(value: Tensor) -> Tensor:
-    return ops.sqrt(ops.sum(ops.square(value)))

@@ -239,9 +239,7 @@ class Extensions(ModelOptions):
                 "strategy with enable_keras_extensions=False."
             )
         if self._stages() is not None and keras_bridge.overrides_call(model):
-            raise RuntimeError(
-                f"{kind.__name__} overrides call(). Put the computation of stages into layers."
-            )
+            raise RuntimeError(f"{kind.__name__} overrides call(). Compute stages in layers.")
         if model.compiled and model.run_eagerly:
             raise RuntimeError("run_eagerly=True was passed to compile(). Leave it out.")
         if kind.call is keras.Model.call:

@@ -123,9 +123,7 @@ class OptimizerFunctionOutput:
             raise TypeError(f"opt is {type(self.opt).__name__}, not an optimizer.")
         given = [n for n, value in vars(self).items() if n not in ("opt", "loss") and value]
         if given:
-            raise NotImplementedError(
-                f"OptimizerFunctionOutput does not take {given[0]}. Leave it out."
-            )
+            raise NotImplementedError(f"OptimizerFunctionOutput does not take {given[0]}.")
 
 
 def check_minimised(returned: PyTree) -> OptimizerFunctionOutput:
@@ -138,9 +136,7 @@ def check_minimised(returned: PyTree) -> OptimizerFunctionOutput:
     expected = "an OptimizerFunctionOutput"
     check_returned("optimizer_function", returned, OptimizerFunctionOutput, expected)
     if gradient_options(returned.opt).accumulation is not None:
-        raise ValueError(
-            "The optimizer accumulates gradients, and so does the pipeline. Pass it unwrapped."
-        )
+        raise ValueError("The optimizer accumulates gradients, and so does the pipeline.")
     return returned
 
 
