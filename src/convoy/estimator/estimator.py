@@ -18,7 +18,7 @@ from convoy.estimator.callbacks import EvaluationCallback, TrainingCallback
 from convoy.estimator.checkpoints import WarmStart
 from convoy.estimator.hooks import Hook, LoggingHook, Run, SummaryHook, log
 from convoy.estimator.input import Element, Signature, elements
-from convoy.estimator.network import LOSS, PREDICTIONS, Network
+from convoy.estimator.network import LOSS, PREDICTIONS, Network, output_names
 from convoy.estimator.run_config import RunConfig
 from convoy.estimator.spec import EstimatorSpec, ModeKeys, NetworkSpec
 from convoy.types import Data, PyTree
@@ -213,7 +213,7 @@ class Estimator:
         with network.recorded(self.config.report):
             on_host = network.spec.host_metrics is not None
             compute = self._evaluate_on_host if on_host else self._evaluate_on_devices
-            results = compute(network, _first_steps(data, network, steps), [callback])
+            results = compute(network, _first_steps(data, network, steps), callback)
         callback.finish()
         results["global_step"] = callback.run.global_step
         shown = ", ".join(f"{key} = {value:.6g}" for key, value in sorted(results.items()))
@@ -221,27 +221,24 @@ class Estimator:
         return results
 
     def _evaluate_on_devices(
-        self, network: Network, data: Iterator[Element], callbacks: list[EvaluationCallback]
+        self, network: Network, data: Iterator[Element], callback: EvaluationCallback
     ) -> dict[str, float]:
         logs = network.model.evaluate(
-            network.batches(data), callbacks=callbacks, verbose=0, return_dict=True
+            network.batches(data), callbacks=[callback], verbose=0, return_dict=True
         )
         found = {name: float(metric.result()) for name, metric in network.metrics.items()}
         return found | {LOSS: float(logs["loss"])}
 
     def _evaluate_on_host(
-        self, network: Network, data: Iterator[Element], callbacks: list[EvaluationCallback]
+        self, network: Network, data: Iterator[Element], callback: EvaluationCallback
     ) -> dict[str, float]:
         assert network.spec.host_metrics is not None
         compute, tensors = network.spec.host_metrics
-        outputs = network.model.predict(network.inputs_only(data), callbacks=callbacks, verbose=0)
+        outputs = network.predict(data, callback)
         loss = {LOSS: np.mean(outputs[LOSS])} if LOSS in outputs else {}
-        if isinstance(tensors, Mapping):
-            results = compute(**{name: outputs[name] for name in tensors})
-        elif isinstance(tensors, (list, tuple)):
-            results = compute(*(outputs[f"output_{n}"] for n in range(len(tensors))))
-        else:
-            results = compute(outputs[PREDICTIONS])
+        values = jax.tree.map(outputs.get, output_names(tensors))
+        args, kwargs = user_functions.as_arguments(values)
+        results = compute(*args, **kwargs)
         user_functions.check_returned("The function for metrics", results, Mapping, "a dict")
         return {name: float(np.asarray(value)) for name, value in (loss | dict(results)).items()}
 
@@ -276,9 +273,7 @@ class Estimator:
         with network.recorded(self.config.report):
             group = network.steps_per_execution * network.batches_per_step
             while batches := list(itertools.islice(data, group)):
-                outputs = network.model.predict(
-                    network.inputs_only(batches), callbacks=[callback], verbose=0
-                )
+                outputs = network.predict(batches, callback)
                 chosen = {name: outputs[name] for name in outputs if keys is None or name in keys}
                 has_names = isinstance(network.spec.predictions, Mapping)
                 predictions = chosen if has_names else chosen[PREDICTIONS]

@@ -153,14 +153,14 @@ class Network:
         self._output_losses: dict[str, keras.losses.Loss] = {}
         self._output_metrics: dict[str, list[keras.metrics.Metric]] = {}
         self._recording: Recording | None = None
-        options = built.accumulation or self.strategy.execution_config
-        self._micro_batches = options.gradient_accumulation
-        self._devices_per_replica = config.stages
-        last_stage: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-        if stages is not None:
-            self._devices_per_replica = stages.devices_per_replica
-            last_stage = convoy.PipelineStage(stages.last)
-        with last_stage:
+        options = built.accumulation or strategy.execution_config
+        training = spec.mode == ModeKeys.TRAIN
+        self.micro_batches_per_update = options.gradient_accumulation if training else 1
+        devices_per_replica = config.stages if stages is None else stages.devices_per_replica
+        replicas = max(1, len(strategy.devices) // devices_per_replica)
+        self.batches_per_step = replicas if strategy.execution_config.batch == "replica" else 1
+        """Number of batches of the data that one step takes."""
+        with contextlib.nullcontext() if stages is None else convoy.PipelineStage(stages.last):
             self._add_outputs()
         self.model = build_model(
             self.strategy,
@@ -170,7 +170,7 @@ class Network:
             stages=stages,
             accumulation=built.accumulation
             and replace(built.accumulation, gradient_accumulation=self.micro_batches_per_update),
-            optimizer=spec.optimizer if spec.mode == ModeKeys.TRAIN else "sgd",
+            optimizer=spec.optimizer if training else "sgd",
             loss=self._output_losses or None,
             metrics=self._output_metrics or None,
             steps_per_execution=config.steps_per_execution,
@@ -202,7 +202,8 @@ class Network:
             self._add_logged()
 
     def _add_results(self, tensors: PyTree) -> None:
-        for name, tensor in _by_name(tensors).items():
+        names = jax.tree.leaves(output_names(tensors))
+        for name, tensor in zip(names, jax.tree.leaves(tensors), strict=True):
             self.outputs[name] = Output(self._by_sample(tensor))
 
     def _compared_predictions(self) -> Output:
@@ -240,7 +241,7 @@ class Network:
 
     def _add_logged(self) -> None:
         samples = self.signature.element.samples
-        steps = max(self.steps_per_execution, self._micro_batches)
+        steps = max(self.steps_per_execution, self.micro_batches_per_update)
         for number, (name, tensor) in enumerate(self.spec.logged.items()):
             shape = [samples if size is None else size for size in tensor.shape]
             self.step_values[name] = StepValues(shape, steps)
@@ -275,10 +276,12 @@ class Network:
             }
             yield named, targets
 
-    def inputs_only(self, elements: Iterable[Element]) -> Iterator[tuple[dict]]:
-        """Return inputs for `predict`."""
-        for element in elements:
-            yield (element.named(),)
+    def predict(
+        self, elements: Iterable[Element], callback: keras.callbacks.Callback
+    ) -> dict[str, np.ndarray]:
+        """Return the outputs by name, for all samples."""
+        inputs = ((element.named(),) for element in elements)
+        return self.model.predict(inputs, callbacks=[callback], verbose=0)
 
     # State ------------------------------------------------------------------------------------
 
@@ -304,25 +307,11 @@ class Network:
         finally:
             self._recording.stop_observing()
 
-    @property
-    def micro_batches_per_update(self) -> int:
-        """Micro-batches per weight update; 1 outside of training."""
-        return self._micro_batches if self.spec.mode == ModeKeys.TRAIN else 1
 
-    @property
-    def batches_per_step(self) -> int:
-        """Number of batches of the data that one step takes."""
-        return self.replicas if self.strategy.execution_config.batch == "replica" else 1
-
-    @property
-    def replicas(self) -> int:
-        return max(1, len(self.strategy.devices) // self._devices_per_replica)
-
-
-def _by_name(tensors: PyTree) -> dict[str, keras.KerasTensor]:
-    """Return tensors by the names of the model's outputs."""
+def output_names(tensors: PyTree) -> PyTree:
+    """Return the names of the model's outputs for some tensors, in the same structure."""
     if isinstance(tensors, Mapping):
-        return dict(tensors)
+        return {name: name for name in tensors}
     if isinstance(tensors, (list, tuple)):
-        return {f"output_{number}": tensor for number, tensor in enumerate(tensors)}
-    return {PREDICTIONS: tensors}
+        return [f"output_{number}" for number in range(len(tensors))]
+    return PREDICTIONS
