@@ -145,13 +145,9 @@ class Estimator:
         try:
             run = Run(self, ModeKeys.TRAIN, done)
             callback = TrainingCallback(run, network, self._hooks(network, hooks), folder)
+            batches = network.batches(_first_steps(data, network, steps))
             with network.recorded(self.config.report):
-                network.model.fit(
-                    network.batches(_first_steps(data, network, steps)),
-                    shuffle=False,
-                    callbacks=[callback],
-                    verbose=0,
-                )
+                network.model.fit(batches, shuffle=False, callbacks=[callback], verbose=0)
                 callback.finish()
         finally:
             folder.close()

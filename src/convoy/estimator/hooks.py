@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from convoy.estimator.estimator import Estimator
 
 log = logging.getLogger("convoy.estimator")
+Keep = Literal["last", "all"]
 
 
 @dataclass
@@ -102,7 +103,7 @@ class LoggingHook(Hook):
         every_seconds: float | None = None,
         at_end: bool = False,
         names: Sequence[str] | None = None,
-        keep: Literal["last", "all"] = "last",
+        keep: Keep = "last",
         formatter: Callable[[Logs], str] | None = None,
     ) -> None:
         check_intervals(at_end, every_steps=every_steps, every_seconds=every_seconds)

@@ -62,14 +62,11 @@ class EstimatorSpec:
     def __post_init__(self) -> None:
         if self.metrics and self.host_metrics is not None:
             raise ValueError("Both metrics and host_metrics were passed. Pass one of them.")
-        has_loss = self.loss is not None
         check_mode(
             self.mode,
-            {
-                ModeKeys.TRAIN: {"loss": has_loss, "optimizer": self.optimizer is not None},
-                ModeKeys.EVAL: {"loss or host_metrics": has_loss or self.host_metrics is not None},
-                ModeKeys.PREDICT: {"predictions": self.predictions is not None},
-            },
+            TRAIN={"loss": self.loss, "optimizer": self.optimizer},
+            EVAL={"loss or host_metrics": self.host_metrics if self.loss is None else self.loss},
+            PREDICT={"predictions": self.predictions},
         )
         for name, tensor in self.logged.items():
             if not is_symbolic(tensor):
@@ -113,13 +110,8 @@ class PipelineEstimatorSpec:
 
     def __post_init__(self) -> None:
         check_stage_count(self.stages)
-        check_mode(
-            self.mode,
-            {
-                ModeKeys.TRAIN: {"optimizer": self.optimizer is not None},
-                ModeKeys.EVAL: {"host_metrics": self.host_metrics is not None},
-            },
-        )
+        train, evaluate = {"optimizer": self.optimizer}, {"host_metrics": self.host_metrics}
+        check_mode(self.mode, TRAIN=train, EVAL=evaluate)
 
 
 def check_stage_count(stages: Sequence[object]) -> None:
@@ -128,14 +120,15 @@ def check_stage_count(stages: Sequence[object]) -> None:
         raise ValueError(f"A pipeline has two stages or more, but received {len(stages)}.")
 
 
-def check_mode(mode: str, required: Mapping[ModeKeys, Mapping[str, bool]]) -> None:
-    """Check the mode of a spec, and that it has everything that the mode requires."""
+def check_mode(mode: str, **required: Mapping[str, PyTree]) -> None:
+    """Check the mode of a spec, and that no value that the mode requires is `None`."""
     if mode not in list(ModeKeys):
         known = ", ".join(f"ModeKeys.{mode.name}" for mode in ModeKeys)
         raise ValueError(f"mode={mode!r} is not a mode. Pass one of {known}.")
-    for name, is_given in required.get(ModeKeys(mode), {}).items():
-        if not is_given:
-            raise ValueError(f"The spec for {ModeKeys(mode).name} has no {name}. Pass it.")
+    word = ModeKeys(mode).name
+    for name, value in required.get(word, {}).items():
+        if value is None:
+            raise ValueError(f"The spec for {word} has no {name}. Pass it.")
 
 
 @dataclass(frozen=True)

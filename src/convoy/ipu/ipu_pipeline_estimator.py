@@ -15,8 +15,7 @@ from convoy.ipu.config import IPUConfig
 from convoy.ipu.enums import GradientAccumulationReductionMethod
 from convoy.ipu.ipu_estimator import IPUEstimator
 from convoy.ipu.ipu_run_config import RunConfig
-from convoy.ipu.pipelining import options as pipeline_options
-from convoy.ipu.pipelining.options import OptimizerFunctionOutput, check_minimised
+from convoy.ipu.pipelining.options import OptimizerFunctionOutput, check_minimised, read
 from convoy.types import PyTree
 
 __all__ = ["IPUPipelineEstimator", "IPUPipelineEstimatorSpec", "ModeKeys"]
@@ -74,11 +73,8 @@ class IPUPipelineEstimatorSpec:
         checks.positive_int(_COUNT, count, "a number of micro-batches")
         checks.instance("computational_stages", computational_stages, (list, tuple), "a list")
         check_stage_count(computational_stages)
-        required = {
-            ModeKeys.TRAIN: {"optimizer_function": optimizer_function is not None},
-            ModeKeys.EVAL: {"eval_metrics_fn": eval_metrics_fn is not None},
-        }
-        check_mode(mode, required)
+        evaluate = {"eval_metrics_fn": eval_metrics_fn}
+        check_mode(mode, TRAIN={"optimizer_function": optimizer_function}, EVAL=evaluate)
         mapping = None if device_mapping is None else list(device_mapping)
         if mapping is not None:
             checks.one_per_stage("device_mapping", mapping, len(computational_stages))
@@ -91,13 +87,8 @@ class IPUPipelineEstimatorSpec:
             ModeKeys.EVAL: tuple(evaluation_hooks),
             ModeKeys.PREDICT: tuple(prediction_hooks),
         }[ModeKeys(mode)]
-        self.options = pipeline_options.read(
-            count,
-            mapping,
-            GradientAccumulationReductionMethod.parse(reduction_method),
-            pipeline_op_kwargs,
-            "IPUPipelineEstimatorSpec",
-        )
+        where = "IPUPipelineEstimatorSpec"
+        self.options = read(count, mapping, reduction_method, pipeline_op_kwargs, where)
 
     @property
     def devices(self) -> int:
@@ -149,7 +140,7 @@ class IPUPipelineEstimator(IPUEstimator):
         stages = spec.computational_stages
         built = NetworkSpec(
             build_stages(mode, stages, tensors, minimised, spec.eval_metrics_fn, spec.hooks),
-            spec.options.stages(len(stages) - 1, activation_checkpointing=config.allow_recompute),
+            spec.options.stages(len(stages) - 1, config.allow_recompute),
             spec.options.accumulation.native(),
         )
         return self._with_gradient_options(built, spec.devices * self.ipu_config.num_replicas)
@@ -170,9 +161,5 @@ class IPUPipelineEstimator(IPUEstimator):
                 f"The pipeline takes {needed} devices, but num_shards={shards}. Pass "
                 f"{1 << (needed - 1).bit_length()}."
             )
-        spec.options.check(
-            len(spec.computational_stages),
-            config,
-            training=spec.mode == ModeKeys.TRAIN,
-            name=_COUNT,
-        )
+        stages, training = len(spec.computational_stages), spec.mode == ModeKeys.TRAIN
+        spec.options.check(stages, config, training=training, name=_COUNT)

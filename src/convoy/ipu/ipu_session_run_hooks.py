@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import keras
-from convoy.estimator.hooks import LoggingHook, Run, check_intervals
+from convoy.estimator.hooks import Keep, LoggingHook, Run, check_intervals
 from convoy.estimator.user_functions import as_list
 from convoy.ipu.ipu_outfeed_queue import IPUOutfeedMode
 from convoy.types import Logs, PyTree
@@ -51,13 +51,8 @@ class IPULoggingTensorHook(LoggingHook):
         logging_mode: IPUOutfeedMode = IPUOutfeedMode.LAST,
     ) -> None:
         check_intervals(at_end, every_n_iter=every_n_iter, every_n_secs=every_n_secs)
-        super().__init__(
-            every_n_iter,
-            every_n_secs,
-            at_end,
-            keep="all" if IPUOutfeedMode(logging_mode) is IPUOutfeedMode.ALL else "last",
-            formatter=formatter,
-        )
+        keep: Keep = "all" if IPUOutfeedMode(logging_mode) is IPUOutfeedMode.ALL else "last"
+        super().__init__(every_n_iter, every_n_secs, at_end, keep=keep, formatter=formatter)
         self.tensors: dict[str, keras.KerasTensor] = {}
 
     def log(self, values: PyTree) -> LogOp:

@@ -29,11 +29,7 @@ class PopDistStrategy(IPUStrategyV1):
             raise NotImplementedError(
                 "add_ipu_cross_replica_reductions=False would let the replicas' weights drift."
             )
-        super().__init__(
-            ipu_device,
-            enable_dataset_iterators=enable_dataset_iterators,
-            enable_keras_extensions=enable_keras_extensions,
-        )
+        super().__init__(ipu_device, enable_keras_extensions=enable_keras_extensions)
 
     @property
     def num_replicas_in_sync(self) -> int:

@@ -280,7 +280,7 @@ class Extensions(ModelOptions):
             last = max(assigned)
             if training:
                 self.pipeline.check(last + 1, config)
-            stages = self.pipeline.stages(last, activation_checkpointing=config.allow_recompute)
+            stages = self.pipeline.stages(last, config.allow_recompute)
             replicas = self._fill_devices(stages.devices_per_replica)
         elif not self.ignores_stage_blocks and pipeline_stages.is_all_in_the_first_stage(
             self.model

@@ -8,8 +8,7 @@ from typing import Any
 from convoy.ipu import checks, notice
 from convoy.ipu.enums import GradientAccumulationReductionMethod, ReplicatedMetricReductionMethod
 from convoy.ipu.gradient_accumulation import Accumulation, check_offload, read_dtype
-from convoy.ipu.pipelining import options as pipeline_options
-from convoy.ipu.pipelining.options import PipelineOptions
+from convoy.ipu.pipelining.options import PipelineOptions, read
 from convoy.types import Json
 
 FILE = "convoy_ipu.json"
@@ -101,12 +100,10 @@ class ModelOptions:
                 those of the previous call.
         """
         count = _micro_batches(gradient_accumulation_steps_per_replica)
-        method = GradientAccumulationReductionMethod.parse(gradient_accumulation_reduction_method)
         mapping = self.pipeline.device_mapping if device_mapping is None else device_mapping
-        self.pipeline = pipeline_options.read(
-            count or self.pipeline.count, mapping, method, pipelining_kwargs
-        )
-        self.accumulation = replace(self.accumulation, method=method)
+        method = gradient_accumulation_reduction_method
+        self.pipeline = read(count or self.pipeline.count, mapping, method, pipelining_kwargs)
+        self.accumulation = replace(self.accumulation, method=self.pipeline.method)
         if accumulate_outfeed is not None:
             self.accumulate_outfeed = bool(accumulate_outfeed)
 

@@ -204,14 +204,8 @@ def summary(model: keras.Model, found: Sequence[Assignment], line_length: int | 
     first, *lines = format_table([header, *map(_row, found)])
     width = line_length or max(width, *map(len, lines))
     rule = "_" * width
-    return [
-        f"Model: {model.name!r}",
-        rule,
-        first,
-        "=" * width,
-        *(line[:width] for line in lines),
-        rule,
-    ]
+    title = [f"Model: {model.name!r}", rule, first, "=" * width]
+    return [*title, *(line[:width] for line in lines), rule]
 
 
 def _row(entry: Assignment) -> tuple[str, ...]:

@@ -160,11 +160,7 @@ def check_execution(steps: int, steps_per_execution: int, accumulation: int) -> 
 
 
 def _check_updates(steps_per_execution: int, accumulation: int) -> None:
+    name, reason = "gradient_accumulation_steps_per_replica", checks.INSIDE_OF_UPDATE
     checks.multiple(
-        "steps_per_execution",
-        steps_per_execution,
-        "gradient_accumulation_steps_per_replica",
-        accumulation,
-        checks.INSIDE_OF_UPDATE,
-        RuntimeError,
+        "steps_per_execution", steps_per_execution, name, accumulation, reason, RuntimeError
     )

@@ -116,9 +116,7 @@ class Network:
             graph.rows,
             results,
             gradient_map=gradients.gradient_map,
-            stages=options.stages(
-                graph.last, activation_checkpointing=description.activation_checkpointing
-            ),
+            stages=options.stages(graph.last, description.activation_checkpointing),
             accumulation=options.accumulation.native() if training else None,
             name=re.sub(r"\W", "_", description.name),
             optimizer=gradients.optimizer,
@@ -176,12 +174,8 @@ class Network:
         micro_batches = repeat * self.description.count * self.description.replicas
         rows = data.rows(micro_batches)
         if self.description.optimizer_function is not None:
-            self.model.fit(
-                self._batches(rows),
-                shuffle=False,
-                verbose=0,
-                callbacks=[_OutfeedCallback(self, outfeed)],
-            )
+            callback = _OutfeedCallback(self, outfeed)
+            self.model.fit(self._batches(rows), shuffle=False, callbacks=[callback], verbose=0)
             return
         for begin in range(0, micro_batches, self.rows):
             count = min(self.rows, micro_batches - begin)

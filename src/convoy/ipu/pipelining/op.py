@@ -148,25 +148,18 @@ def pipeline(
     # Unlike for a Keras model, these two have an effect.
     names = set(pipeline_options.NAMES) - {"name", "accumulate_outfeed_dtype"}
     mapping = arguments.read_mapping(device_mapping, stages)
-    options = pipeline_options.read(
-        count,
-        mapping,
-        GradientAccumulationReductionMethod.parse(reduction_method if training else "sum"),
-        {name: value for name, value in given.items() if name in names},
-        "pipeline",
-    )
+    chosen = {name: value for name, value in given.items() if name in names}
+    method = reduction_method if training else "sum"
+    options = pipeline_options.read(count, mapping, method, chosen, "pipeline")
     config = ipu_config.applied().config
     # Concurrent functions have a device each, but are one stage.
     is_shared = len(set(mapping)) < len(mapping)
     checked = options if is_shared else replace(options, device_mapping=None)
     checked.check(len(stages), config, training=training, name=arguments.COUNT)
     arguments.check_serialization(options, parts)
+    mask = None if outfeed_mask is None else tuple(outfeed_mask)
     outfeed = Outfeed(
-        outfeed_queue,
-        outfeed_loss,
-        None if outfeed_mask is None else tuple(outfeed_mask),
-        accumulate_outfeed,
-        accumulate_outfeed_dtype,
+        outfeed_queue, outfeed_loss, mask, accumulate_outfeed, accumulate_outfeed_dtype
     )
     outfeed.check(training=training)
     data = PipelineInput(as_list(inputs), infeed_queue)

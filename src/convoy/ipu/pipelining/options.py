@@ -166,7 +166,7 @@ class PipelineOptions:
     def accumulation(self) -> Accumulation:
         return Accumulation(self.count or 1, self.method, self.dtype)
 
-    def stages(self, last: int, *, activation_checkpointing: bool) -> Stages:
+    def stages(self, last: int, activation_checkpointing: bool) -> Stages:
         """Return the options of a network whose last stage has an index, for Convoy's engine."""
         return Stages(
             last, _NATIVE_SCHEDULES[self.schedule], self.device_mapping, activation_checkpointing
@@ -240,7 +240,7 @@ class PipelineOptions:
 def read(
     count: int | None,
     device_mapping: PyTree,
-    method: GradientAccumulationReductionMethod,
+    method: str | GradientAccumulationReductionMethod,
     options: Mapping[str, PyTree],
     where: str = "set_pipelining_options",
 ) -> PipelineOptions:
@@ -276,7 +276,7 @@ def read(
         _member("pipeline_schedule", options, PipelineSchedule.Grouped),
         _member("recomputation_mode", options, RecomputationMode.Auto),
         read_dtype(name, options.get(name)),
-        method,
+        GradientAccumulationReductionMethod.parse(method),
         tuple((name, len(options[name])) for name in _STAGE_OPTIONS if options.get(name)),
     )
 
