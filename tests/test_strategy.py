@@ -5,6 +5,7 @@ import jax
 import keras
 import numpy as np
 import pytest
+from convoy.engine.prepared_model import PreparedModel
 
 
 def small_model():
@@ -12,7 +13,7 @@ def small_model():
 
 
 def on_engine(model):
-    return "fit" in vars(model)
+    return "fit" in PreparedModel.of(model).methods
 
 
 def test_takes_in_models_made_in_its_scope():
@@ -65,8 +66,8 @@ def test_the_innermost_scope_counts():
         with inner.scope():
             first = small_model()
         second = small_model()
-    assert first.fit.__self__.runner.config is inner.execution_config
-    assert second.fit.__self__.runner.config is outer.execution_config
+    assert first.export_for_serving.__self__.runner.config is inner.execution_config
+    assert second.export_for_serving.__self__.runner.config is outer.execution_config
 
 
 def test_a_scope_holds_for_its_own_thread():
@@ -90,7 +91,7 @@ def test_prepare_uses_the_scope_around_it():
     model = small_model()
     with convoy.Strategy(devices=2).scope() as strategy:
         convoy.prepare(model)
-    assert model.fit.__self__.runner.config is strategy.execution_config
+    assert model.export_for_serving.__self__.runner.config is strategy.execution_config
 
 
 def test_prepare_refuses_what_is_not_a_model():

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import jax
 import keras
 from convoy import distributed, keras_bridge
-from convoy.engine import checks, random_state
+from convoy.engine import checks, random_state, stock_path
 from convoy.engine.data.chunks import Feed
 from convoy.engine.data.input import Budget, InputData, check_batch, open_input
 from convoy.engine.execution_config import ExecutionConfig, Reduction
 from convoy.engine.numerics.numerics import LOGS, Numerics
 from convoy.engine.observer import Observer
 from convoy.engine.prepared_model import PreparedModel
-from convoy.engine.run import Runner
+from convoy.engine.run import Runner, Validate
 from convoy.engine.state import Mode
 from convoy.engine.steps_per_execution import StepsPerExecution
+from convoy.engine.turns import Turns
 from convoy.pipeline import Schedule, Timeline
 from convoy.pipeline.config import PipelineConfig, pipeline_placement
 from convoy.pipeline.device_layout import PipelinePlacement
@@ -33,6 +35,10 @@ from convoy.pipeline.stages import (
 )
 from convoy.types import Batch, Data, Logs, PyTree
 
+# Once, for all models: those that no strategy has prepared run as before.
+keras_bridge.route_methods()
+keras_bridge.make_crops_compilable()
+
 Callbacks: TypeAlias = "list[keras.callbacks.Callback] | keras.callbacks.CallbackList | None"
 
 
@@ -41,22 +47,30 @@ class Observed(Protocol):
 
     observer: Observer
 
+    def adopt(self, new: keras.Model) -> None:
+        """Prepare a model for this strategy."""
+        ...
+
+
+class ModelOptions(NamedTuple):
+    """The options of one model, beside those of its strategy."""
+
+    gradient_accumulation: int
+    reduction: Reduction
+    dtype: str | None
+    asynchronous_callbacks: bool
+    pipelining: PipelineConfig
+    stages: list[int] | None
+
 
 class EngineMethods:
     """The methods of `keras.Model` that run on the engine, with Keras's own signatures.
 
-    They are set on the instance. Its class does not change, so it is saved, cloned and printed as
-    under stock Keras.
+    `keras.Model` calls them in place of its own, so an override in the model's class runs first.
+    The class does not change: the model is saved, cloned and printed as under stock Keras.
     """
 
-    replaced = (
-        "compile",
-        "fit",
-        "evaluate",
-        "predict",
-        "train_on_batch",
-        "test_on_batch",
-        "predict_on_batch",
+    added = (
         "set_asynchronous_callbacks",
         "set_gradient_accumulation",
         "set_pipelining_options",
@@ -76,6 +90,56 @@ class EngineMethods:
         self.pipelining = PipelineConfig()
         self.traced_graph = self.prepared.traced_graph
         """The graph of a subclassed model that programs were compiled for."""
+        self.turns = Turns(model)
+        self._was_built = True
+        self._noticed: set[str] = set()
+
+    def attach(self) -> None:
+        """Make the model run on the engine."""
+        self.prepared.use_options = self.use_options
+        methods = {name: self._on_engine_or_stock(name) for name in stock_path.FUNCTIONS}
+        methods["compile"], methods["__reduce__"] = self.compile, self._reduce
+        methods[keras_bridge.COPY] = lambda clone: copy_to(self.observed, self.options(), clone)
+        self.prepared.methods = methods
+        # Not through `setattr`: Keras would track it as a part of the model.
+        vars(self.model).update({name: getattr(self, name) for name in self.added})
+
+    def _on_engine_or_stock(self, name: str) -> Callable[..., PyTree]:
+        """Return a method that runs on the engine, or by stock Keras if the engine has no path."""
+        on_engine: Callable[..., PyTree] = getattr(self, name)
+
+        @wraps(on_engine)
+        def method(*args: PyTree, **kwargs: PyTree) -> PyTree:
+            reason = stock_path.reason(self.model, name, args[0] if args else kwargs.get("x"))
+            if reason is None:
+                with self.turns.take(name, self.runner.asynchronous_callbacks):
+                    try:
+                        return on_engine(*args, **kwargs)
+                    except TypeError:
+                        checks.explain_layer_metrics(self.model)
+                        raise
+            replicas = self.runner.config.replicas
+            requests = [f"{replicas} replicas"] if replicas > 1 else []
+            requests += self._divisions(name, stage_assignment(self.model) is not None)
+            if requests:
+                raise ValueError(
+                    f"{reason.why} Only stock Keras can run that, without {', '.join(requests)}. "
+                    f"{reason.remedy}"
+                )
+            if reason.why not in self._noticed:
+                self._noticed.add(reason.why)
+                warnings.warn(
+                    f"{reason.why} Stock Keras runs {name}() of {self.model.name!r}. "
+                    f"{reason.remedy}",
+                    stacklevel=3,
+                )
+            return keras_bridge.stock_method(self.model, name)(*args, **kwargs)
+
+        return method
+
+    def _divisions(self, method: str, has_stages: bool) -> list[str]:
+        settings = self.prepared.numerics.settings
+        return stock_path.divisions(self.runner.config, settings, method, has_stages)
 
     # Options ------------------------------------------------------------------------------------
 
@@ -94,7 +158,7 @@ class EngineMethods:
         if settings.loss_scale is not None:
             # The strategy's loss scale replaces the one that Keras adds for mixed_float16.
             kwargs["auto_scale_loss"] = False
-        type(self.model).compile(self.model, *args, **kwargs)
+        keras_bridge.stock_method(self.model, "compile")(*args, **kwargs)
         self.prepared.numerics = Numerics(settings)
 
     def set_gradient_accumulation(
@@ -160,6 +224,32 @@ class EngineMethods:
         mapping = None if device_mapping is None else tuple(device_mapping)
         self.pipelining = PipelineConfig(schedule, mapping, activation_checkpointing, record)
 
+    # Copies -------------------------------------------------------------------------------------
+
+    def options(self) -> ModelOptions:
+        """Return the options of this model."""
+        config = self.runner.config
+        return ModelOptions(
+            config.gradient_accumulation,
+            config.accumulation_reduction,
+            config.accumulation_dtype,
+            self.runner.asynchronous_callbacks,
+            self.pipelining,
+            self.prepared.stages,
+        )
+
+    def use_options(self, options: ModelOptions) -> None:
+        """Use the options of a model that this one is a copy of."""
+        self.set_gradient_accumulation(
+            options.gradient_accumulation, reduction=options.reduction, dtype=options.dtype
+        )
+        self.runner.asynchronous_callbacks = options.asynchronous_callbacks
+        self.pipelining, self.prepared.stages = options.pipelining, options.stages
+
+    def _reduce(self) -> tuple[Callable[..., keras.Model], tuple]:
+        stock = keras_bridge.stock_method(self.model, "__reduce__")()
+        return restore_copy, (*stock, self.observed, self.options())
+
     # Pipeline stages ----------------------------------------------------------------------------
 
     def get_pipeline_timeline(self) -> Timeline | None:
@@ -188,9 +278,12 @@ class EngineMethods:
 
     def _begin(self, method: str, x: Data) -> None:
         """Check the model, and choose its configuration: the pipeline's, if it has stages."""
+        self._was_built = keras_bridge.layers_are_built(self.model)
         checks.check_model(self.model, method, self.prepared.numerics.settings)
         runner, pipelining = self.runner, self.pipelining
         stages = stage_assignment(self.model, x)
+        divisions = self._divisions(method, stages is not None)
+        checks.check_custom_step(self.model, method, divisions)
         observer = self.observed.observer
         if observer is not runner.observer:
             runner.observe(observer)
@@ -272,8 +365,12 @@ class EngineMethods:
             shuffle=shuffle,
             class_weight=class_weight,
         )
-        validation = None
-        if validation_data is not None:
+        validation: Feed | Validate | None = None
+        if validation_data is not None and keras_bridge.overridden(self.model, ("evaluate",)):
+            validation = self._own_evaluate(
+                validation_data, validation_batch_size or batch_size, validation_steps
+            )
+        elif validation_data is not None:
             validation = self._open(
                 "evaluate",
                 keras_bridge.unpack(validation_data),
@@ -296,6 +393,22 @@ class EngineMethods:
         self.runner.programs.release()
         return self.model.history
 
+    def _own_evaluate(
+        self, validation_data: Data, batch_size: int | None, steps: int | None
+    ) -> Validate:
+        """Return the validation by a model's own `evaluate`, called as stock Keras calls it."""
+        x, y, sample_weight = keras_bridge.unpack(validation_data)
+        return partial(
+            self.model.evaluate,
+            x=x,
+            y=y,
+            sample_weight=sample_weight,
+            batch_size=batch_size,
+            steps=steps,
+            return_dict=True,
+            _use_cached_eval_dataset=True,
+        )
+
     def evaluate(
         self,
         x: Data = None,
@@ -306,8 +419,13 @@ class EngineMethods:
         steps: int | None = None,
         callbacks: Callbacks = None,
         return_dict: bool = False,
+        **kwargs: bool,
     ) -> Logs | list[float] | float:
         """Compute loss and metrics, as `keras.Model.evaluate` does; no sample is left out."""
+        # `fit` passes it to an overridden `evaluate`, which passes it on.
+        kwargs.pop("_use_cached_eval_dataset", None)
+        if kwargs:
+            raise ValueError(f"evaluate() takes no argument {', '.join(kwargs)}.")
         self._begin("evaluate", x)
         data = x, y, sample_weight
         feed, steps_per_execution, _ = self._open_once("evaluate", data, batch_size, steps)
@@ -365,6 +483,7 @@ class EngineMethods:
     def predict_on_batch(self, x: Batch) -> PyTree:
         """Return the outputs for one batch."""
         self._begin("predict_on_batch", x)
+        x = keras_bridge.host_arrays(x)
         keras_bridge.build_for_prediction(self.model, x)
         with self._observed("predict_on_batch"):
             return self.runner.run_once("predict", (x,))
@@ -372,6 +491,7 @@ class EngineMethods:
     def _on_batch(
         self, mode: Mode, batch: InputData, return_dict: bool
     ) -> Logs | list[float] | float:
+        batch = keras_bridge.host_arrays(batch)
         explain = partial(checks.explain_targets, self.model, batch[1])
         keras_bridge.build_for_batch(self.model, batch, explain)
         check_batch(self.model, batch)
@@ -420,7 +540,9 @@ class EngineMethods:
             steps=steps,
             shuffle=shuffle,
             class_weight=class_weight,
+            was_built=self._was_built,
         )
+        self._was_built = True
         if config.pipeline is None and not is_known and stage_assignment(self.model) is not None:
             raise ValueError(
                 f"{self.model.name!r} has pipeline stages, which were found only when it was built "
@@ -489,7 +611,29 @@ def attach(
     """
     prepared = PreparedModel.of(model)
     prepared.devices, prepared.data_budget = tuple(devices), data_budget
-    methods = EngineMethods(model, config, observed)
-    # Not through `setattr`: Keras would track it as a part of the model.
-    for name in EngineMethods.replaced:
-        vars(model)[name] = getattr(methods, name)
+    EngineMethods(model, config, observed).attach()
+
+
+def copy_to(observed: Observed, options: ModelOptions, clone: keras.Model) -> None:
+    """Make a clone of a model run as the model does.
+
+    Args:
+        observed: the strategy of the model.
+        options: the options of the model.
+        clone: the clone.
+    """
+    observed.adopt(clone)
+    PreparedModel.of(clone).use_options(options)
+
+
+def restore_copy(
+    make: Callable[..., keras.Model],
+    arguments: tuple,
+    strategy: Observed | None,
+    options: ModelOptions,
+) -> keras.Model:
+    """Make a copy of a model that was copied or pickled, with the strategy that it had."""
+    model = make(*arguments)
+    if strategy is not None and not PreparedModel.of(model).methods:
+        copy_to(strategy, options, model)
+    return model

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import keras
@@ -111,6 +112,11 @@ class Strategy:
         stochastic_rounding: StochasticRounding = "off",
         half_partials: bool = False,
     ) -> None:
+        self._arguments = {
+            name: value
+            for name, value in locals().items()
+            if name not in ("self", "__class__", "devices", "replicas")
+        }
         self.devices = device_choice.for_replicas(device_choice.select(devices), replicas)
         if data_budget is None:
             # All processes must use the same value, even on hosts with different memory.
@@ -214,6 +220,14 @@ class Strategy:
             return device_choice.memory(self.devices) // 2
         return (requested,) if isinstance(requested, str) else tuple(requested)
 
+    def __deepcopy__(self, memo: dict) -> Strategy:
+        """Return the strategy itself, which copies of its models share."""
+        return self
+
+    def __reduce__(self) -> tuple[Callable[..., Strategy | None], tuple]:
+        arguments = self._arguments if type(self) is Strategy else None
+        return _unpickle, ([device.id for device in self.devices], arguments)
+
     def __repr__(self) -> str:
         return f"Strategy({len(self.devices)} x {self.devices[0].platform})"
 
@@ -249,3 +263,18 @@ def _adopt(new: keras.Model) -> None:
     strategy = current()
     if strategy is not None:
         strategy.adopt(new)
+
+
+def _unpickle(ids: list[int], arguments: dict[str, Any] | None) -> Strategy | None:
+    """Return the strategy of a model that was pickled, or `None` after a warning."""
+    available = {device.id: device for device in jax.devices()}
+    missing = [number for number in ids if number not in available]
+    if arguments is not None and not missing:
+        return Strategy([available[number] for number in ids], **arguments)
+    reason = f"there is no device {missing[0]}" if missing else "a subclass of it cannot be pickled"
+    warnings.warn(
+        f"The unpickled model runs by stock Keras, without its strategy: {reason} here. Use "
+        "convoy.prepare(model, strategy) with another one.",
+        stacklevel=2,
+    )
+    return None

@@ -56,7 +56,9 @@ def test_a_wrong_number_of_inputs():
 def test_a_label_out_of_range(label):
     y = Y.copy()
     y[5] = label
-    with pytest.raises(ValueError, match=rf"Label {label} of sample 5 is out of range.*3 classes"):
+    # Stock Keras computes a loss from it, and a script may rely on that.
+    expected = rf"Label {label} of sample 5 is out of range.*3 classes"
+    with pytest.warns(UserWarning, match=expected), pytest.raises(AssertionError):
         make().fit(X, y, verbose=0)
 
 
@@ -68,12 +70,14 @@ def test_a_label_out_of_range_in_one_of_several_outputs():
         ]
         model = keras.Model(inputs, heads)
         model.compile("sgd", ["sparse_categorical_crossentropy"] * 2)
-    with pytest.raises(ValueError, match="Label 4 of sample 0 is out of range: the model has 2"):
+    expected = "Label 4 of sample 0 is out of range: the model has 2"
+    with pytest.warns(UserWarning, match=expected), pytest.raises(AssertionError):
         model.fit(X, [Y + 4, Y + 4], verbose=0)
 
 
 def test_class_numbers_where_one_hot_is_meant():
-    with pytest.raises(ValueError, match="Did you mean to use sparse_categorical_crossentropy"):
+    expected = "Did you mean to use sparse_categorical_crossentropy"
+    with pytest.warns(UserWarning, match=expected), pytest.raises(AssertionError):
         make("categorical_crossentropy").fit(X, np.full((8, 3), 2.0), verbose=0)
 
 
@@ -108,7 +112,8 @@ def test_one_hot_labels_of_one_of_several_outputs():
 
 
 def test_labels_of_minus_one_and_one_for_binary_crossentropy():
-    with pytest.raises(ValueError, match="Did you mean to map the labels to 0 and 1"):
+    expected = "Did you mean to map the labels to 0 and 1"
+    with pytest.warns(UserWarning, match=expected), pytest.raises(AssertionError):
         make("binary_crossentropy").fit(X, np.full((8, 3), -1.0), verbose=0)
 
 
@@ -144,28 +149,22 @@ def test_an_empty_batch():
         make().train_on_batch(X[:0], np.zeros(0, "int32"))
 
 
-def test_nan_in_the_input():
-    x = X.copy()
-    x[6, 1] = np.nan
-    with pytest.raises(ValueError, match="Input 0 holds NaN, first in sample 6"):
-        make().fit(x, Y, verbose=0)
-
-
-def test_nan_in_a_later_window_of_a_large_input(monkeypatch):
+def test_where_inputs_are_not_finite(monkeypatch):
     monkeypatch.setattr(checks, "WINDOW", 8)
     x = X.copy()
-    x[7, 3] = np.nan
-    with pytest.raises(ValueError, match="first in sample 7"):
-        make().predict(x, verbose=0)
+    assert checks.first_not_finite({"a": x, "b": Y}) is None
+    x[7, 3] = np.inf
+    x[6, 1] = np.nan
+    expected = "holds NaN or infinity, first in sample 6."
+    assert checks.first_not_finite(x) == f"The input {expected}"
+    assert checks.first_not_finite({"a": X, "b": x}) == f"Input['b'] {expected}"
 
 
 def test_bad_batches_of_a_generator():
     def batches(x, y):
         yield x, y
 
-    with pytest.raises(ValueError, match="Input 0 holds NaN"):
-        make().fit(batches(X * np.nan, Y), verbose=0, shuffle=False)
-    with pytest.raises(ValueError, match="Label 7 of sample 0"):
+    with pytest.warns(UserWarning, match="Label 7 of sample 0"), pytest.raises(AssertionError):
         make().fit(batches(X, Y + 7), verbose=0, shuffle=False)
 
 
@@ -183,39 +182,6 @@ def test_a_model_without_compile(method):
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     with pytest.raises(ValueError, match=rf"{method}\(\) was called on .* not been compiled"):
         getattr(model, method)(X, Y)
-
-
-def test_run_eagerly():
-    model = make()
-    model.compile("sgd", "mse", run_eagerly=True)
-    with pytest.raises(ValueError, match="run_eagerly=True was passed to compile"):
-        model.fit(X, Y, verbose=0)
-
-
-def test_jit_compile_turned_off():
-    model = make()
-    model.compile("sgd", "mse", jit_compile=False)
-    with pytest.raises(ValueError, match="jit_compile=False"):
-        model.fit(X, Y, verbose=0)
-
-
-@pytest.mark.parametrize(
-    ("name", "method"),
-    [
-        ("train_step", "fit"),
-        ("test_step", "evaluate"),
-        ("predict_step", "predict"),
-        ("make_train_function", "fit"),
-        ("fit", "fit"),
-    ],
-)
-def test_an_overridden_step(name, method):
-    custom = type("Custom", (keras.Sequential,), {name: lambda *_, **__: None})
-    model = make(model_class=custom)
-    with pytest.raises(
-        ValueError, match=f"Custom overrides {name}, which Convoy's engine would bypass"
-    ):
-        getattr(model, method)(X)
 
 
 @pytest.mark.parametrize("value", [0, -1, 2.5, "many", True, None])

@@ -101,8 +101,8 @@ def test_a_scope_uses_the_configuration_that_is_then_in_force(configure):
     configure(2)
     with strategy.scope():
         two = weighing()
-    assert one.fit.__self__.engine.replicas == 1
-    assert two.fit.__self__.engine.replicas == 2
+    assert one.set_replication_options.__self__.engine.replicas == 1
+    assert two.set_replication_options.__self__.engine.replicas == 2
 
 
 def test_options_reach_the_engine(configure):
@@ -115,7 +115,7 @@ def test_options_reach_the_engine(configure):
     configure(4, change)
     with ipu.ipu_strategy.IPUStrategy().scope():
         model = weighing()
-    engine = model.fit.__self__.engine
+    engine = model.set_replication_options.__self__.engine
     assert engine.execution_config.batch_norm_group == 2
     assert engine.execution_config.reduction_bucket == 100
     assert engine.numerics.stochastic_rounding == "on"
@@ -201,7 +201,7 @@ for count in (1, 2):
     config.configure_ipu_system()
     with ipu.ipu_strategy.IPUStrategy().scope():
         model = train()
-    print(model.fit.__self__.engine.replicas)
+    print(model.set_replication_options.__self__.engine.replicas)
 train()
 """
 

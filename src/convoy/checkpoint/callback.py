@@ -20,6 +20,7 @@ from convoy.checkpoint.preemption import EXIT_STATUS, Preempted, Preemption
 from convoy.checkpoint.store import Checkpoint
 from convoy.engine.checkpointer import Progress, Resumption
 from convoy.engine.observer import pause
+from convoy.engine.prepared_model import PreparedModel
 
 
 class Checkpoints(keras.callbacks.Callback):
@@ -81,7 +82,7 @@ class Checkpoints(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         del logs
-        if "fit" not in vars(self.model):
+        if not PreparedModel.of(self.model).methods:
             raise CheckpointError(
                 "Checkpoints works with models that Convoy runs. Create the model in a strategy's "
                 "scope, or pass it to convoy.prepare()."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Literal
 
@@ -11,7 +12,6 @@ import numpy as np
 from convoy import keras_bridge
 from convoy.engine.numerics.numerics import Settings
 from convoy.types import Data, PyTree
-from jax.experimental.sparse import JAXSparse
 
 # Values that are checked at a time, which bounds the memory that a check takes.
 WINDOW = 1 << 22
@@ -21,31 +21,24 @@ SPARSE = "sparse_categorical_crossentropy"
 # The kinds of NumPy's types that hold text or objects.
 TEXT = "USO"
 
-STEP_METHODS = {
-    "fit": ("fit", "train_step", "make_train_function"),
-    "train_on_batch": ("train_step", "make_train_function"),
-    "evaluate": ("evaluate", "test_step", "make_test_function"),
-    "test_on_batch": ("test_step", "make_test_function"),
-    "predict": ("predict", "predict_step", "make_predict_function"),
-    "predict_on_batch": ("predict_step", "make_predict_function"),
+STEPS = {
+    "fit": "train_step",
+    "train_on_batch": "train_step",
+    "evaluate": "test_step",
+    "test_on_batch": "test_step",
+    "predict": "predict_step",
+    "predict_on_batch": "predict_step",
 }
 
 
 def check_model(model: keras.Model, method: str, settings: Settings) -> None:
-    """Raise an error for a model that the engine would not run as its author meant.
+    """Raise an error for a model that cannot run.
 
     Args:
         model: the model.
         method: the method of the model that was called.
         settings: precision and loss scale of its strategy.
     """
-    replaced = keras_bridge.overridden(model, STEP_METHODS[method])
-    if replaced:
-        raise ValueError(
-            f"{type(model).__name__} overrides {' and '.join(replaced)}, which Convoy's engine "
-            "would bypass. Override `call`, `compute_loss` or `compute_metrics` instead, or make "
-            "the model outside of the strategy's scope to train it with stock Keras."
-        )
     if settings.precision is not None:
         settings.precision.check(model)
     if method.startswith("predict"):
@@ -55,23 +48,34 @@ def check_model(model: keras.Model, method: str, settings: Settings) -> None:
             f"{method}() was called on {model.name!r}, which has not been compiled. "
             "Call model.compile(optimizer=..., loss=...) first."
         )
-    if model.run_eagerly:
-        raise ValueError(
-            "run_eagerly=True was passed to compile(), but Convoy runs compiled programs only. "
-            "Leave it out, or make the model outside of the strategy's scope to debug it."
-        )
-    if not model.jit_compile:
-        raise ValueError(
-            "jit_compile=False was passed to compile(), or a layer cannot be compiled, but Convoy "
-            "runs compiled programs only. Leave it out, or make the model outside of the scope."
-        )
     if method in ("fit", "train_on_batch") and settings.loss_scale is not None:
         check_loss_scale(model)
+
+
+def explain_layer_metrics(model: keras.Model) -> None:
+    """Raise a better error than Keras if a layer of the model keeps a metric."""
     for layer, metric in keras_bridge.layer_metrics(model):
         raise ValueError(
-            f"Layer {layer!r} keeps metric {metric!r}, but updates of a metric in a layer's "
-            "call() are lost on JAX. Pass the metric to compile(), or update it in the model's "
+            f"Layer {layer!r} keeps metric {metric!r}, which Keras cannot update in a layer's "
+            "call() on JAX. Pass the metric to compile(), or update it in the model's "
             "compute_metrics()."
+        )
+
+
+def check_custom_step(model: keras.Model, method: str, divisions: list[str]) -> None:
+    """Raise an error if a model's own step cannot be divided as a strategy asks for.
+
+    Args:
+        model: the model.
+        method: the method of the model that was called.
+        divisions: what the strategy asks for that needs the parts of a step one by one.
+    """
+    step = STEPS[method]
+    if divisions and keras_bridge.overridden(model, (step,)):
+        raise ValueError(
+            f"{type(model).__name__} overrides {step}, which cannot be divided for "
+            f"{', '.join(divisions)}. "
+            f"Leave that out, or override compute_loss and compute_metrics instead of {step}."
         )
 
 
@@ -106,7 +110,8 @@ def check_arrays(data: tuple[Data, Data, Data]) -> int:
     """Return the number of samples in arrays; raise an error if it is 0, or if they hold text."""
     for name, part in zip(("x", "y", "sample_weight"), data, strict=True):
         for leaf in jax.tree.leaves(part):
-            if getattr(leaf, "dtype", np.dtype(float)).kind in TEXT:
+            dtype = getattr(leaf, "dtype", None)
+            if isinstance(dtype, np.dtype) and dtype.kind in TEXT:
                 raise ValueError(
                     f"{name} holds values of type {leaf.dtype}, but devices compute with numbers. "
                     "Convert it first: numbers with astype('float32'), words by numbering them."
@@ -127,52 +132,55 @@ def count_samples(x: Data) -> int:
 
 
 def check_inputs(model: keras.Model, x: Data) -> None:
-    """Raise an error for inputs whose shapes the model does not take, or that hold NaN."""
-    if any(map(_is_sparse, jax.tree.leaves(x, is_leaf=_is_sparse))):
-        raise ValueError("The input is sparse, which Convoy does not support. Make it dense first.")
-    leaves = jax.tree.leaves(x)
+    """Raise an error for inputs whose number or shapes the model does not take."""
     expected = getattr(model, "inputs", None)
-    if expected:
-        for tensor, leaf in zip(expected, _in_order(model, x), strict=True):
-            if not _shape_fits(tensor.shape[1:], leaf.shape[1:]):
-                raise ValueError(
-                    f"Input {tensor.name!r} received samples of shape {tuple(leaf.shape[1:])}, but "
-                    f"{model.name!r} expects {tuple(tensor.shape[1:])}. Reshape the data, or make "
-                    "the model with another keras.Input."
-                )
-    for position, leaf in enumerate(leaves):
-        is_floating = jax.dtypes.issubdtype(leaf.dtype, np.floating)
-        where = _first_bad(leaf, np.isnan) if is_floating else None
-        if where is not None:
-            raise ValueError(
-                f"Input {position} holds NaN, first in sample {where}. Clean the data first, "
-                "for example with numpy.nan_to_num."
-            )
+    problem = _problem(model, x) if expected else None
+    if problem is not None and not keras_bridge.accepts(model, x):
+        raise ValueError(problem)
 
 
-def _in_order(model: keras.Model, x: Data) -> list[Data]:
-    """Return the arrays of the input in the order of the model's inputs."""
+def _problem(model: keras.Model, x: Data) -> str | None:
+    """Return what seems to be wrong with inputs; Keras may still adapt them."""
     names = keras_bridge.input_names(model)
     if isinstance(x, dict) and names:
         missing = [name for name in names if name not in x]
         if missing:
-            raise ValueError(
+            return (
                 f"{model.name!r} has inputs {', '.join(names)}, but received a dict without "
                 f"{', '.join(missing)}: its keys are {', '.join(map(str, x))}."
             )
-        return [x[name] for name in names]
-    leaves = jax.tree.leaves(x)
+        leaves = [x[name] for name in names]
+    else:
+        leaves = keras.tree.flatten(x)
     if len(leaves) != len(model.inputs):
-        raise ValueError(
+        return (
             f"{model.name!r} has {len(model.inputs)} inputs "
             f"({', '.join(tensor.name for tensor in model.inputs)}), but received {len(leaves)} "
             "arrays."
         )
-    return leaves
+    for tensor, leaf in zip(model.inputs, leaves, strict=True):
+        if leaf is not None and not _shape_fits(tensor.shape[1:], leaf.shape[1:]):
+            return (
+                f"Input {tensor.name!r} received samples of shape {tuple(leaf.shape[1:])}, but "
+                f"{model.name!r} expects {tuple(tensor.shape[1:])}. Reshape the data, or make "
+                "the model with another keras.Input."
+            )
+    return None
+
+
+def first_not_finite(x: Data) -> str | None:
+    """Return where inputs first hold NaN or infinity, in words, or `None`."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(x):
+        if jax.dtypes.issubdtype(leaf.dtype, np.floating):
+            where = _first_bad(leaf, lambda part: ~np.isfinite(part))
+            if where is not None:
+                name = f"Input{jax.tree_util.keystr(path)}" if path else "The input"
+                return f"{name} holds NaN or infinity, first in sample {where}."
+    return None
 
 
 def check_targets(model: keras.Model, y: Data) -> None:
-    """Raise an error for labels that the loss of an output does not take."""
+    """Raise an error for labels that Keras refuses; warn of labels that cannot be meant so."""
     if y is None:
         return
     outputs = keras_bridge.output_structure(model)
@@ -221,10 +229,11 @@ def _check_classes(target: Data, classes: int | None, ignored: int | None) -> No
     bad = _first_bad(target, lambda part: ((part < 0) | (part >= classes)) & (part != allowed))
     if bad is not None:
         label = np.asarray(target[bad]).ravel()[0]
-        raise ValueError(
+        warnings.warn(
             f"Label {label} of sample {bad} is out of range: the model has {classes} classes, so "
             f"sparse_categorical_crossentropy takes labels 0 to {classes - 1}. Renumber the labels "
-            "or change the size of the last layer."
+            "or change the size of the last layer.",
+            stacklevel=2,
         )
 
 
@@ -238,9 +247,10 @@ def _check_probabilities(target: Data, name: str) -> None:
             if name == "categorical_crossentropy"
             else "map the labels to 0 and 1"
         )
-        raise ValueError(
+        warnings.warn(
             f"Target {value} of sample {bad} is out of range: {name} takes values from 0 to 1. "
-            f"Did you mean to {advice}?"
+            f"Did you mean to {advice}?",
+            stacklevel=2,
         )
 
 
@@ -264,10 +274,6 @@ def _first_bad(array: Data, is_bad: Callable[[np.ndarray], np.ndarray]) -> int |
         if bad.any():
             return start + int(np.argmax(bad.reshape(len(part), -1).any(axis=1)))
     return None
-
-
-def _is_sparse(leaf: Data) -> bool:
-    return isinstance(leaf, JAXSparse)
 
 
 def _at(tree: PyTree, path: tuple) -> PyTree:

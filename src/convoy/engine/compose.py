@@ -11,7 +11,7 @@ import keras
 from convoy import cpu, keras_bridge
 from convoy.engine.data.chunks import Chunk
 from convoy.engine.data.fetch import Fetch, fetcher, local_batch_shapes
-from convoy.engine.data.placement import REPLICATED, SHARDED
+from convoy.engine.data.placement import AXIS, REPLICATED, SHARDED
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.prepared_model import PreparedModel
 from convoy.engine.state import Mode, State
@@ -33,6 +33,7 @@ from convoy.engine.step.step import (
     ForwardStep,
     GradientStep,
     Step,
+    custom_step,
     denominator_step,
     evaluation_step,
     gradient_step,
@@ -41,6 +42,7 @@ from convoy.engine.step.step import (
 )
 from convoy.engine.step.update import update
 from convoy.types import Arrays, Batch, Logs, PyTree, Shapes
+from jax.sharding import NamedSharding, PartitionSpec
 
 Run = Callable[..., tuple[State, PyTree]]
 """Takes the state, a source and a number of steps; returns the new state and the outcome."""
@@ -65,6 +67,8 @@ class Composition:
     # With data parallelism, each replica runs all of it (shard_map around the loop). With a sharded
     # optimizer state, shard_map is around the gradients only, and XLA partitions the update. Each
     # wrapper knows nothing of the others; a model in pipeline stages is not composed here.
+    #
+    # A model's own `train_step` takes the place of all of it but the loop (`_on_global_batch`).
 
     model: keras.Model
     config: ExecutionConfig
@@ -88,6 +92,8 @@ class Composition:
             chunk: a chunk of the kind that it will run on.
             state: shapes and types of the state.
         """
+        if custom_step(self.model, self.mode, fetch_nothing) is not None:
+            return None
         make = prediction_step if self.mode == "predict" else evaluation_step
         step = self._for_local_batch(make(self.model, fetch_nothing), chunk)
         replicas = self.replicas(chunk)
@@ -112,14 +118,24 @@ class Composition:
             max_steps: steps whose outputs the program can hold; prediction only.
         """
         fetch = fetcher(chunk, self.replicas(chunk))
-        if self.mode == "train" and self.shards is not None:
+        custom = custom_step(self.model, self.mode, self._fetch_global(chunk))
+        if custom is not None:
+            run = self._on_global_batch(custom, max_steps)
+        elif self.mode == "train" and self.shards is not None:
             run = self._with_sharded_optimizer(fetch, chunk, self.shards)
         else:
             run = self._on_each_replica(fetch, chunk, folded, max_steps)
         program: Program = partial(run_steps, run, self.mode)
-        if self.mode == "train" and cpu.fuses(self.config.placement.platform):
+        mesh = self.config.placement.mesh
+        is_partitioned = custom is not None and mesh is not None
+        if (
+            self.mode == "train"
+            and cpu.fuses(self.config.placement.platform)
+            and not is_partitioned
+        ):
             program = _with_operations(program, lambda: self._fusion(chunk))
-        program = self._for_local_batch(program, chunk)
+        if custom is None:
+            program = self._for_local_batch(program, chunk)
         # The state, which is the second argument, is donated.
         return jax.jit(program, donate_argnums=1, compiler_options=self._compiler_options())
 
@@ -162,6 +178,25 @@ class Composition:
             (REPLICATED, REPLICATED, REPLICATED),
         )
         return self._with_results(loop(shards.constrain(self._updates(gradients))))
+
+    def _fetch_global(self, chunk: Chunk) -> Fetch:
+        """Return the function that fetches the global batch, sharded over the replicas."""
+        fetch, mesh = fetcher(chunk, replicas=1), self.config.placement.mesh
+        if mesh is None or not chunk.sharded:
+            return fetch
+        by_sample = NamedSharding(mesh, PartitionSpec(AXIS))
+        return lambda *position: jax.lax.with_sharding_constraint(fetch(*position), by_sample)
+
+    def _on_global_batch(self, step: Step, max_steps: int) -> Run:
+        """Return the device loop of a model's own step.
+
+        XLA partitions its computation over the replicas, by the shards of the batch: a step of the
+        user's own may compute anything from it, and must mean what it means on one device.
+        """
+        if self.config.placement.mesh is not None:
+            shards = self.shards or OptimizerShards(self.config.placement.mesh, ())
+            step = shards.constrain(step)
+        return collect(step, max_steps) if self.mode == "predict" else loop(step)
 
     def _global_batch(self, chunk: Chunk) -> GlobalBatch:
         """Return the operations for a local batch, by the number over which a mean is taken."""

@@ -16,8 +16,8 @@ GradientMap = Callable[[jax.Array, keras.Variable], jax.Array]
 class PreparedModel(ModelState):
     """Everything that Convoy keeps for a model; `PreparedModel.of(model)` finds it.
 
-    It is no part of what Keras tracks: a model that is saved, cloned or copied comes back without
-    it. A stock Keras model has the values that follow, which change nothing.
+    It is no part of what Keras tracks: a model that is saved and loaded comes back without it. A
+    stock Keras model has the values that follow, which change nothing.
 
     Attributes:
         devices: the devices of the strategy; empty for a stock Keras model.
@@ -27,6 +27,7 @@ class PreparedModel(ModelState):
         stages: the pipeline stage of every call of the graph, if stages were assigned.
         has_no_stages: whether a trace of the subclassed model found no pipeline stages.
         has_guessed_types: whether the types of the inputs were unknown when it was traced.
+        use_options: a function that takes the options of a model that this one is a copy of.
     """
 
     def __init__(self) -> None:
@@ -38,3 +39,4 @@ class PreparedModel(ModelState):
         self.stages: list[int] | None = None
         self.has_no_stages = False
         self.has_guessed_types = False
+        self.use_options: Callable[..., None] = lambda _: None

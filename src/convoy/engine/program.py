@@ -26,7 +26,7 @@ from convoy.engine.state import Mode, State, Variables
 from convoy.engine.step.constant_folding import FoldedStep, FoldedWeights
 from convoy.engine.step.replicate import Roles
 from convoy.engine.step.shard_optimizer import OptimizerShards
-from convoy.engine.step.step import prediction_step
+from convoy.engine.step.step import custom_step, prediction_step
 from convoy.types import Arrays, PyTree, Shapes
 
 MemoryStats = Any
@@ -166,7 +166,8 @@ class Programs:
 
 def output_bytes(model: keras.Model, state: State, example: Shapes) -> int:
     """Return the bytes of the outputs for a batch of these shapes and types."""
-    _, outputs = jax.eval_shape(prediction_step(model, fetch_nothing), state, (example, 0))
+    step = custom_step(model, "predict", fetch_nothing) or prediction_step(model, fetch_nothing)
+    _, outputs = jax.eval_shape(step, state, (example, 0))
     return tree_bytes(outputs)
 
 

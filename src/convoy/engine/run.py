@@ -29,6 +29,9 @@ from convoy.engine.state import Mode
 from convoy.engine.steps_per_execution import StepsPerExecution
 from convoy.types import Batch, Logs, PyTree
 
+Validate = Callable[..., Logs]
+"""Takes the list of callbacks as `callbacks`, and returns the logs of an evaluation."""
+
 # The part of the memory for data that the outputs of one prediction call may take.
 OUTPUT_FRACTION = 4
 
@@ -70,7 +73,7 @@ class Runner:
     def train(
         self,
         feed: Feed,
-        validation: Feed | None,
+        validation: Feed | Validate | None,
         steps_per_execution: StepsPerExecution,
         callbacks: keras.callbacks.CallbackList,
         epochs: range,
@@ -79,6 +82,7 @@ class Runner:
         """Run the epochs of `fit`, from `on_train_begin` to `on_train_end`."""
         model = self.model
         model.stop_training = False
+        self._explained_nan = False
         callbacks.on_train_begin()
         first = distributed.from_first(keras_bridge.initial_epoch(model, epochs.start))
         progress = Progress(
@@ -100,6 +104,8 @@ class Runner:
                 ):
                     logs |= self._validate(validation, callbacks, progress, checkpointer)
                 self.observer.end_epoch(callbacks.on_epoch_end, epoch, logs)
+                if not self._explained_nan and np.isnan(logs.get("loss", 0.0)).any():
+                    self._explain_nan(epoch, feed)
                 progress.epoch, progress.step, progress.logs = epoch + 1, 0, logs
                 if checkpointer is not None:
                     checkpointer.save_if_due(progress)
@@ -111,6 +117,15 @@ class Runner:
             if epochs.stop > 0:
                 model.optimizer.finalize_variable_values(model.trainable_weights)
         callbacks.on_train_end(progress.logs)
+
+    def _explain_nan(self, epoch: int, feed: Feed) -> None:
+        self._explained_nan = True
+        found = feed.first_not_finite()
+        warnings.warn(
+            f"The loss is NaN at the end of epoch {epoch + 1}. "
+            f"{found or 'The inputs are finite: a lower learning rate may help.'}",
+            stacklevel=4,
+        )
 
     def _train_epoch(
         self,
@@ -156,11 +171,17 @@ class Runner:
             )
             self.model.stop_training = True
             return {}
-        return dict(progress.logs)
+        return self._epoch_logs("train", progress.logs)
+
+    def _epoch_logs(self, mode: Mode, logs: Logs) -> Logs:
+        """Return the logs of an epoch; a model's own step may have returned others than these."""
+        if keras_bridge.custom_step(self.model, mode) is None:
+            return dict(logs)
+        return keras_bridge.epoch_logs(self.model, logs)
 
     def _validate(
         self,
-        validation: Feed,
+        validation: Feed | Validate,
         callbacks: keras.callbacks.CallbackList,
         progress: Progress,
         checkpointer: Checkpointer | None,
@@ -168,7 +189,10 @@ class Runner:
         progress.metrics = keras_bridge.values(self.model.metrics_variables)
         is_preempted = checkpointer.is_preempted if checkpointer is not None else lambda: False
         steps_per_execution = self.steps_per_execution("evaluate")
-        values = self.evaluate(validation, steps_per_execution, callbacks, is_preempted)
+        if callable(validation):
+            values = validation(callbacks=callbacks)
+        else:
+            values = self.evaluate(validation, steps_per_execution, callbacks, is_preempted)
         if checkpointer is not None and is_preempted():
             checkpointer.save_if_due(progress)
         progress.metrics = None
@@ -204,7 +228,7 @@ class Runner:
             (callbacks.on_test_batch_begin, callbacks.on_test_batch_end, end),
             lambda: model.stop_evaluating or is_preempted(),
         )
-        values = keras_bridge.python_logs(logs)
+        values = keras_bridge.python_logs(self._epoch_logs("evaluate", logs))
         callbacks.on_test_end(values)
         return values
 
@@ -281,13 +305,20 @@ class Runner:
         begin, batch_end, end = functions
         model_runner = self.programs.get(mode)
         if not self.asynchronous_callbacks:
+            last_of_execution = 0
+
+            def note_and_begin(step: int) -> None:
+                nonlocal last_of_execution
+                last_of_execution = step + steps_per_execution.value - 1
+                begin(step)
 
             def call_and_end(step: int, outcomes: list[Outcome]) -> None:
                 last = _concatenate(outcomes) if mode == "predict" else outcomes[-1]
-                batch_end(step, last)
+                # Keras counts a short last execution as a complete one.
+                batch_end(step if steps_per_execution.automatic else last_of_execution, last)
                 end(step, outcomes)
 
-            callbacks = EpochCallbacks(begin, call_and_end)
+            callbacks = EpochCallbacks(note_and_begin, call_and_end)
             runner, feed, callbacks = self.observer.epoch(mode, model_runner, feed, callbacks)
             return run_epoch(
                 feed, runner, callbacks, steps_per_execution, is_stopped, done, max_steps

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,8 @@ from convoy.engine.prepared_model import PreparedModel
 from convoy.types import Arrays
 
 Mode = Literal["train", "evaluate", "predict"]
+Tree = TypeVar("Tree")
+"""A PyTree, such as `State`."""
 
 
 class State(NamedTuple):
@@ -85,8 +87,8 @@ class Variables:
         keras_bridge.assign(self._all, [value for values in state for value in values])
 
 
-def like(new: State, old: State) -> State:
-    """Cast a state to the types of another one, as the carry of a loop must have them.
+def like(new: Tree, old: Tree) -> Tree:
+    """Cast a state or logs to the types of others, as the carry of a loop must have them.
 
     A layer may have computed an update in a wider type.
     """

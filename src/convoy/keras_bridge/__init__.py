@@ -7,7 +7,9 @@ module gives the reason for those that it uses.
 from convoy.keras_bridge.batches import (
     Batches,
     class_weight_to_sample_weights,
+    host_arrays,
     is_array_data,
+    is_sparse,
     train_validation_split,
     unpack,
 )
@@ -17,6 +19,11 @@ from convoy.keras_bridge.callbacks import (
     python_logs,
     weight_reading_callback,
     without_file_writers,
+)
+from convoy.keras_bridge.compilability import (
+    make_crops_compilable,
+    turns_compilation_off,
+    uncompilable_layers,
 )
 from convoy.keras_bridge.graphs import (
     GraphCall,
@@ -43,12 +50,14 @@ from convoy.keras_bridge.graphs import (
     with_training,
 )
 from convoy.keras_bridge.models import (
+    accepts,
     adopt_new_models,
     build_for_batch,
     build_for_prediction,
     call_training_argument,
     compilation,
     input_names,
+    layers_are_built,
     output_structure,
     overridden,
     overrides_call,
@@ -59,6 +68,8 @@ from convoy.keras_bridge.optimizers import split_optimizer
 from convoy.keras_bridge.steps import (
     compiled_loss,
     compiled_losses,
+    custom_step,
+    epoch_logs,
     flat_metrics,
     initial_epoch,
     layer_metrics,
@@ -77,6 +88,7 @@ from convoy.keras_bridge.traced import (
     is_built_for,
     trace,
 )
+from convoy.keras_bridge.trainer import COPY, route_methods, stock_method
 from convoy.keras_bridge.variables import (
     Variables,
     assign,
@@ -90,6 +102,7 @@ from convoy.keras_bridge.variables import (
 )
 
 __all__ = [
+    "COPY",
     "Batches",
     "Callbacks",
     "GraphCall",
@@ -98,6 +111,7 @@ __all__ = [
     "NestedCall",
     "UntraceableError",
     "Variables",
+    "accepts",
     "adopt_new_models",
     "assign",
     "build_for_batch",
@@ -110,6 +124,8 @@ __all__ = [
     "compilation",
     "compiled_loss",
     "compiled_losses",
+    "custom_step",
+    "epoch_logs",
     "flat_metrics",
     "get_keras_mask",
     "global_seed",
@@ -119,15 +135,19 @@ __all__ = [
     "graph_inputs",
     "graph_outputs",
     "has_marked_layers",
+    "host_arrays",
     "initial_epoch",
     "input_names",
     "is_array_data",
     "is_built",
     "is_built_for",
+    "is_sparse",
     "is_subclassed",
     "layer_metrics",
+    "layers_are_built",
     "limit_epochs",
     "loss_and_updates",
+    "make_crops_compilable",
     "marked_calls",
     "metric_results",
     "model_graph",
@@ -142,6 +162,7 @@ __all__ = [
     "replaced_graph_run",
     "replaced_operations",
     "replay_graph",
+    "route_methods",
     "seed_variables",
     "set_global_seed",
     "set_keras_mask",
@@ -149,9 +170,12 @@ __all__ = [
     "set_traced_graph",
     "should_validate",
     "split_optimizer",
+    "stock_method",
     "trace",
     "traced_graph",
     "train_validation_split",
+    "turns_compilation_off",
+    "uncompilable_layers",
     "unpack",
     "update_metrics",
     "updated_variables",

@@ -15,7 +15,7 @@ from typing import Any
 
 import keras
 import numpy as np
-from convoy.keras_bridge.models import build_for_batch, build_for_prediction
+from convoy.keras_bridge.models import build_for_batch, build_for_prediction, layers_are_built
 from keras import Model
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter, can_convert_arrays
@@ -28,6 +28,26 @@ unpack = keras.utils.unpack_x_y_sample_weight
 train_validation_split = array_slicing.train_validation_split
 is_array_data = can_convert_arrays
 class_weight_to_sample_weights = data_adapter_utils.class_weight_to_sample_weights
+
+
+def is_sparse(value: Any) -> bool:
+    """Return whether a value is a sparse matrix or tensor of JAX, SciPy or TensorFlow."""
+    return (
+        data_adapter_utils.is_jax_sparse(value)
+        or data_adapter_utils.is_scipy_sparse(value)
+        or data_adapter_utils.is_tensorflow_sparse(value)
+    )
+
+
+def host_arrays(batch: Any) -> Any:
+    """Convert the tensors of other frameworks in a batch to NumPy arrays."""
+
+    def convert(leaf: Any) -> Any:
+        is_foreign = data_adapter_utils.is_tensorflow_tensor(leaf)
+        is_foreign = is_foreign or data_adapter_utils.is_torch_tensor(leaf)
+        return np.asarray(leaf) if is_foreign else leaf
+
+    return keras.tree.map_structure(convert, batch)
 
 
 class Batches(EpochIterator):
@@ -157,7 +177,13 @@ class Batches(EpochIterator):
         _, _, (batch,) = super().__next__()
         return batch
 
-    def build(self, model: Model, mode: str, explain: Callable[[Any], None] | None = None) -> None:
+    def build(
+        self,
+        model: Model,
+        mode: str,
+        explain: Callable[[Any], None] | None = None,
+        was_built: bool = True,
+    ) -> None:
         """Create the missing variables of model, metrics, loss and optimizer.
 
         The input's `on_epoch_end` is called where stock Keras calls it.
@@ -166,14 +192,17 @@ class Batches(EpochIterator):
             model: model that is about to run.
             mode: `"train"`, `"evaluate"` or `"predict"`.
             explain: function of a batch that Keras refused; it may raise a clearer error.
+            was_built: whether all layers were built when the run began. If not, a batch is read, as
+                stock Keras does, even if the layers have been built since.
         """
         if mode == "predict":
-            if not all(layer.built for layer in model._flatten_layers()):
+            if not was_built or not layers_are_built(model):
                 x, _, _ = unpack(next(iter(self)))
                 build_for_prediction(model, x)
                 self.reset()
             return
-        batch = next(iter(self)) if self._something_is_unbuilt(model) else None
+        reads = not was_built or self._something_is_unbuilt(model)
+        batch = next(iter(self)) if reads else None
         build_for_batch(model, batch, partial(explain, batch) if explain else None)
         if mode == "train":
             self.reset()

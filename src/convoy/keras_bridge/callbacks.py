@@ -70,6 +70,16 @@ _WRITERS = (
 )
 
 
+class ProgressBar(keras.callbacks.ProgbarLogger):
+    """Keras's progress bar, which does not run past the end of an epoch.
+
+    The number of a batch does, if the last execution has fewer steps than `steps_per_execution`.
+    """
+
+    def _update_progbar(self, batch: int, logs: Any = None) -> None:
+        super()._update_progbar(batch if self.target is None else min(batch, self.target - 1), logs)
+
+
 class Callbacks(keras.callbacks.CallbackList):
     """Keras's callback list, with batch hooks on one thread that waits for device values.
 
@@ -79,6 +89,7 @@ class Callbacks(keras.callbacks.CallbackList):
     """
 
     _executor: ThreadPoolExecutor | None
+    _progbar: keras.callbacks.ProgbarLogger | None
 
     def _on_begin(self) -> None:
         if self._executor is None:
@@ -87,6 +98,12 @@ class Callbacks(keras.callbacks.CallbackList):
         self._has_train_hook = self._has_hook("on_train_batch_end", "on_batch_end")
         self._has_test_hook = self._has_hook("on_test_batch_end")
         self._has_predict_hook = self._has_hook("on_predict_batch_end")
+
+    def _add_default_callbacks(self, add_history: bool, add_progbar: bool) -> None:
+        super()._add_default_callbacks(add_history, add_progbar=False)
+        if add_progbar and self._progbar is None:
+            self._progbar = ProgressBar()
+            self.callbacks.append(self._progbar)
 
     def _has_hook(self, *names: str) -> bool:
         return any(

@@ -231,11 +231,13 @@ class ModelState:
     Attributes:
         traced_graph: the graph of a subclassed model's `call`, if it was traced.
         graph: the calls of the model's graph, cached by `model_graph`.
+        methods: functions that run in place of methods of `keras.Model`; see `trainer`.
     """
 
     def __init__(self) -> None:
         self.traced_graph: Function | None = None
         self.graph: ModelGraph | None = None
+        self.methods: dict[str, Callable[..., Any]] = {}
 
     @classmethod
     def of(cls, model: Model) -> Self:
@@ -249,6 +251,12 @@ class ModelState:
         # Not through `setattr`: Keras would track it as a part of the model.
         vars(model)[_STATE] = new
         return new
+
+    @staticmethod
+    def methods_of(model: Model) -> dict[str, Callable[..., Any]]:
+        """Return the methods of a model, which are none if it has no state."""
+        state = vars(model).get(_STATE)
+        return {} if state is None else state.methods
 
 
 class ModelGraph:

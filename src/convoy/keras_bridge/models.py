@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import keras
 from keras import Model
+from keras.src.backend import compute_output_spec
 from keras.src.models.functional import Functional
 
 _scopes: list[Callable[[Model], None]] = []
@@ -48,8 +49,12 @@ def adopt_new_models(adopt: Callable[[Model], None]) -> Iterator[None]:
 
 
 def overridden(model: Model, names: tuple[str, ...]) -> list[str]:
-    """Return the names of the trainer's methods that the model's class overrides."""
-    return [name for name in names if getattr(type(model), name) is not getattr(Model, name)]
+    """Return the names of the trainer's methods that a model, or its class, overrides."""
+    return [
+        name
+        for name in names
+        if getattr(type(model), name) is not getattr(Model, name) or name in vars(model)
+    ]
 
 
 def overrides_call(model: Model) -> bool:
@@ -89,6 +94,16 @@ def input_names(model: Model) -> list[str]:
     return [key for key in found if key is not None] if None not in found else []
 
 
+def accepts(model: Model, x: Any) -> bool:
+    """Return whether Keras takes inputs of these shapes; it adapts some, such as a missing axis."""
+    try:
+        symbolic = keras.tree.map_structure(_as_on_device, x)
+        compute_output_spec(model, symbolic, **call_training_argument(model, training=False))
+    except Exception:
+        return False
+    return True
+
+
 def output_structure(model: Model) -> Any:
     """Return the symbolic outputs in the structure that the model returns, or `None`."""
     return getattr(getattr(model, "_functional", None) or model, "_outputs_struct", None)
@@ -99,9 +114,14 @@ def compilation(model: Model) -> object | None:
     return model._loss_tracker
 
 
+def layers_are_built(model: Model) -> bool:
+    """Return whether every layer of a model has created its variables."""
+    return all(layer.built for layer in model._flatten_layers())
+
+
 def build_for_prediction(model: Model, x: Any) -> None:
     """Create the variables of a model that has not been called yet."""
-    if not all(layer.built for layer in model._flatten_layers()):
+    if not layers_are_built(model):
         with keras.StatelessScope():
             model(x)
 

@@ -22,6 +22,28 @@ def loss_and_updates(model: Model) -> Callable[..., tuple[jax.Array, tuple]]:
     return model.compute_loss_and_updates
 
 
+def custom_step(model: Model, mode: str) -> Callable[[tuple, Any], tuple[Any, tuple]] | None:
+    """Return the step that a model defines itself, in the stateless form of Keras's JAX trainer.
+
+    Returns:
+        A function of the state (trainable and non-trainable variables, those of the optimizer for
+        training, those of metrics except for prediction) and a batch. It returns logs or outputs,
+        and the new state. `None` if the step is Keras's own.
+    """
+    name = {"train": "train_step", "evaluate": "test_step", "predict": "predict_step"}[mode]
+    if not overridden(model, (name,)):
+        return None
+    own = getattr(model, name)
+    if mode != "predict":
+        return own
+
+    def predict_step(state: tuple, batch: Any) -> tuple[Any, tuple]:
+        outputs, non_trainable = own(state, batch)
+        return outputs, (state[0], non_trainable)
+
+    return predict_step
+
+
 def update_metrics(
     model: Model,
     metrics: list[jax.Array],
@@ -55,6 +77,14 @@ def metric_results(model: Model, metrics: list[jax.Array]) -> dict[str, Any]:
     mapping = list(zip(model.metrics_variables, metrics, strict=True))
     with keras.StatelessScope(state_mapping=mapping):
         return model.get_metrics_result()
+
+
+def epoch_logs(model: Model, logs: dict[str, Any]) -> dict[str, Any]:
+    """Return the logs of an epoch, given those of its last step.
+
+    Logs that have the names of the metrics are replaced by the metrics' own values.
+    """
+    return dict(model._get_metrics_result_or_logs(logs))
 
 
 def flat_metrics(model: Model, logs: dict[str, float]) -> Any:

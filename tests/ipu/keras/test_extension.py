@@ -83,7 +83,7 @@ def test_trains_again_without_compiling_again(configure, data):
     with strategy_scope():
         model = compiled(sequential(), 8)
         model.fit(*data, batch_size=4, verbose=0)
-        engine = model.fit.__self__.native["fit"].__self__
+        engine = model.set_replication_options.__self__.native["set_pipelining_options"].__self__
         programs = engine.runner.programs
         model.evaluate(*data, batch_size=4, verbose=0)
         model.fit(*data, batch_size=4, verbose=0)
@@ -244,8 +244,8 @@ def test_reductions_are_shared_and_set_by_every_call():
         model = sequential()
     model.set_gradient_accumulation_options(2, "mean")
     model.set_pipelining_options(4)
-    assert model.fit.__self__.accumulation.method.name == "SUM"
-    assert model.fit.__self__.accumulation.count == 2
+    assert model.set_replication_options.__self__.accumulation.method.name == "SUM"
+    assert model.set_replication_options.__self__.accumulation.count == 2
 
 
 @pytest.mark.parametrize("count", [0, -1, 2.0, True])
@@ -335,7 +335,9 @@ def test_recomputation_is_as_the_configuration_says(configure, data, allowed):
                 model.fit(*data, batch_size=4, verbose=0)
             model.set_pipelining_options(4, recomputation_mode=mode)
         model.fit(*data, batch_size=4, verbose=0)
-        plan = model.fit.__self__.native["fit"].__self__.runner.current
+        plan = model.set_replication_options.__self__.native[
+            "set_pipelining_options"
+        ].__self__.runner.current
     assert plan.pipeline.activation_checkpointing == allowed
 
 
@@ -357,8 +359,8 @@ def test_replicas_fill_the_devices_by_powers_of_two(configure, stages, devices, 
     with strategy_scope():
         model = sequential()
     for _ in range(2):
-        assert model.fit.__self__._fill_devices(stages) == replicas
-    assert len(model.fit.__self__.engine.devices) // stages == replicas
+        assert model.set_replication_options.__self__._fill_devices(stages) == replicas
+    assert len(model.set_replication_options.__self__.engine.devices) // stages == replicas
 
 
 def test_refuses_what_the_engine_would_bypass(data):
@@ -598,4 +600,4 @@ def test_optimizers_say_how_gradients_are_put_together(configure, data):
         np.testing.assert_allclose(own, stock, rtol=1e-5, atol=1e-6)
     with strategy_scope():
         model.compile("sgd", "mse")
-    assert model.fit.__self__.engine.reduction == "sum"
+    assert model.set_replication_options.__self__.engine.reduction == "sum"

@@ -16,7 +16,7 @@ def model():
 
 @pytest.fixture
 def settings(model):
-    return model.fit.__self__
+    return model.set_replication_options.__self__
 
 
 def test_a_count_that_is_not_given_stays(model, settings):
@@ -94,7 +94,7 @@ def test_the_type_of_sums_reaches_the_engine(model, settings, rng):
     model.set_gradient_accumulation_options(2, dtype="float16")
     x = rng.normal(size=(4, 2)).astype("float32")
     model.fit(x, x[:, :1], batch_size=2, verbose=0)
-    engine = settings.native["fit"].__self__
+    engine = settings.native["set_pipelining_options"].__self__
     assert engine.runner.current.accumulation_dtype == "float16"
 
 
@@ -129,7 +129,7 @@ def test_options_are_there_again_inside_of_a_scope(saved, caplog):
     assert any("not saved. Call it again after loading" in line for line in said)
     with ipu.ipu_strategy.IPUStrategy().scope():
         model = keras.models.load_model(saved)
-    options = model.fit.__self__
+    options = model.set_replication_options.__self__
     assert options.accumulation.count == 3
     assert options.pipeline.count == 4
     assert options.pipeline.device_mapping == [1, 0]
@@ -155,4 +155,4 @@ def test_a_file_of_stock_keras_has_no_options(tmp_path):
     staged().save(tmp_path / "model.keras")
     with ipu.ipu_strategy.IPUStrategy().scope():
         model = keras.models.load_model(tmp_path / "model.keras")
-    assert model.fit.__self__.accumulation.count == 1
+    assert model.set_replication_options.__self__.accumulation.count == 1

@@ -153,3 +153,7 @@ class Feed(Protocol):
     def prefetch(self, max_steps: int) -> None:
         """Start moving the chunk that the next call of `next` will return."""
         ...
+
+    def first_not_finite(self) -> str | None:
+        """Return where the inputs first hold NaN or infinity, in words, or `None`."""
+        ...

@@ -49,6 +49,7 @@ def open_input(
     steps: int | None = None,
     shuffle: bool | str = False,
     class_weight: dict[int, float] | None = None,
+    was_built: bool = True,
 ) -> Feed:
     """Build the model for its data, check both, and choose the kind of feed.
 
@@ -64,6 +65,7 @@ def open_input(
         steps: steps in an epoch, if not all of the data.
         shuffle: as in `keras.Model.fit`.
         class_weight: as in `keras.Model.fit`.
+        was_built: whether all layers were built when the run began.
 
     Raises:
         ValueError: if the data does not fit the model.
@@ -92,10 +94,10 @@ def open_input(
     if arrays is not None:
         x, y, _ = keras_bridge.unpack(arrays)
         checks.check_inputs(model, x)
-        batches.build(model, mode, explain)
+        batches.build(model, mode, explain, was_built)
         checks.check_targets(model, y)
     else:
-        batches.build(model, mode, explain)
+        batches.build(model, mode, explain, was_built)
 
     if arrays is not None and budget.reserve(tree_bytes(arrays)):
         assert batch_size is not None  # it was set for arrays above

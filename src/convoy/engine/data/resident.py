@@ -6,7 +6,8 @@ import warnings
 
 import jax
 import numpy as np
-from convoy.engine import random_state
+from convoy import keras_bridge
+from convoy.engine import checks, random_state
 from convoy.engine.data.chunks import Chunk, DataPosition, Layout, StepDivision
 from convoy.engine.data.placement import Placement, aligned
 from convoy.types import PyTree, Shapes
@@ -129,6 +130,10 @@ class Resident:
 
     def prefetch(self, max_steps: int) -> None:
         """Do nothing: all data is on the devices."""
+
+    def first_not_finite(self) -> str | None:
+        x, _, _ = keras_bridge.unpack(self.arrays)
+        return checks.first_not_finite(x)
 
     def _draw_order(self) -> None:
         """Draw an epoch's order from NumPy's generator exactly as stock Keras does."""

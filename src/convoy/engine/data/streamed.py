@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from convoy.engine import random_state
+from convoy import keras_bridge
+from convoy.engine import checks, random_state
 from convoy.engine.data.chunks import Chunk, DataPosition, StepDivision
 from convoy.engine.data.placement import Placement, tree_bytes, tree_shapes
 from convoy.keras_bridge import Batches
@@ -89,6 +90,7 @@ class Streamed:
         # For arrays, `open_input` has warned already.
         self._warned_left_out = batches.sliced_from_arrays
         self._inspect = inspect
+        self._searches = False
         self._steps: Iterator[Step] = iter(())
         self._held: Step | None = None
         self._ready: tuple[Chunk, int] | None = None
@@ -187,6 +189,21 @@ class Streamed:
     def prefetch(self, max_steps: int) -> None:
         self._ready = self._ready or self._assemble(max_steps)
 
+    def first_not_finite(self) -> str | None:
+        if self.batches.arrays is not None:
+            x, _, _ = keras_bridge.unpack(self.batches.arrays)
+            return checks.first_not_finite(x)
+        self._searches = True
+        return "Batches from now on are searched for NaN and infinity."
+
+    def _search(self, number: int, batch: Batch) -> None:
+        """Warn of a batch that is not finite, once."""
+        x, _, _ = keras_bridge.unpack(batch)
+        found = checks.first_not_finite(x)
+        if found is not None:
+            self._searches = False
+            warnings.warn(f"{found[:-1]} of batch {number - 1}.", stacklevel=2)
+
     def _read(self, done: int) -> Iterator[Step]:
         """Group the input's batches into steps, after those that are done."""
         update = self.batches_per_step * self.division.steps_per_update
@@ -198,6 +215,8 @@ class Streamed:
             if self._inspect is not None:
                 self._inspect(batch)
                 self._inspect = None
+            if self._searches:
+                self._search(read, batch)
             if group and _shapes(batch) != _shapes(group[0]):
                 yield from self._incomplete(group, read - 1)
                 group = []

@@ -35,11 +35,12 @@ def loop(step: Step) -> Callable[[State, PyTree, jax.Array], tuple[State, Logs]]
         def body(index: jax.Array, carry: tuple[State, Logs]) -> tuple[State, Logs]:
             state, _ = carry
             new_state, logs = step(state, (source, index))
-            return like(new_state, state), logs
+            return like(new_state, state), like(logs, first)
 
         _, logs = jax.eval_shape(lambda: step(state, (source, jnp.int32(0))))
         # A carry needs a value before the first step; no step reads it.
-        return jax.lax.fori_loop(0, steps, body, (state, _zeros(logs)))
+        first = _zeros(logs)
+        return jax.lax.fori_loop(0, steps, body, (state, first))
 
     return run
 

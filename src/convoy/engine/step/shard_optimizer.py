@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 @dataclass(frozen=True)
 class OptimizerShards:
-    """The axis by which each of the optimizer's variables is sharded."""
+    """The axis by which each of the optimizer's variables is sharded; without specs, none is."""
 
     mesh: Mesh
     specs: tuple[PartitionSpec, ...]
@@ -38,8 +38,9 @@ class OptimizerShards:
 
         def constrained(state: State, position: Position) -> tuple[State, Logs]:
             state, logs = step(state, position)
-            optimizer = jax.lax.with_sharding_constraint(state.optimizer, self._shardings())
             replicated = NamedSharding(self.mesh, REPLICATED)
+            shardings = self._shardings() or replicated
+            optimizer = jax.lax.with_sharding_constraint(state.optimizer, shardings)
             others = jax.lax.with_sharding_constraint(state._replace(optimizer=[]), replicated)
             return others._replace(optimizer=optimizer), logs
 

@@ -10,7 +10,7 @@ from convoy import keras_bridge
 from convoy.engine.data.fetch import Fetch
 from convoy.engine.numerics.loss_scale import scale_loss
 from convoy.engine.prepared_model import PreparedModel
-from convoy.engine.state import State
+from convoy.engine.state import Mode, State
 from convoy.engine.step.global_batch import metrics_update, number_denominators
 from convoy.engine.step.gradients import map_gradients, value_and_gradients
 from convoy.types import Arrays, Logs, PyTree
@@ -113,6 +113,33 @@ def prediction_step(model: keras.Model, fetch: Fetch) -> ForwardStep:
             state.trainable, state.non_trainable, x, **arguments
         )
         return state._replace(non_trainable=non_trainable), outputs
+
+    return step
+
+
+def custom_step(model: keras.Model, mode: Mode, fetch: Fetch) -> Step | None:
+    """Return the step that a model defines itself, by `train_step` or the like, or `None`.
+
+    It includes the weight update, and is given the global batch.
+    """
+    own = keras_bridge.custom_step(model, mode)
+    if own is None:
+        return None
+    fields = [
+        name
+        for name, is_part in (
+            ("trainable", True),
+            ("non_trainable", True),
+            ("optimizer", mode == "train"),
+            ("metrics", mode != "predict"),
+        )
+        if is_part
+    ]
+
+    def step(state: State, position: Position) -> tuple[State, Logs]:
+        outcome, new = own(tuple(getattr(state, name) for name in fields), fetch(*position))
+        values = {name: list(part) for name, part in zip(fields, new, strict=True)}
+        return state._replace(**values), outcome
 
     return step
 

@@ -52,12 +52,14 @@ class Extensions(ModelOptions):
         self.applied: tuple[Stages | None, Accumulation] | None = None
         functions = dict(inspect.getmembers(type(self), inspect.isfunction))
         methods = {name: getattr(self, name) for name in functions if not name.startswith("_")}
+        replaced, attributes = PreparedModel.of(self.model).methods, vars(self.model)
         self.native: dict[str, Callable[..., Any]] = {
-            name: getattr(self.model, name) for name in methods if hasattr(self.model, name)
+            name: own for name, own in (attributes | replaced).items() if name in methods
         }
-        # Without `setattr`, which Keras would treat as a change of the model's state.
-        attributes = vars(self.model)
-        attributes |= methods | {"export_for_ipu_serving": partial(export_keras, self.model)}
+        for name, method in methods.items():
+            # Without `setattr`, which Keras would treat as a change of the model's state.
+            (replaced if name in replaced else attributes)[name] = method
+        attributes["export_for_ipu_serving"] = partial(export_keras, self.model)
 
     def set_replication_options(
         self, replicated_metric_reduction_method: str | ReplicatedMetricReductionMethod = "NONE"
@@ -204,10 +206,8 @@ class Extensions(ModelOptions):
         return self._infer("predict", "predict", args, kwargs)
 
     def _infer(self, method: str, word: str, args: tuple, kwargs: dict[str, Any]) -> Any:
-        if keras_bridge.overridden(self.model, (f"{word}_step",)):
-            self._check_model(method, (f"make_{word}_function",))
-            if self._stages() is None:  # stock Keras runs it
-                return getattr(type(self.model), method)(self.model, *args, **kwargs)
+        is_custom = keras_bridge.overridden(self.model, (f"{word}_step",))
+        if is_custom and self._stages() is not None:
             raise RuntimeError(
                 f"{type(self.model).__name__} overrides {word}_step, which is not supported with "
                 "pipeline stages. Leave it out, or call reset_pipeline_stage_assignment()."

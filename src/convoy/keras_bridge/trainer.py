@@ -1,0 +1,74 @@
+"""The methods of `keras.Model` that the engine takes over, and Keras's own versions of them.
+
+They are replaced in the bases of `keras.Model`, below the classes of users:
+
+    MyModel.fit  -- super().fit() -->  keras.Model.fit  --+--> the engine, for a prepared model
+                                                          +--> Keras's own method, for any other
+
+So an override of `fit` runs as it does in stock Keras, and what it calls is the engine.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from convoy.keras_bridge.graphs import ModelState
+from keras import Model
+from keras.src.models import cloning
+from keras.src.saving.keras_saveable import KerasSaveable
+
+ROUTED = (
+    "compile",
+    "fit",
+    "evaluate",
+    "predict",
+    "train_on_batch",
+    "test_on_batch",
+    "predict_on_batch",
+    "__reduce__",
+)
+COPY = "copy_to"
+"""The name of the method that makes a clone run as its original does."""
+_stock_clone = cloning.clone_model
+_stock = {name: getattr(Model, name) for name in ROUTED}
+
+
+def route_methods() -> None:
+    """Make `keras.Model` call the methods that a model's `ModelState` has for it, if any.
+
+    So does `keras.models.clone_model`. Copies and pickles are made by `__reduce__`.
+    """
+    for name in ROUTED:
+        # In the class that defines it: Keras compares these to find out whether one is overridden.
+        owner = next(kind for kind in Model.__mro__ if name in vars(kind))
+        setattr(Model if owner is KerasSaveable else owner, name, _routed(name))
+    cloning.clone_model = keras.models.clone_model = _clone_model
+
+
+def _routed(name: str) -> Callable[..., Any]:
+    stock = _stock[name]
+
+    @functools.wraps(stock)
+    def method(self: Model, *args: Any, **kwargs: Any) -> Any:
+        own = ModelState.methods_of(self).get(name)
+        return stock(self, *args, **kwargs) if own is None else own(*args, **kwargs)
+
+    return method
+
+
+def stock_method(model: Model, name: str) -> Callable[..., Any]:
+    """Return one of Keras's own methods, bound to a model."""
+    return functools.partial(_stock[name], model)
+
+
+@functools.wraps(_stock_clone)
+def _clone_model(model: Model, *args: Any, **kwargs: Any) -> Model:
+    clone = _stock_clone(model, *args, **kwargs)
+    copy_to = ModelState.methods_of(model).get(COPY)
+    # A clone that is made in a scope belongs to that scope.
+    if copy_to is not None and not ModelState.methods_of(clone):
+        copy_to(clone)
+    return clone

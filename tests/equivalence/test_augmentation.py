@@ -1,0 +1,125 @@
+"""Augmentation layers inside of a model run in the device loop, with the draws of stock Keras."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from .side_by_side import assert_equivalent, assert_same, make_convoy, make_stock, state
+
+LAYERS = {
+    "AutoContrast": lambda: layers.AutoContrast(value_range=(0, 1)),
+    "CenterCrop": lambda: layers.CenterCrop(8, 8),
+    "CutMix": lambda: layers.CutMix(seed=1),
+    "MixUp": lambda: layers.MixUp(seed=1),
+    "Normalization": lambda: layers.Normalization(mean=0.4, variance=0.3),
+    "RandAugment": lambda: layers.RandAugment(value_range=(0, 1), num_ops=2, seed=1),
+    "RandomBrightness": lambda: layers.RandomBrightness(0.2, value_range=(0, 1), seed=1),
+    "RandomColorDegeneration": lambda: layers.RandomColorDegeneration(0.5, (0, 1), seed=1),
+    "RandomColorJitter": lambda: layers.RandomColorJitter((0, 1), 0.2, 0.2, 0.2, 0.2, seed=1),
+    "RandomContrast": lambda: layers.RandomContrast(0.3, value_range=(0, 1), seed=1),
+    "RandomCrop": lambda: layers.RandomCrop(8, 8, seed=1),
+    "RandomErasing": lambda: layers.RandomErasing(1.0, value_range=(0, 1), seed=1),
+    "RandomFlip": lambda: layers.RandomFlip(seed=1),
+    "RandomGaussianBlur": lambda: layers.RandomGaussianBlur(value_range=(0, 1), seed=1),
+    "RandomGrayscale": lambda: layers.RandomGrayscale(0.5, seed=1),
+    "RandomHue": lambda: layers.RandomHue(0.2, value_range=(0, 1), seed=1),
+    "RandomInvert": lambda: layers.RandomInvert(value_range=(0, 1), seed=1),
+    "RandomPerspective": lambda: layers.RandomPerspective(seed=1),
+    "RandomPosterization": lambda: layers.RandomPosterization(4, value_range=(0, 1), seed=1),
+    "RandomRotation": lambda: layers.RandomRotation(0.2, seed=1),
+    "RandomSaturation": lambda: layers.RandomSaturation(0.2, value_range=(0, 1), seed=1),
+    "RandomSharpness": lambda: layers.RandomSharpness(0.3, value_range=(0, 1), seed=1),
+    "RandomShear": lambda: layers.RandomShear(0.2, 0.2, seed=1),
+    "RandomTranslation": lambda: layers.RandomTranslation(0.2, 0.2, seed=1),
+    "RandomZoom": lambda: layers.RandomZoom(0.2, seed=1),
+    "Rescaling": lambda: layers.Rescaling(2.0, -1.0),
+    "Resizing": lambda: layers.Resizing(8, 8),
+    "Solarization": lambda: layers.Solarization(value_range=(0, 1), seed=1),
+}
+# Keras marks these as not compilable; stock Keras runs models with them step by step, uncompiled.
+MARKED = {
+    "RandomCrop",
+    "RandomPerspective",
+    "RandomRotation",
+    "RandomShear",
+    "RandomTranslation",
+    "RandomZoom",
+}
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    rng = np.random.default_rng(4)
+    return rng.uniform(0, 1, (24, 12, 12, 3)).astype("float32"), rng.integers(0, 3, 24)
+
+
+def network(name):
+    def make(steps):
+        model = keras.Sequential(
+            [
+                keras.Input((12, 12, 3)),
+                LAYERS[name](),
+                layers.Conv2D(4, 3, strides=2, activation="relu"),
+                layers.GlobalAveragePooling2D(),
+                layers.Dense(3, activation="softmax"),
+            ]
+        )
+        model.compile(
+            keras.optimizers.SGD(0.05, momentum=0.9),
+            "sparse_categorical_crossentropy",
+            metrics=["accuracy"],
+            steps_per_execution=steps,
+        )
+        return model
+
+    return make
+
+
+def fit(pictures, **settings):
+    def run(model):
+        with warnings.catch_warnings():
+            # The engine runs all of these.
+            warnings.filterwarnings("error", message=".*[Ss]tock Keras runs")
+            return model.fit(
+                *pictures, **({"batch_size": 8, "epochs": 2, "verbose": 0} | settings)
+            ).history
+
+    return run
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_in_a_model(pictures, name):
+    assert_equivalent(network(name), fit(pictures))
+
+
+@pytest.mark.parametrize("name", sorted(MARKED))
+def test_a_layer_that_keras_marks_as_not_compilable(pictures, name):
+    assert LAYERS[name]().supports_jit is False
+    make = network(name)
+
+    def run(model):
+        history = fit(pictures, validation_data=pictures)(model)
+        return history, model.predict(pictures[0], verbose=0)
+
+    assert_equivalent(make, run, steps="auto")
+
+
+@pytest.mark.parametrize("name", ["RandomFlip", "RandomRotation", "RandomCrop"])
+def test_a_loaded_model_with_augmentation(pictures, name, tmp_path):
+    model = make_stock(network(name))
+    model.save(tmp_path / "model.keras")
+    loaded = make_convoy(lambda _: keras.models.load_model(tmp_path / "model.keras"))
+    assert not loaded.jit_compile or name == "RandomFlip"
+    expected = fit(pictures, shuffle=False)(model)
+    assert_same(fit(pictures, shuffle=False)(loaded), expected)
+    assert_same(list(state(loaded).values()), list(state(model).values()))
+
+
+@pytest.mark.parametrize("name", ["RandomRotation", "RandomCrop"])
+def test_gradient_accumulation_and_replicas_train(pictures, name):
+    model = make_convoy(network(name), 1, devices=2, gradient_accumulation=2, batch="global")
+    losses = fit(pictures, epochs=3)(model)["loss"]
+    assert np.isfinite(losses).all()

@@ -1,0 +1,173 @@
+"""What the engine has no path for is run by stock Keras, with one notice that says why."""
+
+import warnings
+
+import jax
+import keras
+import numpy as np
+import pytest
+from jax.experimental import sparse
+from keras import layers
+from tests import parts
+
+from .side_by_side import assert_equivalent, assert_same, make_convoy, make_stock, state
+
+
+class OnHost(layers.Layer):
+    """A layer that leaves JAX, which it says by `supports_jit`."""
+
+    def __init__(self):
+        super().__init__()
+        self.supports_jit = False
+
+    def call(self, x):
+        if isinstance(x, jax.core.Tracer):  # while Keras builds the model
+            return x
+        return np.cumsum(np.asarray(x), axis=-1)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+def make(layer=None, kind=keras.Sequential, **compile_settings):
+    def with_steps(steps):
+        own = [] if layer is None else [layer()]
+        model = kind([keras.Input((6,)), *own, layers.Dense(4, "tanh"), layers.Dense(1)])
+        model.compile("adam", "mse", metrics=["mae"], steps_per_execution=steps, **compile_settings)
+        return model
+
+    return with_steps
+
+
+class OwnFunction(keras.Sequential):
+    """A model that makes its own training function."""
+
+    def make_train_function(self, force=False):
+        super().make_train_function(force)
+        inner = self.train_function
+
+        def function(state, iterator):
+            logs, state = inner(state, iterator)
+            return logs | {"one": 1.0}, state
+
+        self.train_function = function
+
+
+CASES = {
+    "run_eagerly": (make(run_eagerly=True), "run_eagerly=True was passed to compile()"),
+    "jit_compile": (make(jit_compile=False), "jit_compile=False was passed to compile()"),
+    "a layer": (make(OnHost), "on_host (OnHost) cannot be compiled."),
+    "a function": (make(kind=OwnFunction), "OwnFunction overrides make_train_function."),
+}
+
+
+def fit(table):
+    x, y, _ = table
+
+    def run(model):
+        history = model.fit(
+            x, y, batch_size=30, epochs=2, validation_data=(x, y), verbose=0
+        ).history
+        return (
+            history,
+            model.evaluate(x, y, verbose=0, return_dict=True),
+            model.predict(x, verbose=0),
+        )
+
+    return run
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_stock_keras_runs_it_with_one_notice(table, name):
+    made, why = CASES[name]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert_equivalent(made, fit(table), steps=1)
+    notices = [str(item.message) for item in caught if "Stock Keras runs" in str(item.message)]
+    assert len(notices) == 1
+    assert notices[0].startswith(why)
+    assert "to use Convoy's engine." in notices[0]
+
+
+def test_the_notice_points_to_the_line_of_the_user(table):
+    model = make_convoy(make(run_eagerly=True))
+    with pytest.warns(UserWarning, match="Stock Keras runs fit") as caught:
+        model.fit(table[0], table[1], verbose=0)
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("strategy", "request_"),
+    [
+        ({"devices": 2}, "2 replicas"),
+        ({"gradient_accumulation": 3}, "gradient_accumulation=3"),
+        ({"loss_scale": 2.0}, "loss_scale"),
+    ],
+)
+def test_a_request_that_needs_the_engine_is_refused(table, name, strategy, request_):
+    made, why = CASES[name]
+    model = make_convoy(made, 1, **strategy)
+    before = state(model)
+    with pytest.raises(ValueError, match=rf"without {request_}\. ") as error:
+        model.fit(table[0], table[1], batch_size=10, verbose=0)
+    assert str(error.value).startswith(why)
+    assert_same(state(model), before, exact=True)
+
+
+@pytest.mark.filterwarnings("ignore:run_eagerly=True")
+def test_the_engine_comes_back(table):
+    def run(model):
+        model.fit(table[0], table[1], verbose=0)
+        model.run_eagerly, model.jit_compile = False, True
+        model.make_train_function(force=True)
+        return fit(table)(model)
+
+    assert_equivalent(make(run_eagerly=True), run, steps=1)
+
+
+@parts.needs("TensorFlow")
+def test_sparse_input():
+    dense = np.random.default_rng(0).normal(size=(20, 6)).astype("float32")
+    dense[dense < 0.5] = 0
+    x = sparse.BCOO.fromdense(dense, n_batch=0)
+    y = dense.sum(axis=1, keepdims=True)
+
+    def made(steps):
+        inputs = keras.Input((6,), sparse=True)
+        model = keras.Model(inputs, layers.Dense(1)(inputs))
+        model.compile("sgd", "mse", steps_per_execution=steps)
+        return model
+
+    with pytest.warns(UserWarning, match="The input is sparse"):
+        assert_equivalent(
+            made, lambda model: model.fit(x, y, batch_size=10, verbose=0).history, steps=1
+        )
+
+
+def test_a_metric_that_a_layer_updates_is_refused_as_in_stock_keras(table):
+    class Counting(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.seen = keras.metrics.Mean(name="seen")
+
+        def call(self, x):
+            self.seen.update_state(x)
+            return x
+
+    with pytest.raises(TypeError, match="object is not callable"):
+        fit(table)(make_stock(make(Counting)))
+    with pytest.raises(ValueError, match="'counting' keeps metric 'seen', which Keras cannot upda"):
+        fit(table)(make_convoy(make(Counting)))
+
+
+def test_a_metric_that_a_layer_only_keeps(table):
+    class Keeping(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.seen = keras.metrics.Mean(name="seen")
+
+        def call(self, x):
+            return x
+
+    assert_equivalent(make(Keeping), fit(table))
