@@ -113,11 +113,7 @@ class EngineMethods:
             reason = stock_path.reason(self.model, name, args[0] if args else kwargs.get("x"))
             if reason is None:
                 with self.turns.take(name, self.runner.asynchronous_callbacks):
-                    try:
-                        return on_engine(*args, **kwargs)
-                    except TypeError:
-                        checks.explain_layer_metrics(self.model)
-                        raise
+                    return on_engine(*args, **kwargs)
             replicas = self.runner.config.replicas
             requests = [f"{replicas} replicas"] if replicas > 1 else []
             requests += self._divisions(name, stage_assignment(self.model) is not None)

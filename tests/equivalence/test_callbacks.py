@@ -119,11 +119,11 @@ def test_model_checkpoint_every_few_batches(xy, tmp_path):
     expected = saved(make_stock(models.classifier), "stock")
     assert expected == ["-1-3.weights.h5", "-2-1.weights.h5", "-2-4.weights.h5"]
     assert saved(make_convoy(models.classifier, 1), "one") == expected
-    # It is asked after steps 2, 4 and 5, and saves once three or more have gone by.
-    by_twos = ["-1-4.weights.h5", "-2-2.weights.h5", "-2-5.weights.h5"]
+    by_twos = saved(make_stock(lambda _: models.classifier(2)), "stock by twos")
     assert saved(make_convoy(models.classifier, 2), "two") == by_twos
 
 
+@pytest.mark.filterwarnings("ignore:The loss is NaN")
 def test_terminate_on_nan(xy):
     def make(steps):
         return models.classifier(steps, optimizer=keras.optimizers.SGD(float("inf")))
@@ -205,18 +205,8 @@ def test_with_one_step_per_execution_every_hook_is_called_as_in_stock_keras(xy):
 
 @pytest.mark.parametrize(("steps", "budget"), [(2, None), (3, 0), (1000, None), (1000, 0)])
 def test_batch_hooks_are_called_around_each_device_call(xy, steps, budget):
-    """Begin with the first step's number, end with the last one's and the logs it has there."""
-    every = recorded(make_stock(models.classifier), xy)
-
-    def last_of_call(step):
-        return (step + 1) % steps == 0 or step == 4
-
-    expected = [
-        (name, number, logs)
-        for name, number, logs in every
-        if not (name.endswith("batch_begin") and number % steps)
-        and not (name.endswith("batch_end") and not last_of_call(number))
-    ]
+    """As in stock Keras, where the last one's number may lie behind the end of the epoch."""
+    expected = recorded(make_stock(lambda _: models.classifier(steps)), xy)
     actual = recorded(make_convoy(models.classifier, steps, data_budget=budget), xy)
     assert [call[:2] for call in actual] == [call[:2] for call in expected]
     assert_same([call[2] for call in actual], [call[2] for call in expected])

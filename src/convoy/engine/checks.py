@@ -32,7 +32,7 @@ STEPS = {
 
 
 def check_model(model: keras.Model, method: str, settings: Settings) -> None:
-    """Raise an error for a model that cannot run.
+    """Raise an error for a model that cannot run; warn of metrics in its layers.
 
     Args:
         model: the model.
@@ -50,15 +50,12 @@ def check_model(model: keras.Model, method: str, settings: Settings) -> None:
         )
     if method in ("fit", "train_on_batch") and settings.loss_scale is not None:
         check_loss_scale(model)
-
-
-def explain_layer_metrics(model: keras.Model) -> None:
-    """Raise a better error than Keras if a layer of the model keeps a metric."""
     for layer, metric in keras_bridge.layer_metrics(model):
-        raise ValueError(
-            f"Layer {layer!r} keeps metric {metric!r}, which Keras cannot update in a layer's "
-            "call() on JAX. Pass the metric to compile(), or update it in the model's "
-            "compute_metrics()."
+        warnings.warn(
+            f"Layer {layer!r} keeps metric {metric!r}. Updates of a metric in a layer's call() are "
+            "lost on JAX: pass the metric to compile(), or update it in the model's "
+            "compute_metrics().",
+            stacklevel=5,
         )
 
 

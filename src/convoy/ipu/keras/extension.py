@@ -195,7 +195,13 @@ class Extensions(ModelOptions):
         batch = arguments.get("batch_size")
         if batch is not None:
             notice.log.info(f"A weight update is made from {batch} x {count} x {replicas} samples.")
-        return self.native["fit"](**arguments)
+        execution = self.model.steps_per_execution
+        # An execution is at most an epoch, and callbacks receive the number of its last step.
+        self.model.steps_per_execution = min(execution, per_replica)
+        try:
+            return self.native["fit"](**arguments)
+        finally:
+            self.model.steps_per_execution = execution
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Compute loss and metrics of all samples, as `keras.Model.evaluate` does."""
