@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from keras import layers
 
-from .side_by_side import assert_equivalent, assert_same, make_convoy, make_stock, state
+from .side_by_side import assert_equivalent, make_convoy, make_stock
 
 LAYERS = {
     "AutoContrast": lambda: layers.AutoContrast(value_range=(0, 1)),
@@ -111,14 +111,15 @@ def test_a_layer_that_keras_marks_as_not_compilable(pictures, name):
 
 @pytest.mark.parametrize("name", ["RandomFlip", "RandomRotation", "RandomCrop"])
 def test_a_loaded_model_with_augmentation(pictures, name, tmp_path):
-    model = make_stock(network(name))
-    fit(pictures)(model)
-    model.save(tmp_path / "model.keras")
-    loaded = make_convoy(lambda _: keras.models.load_model(tmp_path / "model.keras"))
-    assert not loaded.jit_compile or name == "RandomFlip"
-    expected = fit(pictures, shuffle=False)(model)
-    assert_same(fit(pictures, shuffle=False)(loaded), expected)
-    assert_same(list(state(loaded).values()), list(state(model).values()))
+    trained = make_stock(network(name))
+    fit(pictures)(trained)
+    trained.save(tmp_path / "model.keras")
+
+    def load(_):
+        return keras.models.load_model(tmp_path / "model.keras")
+
+    assert load(1).jit_compile == (name == "RandomFlip")
+    assert_equivalent(load, fit(pictures), steps=1)
 
 
 @pytest.mark.parametrize("name", ["RandomRotation", "RandomCrop"])
