@@ -53,17 +53,17 @@ class Row:
     passed: bool = True
 
 
-def run_script(command: list[str], script: Path, timeout: float) -> Outcome:
+def run_script(command: list[str], script: Path, timeout: float, output: Path) -> Outcome:
     """Run a script under the recorder.
 
     Args:
         command: program that runs the recorder.
         script: path of the script.
         timeout: seconds after which the run is killed.
+        output: file for what the script prints.
     """
     with tempfile.TemporaryDirectory() as folder:
-        logs, output = Path(folder) / "logs.json", Path(folder) / "output.txt"
-        working_folder = Path(folder) / "run"
+        logs, working_folder = Path(folder) / "logs.json", Path(folder) / "run"
         working_folder.mkdir()
         with output.open("w") as stream:
             process = subprocess.Popen(
@@ -122,15 +122,21 @@ def relative_difference(a: float, b: float) -> float:
     return math.inf if math.isnan(difference) else difference
 
 
-def compare(script: Path, replicas: int, timeout: float, tolerance: float) -> Row:
+def compare(
+    script: Path, replicas: int, timeout: float, tolerance: float, output_folder: Path
+) -> Row:
     """Run a script with stock Keras and with Convoy, and compare the logs."""
+    output_folder.mkdir(parents=True, exist_ok=True)
+    stock_output, convoy_output = (
+        output_folder / f"{script.stem}-{name}.txt" for name in ("stock", "convoy")
+    )
     stock_command = [sys.executable]
     # The console script `convoy` calls the same module.
     convoy_command = [sys.executable, "-m", "convoy", "launch", "--replicas", str(replicas)]
-    stock = run_script(stock_command, script, timeout)
+    stock = run_script(stock_command, script, timeout, stock_output)
     if stock.error:
         return Row(script.name, shortened(stock.error))
-    convoy = run_script(convoy_command, script, timeout)
+    convoy = run_script(convoy_command, script, timeout, convoy_output)
     row = Row(script.name, "ok")
     if convoy.error:
         row.convoy, row.passed = shortened(convoy.error), False
@@ -142,7 +148,7 @@ def compare(script: Path, replicas: int, timeout: float, tolerance: float) -> Ro
     difference, name = largest_difference(stock.logs, convoy.logs)
     row.difference = f"{difference:.1e} ({name})" if difference else "0"
     if difference > tolerance:
-        again = run_script(stock_command, script, timeout)
+        again = run_script(stock_command, script, timeout, stock_output)
         varies, name = largest_difference(stock.logs, again.logs)
         row.passed = varies > tolerance
         if row.passed:
@@ -180,6 +186,9 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument(
         "--tolerance", type=float, default=1e-3, help="largest difference (default: 1e-3)"
     )
+    parser.add_argument(
+        "--output", type=Path, metavar="FOLDER", help="keep what the scripts print in this folder"
+    )
     options = parser.parse_args(words)
     try:
         scripts = scripts_of(options.folder)
@@ -189,15 +198,23 @@ def main(words: list[str] | None = None) -> int:
     except ValueError as error:
         print(f"published_scripts: {error}", file=sys.stderr)
         return 2
+    with tempfile.TemporaryDirectory() as temporary:
+        output = options.output or Path(temporary)
+        failed = print_table(scripts, options.replicas, options.timeout, options.tolerance, output)
+    print(f"\n{len(scripts)} scripts, {failed} failed.")
+    return 1 if failed else 0
+
+
+def print_table(scripts: list[Path], *settings: Any) -> int:
+    """Compare scripts, print a row for each, and return the number of those that failed."""
     print("| script | stock | Convoy | largest difference |\n|---|---|---|---|", flush=True)
     failed = 0
     for script in scripts:
-        row = compare(script, options.replicas, options.timeout, options.tolerance)
+        row = compare(script, *settings)
         failed += not row.passed
         mark = "" if row.passed else " **failed**"
         print(f"| {row.script} | {row.stock} | {row.convoy} | {row.difference}{mark} |", flush=True)
-    print(f"\n{len(scripts)} scripts, {failed} failed.")
-    return 1 if failed else 0
+    return failed
 
 
 if __name__ == "__main__":
