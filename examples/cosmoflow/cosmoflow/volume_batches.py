@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 from convoy.data.batches import Batch, ResumableDataset
-from convoy.data.prefetch import Prefetcher
+from convoy.data.worker_pool import Prefetcher
 
 from cosmoflow.volume_files import Volumes
 

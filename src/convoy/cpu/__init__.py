@@ -1,7 +1,6 @@
 """CPU kernels for every JAX program in the process."""
 
-from convoy.cpu.folding import fold
-from convoy.cpu.inference_fusion import fuse
+from convoy.cpu.inference_fusion import fold, fuse
 from convoy.cpu.registry import Status, disable, enable, fuses, status
 from convoy.cpu.training_fusion import Fusion
 

@@ -1,4 +1,7 @@
-"""A convolution of inference: packed weights, bias, addition and ReLU in one native call."""
+"""Convolutions of inference with the bias, the addition and the ReLU that follow them.
+
+`FusedConvolution` is one native call. `FoldedConvolution` runs on any machine.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import numpy as np
 from convoy.cpu import kernel_support, library, lowering, threads
 from convoy.cpu.convolution import ConvolutionParameters, Kind, recognise
 from convoy.cpu.convolution_lowering import describe
+from convoy.cpu.xla_convolution import bind
 from jax.core import ShapedArray
 
 
@@ -92,3 +96,26 @@ class FusedConvolution:
         call = jax.ffi.ffi_call(target, result)
         count = np.int64(self.threads)
         return call(*arrays, description=self.description, threads=count, **attributes)
+
+
+@dataclass(frozen=True)
+class FoldedConvolution:
+    """A plain convolution with scaled weights, followed by bias, addition and ReLU."""
+
+    parameters: ConvolutionParameters
+    relu: bool
+
+    def pack(self, weights: jax.Array) -> jax.Array:
+        """Return the weights as they are."""
+        return weights
+
+    def __call__(
+        self, source: jax.Array, packed: jax.Array, bias: jax.Array, addend: jax.Array | None
+    ) -> jax.Array:
+        result = bind(source, packed, self.parameters)
+        shape = [1] * result.ndim
+        shape[self.parameters.dimension_numbers.out_spec[1]] = bias.size
+        result = result + jnp.reshape(bias, shape)
+        if addend is not None:
+            result = result + addend
+        return jnp.maximum(result, 0) if self.relu else result

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from convoy.cpu.convolution import ConvolutionParameters
-from convoy.cpu.fused_convolution import FusedConvolution
+from convoy.cpu.fused_convolution import FoldedConvolution, FusedConvolution
+from convoy.cpu.kernel_support import FOLDED, KERNELS, CpuFeature
 from convoy.jaxpr import Atom, Trace, Values, evaluate, named, read
 from jax import lax
 from jax.extend.core import JaxprEqn, Literal, Var
@@ -27,15 +28,8 @@ from jax.extend.core import JaxprEqn, Literal, Var
 # last has one reader only, so nothing is computed twice.
 
 
-class Kernel(Protocol):
-    """A kernel that computes a chain."""
-
-    def pack(self, weights: jax.Array) -> jax.Array:
-        """Bring weights into the layout that the kernel reads."""
-
-    def __call__(
-        self, source: jax.Array, packed: jax.Array, bias: jax.Array, addend: jax.Array | None
-    ) -> jax.Array: ...
+Kernel = FusedConvolution | FoldedConvolution
+"""A kernel that computes a chain."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +100,7 @@ def fuse(trace: Trace, constants: Collection[Var]) -> Trace:
         constants: inputs that stay the same over many calls. Only convolutions whose weights depend
             on these alone are replaced.
     """
-    return rewrite_chains(trace, constants, _find_fused)
+    return _rewrite_chains(trace, constants, _find_fused)
 
 
 def _find_fused(chain: Chain) -> FusedConvolution | None:
@@ -123,7 +117,25 @@ def _find_fused(chain: Chain) -> FusedConvolution | None:
     )
 
 
-def rewrite_chains(trace: Trace, constants: Collection[Var], find: FindKernel) -> Trace:
+def fold(trace: Trace, constants: Collection[Var]) -> Trace:
+    """Multiply the factors by channel that follow a convolution into its weights.
+
+    Args:
+        trace: a forward pass.
+        constants: inputs that stay the same over many calls.
+    """
+    return _rewrite_chains(trace, constants, _find_folded)
+
+
+def _find_folded(chain: Chain) -> FoldedConvolution | None:
+    scales = any(operation in ("mul", "div") for operation, _ in chain.by_channel)
+    out: Atom = chain.convolution.outvars[0]
+    if not scales or not KERNELS[FOLDED].takes(CpuFeature.NONE, out.aval):
+        return None
+    return FoldedConvolution(chain.parameters, chain.relu)
+
+
+def _rewrite_chains(trace: Trace, constants: Collection[Var], find: FindKernel) -> Trace:
     """Replace each chain of a trace for which `find` returns a kernel by a call of it."""
     search = _Search(trace, trace.made_from(constants), find)
     kernels: dict[Chain, Kernel] = {}

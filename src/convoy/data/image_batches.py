@@ -11,8 +11,8 @@ from convoy.data import jpeg
 from convoy.data.augment import Batch, Transformation, centre_crop, inception_crop
 from convoy.data.batches import Flips, Order, ResumableDataset, SequentialOrder
 from convoy.data.image_files import ImageFiles
-from convoy.data.prefetch import Prefetcher
 from convoy.data.records import DamagedDataError
+from convoy.data.worker_pool import Prefetcher
 
 OnDamage = Literal["skip", "stop"]
 # More damaged images in a row than this point to a damaged file.

@@ -1,4 +1,4 @@
-"""A pool of processes that make batches, in the order in which they are submitted.
+"""Batches that a pool of processes makes before they are read, in the order of submission.
 
 The pool starts one process, which imports everything and then forks the workers. These exit when
 the process that owns the pool is gone, even if it was killed. Arrays come back in shared memory,
@@ -24,6 +24,7 @@ import sys
 import tempfile
 import weakref
 from collections import deque
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -150,6 +151,53 @@ class WorkerPool(Generic[Task, Result]):
 
     def _worker(self, slot: int) -> Connection:
         return self._workers[slot % len(self._workers)]
+
+
+class Prefetcher(Generic[Task, Result]):
+    """Makes batches in order, and lets worker processes make the next ones in advance.
+
+    Args:
+        job: maker of the batches.
+        task: function that returns the job's task for a position.
+        workers: number of processes; 0 makes each batch when it is read.
+        slots: number of batches that each worker may be ahead.
+    """
+
+    def __init__(
+        self, job: Job[Task, Result], task: Callable[[int], Task], workers: int, slots: int = SLOTS
+    ) -> None:
+        self.job = job
+        self.task = task
+        self.workers = workers
+        self.slots = slots
+        self._pool: WorkerPool[Task, Result] | None = None
+        self._submitted: deque[int] = deque()
+
+    def take(self, position: int) -> tuple[np.ndarray, Result]:
+        """Return the batch at a position, and the job's result beside it."""
+        if not self.workers:
+            out = np.empty(self.job.shape, self.job.dtype)
+            return out, self.job.run(self.task(position), out)
+        if self._pool is None:
+            self._pool = WorkerPool(self.job, self.workers, self.slots)
+        # A run that jumps, to resume for one, discards what was made for where it was.
+        if self._submitted and self._submitted[0] != position:
+            self._pool.discard()
+            self._submitted.clear()
+        following = self._submitted[-1] + 1 if self._submitted else position
+        while len(self._submitted) < self._pool.capacity:
+            self._pool.submit(self.task(following))
+            self._submitted.append(following)
+            following += 1
+        self._submitted.popleft()
+        return self._pool.take()
+
+    def close(self) -> None:
+        """Terminate the worker processes."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+            self._submitted.clear()
 
 
 def _terminate(workers: list[Connection], process: subprocess.Popen) -> None:
