@@ -204,9 +204,7 @@ def check(configuration: Configuration) -> None:
     Raises:
         ConfigurationError: as `read`.
     """
-    fields = dataclasses.fields(configuration)  # type: ignore[arg-type]
-    values = {field.name: getattr(configuration, field.name) for field in fields}
-    read(type(configuration), values, flags=True)
+    read(type(configuration), vars(configuration), flags=True)
 
 
 @functools.cache

@@ -53,7 +53,8 @@ def test_damaged_records_are_known_by_name(shards, tmp_path):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     file = tmp_path / "train-00001-of-00003"
     whole = bytearray(file.read_bytes())
-    begin, length = records.scan(file)[1]
+    places, _ = records.scan(file)
+    begin, length = places[1]
     whole[begin + length // 2] ^= 1
     file.write_bytes(whole[:-1])
     files = find_images(tmp_path, "train")

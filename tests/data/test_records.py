@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 from convoy.data import records
-from convoy.data.records import CutShortError, DamagedDataError, crc32c, masked_checksum
+from convoy.data.records import DamagedDataError, crc32c, masked_checksum
 
 DATA = [b"first", b"", bytes(range(256)) * 3]
 
@@ -36,7 +36,9 @@ def test_a_record_is_length_and_data_with_a_checksum_each(file):
 
 def test_what_is_read_is_what_was_written(file):
     assert list(records.read_all(file)) == DATA
-    assert records.scan(file).tolist() == [[12, 5], [33, 0], [49, 768]]
+    places, problem = records.scan(file)
+    assert places.tolist() == [[12, 5], [33, 0], [49, 768]]
+    assert not problem
 
 
 def test_a_changed_byte_is_found(file):
@@ -52,10 +54,10 @@ def test_a_changed_byte_is_found(file):
 @pytest.mark.parametrize("length", [3, 14, 25, 40, 100, 800])
 def test_a_file_cut_short_has_the_records_before(file, length):
     file.write_bytes(file.read_bytes()[:length])
-    with pytest.raises(CutShortError, match="the file ends in its") as raised:
-        records.scan(file)
+    places, problem = records.scan(file)
+    assert "the file ends in its" in problem
     expected = [place for place in [[12, 5], [33, 0], [49, 768]] if sum(place) + 4 <= length]
-    assert raised.value.found.tolist() == expected
+    assert places.tolist() == expected
 
 
 @pytest.fixture(params=["isal", "zlib"])

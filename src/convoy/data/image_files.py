@@ -15,7 +15,7 @@ import numpy as np
 from convoy.atomic_file import atomic_write
 from convoy.data import examples, records
 from convoy.data.jpeg import Area
-from convoy.data.records import CutShortError, DamagedDataError
+from convoy.data.records import DamagedDataError
 
 ENDINGS = (".jpeg", ".jpg", ".png", ".webp", ".bmp")
 SPLITS = {"train": ("train",), "test": ("val", "validation", "test")}
@@ -156,11 +156,9 @@ class Shards:
     def scan(cls, files: tuple[Path, ...]) -> Shards:
         places, damaged = [], []
         for number, file in enumerate(files):
-            try:
-                found = records.scan(file)
-            except CutShortError as error:
-                damaged.append(str(error))
-                found = error.found
+            found, problem = records.scan(file)
+            if problem:
+                damaged.append(problem)
             places.append(np.column_stack([np.full(len(found), number), found]))
         return cls(files, np.concatenate(places), tuple(damaged))
 

@@ -33,21 +33,6 @@ class DamagedDataError(ValueError):
     """An image or a record that is not what was written."""
 
 
-class CutShortError(DamagedDataError):
-    """A file that cannot be read to its end.
-
-    Attributes:
-        found: places of the records that can be read.
-    """
-
-    def __init__(self, message: str, found: np.ndarray) -> None:
-        super().__init__(message)
-        self.found = found
-
-    def __reduce__(self) -> tuple[type[CutShortError], tuple[str, np.ndarray]]:
-        return type(self), (str(self), self.found)
-
-
 def masked_checksum(data: bytes) -> int:
     """Return the checksum of some bytes as record files have it: CRC-32C, rotated and shifted."""
     value = crc32c(data)
@@ -61,42 +46,39 @@ def frame(data: bytes) -> bytes:
     return b"".join((head, data, _TAIL.pack(masked_checksum(data))))
 
 
-def scan(path: Path) -> np.ndarray:
+def scan(path: Path) -> tuple[np.ndarray, str]:
     """Return the place of each record in a file: begin and length of its data.
 
     Only lengths are read, not data.
 
-    Raises:
-        CutShortError: if a length is damaged or the file ends inside a record.
+    Returns:
+        The places, and the problem at which they end if a length is damaged or the file ends inside
+        a record; empty if there is none.
     """
     places: list[tuple[int, int]] = []
-    size = path.stat().st_size
+    size, offset, problem = path.stat().st_size, 0, ""
     with path.open("rb", buffering=0) as file:
-        offset = 0
-        while offset < size:
-            head = os.pread(file.fileno(), _HEAD.size, offset)
-            begin = offset + _HEAD.size
-            problem = _problem(head, begin, size)
-            if problem:
-                message = f"{path}, record {len(places)}: {problem}"
-                raise CutShortError(message, _as_array(places))
-            length = _HEAD.unpack(head)[0]
-            places.append((begin, length))
-            offset = begin + length + _TAIL.size
-    return _as_array(places)
+        try:
+            while offset < size:
+                begin = offset + _HEAD.size
+                length = _length(os.pread(file.fileno(), _HEAD.size, offset))
+                offset = begin + length + _TAIL.size
+                if offset > size:
+                    raise DamagedDataError("the file ends in its data")
+                places.append((begin, length))
+        except DamagedDataError as error:
+            problem = f"{path}, record {len(places)}: {error}"
+    return np.array(places, np.int64).reshape(-1, 2), problem
 
 
-def _problem(head: bytes, begin: int, size: int) -> str:
+def _length(head: bytes) -> int:
+    """Return the length of the data of the record that begins with these bytes."""
     if len(head) < _HEAD.size:
-        return "the file ends in its length"
+        raise DamagedDataError("the file ends in its length")
     length, checksum = _HEAD.unpack(head)
     if masked_checksum(head[:8]) != checksum:
-        return "its length is damaged, and all records after it are lost"
-    return "the file ends in its data" if begin + length + _TAIL.size > size else ""
-
-
-def _as_array(places: list[tuple[int, int]]) -> np.ndarray:
-    return np.array(places, np.int64).reshape(-1, 2)
+        raise DamagedDataError("its length is damaged, and all records after it are lost")
+    return length
 
 
 def read(descriptor: int, begin: int, length: int) -> bytes:
@@ -116,7 +98,9 @@ def read(descriptor: int, begin: int, length: int) -> bytes:
 def _checked(content: bytes, length: int) -> bytes:
     """Return the data of a record from its content: data and checksum."""
     data, tail = content[:length], content[length:]
-    if len(tail) < _TAIL.size or masked_checksum(data) != _TAIL.unpack(tail)[0]:
+    if len(tail) < _TAIL.size:
+        raise DamagedDataError("the file ends in its data")
+    if masked_checksum(data) != _TAIL.unpack(tail)[0]:
         raise DamagedDataError("its data do not match their checksum")
     return data
 
@@ -132,14 +116,8 @@ def read_all(path: Path) -> Iterator[bytes]:
     try:
         with open_compressed(path) if is_compressed(path) else path.open("rb") as file:
             while head := file.read(_HEAD.size):
-                length = _HEAD.unpack(head)[0] if len(head) == _HEAD.size else 0
-                # The end of the file is not known, but the checksum reveals a damaged length.
-                if problem := _problem(head, 0, length + _TAIL.size):
-                    raise DamagedDataError(problem)
-                content = file.read(length + _TAIL.size)
-                if len(content) < length + _TAIL.size:
-                    raise DamagedDataError("the file ends in its data")
-                yield _checked(content, length)
+                length = _length(head)
+                yield _checked(file.read(length + _TAIL.size), length)
                 number += 1
     except (DamagedDataError, EOFError, compression_error, gzip.BadGzipFile) as error:
         raise DamagedDataError(f"{path}, record {number}: {error}") from None

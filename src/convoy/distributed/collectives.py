@@ -39,8 +39,6 @@ def arrays_from_first(arrays: list[np.ndarray]) -> list[np.ndarray]:
 
 def who_has(flags: list[bool]) -> list[list[int]]:
     """Return for each flag the indices of the processes in which it is set."""
-    if count() == 1:
-        return [[0] if flag else [] for flag in flags]
     rows = _gather(np.array(flags, bool).reshape(-1))
     return [[process for process, flag in enumerate(column) if flag] for column in rows.T]
 
@@ -62,15 +60,11 @@ def any_of(flags: list[bool]) -> list[bool]:
 
 def totals(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return the sum of each array over all processes."""
-    if count() == 1 or not arrays:
-        return list(arrays)
     return [rows.sum(axis=0, dtype=rows.dtype) for rows in _gather(list(arrays))]
 
 
 def gathered(array: np.ndarray) -> np.ndarray:
     """Return the arrays of all processes, stacked; all must pass the same shape and type."""
-    if count() == 1:
-        return array[None]
     # As bytes: JAX would narrow 64 bits to 32.
     rows = _gather(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
     return rows.view(array.dtype).reshape(-1, *array.shape)
@@ -112,6 +106,9 @@ def _broadcast(array: Any, process: int = 0) -> Any:
 
 
 def _gather(tree: Any) -> Any:
+    """Return the arrays of all processes, stacked."""
+    if count() == 1:
+        return jax.tree.map(lambda array: np.asarray(array)[None], tree)
     from jax.experimental import multihost_utils
 
     return jax.tree.map(np.asarray, multihost_utils.process_allgather(tree))
