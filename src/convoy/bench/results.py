@@ -59,6 +59,12 @@ class Result:
     def value(self, metric: str) -> float | None:
         return next(iter(self.results.get(metric, {}).values()), None)
 
+    @property
+    def values(self) -> dict[str, float]:
+        """Values by metric, without missing ones."""
+        found = {metric: self.value(metric) for metric in self.results}
+        return {metric: value for metric, value in found.items() if value is not None}
+
 
 def join(runs: Sequence[Result]) -> Result:
     """Return one result for repeated runs of a variant: the median of each value, and all values.
@@ -159,10 +165,8 @@ def _junit(results: Sequence[Result]) -> ElementTree.Element:
                 time=f"{result.test_duration:.3f}",
             )
             properties = ElementTree.SubElement(case, "properties")
-            for metric in result.results:
-                value = result.value(metric)
-                if value is not None:
-                    ElementTree.SubElement(properties, "property", name=metric, value=repr(value))
+            for metric, value in result.values.items():
+                ElementTree.SubElement(properties, "property", name=metric, value=repr(value))
             if not result.passed:
                 failure = ElementTree.SubElement(case, "failure", message=result.reason)
                 failure.text = f"exit status {result.exitcode}: {result.command}"

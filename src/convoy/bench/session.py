@@ -174,10 +174,8 @@ class Session:
         return result
 
     def _log_result(self, result: Result, execution: Execution) -> None:
-        for metric in result.results:
-            value = result.value(metric)
-            if value is not None:
-                self.console.info(f"  {metric} = {value:.6g}")
+        for metric, value in result.values.items():
+            self.console.info(f"  {metric} = {value:.6g}")
         if result.passed:
             self.console.info(f"  passed in {result.test_duration:.1f} s")
             return

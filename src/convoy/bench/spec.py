@@ -9,13 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from convoy.configuration import (
-    Configuration,
-    ConfigurationError,
-    WholeNotNegative,
-    read,
-    read_yaml,
-)
+from convoy.configuration import Configuration, ConfigurationError, Whole, read, read_yaml
 from convoy_command.parser import suggestion
 from pydantic import BeforeValidator, Field, StrictStr
 
@@ -98,7 +92,7 @@ class Metric(Configuration):
     """
 
     regexp: Annotated[re.Pattern[str], BeforeValidator(_pattern)]
-    skip: WholeNotNegative = 0
+    skip: Annotated[Whole, Field(ge=0)] = 0
     reduction_type: Reduction = "mean"
 
 

@@ -6,7 +6,7 @@ multiplied by the global batch size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -83,30 +83,17 @@ class Staircase(_Wrapper):
         return self.base(ops.floor(_number(step) / self.updates) * self.updates)
 
 
-# Files of earlier versions hold the following names instead of those of Keras.
-
-
-@keras.saving.register_keras_serializable(package="convoy")
-class Cosine(CosineDecay):
-    @classmethod
-    def from_config(cls, config: Json) -> Schedule:
-        return CosineDecay(config["rate"], config["decay_updates"])
-
-
-@keras.saving.register_keras_serializable(package="convoy")
-class Stepped(PiecewiseConstantDecay):
-    @classmethod
-    def from_config(cls, config: Json) -> Schedule:
-        return _stepped(config["boundaries"], config["values"])
-
-
-@keras.saving.register_keras_serializable(package="convoy")
-class Polynomial(PolynomialDecay):
-    @classmethod
-    def from_config(cls, config: Json) -> Schedule:
-        return PolynomialDecay(
-            config["rate"], config["decay_updates"], config["end"], config["power"]
-        )
+# Files of earlier versions hold these names instead of those of Keras.
+_EARLIER: dict[str, Callable[[Json], Schedule]] = {
+    "Cosine": lambda config: CosineDecay(config["rate"], config["decay_updates"]),
+    "Stepped": lambda config: _stepped(config["boundaries"], config["values"]),
+    "Polynomial": lambda config: PolynomialDecay(
+        config["rate"], config["decay_updates"], config["end"], config["power"]
+    ),
+}
+for _name, _make in _EARLIER.items():
+    _earlier = type(_name, (Schedule,), {"from_config": staticmethod(_make)})
+    keras.saving.register_keras_serializable(package="convoy")(_earlier)
 
 
 _WARM_UPS: dict[str, type[_Wrapper]] = {"shift": ShiftWarmUp, "mask": MaskWarmUp}

@@ -5,11 +5,17 @@ Reference: He et al., "Deep Residual Learning for Image Recognition", 2015, sect
 
 from __future__ import annotations
 
+from functools import partial
+
 import keras
 from keras import layers, ops
 
 EPSILON = 1.001e-5
 FILTERS = (16, 32, 64)
+_convolution = partial(
+    layers.Conv2D, kernel_size=3, padding="same", use_bias=False, kernel_initializer="he_normal"
+)
+_norm = partial(layers.BatchNormalization, epsilon=EPSILON)
 
 
 @keras.saving.register_keras_serializable(package="convoy")
@@ -34,8 +40,8 @@ def cifar_resnet(shape: tuple[int, int, int], classes: int, *, blocks: int) -> k
         blocks: number of blocks per stack; the network has `6 * blocks + 2` layers with weights.
     """
     images = keras.Input(shape)
-    x = _convolution(16, 1, "conv1")(images)
-    x = layers.BatchNormalization(epsilon=EPSILON, name="conv1_bn")(x)
+    x = _convolution(16, name="conv1")(images)
+    x = _norm(name="conv1_bn")(x)
     x = layers.ReLU(name="conv1_relu")(x)
     for stack, filters in enumerate(FILTERS):
         for block in range(1, blocks + 1):
@@ -49,22 +55,10 @@ def cifar_resnet(shape: tuple[int, int, int], classes: int, *, blocks: int) -> k
 def _block(x: keras.KerasTensor, filters: int, stride: int, name: str) -> keras.KerasTensor:
     shortcut = Subsample(name=f"{name}_shortcut")(x) if stride > 1 else x
     kind = "conv_ds" if stride > 1 else "conv"
-    x = _convolution(filters, stride, f"{name}_layer1_{kind}")(x)
-    x = layers.BatchNormalization(epsilon=EPSILON, name=f"{name}_layer1_bn")(x)
+    x = _convolution(filters, strides=stride, name=f"{name}_layer1_{kind}")(x)
+    x = _norm(name=f"{name}_layer1_bn")(x)
     x = layers.ReLU(name=f"{name}_layer1_relu")(x)
-    x = _convolution(filters, 1, f"{name}_layer2_conv")(x)
-    x = layers.BatchNormalization(epsilon=EPSILON, name=f"{name}_layer2_bn")(x)
+    x = _convolution(filters, name=f"{name}_layer2_conv")(x)
+    x = _norm(name=f"{name}_layer2_bn")(x)
     x = layers.Add(name=f"{name}_add")([shortcut, x])
     return layers.ReLU(name=f"{name}_post_addition_relu")(x)
-
-
-def _convolution(filters: int, stride: int, name: str) -> layers.Layer:
-    return layers.Conv2D(
-        filters,
-        3,
-        stride,
-        padding="same",
-        use_bias=False,
-        kernel_initializer="he_normal",
-        name=name,
-    )
