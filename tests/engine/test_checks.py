@@ -47,9 +47,13 @@ def test_a_wrong_shape_in_evaluate_and_predict():
         make().predict(np.ones((8, 5)), verbose=0)
 
 
-def test_a_wrong_number_of_inputs():
-    with pytest.raises(ValueError, match=r"has 1 inputs \(pixels\), but received 2 arrays"):
-        make().fit([X, X], Y, verbose=0)
+def test_too_few_inputs_get_the_message_of_keras():
+    with convoy.Strategy().scope():
+        inputs = [keras.Input((4,)), keras.Input((4,))]
+        model = keras.Model(inputs, keras.layers.Add()(inputs))
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"expects 2 named input\(s\).* received 1 input tensors"):
+        model.fit(X, X, verbose=0)
 
 
 @pytest.mark.parametrize("label", [3, -1])

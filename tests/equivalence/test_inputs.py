@@ -1,9 +1,11 @@
 """Every kind of input feeds the same batches as under stock Keras."""
 
+import convoy
 import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
+from keras import layers
 from tests import parts
 
 from . import models
@@ -302,3 +304,191 @@ def test_streamed_arrays_are_shuffled_as_resident_ones(xy, shuffle):
         return history.history, state(model)
 
     assert_same(run(0), run(None), exact=True)
+
+
+# Tensors of other frameworks, missing and optional inputs ------------------------------------
+
+
+@pytest.mark.interop
+@parts.needs("TensorFlow")
+def test_tensorflow_tensors(xy):
+    import tensorflow as tf
+
+    assert_equivalent(models.classifier, methods_on(tf.constant(xy[0]), tf.constant(xy[1])))
+
+
+@pytest.mark.interop
+@parts.needs("torch")
+def test_torch_tensors(xy):
+    import torch
+
+    x, y = torch.tensor(xy[0]), torch.tensor(xy[1])
+    assert_equivalent(models.classifier, methods_on(x, y))
+
+
+def methods_on(x, y):
+    def run(model):
+        return (
+            model.fit(x, y, batch_size=30, epochs=2, verbose=0).history,
+            model.evaluate(x, y, verbose=0),
+            model.predict(x, verbose=0),
+            model.train_on_batch(x[:10], y[:10]),
+            model.test_on_batch(x[:10], y[:10]),
+            model.predict_on_batch(x[:10]),
+        )
+
+    return run
+
+
+class SumOfGiven(layers.Layer):
+    """Adds an optional input, if it is given."""
+
+    def call(self, a, b):
+        return a if b is None else a + b
+
+
+def two_inputs(optional):
+    def make(steps):
+        a, b = keras.Input((6,), name="a"), keras.Input((6,), name="b", optional=optional)
+        model = keras.Model({"a": a, "b": b}, layers.Dense(1)(SumOfGiven()(a, b)))
+        model.compile("sgd", "mse", steps_per_execution=steps)
+        return model
+
+    return make
+
+
+@pytest.mark.parametrize("strategy", [{}, {"devices": 2, "batch": "global"}])
+def test_an_optional_input_that_is_none(table, strategy):
+    x, y, _ = table
+    run = methods_on_dict({"a": x, "b": None}, y)
+    assert_equivalent(two_inputs(optional=True), run, **strategy)
+    assert_equivalent(two_inputs(optional=True), methods_on_dict({"a": x, "b": x}, y), **strategy)
+
+
+def methods_on_dict(x, y):
+    def run(model):
+        return (
+            model.fit(x, y, batch_size=30, epochs=2, verbose=0).history,
+            model.evaluate(x, y, verbose=0),
+            model.predict(x, verbose=0),
+        )
+
+    return run
+
+
+@pytest.mark.parametrize("names", [{"a"}, {"a", "b"}])
+def test_a_missing_input_gets_the_message_of_keras(table, names):
+    x, y, _ = table
+    given = {name: x if name == "a" else None for name in names}
+    make = two_inputs(optional=False)
+    messages = []
+    for model in (make_stock(make), make_convoy(make)):
+        with pytest.raises(ValueError, match=r"Missing data for input|is not optional") as error:
+            model.fit(given, y, verbose=0)
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
+
+
+@pytest.mark.parametrize("strategy", [{}, {"devices": 2, "batch": "global"}])
+def test_targets_that_are_none(table, strategy):
+    x, y, _ = table
+
+    def unsupervised(steps):
+        dense = layers.Dense(4, activity_regularizer="l2")
+        model = keras.Sequential([keras.Input((6,)), dense])
+        model.compile("sgd", steps_per_execution=steps)
+        return model
+
+    def two_outputs(steps):
+        inputs = keras.Input((6,))
+        model = keras.Model(inputs, [layers.Dense(1)(inputs), layers.Dense(2)(inputs)])
+        model.compile("sgd", ["mse", None], steps_per_execution=steps)
+        return model
+
+    def fit(*data):
+        return lambda model: model.fit(*data, batch_size=30, verbose=0).history
+
+    assert_equivalent(unsupervised, fit(x), **strategy)
+    assert_equivalent(two_outputs, fit(x, [y, None]), **strategy)
+
+
+def test_batches_of_varying_length():
+    class Sequences(keras.utils.PyDataset):
+        def __len__(self):
+            return 7
+
+        def __getitem__(self, index):
+            rng = np.random.default_rng(index)
+            length = 3 + index // 2
+            return rng.normal(size=(4, length, 3)).astype("f4"), rng.normal(size=(4, 1))
+
+    def make(steps):
+        model = keras.Sequential([keras.Input((None, 3)), layers.GRU(4), layers.Dense(1)])
+        model.compile("sgd", "mse", steps_per_execution=steps)
+        return model
+
+    def run(model):
+        return model.fit(Sequences(), epochs=2, shuffle=False, verbose=0).history
+
+    assert_equivalent(make, run)
+
+
+# Values that are not finite -------------------------------------------------------------------
+
+
+def with_nan(x):
+    x = x.copy()
+    x[17, 2] = np.nan
+    return x
+
+
+def test_nan_that_the_model_replaces(table):
+    def make(steps):
+        clean = layers.Lambda(keras.ops.nan_to_num)
+        model = keras.Sequential([keras.Input((6,)), clean, layers.Dense(1)])
+        model.compile("sgd", "mse", steps_per_execution=steps)
+        return model
+
+    x, y, _ = table
+    assert_equivalent(make, methods_on(with_nan(x), y))
+
+
+@pytest.mark.parametrize("budget", [None, 0])
+def test_a_loss_that_turns_nan_is_traced_to_its_input(table, budget):
+    x, y, _ = table
+    model = make_convoy(two_inputs(optional=False), data_budget=budget)
+    expected = r"loss is NaN at the end of epoch 1\. Input\['b'\] holds NaN or .* in sample 17\."
+    with pytest.warns(UserWarning, match=expected) as caught:
+        history = model.fit({"a": x, "b": with_nan(x)}, y, epochs=3, verbose=0).history
+    assert len(caught) == 1
+    assert np.isnan(history["loss"]).all()
+
+
+def test_a_loss_that_turns_nan_is_traced_to_a_batch_of_a_dataset(table):
+    x, y, _ = table
+    x = with_nan(x)
+
+    class Dataset(keras.utils.PyDataset):
+        def __len__(self):
+            return 5
+
+        def __getitem__(self, index):
+            rows = slice(10 * index, 10 * index + 10)
+            return x[rows], y[rows]
+
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(1)])
+    model = convoy.prepare(model, convoy.Strategy(devices=1))
+    model.compile("sgd", "mse")
+    with pytest.warns(UserWarning, match="NaN") as caught:
+        model.fit(Dataset(), epochs=3, shuffle=False, verbose=0)
+    messages = [str(item.message) for item in caught]
+    assert len(messages) == 2
+    assert messages[1] == "The input holds NaN or infinity, first in sample 7 of batch 1."
+
+
+def test_a_loss_that_turns_nan_without_a_cause_in_the_input(table):
+    model = make_convoy(
+        lambda steps: models.classifier(steps, optimizer=keras.optimizers.SGD(float("inf")))
+    )
+    with pytest.warns(UserWarning, match="The inputs are finite: a lower learning rate may help"):
+        model.fit(table[0], table[2], verbose=0)

@@ -129,32 +129,26 @@ def count_samples(x: Data) -> int:
 
 
 def check_inputs(model: keras.Model, x: Data) -> None:
-    """Raise an error for inputs whose number or shapes the model does not take."""
-    expected = getattr(model, "inputs", None)
-    problem = _problem(model, x) if expected else None
-    if problem is not None and not keras_bridge.accepts(model, x):
-        raise ValueError(problem)
-
-
-def _problem(model: keras.Model, x: Data) -> str | None:
-    """Return what seems to be wrong with inputs; Keras may still adapt them."""
+    """Raise an error for inputs that the model does not take, before anything is compiled."""
+    if not getattr(model, "inputs", None):
+        return
     names = keras_bridge.input_names(model)
     if isinstance(x, dict) and names:
-        missing = [name for name in names if name not in x]
-        if missing:
-            return (
-                f"{model.name!r} has inputs {', '.join(names)}, but received a dict without "
-                f"{', '.join(missing)}: its keys are {', '.join(map(str, x))}."
-            )
-        leaves = [x[name] for name in names]
+        is_complete = all(name in x for name in names)
+        leaves = [x[name] for name in names] if is_complete else []
     else:
         leaves = keras.tree.flatten(x)
-    if len(leaves) != len(model.inputs):
-        return (
-            f"{model.name!r} has {len(model.inputs)} inputs "
-            f"({', '.join(tensor.name for tensor in model.inputs)}), but received {len(leaves)} "
-            "arrays."
-        )
+    problem = _problem(model, leaves) if len(leaves) == len(model.inputs) else ""
+    if problem is None:
+        return
+    # Keras adapts some inputs; where it does not, its message about their number is clear.
+    error = keras_bridge.refusal(model, x)
+    if error is not None:
+        raise ValueError(problem) if problem else error
+
+
+def _problem(model: keras.Model, leaves: list[Data]) -> str | None:
+    """Return what seems to be wrong with the shapes of inputs."""
     for tensor, leaf in zip(model.inputs, leaves, strict=True):
         if leaf is not None and not _shape_fits(tensor.shape[1:], leaf.shape[1:]):
             return (

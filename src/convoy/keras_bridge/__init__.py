@@ -50,7 +50,6 @@ from convoy.keras_bridge.graphs import (
     with_training,
 )
 from convoy.keras_bridge.models import (
-    accepts,
     adopt_new_models,
     build_for_batch,
     build_for_prediction,
@@ -62,6 +61,7 @@ from convoy.keras_bridge.models import (
     overridden,
     overrides_call,
     policies,
+    refusal,
 )
 from convoy.keras_bridge.operations import replaced_operations
 from convoy.keras_bridge.optimizers import split_optimizer
@@ -111,7 +111,6 @@ __all__ = [
     "NestedCall",
     "UntraceableError",
     "Variables",
-    "accepts",
     "adopt_new_models",
     "assign",
     "build_for_batch",
@@ -159,6 +158,7 @@ __all__ = [
     "policies",
     "python_logs",
     "random_seed",
+    "refusal",
     "replaced_graph_run",
     "replaced_operations",
     "replay_graph",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -94,14 +95,19 @@ def input_names(model: Model) -> list[str]:
     return [key for key in found if key is not None] if None not in found else []
 
 
-def accepts(model: Model, x: Any) -> bool:
-    """Return whether Keras takes inputs of these shapes; it adapts some, such as a missing axis."""
+def refusal(model: Model, x: Any) -> Exception | None:
+    """Return the error that Keras raises for inputs of these shapes, or `None` if it takes them.
+
+    Keras adapts some inputs, for example by adding a missing axis.
+    """
+    symbolic = keras.tree.map_structure(_as_on_device, x)
     try:
-        symbolic = keras.tree.map_structure(_as_on_device, x)
-        compute_output_spec(model, symbolic, **call_training_argument(model, training=False))
-    except Exception:
-        return False
-    return True
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Keras will warn when the model runs
+            compute_output_spec(model, symbolic, **call_training_argument(model, training=False))
+    except Exception as error:
+        return error
+    return None
 
 
 def output_structure(model: Model) -> Any:

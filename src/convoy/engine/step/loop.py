@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import warnings
 from collections.abc import Callable
 
 import jax
@@ -37,9 +39,8 @@ def loop(step: Step) -> Callable[[State, PyTree, jax.Array], tuple[State, Logs]]
             new_state, logs = step(state, (source, index))
             return like(new_state, state), like(logs, first)
 
-        _, logs = jax.eval_shape(lambda: step(state, (source, jnp.int32(0))))
         # A carry needs a value before the first step; no step reads it.
-        first = _zeros(logs)
+        first = _zeros(_outcome_shapes(step, state, source))
         return jax.lax.fori_loop(0, steps, body, (state, first))
 
     return run
@@ -69,11 +70,23 @@ def collect(
             )
             return like(new_state, state), kept
 
-        _, outputs = jax.eval_shape(lambda: step(state, (source, jnp.int32(0))))
+        outputs = _outcome_shapes(step, state, source)
         kept = jax.tree.map(lambda leaf: jnp.zeros((max_steps, *leaf.shape), leaf.dtype), outputs)
         return jax.lax.fori_loop(0, steps, body, (state, kept))
 
     return run
+
+
+def _outcome_shapes(step: Step | ForwardStep, state: State, source: PyTree) -> Shapes:
+    """Return the shapes of what a step returns beside the state."""
+    # The step is traced twice, but layers should warn once, and what they draw from Python's
+    # generator while they are traced should be what stock Keras draws.
+    drawn_from = random.getstate()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _, outcome = jax.eval_shape(lambda: step(state, (source, jnp.int32(0))))
+    random.setstate(drawn_from)
+    return outcome
 
 
 def _zeros(shapes: Shapes) -> PyTree:
