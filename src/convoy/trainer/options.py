@@ -1,0 +1,119 @@
+"""Options of one model, beside those of its strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from convoy.engine.execution_config import Reduction
+from convoy.pipeline import Schedule
+from convoy.pipeline.config import PipelineConfig
+from convoy.trainer.engine_model import EngineModel
+
+
+class ModelOptions(NamedTuple):
+    """The options of one model, as its copies take them over."""
+
+    gradient_accumulation: int
+    reduction: Reduction
+    dtype: str | None
+    asynchronous_callbacks: bool
+    pipelining: PipelineConfig
+    stages: list[int] | None
+
+
+class OptionMethods:
+    """The methods that set options of a model."""
+
+    added = ("set_asynchronous_callbacks", "set_gradient_accumulation", "set_pipelining_options")
+
+    def __init__(self, engine_model: EngineModel) -> None:
+        self.engine_model = engine_model
+        self.runner = engine_model.runner
+
+    def set_gradient_accumulation(
+        self,
+        gradient_accumulation: int,
+        *,
+        reduction: Reduction | None = None,
+        dtype: str | None = None,
+    ) -> None:
+        """Set the gradient accumulation of this model.
+
+        Args:
+            gradient_accumulation: micro-batches per weight update and replica.
+            reduction: `"mean"` or `"sum"` over these micro-batches; by default the strategy's.
+            dtype: type in which gradients are added up; by default their own.
+        """
+        config = self.runner.config
+        self.runner.use(
+            replace(
+                config,
+                gradient_accumulation=gradient_accumulation,
+                accumulation_reduction=reduction or config.reduction,
+                accumulation_dtype=dtype,
+            )
+        )
+
+    def set_asynchronous_callbacks(self, asynchronous: bool = False) -> None:
+        """Choose whether callbacks are called for every step while the devices continue.
+
+        They are then called from another thread, as results arrive, for every step and every
+        replica; for accumulated micro-batches after their weight update. Each weight update is a
+        device call of its own. `stop_training` still takes effect between executions of
+        `steps_per_execution` steps.
+
+        Args:
+            asynchronous: `True` for every step; `False`, the default, for once per execution.
+        """
+        self.runner.asynchronous_callbacks = asynchronous
+
+    def set_pipelining_options(
+        self,
+        *,
+        gradient_accumulation_steps_per_replica: int | None = None,
+        schedule: str | Schedule = "1f1b",
+        device_mapping: Sequence[int] | None = None,
+        activation_checkpointing: bool = False,
+        record: bool = False,
+    ) -> None:
+        """Set the options of pipeline parallelism, which apply if this model has several stages.
+
+        Args:
+            gradient_accumulation_steps_per_replica: micro-batches per weight update and replica; by
+                default the strategy's `gradient_accumulation`.
+            schedule: `"1f1b"`, `"gpipe"`, `"zero-bubble"`, `"sequential"`, or a `Schedule` of your
+                own.
+            device_mapping: the device of each stage; by default one for each.
+            activation_checkpointing: whether stages keep only their input for the backward pass.
+            record: whether the last weight update of every device call is timed, for
+                `get_pipeline_timeline`.
+        """
+        if gradient_accumulation_steps_per_replica is not None:
+            self.set_gradient_accumulation(gradient_accumulation_steps_per_replica)
+        mapping = None if device_mapping is None else tuple(device_mapping)
+        self.engine_model.pipelining = PipelineConfig(
+            schedule, mapping, activation_checkpointing, record
+        )
+
+    def options(self) -> ModelOptions:
+        """Return the options of this model."""
+        config = self.runner.config
+        return ModelOptions(
+            config.gradient_accumulation,
+            config.accumulation_reduction,
+            config.accumulation_dtype,
+            self.runner.asynchronous_callbacks,
+            self.engine_model.pipelining,
+            self.engine_model.prepared.stages,
+        )
+
+    def use_options(self, options: ModelOptions) -> None:
+        """Use the options of a model that this one is a copy of."""
+        self.set_gradient_accumulation(
+            options.gradient_accumulation, reduction=options.reduction, dtype=options.dtype
+        )
+        self.runner.asynchronous_callbacks = options.asynchronous_callbacks
+        self.engine_model.pipelining = options.pipelining
+        self.engine_model.prepared.stages = options.stages

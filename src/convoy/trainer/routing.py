@@ -1,0 +1,59 @@
+"""The choice between the engine and stock Keras for each call of a model's method."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import wraps
+
+from convoy import keras_bridge
+from convoy.engine import stock_path
+from convoy.engine.turns import Turns
+from convoy.pipeline.stages import stage_assignment
+from convoy.trainer.engine_model import EngineModel
+from convoy.types import PyTree
+
+Method = Callable[..., PyTree]
+
+
+class Routing:
+    """Sends calls of one model's methods to the engine, or to stock Keras."""
+
+    def __init__(self, engine_model: EngineModel) -> None:
+        self.engine_model = engine_model
+        self.model = engine_model.model
+        self._turns = Turns(engine_model.model)
+        self._noticed: set[str] = set()
+
+    def route(self, name: str, on_engine: Method) -> Method:
+        """Return a method that runs on the engine, or by stock Keras if the engine has no path."""
+
+        @wraps(on_engine)
+        def method(*args: PyTree, **kwargs: PyTree) -> PyTree:
+            reason = stock_path.reason(self.model, name, args[0] if args else kwargs.get("x"))
+            if reason is None:
+                asynchronous = self.engine_model.runner.asynchronous_callbacks
+                with self._turns.take(name, asynchronous):
+                    return on_engine(*args, **kwargs)
+            self._check_requests(name, reason)
+            if reason.why not in self._noticed:
+                self._noticed.add(reason.why)
+                warnings.warn(
+                    f"{reason.why} Stock Keras runs {name}() of {self.model.name!r}. "
+                    f"{reason.remedy}",
+                    stacklevel=3,
+                )
+            return keras_bridge.stock_method(self.model, name)(*args, **kwargs)
+
+        return method
+
+    def _check_requests(self, name: str, reason: stock_path.Reason) -> None:
+        """Raise an error if the strategy asks for what stock Keras cannot do."""
+        replicas = self.engine_model.runner.config.replicas
+        requests = [f"{replicas} replicas"] if replicas > 1 else []
+        requests += self.engine_model.divisions(name, stage_assignment(self.model) is not None)
+        if requests:
+            raise ValueError(
+                f"{reason.why} Only stock Keras can run that, without {', '.join(requests)}. "
+                f"{reason.remedy}"
+            )
