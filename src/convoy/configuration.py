@@ -66,6 +66,7 @@ _PROBLEMS = {
     **dict.fromkeys(("list_type", "tuple_type"), "is not a list"),
     **dict.fromkeys(("dict_type", "dataclass_type"), "is not a section with keys and values"),
     "string_type": "is not a string",
+    "finite_number": "is not a finite number",
 }
 # What to pass instead, for a number outside of its range.
 _RANGES = {
@@ -167,7 +168,9 @@ def _parsed_mapping(value: object) -> Mapping[str, Any]:
 Whole = Annotated[int, BeforeValidator(_no_boolean)]
 WholeNotNegative = Annotated[Whole, Field(ge=0)]
 Count = Annotated[Whole, Field(ge=1)]
+Port = Annotated[WholeNotNegative, Field(le=65535)]
 NotNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 ExactFraction = Annotated[Fraction, BeforeValidator(_fraction)]
 """A number, or two with a slash between them; `1/3` stays exact."""
 Parameters = Annotated[dict[str, Any], BeforeValidator(_parsed_mapping)]

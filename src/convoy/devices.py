@@ -17,6 +17,9 @@ from jaxlib import xla_client
 
 VARIABLE = "CONVOY_DEVICES"
 PER_REPLICA = "CONVOY_DEVICES_PER_REPLICA"
+# JAX takes some milliseconds and some hundred kilobytes for each, and does not stop before it is
+# out of memory.
+MAX_VIRTUAL = 4096
 
 
 def requested() -> int | None:
@@ -42,7 +45,16 @@ def per_replica() -> int | None:
 
 
 def provide_virtual(count: int) -> None:
-    """Split the CPU into `count` devices of JAX, if JAX has not started yet."""
+    """Split the CPU into `count` devices of JAX, if JAX has not started yet.
+
+    Raises:
+        ValueError: if there are too many.
+    """
+    if count > MAX_VIRTUAL:
+        raise ValueError(
+            f"{count} devices are too many: a CPU can be split into at most {MAX_VIRTUAL}. Pass "
+            f"{MAX_VIRTUAL} or less."
+        )
     if count <= jax.config.jax_num_cpu_devices:  # type: ignore[attr-defined]
         return
     # JAX refuses this after it has started: `select` then creates additional devices.

@@ -16,6 +16,10 @@ LEFT = 75
 """The exit status of a preempted run: `EX_TEMPFAIL`, "try again later"."""
 
 
+class JoinError(ConnectionError):
+    """The other processes of a run cannot be reached; `program` prints the message only."""
+
+
 def convoy() -> int:
     """Run `convoy`."""
     with ended_by_interrupt():

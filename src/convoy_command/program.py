@@ -13,7 +13,7 @@ import runpy
 import sys
 from types import TracebackType
 
-from convoy_command import exit_status_reported
+from convoy_command import JoinError, exit_status_reported
 
 _OWN = (__file__, runpy.run_path.__code__.co_filename)
 
@@ -40,7 +40,10 @@ def run_script() -> None:
 def _print_exception(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Print an exception without the frames of this module."""
+    """Print an exception without the frames of this module; of some, the message only."""
+    if isinstance(error, JoinError):
+        print(f"error: {error}", file=sys.stderr)
+        return
     while trace is not None and trace.tb_frame.f_code.co_filename in _OWN:
         trace = trace.tb_next
     sys.__excepthook__(kind, error.with_traceback(trace), trace)

@@ -4,6 +4,7 @@ import json
 import os
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ import keras
 import numpy as np
 import pytest
 from convoy.cli import launch as launch_command
+from convoy.distributed.process import COORDINATOR, COUNT, INDEX
 from tests.equivalence.side_by_side import ATOL, RTOL
 from tests.launch import worker
 from tests.launch.running import SCRIPT, SOURCE, assert_same_run, in_one_process, launch, outcomes
@@ -209,7 +211,15 @@ def test_a_plain_script_keeps_its_batch_size_as_the_global_one(tmp_path, monkeyp
         (["--num-instances", "2", "--num-replicas", "3", "ls"], "Pass --num-replicas 4"),
         (["--replicas", "2", "--num-replicas", "3", str(SCRIPT)], "contradict each other"),
         (["--host", "a", "--hostfile", "b", "ls"], "both passed"),
-        (["--heartbeat-timeout", "0", "ls"], "too short"),
+        (["--heartbeat-timeout", "0", "ls"], "--heartbeat-timeout 0: pass more than 0"),
+        (["--heartbeat-timeout", "nan", "ls"], "--heartbeat-timeout: 'nan' is not a finite number"),
+        (["--max-restarts", "-1", "ls"], "--max-restarts -1: pass 0 or more"),
+        (["--num-instances", "0", "ls"], "--num-instances 0: pass 1 or more"),
+        (["--num-replicas", "0", "ls"], "--num-replicas 0: pass 1 or more"),
+        (["--port", "65536", "ls"], "--port 65536: pass 65535 or less"),
+        (["--only-output-from-instance", "1", "ls"], "Pass less than 1, the number of instances"),
+        (["--num-instances", "1000000000", "ls"], "--num-instances 1000000000 is too large"),
+        (["--num-replicas", "1000000000", "ls"], "--num-replicas 1000000000 with"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(capsys, words, message):
@@ -217,6 +227,75 @@ def test_bad_input_is_one_line_and_status_2(capsys, words, message):
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1
+
+
+def test_a_port_that_is_taken_is_one_line_and_nothing_starts(tmp_path):
+    script = tmp_path / "started.py"
+    script.write_text(f"import pathlib; pathlib.Path({str(tmp_path)!r}, 'started').touch()")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = launch("--num-instances", 2, "--port", port, script)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert ended.stderr == (
+        f"convoy launch: --port {port} cannot be listened on: Address already in use. Pass another "
+        "--port, or end the program that has it.\n"
+    )
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_process_that_cannot_join_prints_one_line(tmp_path):
+    script = tmp_path / "joins.py"
+    script.write_text("import convoy\n")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        # As on another host, whose ports the launcher cannot check.
+        place = {COORDINATOR: address, COUNT: "2", INDEX: "0", "PYTHONPATH": str(SOURCE)}
+        ended = subprocess.run(
+            [sys.executable, "-m", "convoy_command.program", script],
+            env=os.environ | place,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        f"error: {address} cannot be listened on: Address already in use. Pass another --port, or "
+        "end the program that has it.\n"
+    )
+
+
+def test_the_output_of_a_failed_process_is_shown_once(tmp_path):
+    script = tmp_path / "fails.py"
+    script.write_text("import sys\nsys.exit('the disk is full')\n")
+    ended = launch(script)
+    assert ended.returncode == 1
+    assert ended.stdout == "[0] the disk is full\n"
+    assert "exited with status 1" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_output_that_was_not_shown_is_in_the_message_about_a_failure(tmp_path):
+    script = tmp_path / "fails.py"
+    script.write_text(
+        "import os, sys, time\n"
+        "sys.exit('the disk is full') if os.environ['CONVOY_PROCESS'] == '1' else time.sleep(60)\n"
+    )
+    ended = launch("--num-instances", 2, "--only-output-from-instance", 0, script)
+    assert ended.returncode == 1
+    assert "  [1] the disk is full\n" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "name"), [("/usr/bin/poprun", "poprun"), ("/usr/bin/convoy", "convoy launch")]
+)
+def test_help_and_messages_have_the_name_of_the_command(monkeypatch, capsys, program, name):
+    monkeypatch.setattr(sys, "argv", [program, "--help"])
+    with pytest.raises(SystemExit):
+        launch_command.main(["--help"])
+    assert capsys.readouterr().out.startswith(f"usage: {name} [options] script.py")
+    assert launch_command.main([]) == 2
+    assert capsys.readouterr().err.startswith(f"{name}: There is no program to run. Usage: {name}")
 
 
 def test_greetings_of_the_collectives_are_not_shown():

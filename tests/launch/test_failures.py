@@ -46,7 +46,7 @@ def test_a_process_killed_at_startup_ends_the_run(tmp_path):
     assert ended.returncode == 128 + signal.SIGKILL
     assert "process 1 on localhost" in ended.stderr
     assert "was terminated by SIGKILL" in ended.stderr
-    assert "[1] about to join" in ended.stderr
+    assert "[1] about to join" in ended.stdout
     assert not list(tmp_path.glob("*.json"))
     assert not any(map(is_alive, process_ids(tmp_path)))
 

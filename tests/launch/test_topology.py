@@ -48,6 +48,8 @@ def test_hosts_get_equal_blocks_of_processes_and_are_addressed_by_name():
     [
         ({"instances": 0, "replicas": 1}, "--num-instances 0 is too small"),
         ({"instances": 2, "replicas": 3}, "Pass --num-replicas 4"),
+        ({"instances": 10**9, "replicas": 10**9}, "Pass at most 4096"),
+        ({"instances": 1, "replicas": 1, "heartbeat_timeout": float("inf")}, "inf is not a time"),
         ({"instances": 3, "replicas": 3, "hosts": ("a", "b")}, "Pass a multiple of 2"),
         ({"instances": 1, "replicas": 1, "devices_per_replica": 0}, "--devices-per-replica 0"),
     ],

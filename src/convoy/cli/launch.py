@@ -8,9 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from convoy.configuration import Configuration, ConfigurationError, Option, Whole, add_flags, read
+from convoy.configuration import (
+    Configuration,
+    ConfigurationError,
+    Count,
+    Option,
+    Port,
+    Positive,
+    WholeNotNegative,
+    add_flags,
+    read,
+)
 from convoy.distributed.process import SILENCE_SECONDS
-from convoy.launch.launcher import USAGE, launch, log
+from convoy.launch.launcher import command_name, launch, log, usage
 from convoy.launch.topology import LaunchError, Topology, parse_hosts
 from convoy_command.parser import Parser
 
@@ -58,22 +68,22 @@ class LaunchOptions(Configuration, all_flags=True):
         only_output_from_instance: index of the only process whose output is shown
     """
 
-    num_instances: Annotated[Whole | None, Option(aliases=("num-instance",))] = None
-    num_replicas: Whole | None = None
-    devices_per_replica: Annotated[Whole, Option(aliases=("ipus-per-replica",))] = 1
-    replicas: Whole | None = None
+    num_instances: Annotated[Count | None, Option(aliases=("num-instance",))] = None
+    num_replicas: Count | None = None
+    devices_per_replica: Annotated[Count, Option(aliases=("ipus-per-replica",))] = 1
+    replicas: Count | None = None
     numa_aware: Annotated[str, Option(choices=NUMA_VALUES)] = "0"
     hostfile: str | None = None
-    port: Whole = 0
-    max_restarts: Whole = 0
-    heartbeat_timeout: float = SILENCE_SECONDS
-    only_output_from_instance: Whole | None = None
+    port: Port = 0
+    max_restarts: WholeNotNegative = 0
+    heartbeat_timeout: Positive = SILENCE_SECONDS
+    only_output_from_instance: WholeNotNegative | None = None
 
 
 def make_parser() -> Parser:
     parser = Parser(
-        prog="convoy launch",
-        usage=USAGE,
+        prog=command_name(),
+        usage=usage(),
         description="Run a program in several processes, on one host or many.",
     )
     add_flags(parser, LaunchOptions)

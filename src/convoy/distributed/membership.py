@@ -35,7 +35,7 @@ from convoy.distributed.process import (
     set_place,
 )
 from convoy.versions import installed_versions
-from convoy_command import LEFT, ended_by_interrupt
+from convoy_command import LEFT, JoinError, ended_by_interrupt
 
 # A process that starts last, on a loaded machine, may take this long to import JAX.
 JOIN_SECONDS = 300
@@ -50,7 +50,7 @@ def join() -> None:
     """Join the other processes, if the environment names any. JAX must not have started.
 
     Raises:
-        ConnectionError: if they cannot be reached.
+        JoinError: if they cannot be reached.
         RuntimeError: if they run other versions.
     """
     _begin_heartbeat()
@@ -67,7 +67,7 @@ def join() -> None:
         try:
             _initialize(asked)
         except RuntimeError as error:
-            raise ConnectionError(
+            raise JoinError(
                 f"Process {asked.index} could not join {asked.count} processes at "
                 f"{asked.coordinator}: {str(error).splitlines()[0]}"
             ) from error
@@ -180,8 +180,9 @@ def _check_can_listen(coordinator: str) -> None:
     try:
         with socket.create_server((host, int(port))):
             pass
-    except (OSError, ValueError) as error:
-        raise ConnectionError(
-            f"{coordinator} cannot be listened on: {error}. Pass another --port, or end the "
-            "program that has it."
-        ) from error
+    except (OSError, ValueError, OverflowError) as error:
+        number = getattr(error, "errno", None)
+        raise JoinError(
+            f"{coordinator} cannot be listened on: {os.strerror(number) if number else error}. "
+            "Pass another --port, or end the program that has it."
+        ) from None

@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from types import FrameType
 
@@ -15,10 +16,9 @@ from convoy.checkpoint.preemption import EXIT_STATUS
 from convoy.devices import PER_REPLICA
 from convoy.devices import VARIABLE as DEVICES
 from convoy.distributed.process import CLUSTER, COORDINATOR, SILENCE
-from convoy.launch.process_group import LOCAL, Member, ProcessGroup
+from convoy.launch.process_group import LAST_LINES, LOCAL, Member, ProcessGroup
 from convoy.launch.topology import LaunchError, Topology
 
-USAGE = "convoy launch [options] script.py [its arguments]"
 # Runs Python programs unbuffered and reports their exit status to the other processes.
 RUNNER = ("-u", "-m", "convoy_command.program")
 # Printed by every process when gloo connects; it does not indicate a problem.
@@ -29,6 +29,8 @@ CLUSTERS = {
     "MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     "Kubernetes": ("JOB_COMPLETION_INDEX", "KUBERNETES_SERVICE_HOST"),
 }
+# The lines that count as still in view: a failed process's last lines among them are not repeated.
+VISIBLE_LINES = 2 * LAST_LINES
 
 
 def launch(
@@ -57,10 +59,18 @@ def launch(
     for cluster, variables in CLUSTERS.items():
         if all(variable in os.environ for variable in variables):
             _replace_process(command, topology, cluster)
+    if only_output_from is not None and only_output_from >= topology.instances:
+        raise LaunchError(
+            f"--only-output-from-instance {only_output_from} does not exist. Pass less than "
+            f"{topology.instances}, the number of instances."
+        )
+    topology.check_port()
     width = len(str(topology.instances - 1))
+    visible: deque[tuple[int, str]] = deque(maxlen=VISIBLE_LINES)
 
     def show(index: int, line: str) -> None:
         if only_output_from in (None, index) and not GLOO_GREETING.match(line):
+            visible.append((index, line))
             print(f"[{index:>{width}}] {line}", flush=True)
 
     for restarts_left in range(max_restarts, -1, -1):
@@ -74,21 +84,30 @@ def launch(
             status = group.run()
         if group.failed is None or status == EXIT_STATUS or group.signalled:
             return status
-        _log_failure(group.failed)
+        _log_failure(group.failed, [line for i, line in visible if i == group.failed.task.index])
         if restarts_left:
             log(f"restarting all processes; {restarts_left - 1} restarts are left after this one.")
     return status
 
 
+def command_name() -> str:
+    """Return the name by which the user called this command."""
+    return "poprun" if os.path.basename(sys.argv[0]) == "poprun" else "convoy launch"
+
+
+def usage() -> str:
+    return f"{command_name()} [options] script.py [its arguments]"
+
+
 def log(text: str) -> None:
-    print(f"convoy launch: {text}", file=sys.stderr, flush=True)
+    print(f"{command_name()}: {text}", file=sys.stderr, flush=True)
 
 
 def _command(program: Sequence[str], topology: Topology, *, plain_script: bool) -> list[str]:
     """Return the command of a process; Python scripts and modules are run by `RUNNER`."""
     words = list(program[1:] if program[:1] == ["--"] else program)
     if not words:
-        raise LaunchError(f"There is no program to run. Usage: {USAGE}")
+        raise LaunchError(f"There is no program to run. Usage: {usage()}")
     if words[0].endswith(".py"):
         words.insert(0, sys.executable)
     if len(words) > 1 and words[1].endswith(".py"):
@@ -116,9 +135,11 @@ def _replace_process(command: Sequence[str], topology: Topology, cluster: str) -
     os.execvpe(command[0], list(command), os.environ | environment)
 
 
-def _log_failure(failed: Member) -> None:
+def _log_failure(failed: Member, visible: Sequence[str]) -> None:
+    """Report a failed process, and repeat its last lines unless they are still in view."""
     log(f"{failed.describe_failure()} after {time.monotonic() - failed.started:.0f} s.")
-    if lines := [line for line in failed.last_lines if not GLOO_GREETING.match(line)]:
+    lines = [line for line in failed.last_lines if not GLOO_GREETING.match(line)]
+    if lines and lines != visible[-len(lines) :]:
         log("its last lines were:\n" + "\n".join(f"  [{failed.task.index}] {x}" for x in lines))
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from convoy.devices import PER_REPLICA
+from convoy.devices import MAX_VIRTUAL, PER_REPLICA
 from convoy.devices import VARIABLE as DEVICES
 from convoy.distributed import process as variables
 from convoy.launch.process_group import LOCAL, Task
@@ -57,8 +58,11 @@ class Topology:
         ):
             if value < 1:
                 raise LaunchError(f"{name} {value} is too small. Pass 1 or more.")
-        if self.heartbeat_timeout <= 0:
-            raise LaunchError(f"--heartbeat-timeout {self.heartbeat_timeout:g} is too short.")
+        if not 0 < self.heartbeat_timeout < math.inf:
+            raise LaunchError(
+                f"--heartbeat-timeout {self.heartbeat_timeout:g} is not a time. Pass a number of "
+                "seconds above 0."
+            )
         if self.replicas % self.instances and not self._splits_replicas():
             near = max(1, round(self.replicas / self.instances)) * self.instances
             raise LaunchError(
@@ -71,6 +75,17 @@ class Topology:
             raise LaunchError(
                 f"--num-instances {self.instances} is not a multiple of {len(self.hosts)} hosts "
                 f"({', '.join(self.hosts)}). Pass a multiple of {len(self.hosts)}."
+            )
+        if self.instances_per_host > MAX_VIRTUAL:
+            raise LaunchError(
+                f"--num-instances {self.instances} is too large. Pass at most "
+                f"{MAX_VIRTUAL * len(self.hosts)}."
+            )
+        if self.devices > MAX_VIRTUAL:
+            raise LaunchError(
+                f"--num-replicas {self.replicas} with --devices-per-replica "
+                f"{self.devices_per_replica} is too large: a process has at most {MAX_VIRTUAL} "
+                "devices."
             )
 
     @property
@@ -106,6 +121,23 @@ class Topology:
             environment = self._environment(index, host, coordinator)
             tasks.append(Task(index, host, command, environment, cores))
         return tasks
+
+    def check_port(self) -> None:
+        """Check that this host can listen on the coordinator's port, before anything starts.
+
+        Raises:
+            LaunchError: if it cannot.
+        """
+        if self.hosts != (LOCAL,) or self.instances == 1 or not self.port:
+            return
+        try:
+            socket.create_server((LOOPBACK, self.port)).close()
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else error
+            raise LaunchError(
+                f"--port {self.port} cannot be listened on: {reason}. Pass another --port, or end "
+                "the program that has it."
+            ) from None
 
     def describe(self) -> str:
         """Return a summary with one line for each process."""
