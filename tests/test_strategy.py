@@ -112,6 +112,35 @@ def test_runs_on_the_device_that_it_is_given():
     assert {v.value.devices() == {last} for v in model.trainable_variables} == {True}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"devices": 10**9}, "1000000000 devices are too many"),
+        ({"devices": -1}, "devices=-1 is not a number of devices"),
+        ({"replicas": float("nan")}, "replicas=nan is not a number of replicas"),
+        ({"replicas": "2"}, "replicas='2' is not a number of replicas"),
+        ({"gradient_accumulation": 1.5}, "gradient_accumulation=1.5 is not a number"),
+        ({"accumulation_dtype": "foo"}, "accumulation_dtype='foo' cannot hold gradients"),
+        ({"reduction_bucket": float("nan")}, "reduction_bucket=nan is not a number of bytes"),
+        ({"batch_norm_group": "x"}, "batch_norm_group='x' is not a number of replicas"),
+        ({"data_budget": float("nan")}, "data_budget=nan is not a number of bytes"),
+        (
+            {"activation_checkpointing": 1.5},
+            "activation_checkpointing=1.5 is not a",
+        ),
+        ({"activation_checkpointing": [1]}, r"activation_checkpointing=\[1\] is not a number"),
+        ({"loss_scale": float("nan")}, "loss_scale=nan is not a factor for the loss"),
+        ({"loss_scale": 1e300}, "loss_scale=1e.300 is not a factor for the loss"),
+        ({"loss_scale": 1e-300}, "loss_scale=1e-300 is not a factor for the loss"),
+        ({"loss_scale": 10**400}, "is not a factor for the loss"),
+    ],
+)
+def test_refuses_values_that_make_no_sense_at_once(arguments, message):
+    with pytest.raises(ValueError, match=message) as raised:
+        convoy.Strategy(**arguments)
+    assert "\n" not in str(raised.value)
+
+
 def test_refuses_a_budget_below_nothing():
     with pytest.raises(ValueError, match="data_budget=-1 is not a number of bytes"):
         convoy.Strategy(data_budget=-1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 
+from convoy.arguments import whole_number
+
 
 @dataclass(frozen=True)
 class BatchConfig:
@@ -25,10 +27,7 @@ class BatchConfig:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(
-                    f"{name}={value!r} is not a positive whole number. Pass 1 or more."
-                )
+            whole_number(name, value, "a positive whole number")
 
     @classmethod
     def of_global(cls, global_batch: int, micro_batch: int, replicas: int = 1) -> BatchConfig:

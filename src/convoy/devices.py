@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 from convoy import distributed
+from convoy.arguments import whole_number
 from convoy.cpu import threads
 from jaxlib import xla_client
 
@@ -89,15 +90,14 @@ def select(devices: int | Sequence[jax.Device] | None) -> tuple[jax.Device, ...]
         if not chosen:
             raise ValueError("devices=[] names no device. Pass at least one, or a number.")
         return chosen
-    if isinstance(devices, bool) or devices < 1:
-        raise ValueError(f"devices={devices!r} is not a number of devices. Pass 1 or more.")
-    provide_virtual(int(devices))
+    count = whole_number("devices", devices, "a number of devices")
+    provide_virtual(count)
     present = jax.devices()
-    if len(present) >= devices:
-        return tuple(present[:devices])
+    if len(present) >= count:
+        return tuple(present[:count])
     if present[0].platform == "cpu" and jax.process_count() == 1:
-        return _split_again(int(devices))
-    raise ValueError(_too_few(int(devices), present))
+        return _split_again(count)
+    raise ValueError(_too_few(count, present))
 
 
 def memory(devices: tuple[jax.Device, ...]) -> int:
@@ -118,8 +118,7 @@ def for_replicas(devices: tuple[jax.Device, ...], replicas: int | None) -> tuple
     """
     if replicas is None or replicas == len(devices):
         return devices
-    if isinstance(replicas, bool) or replicas < 1:
-        raise ValueError(f"replicas={replicas!r} is not a number of replicas. Pass 1 or more.")
+    replicas = whole_number("replicas", replicas, "a number of replicas")
     if replicas > len(devices):
         raise ValueError(
             f"{replicas} replicas do not fit on {len(devices)} devices. Pass at most "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from convoy import devices as device_choice
 from convoy import distributed, keras_bridge, model
 from convoy import precision as precisions
+from convoy.arguments import whole_number
 from convoy.engine.data.placement import AXIS, Placement
 from convoy.engine.execution_config import BatchMeaning, ExecutionConfig, Reduction
 from convoy.engine.numerics import loss_scale as loss_scales
@@ -121,9 +122,7 @@ class Strategy:
         if data_budget is None:
             # All processes must use the same value, even on hosts with different memory.
             data_budget = distributed.from_first(device_choice.memory(self.devices) // 4)
-        elif data_budget < 0:
-            raise ValueError(f"data_budget={data_budget} is not a number of bytes. Pass 0 or more.")
-        self.data_budget = data_budget
+        self.data_budget = whole_number("data_budget", data_budget, "a number of bytes", 0)
         self.execution_config = ExecutionConfig(
             Placement(self._mesh()),
             gradient_accumulation=gradient_accumulation,
@@ -209,16 +208,14 @@ class Strategy:
     ) -> int | tuple[str, ...] | None:
         if requested is None:
             return None
-        if isinstance(requested, int):
-            if isinstance(requested, bool) or requested < 0:
-                raise ValueError(
-                    f"activation_checkpointing={requested} is not a number of bytes. Pass 0 or "
-                    "more."
-                )
-            return requested
         if requested == "auto":
             return device_choice.memory(self.devices) // 2
-        return (requested,) if isinstance(requested, str) else tuple(requested)
+        if isinstance(requested, str):
+            return (requested,)
+        if isinstance(requested, Iterable) and all(isinstance(one, str) for one in requested):
+            return tuple(requested)
+        meaning = "a number of bytes or a list of layer names"
+        return whole_number("activation_checkpointing", requested, meaning, 0)
 
     def __deepcopy__(self, memo: dict) -> Strategy:
         """Return the strategy itself, which copies of its models share."""

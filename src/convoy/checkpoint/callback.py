@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 from convoy import distributed
+from convoy.arguments import whole_number
 from convoy.checkpoint import optimizer_settings, snapshot
 from convoy.checkpoint.errors import CheckpointError
 from convoy.checkpoint.folder import Folder, Position
@@ -65,11 +66,9 @@ class Checkpoints(keras.callbacks.Callback):
         recipe: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-            raise ValueError(f"keep={keep!r} is not a number of checkpoints. Pass 1 or more.")
         self.folder = Folder(folder)
         self.interval = Interval(every)
-        self.keep = keep
+        self.keep = whole_number("keep", keep, "a number of checkpoints")
         self.best = None if best is None else Best.parse(best)
         self.resume = resume
         self.recipe = recipe

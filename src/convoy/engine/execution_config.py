@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 import jax.numpy as jnp
 import keras
+from convoy.arguments import whole_number
 from convoy.engine.data.chunks import StepDivision
 from convoy.engine.data.placement import Placement
 from convoy.engine.state import Mode
@@ -64,14 +65,13 @@ class ExecutionConfig:
     pipeline: Pipeline | None = None
 
     def __post_init__(self) -> None:
-        micro_batches, dtype = self.gradient_accumulation, self.accumulation_dtype
-        is_number = isinstance(micro_batches, int) and not isinstance(micro_batches, bool)
-        if not is_number or micro_batches < 1:
-            raise ValueError(
-                f"gradient_accumulation={micro_batches!r} is not a number of micro-batches. "
-                "Pass 1 or more."
-            )
-        if dtype is not None and not jnp.issubdtype(jnp.dtype(dtype), jnp.floating):
+        whole_number(
+            "gradient_accumulation", self.gradient_accumulation, "a number of micro-batches"
+        )
+        whole_number("reduction_bucket", self.reduction_bucket, "a number of bytes", 0)
+        whole_number("batch_norm_group", self.batch_norm_group, "a number of replicas")
+        dtype = self.accumulation_dtype
+        if dtype is not None and not _is_floating(dtype):
             raise ValueError(
                 f"accumulation_dtype={dtype!r} cannot hold gradients. Pass a floating-point "
                 "type, for example 'float32'."
@@ -84,12 +84,7 @@ class ExecutionConfig:
                 f"batch={self.batch!r} is unknown. Pass 'replica' (batch_size is the micro-batch "
                 "of one replica) or 'global' (it is all samples of a weight update)."
             )
-        if self.reduction_bucket < 0:
-            raise ValueError(
-                f"reduction_bucket={self.reduction_bucket} is not a number of bytes. "
-                "Pass 0 or more."
-            )
-        if self.batch_norm_group < 1 or self.replicas % self.batch_norm_group:
+        if self.replicas % self.batch_norm_group:
             divisors = [n for n in range(1, self.replicas + 1) if self.replicas % n == 0]
             raise ValueError(
                 f"batch_norm_group={self.batch_norm_group} does not divide {self.replicas} "
@@ -117,3 +112,10 @@ class ExecutionConfig:
             steps_per_update=gradient_accumulation,
             keeps_incomplete=self.micro_batches == 1,
         )
+
+
+def _is_floating(dtype: str) -> bool:
+    try:
+        return jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
+    except TypeError:
+        return False

@@ -14,6 +14,10 @@ from convoy.types import Arrays, PyTree
 
 Compute = Callable[..., tuple[jax.Array, PyTree]]
 
+# Smaller and larger factors are 0 and infinity in float32.
+_SMALLEST = float(np.finfo(np.float32).tiny)
+_LARGEST = float(np.finfo(np.float32).max)
+
 
 class LossScaleState(NamedTuple):
     """The state of loss scaling, which is carried from update to update.
@@ -63,10 +67,10 @@ class StaticLossScale:
 
     def __post_init__(self) -> None:
         # The strategy passes on its argument unchecked, so a wrong type is found here.
-        if not (_is_number(self.loss_scale) and 0 < self.loss_scale < math.inf):
+        if not (_is_number(self.loss_scale) and _SMALLEST <= self.loss_scale <= _LARGEST):
             raise ValueError(
                 f"loss_scale={self.loss_scale!r} is not a factor for the loss. Pass a number above "
-                "0 such as 1024, or 'auto'."
+                "0 such as 1024, which float32 can hold, or 'auto'."
             )
 
     def begin(self) -> LossScaleState:
