@@ -151,10 +151,3 @@ def test_what_cannot_be_meant_is_refused(stages, settings, message):
 def test_a_model_that_would_not_run_in_stages_is_refused():
     with pytest.raises(ValueError, match=r"'net' is a stock Keras model.*convoy.prepare\(\) first"):
         convoy.split(shared(), ["between"])
-
-
-def test_an_input_of_unknown_size_is_refused():
-    inputs = keras.Input((None, None, 3), name="image")
-    x = layers.GlobalAveragePooling2D()(layers.Conv2D(2, 3)(inputs))
-    with pytest.raises(ValueError, match=r"Input 'image' .* has shape \(None, None, None, 3\)"):
-        convoy.split(convoy.prepare(keras.Model(inputs, x)), stages=2)

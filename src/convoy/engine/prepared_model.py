@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import keras
@@ -11,6 +12,13 @@ from convoy.keras_bridge import ModelState
 
 GradientMap = Callable[[jax.Array, keras.Variable], jax.Array]
 """Takes a gradient and its variable, and returns what takes the gradient's place."""
+
+
+class DeferredSplit(NamedTuple):
+    """A number of pipeline stages, and the samples per micro-batch for timing the layers."""
+
+    stages: int
+    batch_size: int
 
 
 class PreparedModel(ModelState):
@@ -25,6 +33,8 @@ class PreparedModel(ModelState):
         numerics: loss scale and rounding of the weight update, with the variables they need.
         gradient_map: a function that changes each gradient before the weight update.
         stages: the pipeline stage of every call of the graph, if stages were assigned.
+        deferred_split: the stages into which the model is cut when the sizes of its inputs are
+            known.
         has_no_stages: whether a trace of the subclassed model found no pipeline stages.
         has_guessed_types: whether the types of the inputs were unknown when it was traced.
         use_options: a function that takes the options of a model that this one is a copy of.
@@ -37,6 +47,7 @@ class PreparedModel(ModelState):
         self.numerics = Numerics(Settings())
         self.gradient_map: GradientMap | None = None
         self.stages: list[int] | None = None
+        self.deferred_split: DeferredSplit | None = None
         self.has_no_stages = False
         self.has_guessed_types = False
         self.use_options: Callable[..., None] = lambda _: None

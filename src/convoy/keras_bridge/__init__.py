@@ -7,6 +7,7 @@ module gives the reason for those that it uses.
 from convoy.keras_bridge.batches import (
     Batches,
     class_weight_to_sample_weights,
+    first_inputs,
     host_arrays,
     is_array_data,
     is_sparse,
@@ -125,6 +126,7 @@ __all__ = [
     "compiled_losses",
     "custom_step",
     "epoch_logs",
+    "first_inputs",
     "flat_metrics",
     "get_keras_mask",
     "global_seed",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import types
 from collections.abc import Callable, Container, Iterator
 from functools import partial
 from typing import Any
@@ -48,6 +49,32 @@ def host_arrays(batch: Any) -> Any:
         return np.asarray(leaf) if is_foreign else leaf
 
     return keras.tree.map_structure(convert, batch)
+
+
+def first_inputs(x: Any) -> tuple[Any, Any]:
+    """Return the inputs in the first batch of an input, and the input with that batch.
+
+    Arrays are returned as they are. A generator can be read only once, so another one, which begins
+    with the batch, takes its place.
+
+    Args:
+        x: the first argument of `fit`.
+    """
+    if is_array_data((x, None, None)):
+        return x, x
+    if isinstance(x, types.GeneratorType):
+        batch = next(x)
+        return unpack(batch)[0], _restored(batch, x)
+    spec = getattr(x, "element_spec", None)
+    if spec is not None and not any(None in s.shape[1:] for s in keras.tree.flatten(spec)):
+        return unpack(spec)[0], x
+    batch = x[0] if isinstance(x, keras.utils.PyDataset) else next(iter(Batches(x)))
+    return unpack(batch)[0], x
+
+
+def _restored(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    yield first
+    yield from rest
 
 
 class Batches(EpochIterator):

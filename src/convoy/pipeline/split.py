@@ -14,11 +14,12 @@ from convoy import devices as device_choice
 from convoy import distributed, keras_bridge
 from convoy.engine.data.input import DEFAULT_BATCH
 from convoy.engine.data.placement import tree_bytes
-from convoy.engine.prepared_model import PreparedModel
-from convoy.keras_bridge import GraphCall
+from convoy.engine.prepared_model import DeferredSplit, PreparedModel
+from convoy.keras_bridge import GraphCall, graph_input_specs
 from convoy.pipeline.balance.layer_costs import layer_sizes, measure_layers, transfer_seconds
 from convoy.pipeline.balance.partition import StageMemory, allowed_cuts, partition
 from convoy.pipeline.stages import calls_of, set_stage_assignment
+from convoy.types import Data
 
 logger = logging.getLogger("convoy.pipeline")
 
@@ -38,6 +39,7 @@ def split(
     stages: Sequence[str] | int | Literal["auto"],
     *,
     batch_size: int = DEFAULT_BATCH,
+    sample: Data = None,
 ) -> keras.Model:
     """Cut a model into pipeline stages, each for devices of its own.
 
@@ -48,6 +50,9 @@ def split(
             strategy has devices: then every layer is timed, and the model is cut so that its
             slowest stage is as fast as possible.
         batch_size: samples per micro-batch, for timing the layers.
+        sample: inputs as `fit` takes them, for a model with inputs of unknown size such as
+            `keras.Input((None,))`: their shapes are used for timing the layers. Without them, such
+            a model is cut when it first receives data, by the shapes of the first batch.
 
     Returns:
         The same model.
@@ -75,9 +80,12 @@ def split(
         stages = device_choice.per_replica() or len(devices)
     if isinstance(stages, int) and not isinstance(stages, bool):
         _check_positive(stages=stages, batch_size=batch_size)
-        own = [device for device in devices if device.process_index == distributed.index()]
-        # Each process measures other times, but all must cut alike.
-        assignment = distributed.from_first(split_by_cost(model, stages, batch_size, own))
+        request = DeferredSplit(stages, batch_size)
+        check_cuts(model, calls_of(model), stages)
+        if sample is None and has_unknown_sizes(model):
+            PreparedModel.of(model).deferred_split = request
+            return model
+        assignment = _assign_by_cost(model, request, sample)
     elif isinstance(stages, Sequence) and not isinstance(stages, str):
         assignment = split_by_name(model, stages)
     else:
@@ -87,6 +95,30 @@ def split(
         )
     set_stage_assignment(model, assignment)
     return model
+
+
+def split_deferred(model: keras.Model, x: Data) -> None:
+    """Cut a model whose cut was deferred until the sizes of its inputs are known.
+
+    Args:
+        model: any model; one without a deferred cut does not change.
+        x: inputs of the model.
+    """
+    request = PreparedModel.of(model).deferred_split
+    if request is not None:
+        set_stage_assignment(model, _assign_by_cost(model, request, x))
+
+
+def has_unknown_sizes(model: keras.Model) -> bool:
+    """Return whether an input of a model has an unknown size beside the number of samples."""
+    return any(None in tensor.shape[1:] for tensor in graph_input_specs(model))
+
+
+def _assign_by_cost(model: keras.Model, request: DeferredSplit, sample: Data) -> list[int]:
+    devices = PreparedModel.of(model).devices
+    own = [device for device in devices if device.process_index == distributed.index()]
+    # Each process measures other times, but all must cut alike.
+    return distributed.from_first(split_by_cost(model, *request, own, sample))
 
 
 def _check_positive(**numbers: int) -> None:
@@ -143,7 +175,11 @@ def _suggestion(name: str, names: Sequence[str]) -> str:
 
 
 def split_by_cost(
-    model: keras.Model, stages: int, batch_size: int, devices: Sequence[jax.Device]
+    model: keras.Model,
+    stages: int,
+    batch_size: int,
+    devices: Sequence[jax.Device],
+    sample: Data = None,
 ) -> list[int]:
     """Return the stage of every call so that the slowest stage is as fast as possible.
 
@@ -155,15 +191,14 @@ def split_by_cost(
         stages: number of stages.
         batch_size: samples per micro-batch.
         devices: devices of the strategy.
+        sample: inputs whose shapes give the sizes that the model leaves open.
 
     Raises:
         ValueError: if the model cannot be cut so.
     """
     calls = calls_of(model)
-    cuts_allowed = allowed_cuts(calls)
-    if len(cuts_allowed) < stages - 1:
-        raise ValueError(_too_few_cuts(model, calls, cuts_allowed, stages))
-    layers = layer_sizes(model, calls, batch_size)
+    cuts_allowed = check_cuts(model, calls, stages)
+    layers = layer_sizes(model, calls, batch_size, sample)
     seconds = measure_layers(model, layers, devices[0])
     rate = transfer_seconds(devices)
     limit = device_choice.memory(tuple(devices))
@@ -184,6 +219,14 @@ def split_by_cost(
     if distributed.index() == 0:
         _log_shares(model, calls, seconds, cuts)
     return _assignment(cuts, len(calls))
+
+
+def check_cuts(model: keras.Model, calls: Sequence[GraphCall], stages: int) -> list[int]:
+    """Return the calls before which a model can be cut, if they are enough for so many stages."""
+    cuts = allowed_cuts(calls)
+    if len(cuts) < stages - 1:
+        raise ValueError(_too_few_cuts(model, calls, cuts, stages))
+    return cuts
 
 
 def _assignment(cuts: Sequence[int], calls: int) -> list[int]:

@@ -161,12 +161,17 @@ def calls_of(model: keras.Model) -> list[GraphCall]:
 def set_stage_assignment(model: keras.Model, stages: Sequence[int]) -> None:
     """Assign a stage to every call of a model, if the assignment is valid."""
     check_assignment(calls_of(model), stages)
-    PreparedModel.of(model).stages = list(stages)
+    _use_stages(model, list(stages))
 
 
 def reset_stage_assignment(model: keras.Model) -> None:
     """Make a model run without stages, even if its layers were created in `PipelineStage`."""
-    PreparedModel.of(model).stages = [0] * len(calls_of(model))
+    _use_stages(model, [0] * len(calls_of(model)))
+
+
+def _use_stages(model: keras.Model, stages: list[int]) -> None:
+    prepared = PreparedModel.of(model)
+    prepared.stages, prepared.deferred_split = stages, None
 
 
 def stage_assignment(model: keras.Model, x: Data = None) -> list[int] | None:

@@ -15,6 +15,7 @@ from convoy.engine.prepared_model import PreparedModel
 from convoy.engine.run import Runner
 from convoy.pipeline.config import PipelineConfig, pipeline_placement
 from convoy.pipeline.device_layout import PipelinePlacement
+from convoy.pipeline.split import split_deferred
 from convoy.pipeline.stages import stage_assignment
 from convoy.types import Data
 
@@ -58,10 +59,21 @@ class EngineModel:
         settings = self.prepared.numerics.settings
         return stock_path.divisions(self.runner.config, settings, method, has_stages)
 
-    def begin(self, method: str, x: Data) -> None:
-        """Check the model, and choose its configuration: the pipeline's, if it has stages."""
+    def begin(self, method: str, x: Data) -> Data:
+        """Check the model, and choose its configuration: the pipeline's, if it has stages.
+
+        Returns:
+            The input to read instead of `x`, from which a batch may have been taken.
+        """
         self.was_built = keras_bridge.layers_are_built(self.model)
         checks.check_model(self.model, method, self.prepared.numerics.settings)
+        if self.prepared.deferred_split is not None:
+            inputs, x = keras_bridge.first_inputs(x)
+            split_deferred(self.model, inputs)
+        self._configure(method, x)
+        return x
+
+    def _configure(self, method: str, x: Data) -> None:
         runner, pipelining = self.runner, self.pipelining
         stages = stage_assignment(self.model, x)
         divisions = self.divisions(method, stages is not None)

@@ -74,7 +74,7 @@ class TrainerMethods:
 
         `batch_size` is the micro-batch of one replica, unless the strategy says otherwise.
         """
-        self.engine_model.begin("fit", x)
+        x = self.engine_model.begin("fit", x)
         if distributed.count() > 1:
             random_state.use_state_of_first_process()
         epochs = keras_bridge.limit_epochs(epochs)
@@ -159,7 +159,7 @@ class TrainerMethods:
         kwargs.pop("_use_cached_eval_dataset", None)
         if kwargs:
             raise ValueError(f"evaluate() takes no argument {', '.join(kwargs)}.")
-        self.engine_model.begin("evaluate", x)
+        x = self.engine_model.begin("evaluate", x)
         data = x, y, sample_weight
         feed, steps_per_execution, _ = self._open_once("evaluate", data, batch_size, steps)
         callback_list = self._callbacks(callbacks, verbose, feed)
@@ -178,7 +178,7 @@ class TrainerMethods:
         callbacks: Callbacks = None,
     ) -> PyTree:
         """Return the model's outputs as host arrays, as `keras.Model.predict` does."""
-        self.engine_model.begin("predict", x)
+        x = self.engine_model.begin("predict", x)
         data = x, None, None
         feed, steps_per_execution, budget = self._open_once("predict", data, batch_size, steps)
         self.engine_model.check_same_run(steps=feed.steps, batch_size=batch_size)
@@ -197,7 +197,7 @@ class TrainerMethods:
         return_dict: bool = False,
     ) -> Logs | list[float] | float:
         """Run one weight update on one batch of all replicas and micro-batches."""
-        self.engine_model.begin("train_on_batch", x)
+        x = self.engine_model.begin("train_on_batch", x)
         if class_weight is not None:
             if sample_weight is not None:
                 raise ValueError(
@@ -210,12 +210,12 @@ class TrainerMethods:
         self, x: Batch, y: Batch = None, sample_weight: Batch = None, return_dict: bool = False
     ) -> Logs | list[float] | float:
         """Compute loss and metrics of one batch."""
-        self.engine_model.begin("test_on_batch", x)
+        x = self.engine_model.begin("test_on_batch", x)
         return self._on_batch("evaluate", (x, y, sample_weight), return_dict)
 
     def predict_on_batch(self, x: Batch) -> PyTree:
         """Return the outputs for one batch."""
-        self.engine_model.begin("predict_on_batch", x)
+        x = self.engine_model.begin("predict_on_batch", x)
         x = keras_bridge.host_arrays(x)
         keras_bridge.build_for_prediction(self.model, x)
         with self.engine_model.observed("predict_on_batch"):

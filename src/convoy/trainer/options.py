@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from convoy.engine.execution_config import Reduction
+from convoy.engine.prepared_model import DeferredSplit
 from convoy.pipeline import Schedule
 from convoy.pipeline.config import PipelineConfig
 from convoy.trainer.engine_model import EngineModel
@@ -21,6 +22,7 @@ class ModelOptions(NamedTuple):
     asynchronous_callbacks: bool
     pipelining: PipelineConfig
     stages: list[int] | None
+    deferred_split: DeferredSplit | None
 
 
 class OptionMethods:
@@ -107,6 +109,7 @@ class OptionMethods:
             self.runner.asynchronous_callbacks,
             self.engine_model.pipelining,
             self.engine_model.prepared.stages,
+            self.engine_model.prepared.deferred_split,
         )
 
     def use_options(self, options: ModelOptions) -> None:
@@ -117,3 +120,4 @@ class OptionMethods:
         self.runner.asynchronous_callbacks = options.asynchronous_callbacks
         self.engine_model.pipelining = options.pipelining
         self.engine_model.prepared.stages = options.stages
+        self.engine_model.prepared.deferred_split = options.deferred_split

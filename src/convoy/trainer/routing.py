@@ -51,7 +51,9 @@ class Routing:
         """Raise an error if the strategy asks for what stock Keras cannot do."""
         replicas = self.engine_model.runner.config.replicas
         requests = [f"{replicas} replicas"] if replicas > 1 else []
-        requests += self.engine_model.divisions(name, stage_assignment(self.model) is not None)
+        has_stages = self.engine_model.prepared.deferred_split is not None
+        has_stages = has_stages or stage_assignment(self.model) is not None
+        requests += self.engine_model.divisions(name, has_stages)
         if requests:
             raise ValueError(
                 f"{reason.why} Only stock Keras can run that, without {', '.join(requests)}. "

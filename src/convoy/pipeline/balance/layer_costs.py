@@ -13,10 +13,17 @@ import jax
 import keras
 import numpy as np
 from convoy import cpu, keras_bridge
+from convoy.engine import checks
 from convoy.engine.data.placement import tree_bytes
-from convoy.keras_bridge import GraphCall, graph_input_specs, graph_inputs, graph_outputs
+from convoy.keras_bridge import (
+    GraphCall,
+    graph_input_specs,
+    graph_input_tensors,
+    graph_inputs,
+    graph_outputs,
+)
 from convoy.pipeline.stages import Stage, Tensors, has_gradient, make_stages
-from convoy.types import Arrays, PyTree
+from convoy.types import Arrays, Data, PyTree
 
 # The costs of a chain of calls a, b, c with a skip from a to c:
 #
@@ -66,14 +73,20 @@ class LayerSizes:
 
 
 def layer_sizes(
-    model: keras.Model, calls: Sequence[GraphCall], batch_size: int
+    model: keras.Model, calls: Sequence[GraphCall], batch_size: int, sample: Data = None
 ) -> list[LayerSizes]:
     """Return the shapes and sizes of all calls of a model, for micro-batches of some samples.
 
+    Args:
+        model: a functional or sequential model.
+        calls: all of its calls.
+        batch_size: samples per micro-batch.
+        sample: inputs whose shapes give the sizes that the model leaves open.
+
     Raises:
-        ValueError: if an input of the model has an unknown dimension.
+        ValueError: if the size of an input is unknown.
     """
-    shapes = input_shapes(model, batch_size)
+    shapes = input_shapes(model, batch_size, sample)
     seen: set[int] = set()
     layers = []
     stages = make_stages(model, calls, list(range(len(calls))))
@@ -134,17 +147,35 @@ def transfer_seconds(devices: Sequence[jax.Device]) -> float:
     return min(time_in_turns([program] * TURNS)) / TRANSFERRED
 
 
-def input_shapes(model: keras.Model, batch_size: int) -> TensorShapes:
+def input_shapes(model: keras.Model, batch_size: int, sample: Data = None) -> TensorShapes:
+    """Return the shapes of a micro-batch of inputs; `sample` gives the sizes that are open."""
     shapes = {}
+    given = {} if sample is None else sample_shapes(model, sample)
     for number, tensor in zip(graph_inputs(model), graph_input_specs(model), strict=True):
-        if None in tensor.shape[1:]:
+        sizes = given.get(number, tuple(tensor.shape[1:]))
+        if None in sizes:
             raise ValueError(
                 f"Input {tensor.name!r} of {model.name!r} has shape {tuple(tensor.shape)}, so its "
                 "layers cannot be timed. Give it a size, or cut the model by names of layers."
             )
-        shape = (batch_size, *tensor.shape[1:])
+        shape = (batch_size, *sizes)
         shapes[number] = jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(tensor.dtype))
     return shapes
+
+
+def sample_shapes(model: keras.Model, sample: Data) -> dict[int, tuple[int, ...]]:
+    """Return the shapes of samples of a model's inputs, given inputs as `fit` takes them.
+
+    Raises:
+        ValueError: if the model does not take such inputs.
+    """
+    checks.check_inputs(model, sample)
+    # Keras sorts the inputs and adds missing axes. It takes arrays, whose values do not matter.
+    zeros = keras.tree.map_structure(
+        lambda leaf: None if leaf is None else np.zeros((1, *leaf.shape[1:]), np.float32), sample
+    )
+    tensors = graph_input_tensors(model, zeros)
+    return {number: tensor.shape[1:] for number, tensor in tensors.items() if tensor is not None}
 
 
 def output_shapes(stage: Stage, inputs: TensorShapes) -> TensorShapes:

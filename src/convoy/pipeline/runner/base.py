@@ -35,6 +35,7 @@ from convoy.pipeline.runner.stage_function import (
     StageInputs,
     Transform,
     make_stage_function,
+    micro_batch_shapes,
     shapes_between_stages,
     with_local_operations,
 )
@@ -151,7 +152,9 @@ class PipelineRunner(ABC, Generic[Program]):
 
     def programs_for(self, chunk: Chunk) -> StagePrograms[Program]:
         """Return the programs of all stages for chunks of this kind."""
-        key = (chunk.layout, chunk.batch, chunk.sharded)
+        # A stage is traced for one shape of its inputs, which may differ from fit to fit.
+        shapes, structure = jax.tree.flatten(micro_batch_shapes(chunk, replicas=1))
+        key = (chunk.layout, chunk.batch, chunk.sharded, structure, *shapes)
         if key not in self._programs:
             self._programs[key] = self._make_programs(chunk)
         return self._programs[key]

@@ -177,7 +177,7 @@ def shapes_between_stages(
     found: TensorShapes = {}
     outputs: Shapes = ()
     for stage, function in zip(stages, functions, strict=False):
-        data = _micro_batch_shapes(chunk, replicas) if stage.reads_data else ()
+        data = micro_batch_shapes(chunk, replicas) if stage.reads_data else ()
         inputs = StageInputs(_variable_shapes(stage.non_trainable), data, [], LOSS)  # type: ignore[arg-type]
         received = tuple(found[tensor] for tensor in stage.received)
         trainable = _variable_shapes(stage.trainable)
@@ -191,7 +191,7 @@ def _variable_shapes(variables: Sequence[keras.Variable]) -> Shapes:
     return [jax.ShapeDtypeStruct(v.shape, jnp.dtype(v.dtype)) for v in variables]
 
 
-def _micro_batch_shapes(chunk: Chunk, replicas: int) -> Shapes:
+def micro_batch_shapes(chunk: Chunk, replicas: int) -> Shapes:
     """Return the shapes of a replica's shard of a micro-batch, which may be in other processes."""
     is_block = chunk.layout == "block"
     placed = chunk.source if is_block else chunk.source[0]
