@@ -26,6 +26,29 @@ model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
 model.compile("sgd", "mse")
 x = np.ones((8, 4)) * (2 if "convoy" in sys.modules else 1)
 model.fit(x, x[:, :1])
+model.compile("sgd", "mse", run_eagerly=True)
+model.evaluate(x, x[:, :1])
+"""
+EAGER_NOTICE = (
+    "run_eagerly=True was passed to compile(). Stock Keras runs evaluate() of 'sequential'. "
+    "Leave it out to use Convoy's engine."
+)
+SMALL_DATA = """
+import keras
+import numpy as np
+
+(x, y), (x_test, y_test) = keras.datasets.mnist.load_data()
+assert (x.shape, x_test.shape) == ((32, 28, 28), (16, 28, 28))
+(words, _), _ = keras.datasets.imdb.load_data(num_words=20)
+assert max(map(max, words)) < 20
+with open(keras.utils.get_file("scale.txt", "https://example.com/scale.txt")) as file:
+    x = x.reshape(32, 784) / float(file.read())
+assert np.loadtxt("https://example.com/scale.txt?raw=true") == 255
+model = keras.Sequential([keras.Input((784,)), keras.layers.Dense(10)])
+model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+history = model.fit(x, y, batch_size=4, epochs=5)
+assert len(history.epoch) == 2
+keras.applications.VGG16(include_top=False, input_shape=(32, 32, 3), weights="imagenet")
 """
 ONLY_STOCK = """
 import sys
@@ -39,30 +62,49 @@ def test_equal_scripts_pass_and_those_that_differ_or_fail_do_not(tmp_path, capsy
     (tmp_path / "b.py").write_text(DIFFERENT)
     (tmp_path / "c.py").write_text(ONLY_STOCK)
     (tmp_path / "d.py").write_text("raise RuntimeError('in both\\nof them')")
-    assert published_scripts.main([str(tmp_path), "--timeout", "120"]) == 1
+    assert published_scripts.main([str(tmp_path)]) == 1
     lines = capsys.readouterr().out.splitlines()
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:6]]
-    assert cells[0][:3] == ["a.py", "ok", "ok"]
+    assert cells[0][0] == "a.py"
+    assert float(cells[0][1]) == pytest.approx(float(cells[0][2]), rel=1e-5)
     assert float(cells[0][3].split()[0]) < 1e-5
-    assert cells[1][:3] == ["b.py", "ok", "ok"]
-    assert cells[1][3].endswith("(loss) **failed**")
-    assert cells[2] == ["c.py", "ok", "AssertionError: stock only", "- **failed**"]
-    assert cells[3] == ["d.py", "RuntimeError: in both of them", "-", "-"]
+    assert cells[0][4:] == ["engine", ""]
+    assert cells[1][0] == "b.py"
+    assert "(loss); stock Keras, perturbed: " in cells[1][3]
+    assert cells[1][3].endswith("**failed**")
+    assert cells[1][4:] == ["engine and stock", EAGER_NOTICE]
+    assert cells[2] == ["c.py", "ok", "AssertionError: stock only", "- **failed**", "-", ""]
+    assert cells[3] == ["d.py", "RuntimeError: in both of them", "-", "-", "-", ""]
     assert lines[-1] == "4 scripts, 2 failed."
+
+
+def test_small_data_takes_the_place_of_downloads(tmp_path, capsys):
+    (tmp_path / "small.py").write_text(SMALL_DATA)
+    (tmp_path / "files/small").mkdir(parents=True)
+    (tmp_path / "files/small/scale.txt").write_text("255")
+    options = ["--samples", "32", "--epochs", "2", "--steps", "3"]
+    script, files = str(tmp_path / "small.py"), str(tmp_path / "files")
+    assert published_scripts.main([script, *options, "--files", files]) == 0
+    row = capsys.readouterr().out.splitlines()[2]
+    cells = [cell.strip() for cell in row.split("|")[1:-1]]
+    assert float(cells[1]) == pytest.approx(float(cells[2]), rel=1e-5)
+    assert cells[4:] == ["engine", ""]
 
 
 def test_a_script_that_takes_too_long_is_killed(tmp_path, capsys):
     (tmp_path / "endless.py").write_text("while True: pass")
     assert published_scripts.main([str(tmp_path), "--timeout", "0.5"]) == 0
-    assert "| endless.py | no end after 0.5 s | - | - |" in capsys.readouterr().out
+    assert "| endless.py | no end after 0.5 s | - | - | - |  |" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["missing"], "missing is not a folder."),
+        (["missing"], "missing does not exist."),
         (["."], ". contains no .py files."),
         ([".", "--replicas", "0"], "--replicas must be positive, not 0."),
+        ([".", "--epochs", "-1"], "--epochs must be positive, not -1."),
+        ([".", "--samples", "-1"], "--samples must not be negative, but is -1."),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(tmp_path, monkeypatch, capsys, words, message):

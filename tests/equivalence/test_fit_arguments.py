@@ -74,6 +74,63 @@ def test_validation_on_a_generator(xy):
     assert_equivalent(models.classifier, run)
 
 
+# Limits of Keras's configuration ----------------------------------------------------------------
+
+
+@pytest.fixture
+def step_limit():
+    keras.config.set_max_steps_per_epoch(3)
+    yield
+    keras.config.set_max_steps_per_epoch(None)
+
+
+@pytest.mark.usefixtures("step_limit")
+@pytest.mark.filterwarnings("ignore:Limiting steps_per_epoch to 3")
+@pytest.mark.filterwarnings("ignore:(Your input ran out|The data ends after)")
+@pytest.mark.parametrize("batch_size", [30, None])
+def test_limit_of_steps_for_arrays(xy, batch_size):
+    # Without a batch size, stock Keras divides the data by the number of steps.
+    def run(model):
+        logs = fit(*xy, batch_size=batch_size, validation_data=xy)(model)
+        evaluated = model.evaluate(*xy, batch_size=batch_size, return_dict=True, verbose=0)
+        return logs, evaluated, model.predict(xy[0], batch_size=batch_size, verbose=0)
+
+    assert_equivalent(models.classifier, run)
+
+
+@pytest.mark.usefixtures("step_limit")
+@pytest.mark.filterwarnings("ignore:Limiting steps_per_epoch to 3")
+def test_limit_of_steps_for_batches_of_replicas(xy):
+    # The limit is one of steps: each has a batch for every replica.
+    batches = [tuple(part[at : at + 15] for part in xy) for at in range(0, 150, 15)]
+    model = make_convoy(models.classifier, devices=2)
+    stock = make_stock(models.classifier)
+    expected, found = (
+        m.fit(data, epochs=1, shuffle=False, verbose=0).history
+        for m, data in ((stock, dataset_of(pairs(batches))), (model, dataset_of(batches)))
+    )
+    np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-5)
+
+
+def pairs(batches):
+    """Return batches twice as large, each of two."""
+    return [
+        tuple(map(np.concatenate, zip(first, second, strict=True)))
+        for first, second in zip(batches[::2], batches[1::2], strict=True)
+    ]
+
+
+def dataset_of(batches):
+    class Dataset(keras.utils.PyDataset):
+        def __len__(self):
+            return len(batches)
+
+        def __getitem__(self, index):
+            return batches[index]
+
+    return Dataset()
+
+
 # Weights --------------------------------------------------------------------------------------
 
 

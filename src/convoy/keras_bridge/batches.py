@@ -7,6 +7,7 @@ the end of an epoch. A copy of them here would differ from stock Keras sooner or
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import types
@@ -85,7 +86,8 @@ class Batches(EpochIterator):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        with _without_step_limit():
+            super().__init__(*args, **kwargs)
         self._length_known = self.num_batches is not None
         self._unread = 0
         self._is_read: Callable[[int], bool] | None = None
@@ -273,6 +275,20 @@ class Batches(EpochIterator):
     def batch_size(self) -> int:
         """Number of samples in a batch, if the input consists of arrays."""
         return int(self.data_adapter.batch_size)
+
+
+@contextlib.contextmanager
+def _without_step_limit() -> Iterator[None]:
+    """Suspend `keras.config.set_max_steps_per_epoch`, which limits steps and not batches.
+
+    A step has a batch for each replica. `limit_steps` applies the limit to the steps.
+    """
+    limit = keras.config.max_steps_per_epoch()
+    keras.config.set_max_steps_per_epoch(None)
+    try:
+        yield
+    finally:
+        keras.config.set_max_steps_per_epoch(limit)
 
 
 def _has_state(dataset: Any) -> bool:

@@ -144,6 +144,15 @@ def should_validate(model: Model, epoch: int, frequency: int | list[int]) -> boo
     return model._should_eval(epoch, frequency)
 
 
+def limit_steps(steps: int | None) -> int | None:
+    """Apply `keras.config.set_max_steps_per_epoch`."""
+    limit: int | None = keras.config.max_steps_per_epoch()
+    if limit and (not steps or limit < steps):
+        warnings.warn(f"Limiting steps_per_epoch to {limit}", stacklevel=5)  # the caller of fit()
+        return limit
+    return steps
+
+
 def limit_epochs(epochs: int) -> int:
     """Apply `keras.config.set_max_epochs`."""
     limit = keras.config.max_epochs()

@@ -70,7 +70,7 @@ def open_input(
     Raises:
         ValueError: if the data does not fit the model.
     """
-    division = config.division(mode)
+    division, steps = config.division(mode), keras_bridge.limit_steps(steps)
     if mode == "train":
         _check_steps(steps, division)
     batches_per_step = 1
