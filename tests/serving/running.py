@@ -48,7 +48,13 @@ def running(models, **options):
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    settings = {"port": 0, "grpc_port": 0, "poll_seconds": 0.0} | options
+    settings = {
+        "port": 0,
+        "grpc_port": 0,
+        "poll_seconds": 0.0,
+        "try_versions": False,
+        "drain_seconds": 0.0,
+    } | options
 
     async def start():
         server = Server(models, ServerOptions(**settings))

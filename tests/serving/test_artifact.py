@@ -1,4 +1,5 @@
 import json
+import os
 
 import convoy
 import jax
@@ -40,3 +41,75 @@ def test_a_damaged_version_is_refused(tmp_path):
         Servable(path)
     with pytest.raises(ArtifactError, match="manifest\\.json is missing"):
         Servable(tmp_path)
+
+
+def test_every_flipped_bit_of_a_manifest_is_noticed(tmp_path):
+    path = convoy.export(half_plus(2), tmp_path, batch_sizes=[1])
+    manifest = path / artifact.MANIFEST
+    data = manifest.read_bytes()
+    whole = json.loads(data)
+    # White space between the values is not part of the content.
+    places = [place for place in range(len(data)) if not data[place : place + 1].isspace()]
+    for number, place in enumerate(places[:: max(1, len(places) // 300)]):
+        flipped = bytearray(data)
+        flipped[place] ^= 1 << number % 8
+        manifest.write_bytes(flipped)
+        try:
+            same = json.loads(flipped) == whole
+        except ValueError:
+            same = False
+        if not same:
+            with pytest.raises(ArtifactError):
+                artifact.read(path)
+    manifest.write_bytes(data)
+    artifact.read(path)
+
+
+def rewritten(path, change):
+    """Change a manifest as its author can: with the right checksum."""
+    manifest = json.loads((path / artifact.MANIFEST).read_bytes())
+    del manifest[artifact.CHECKSUM]
+    change(manifest)
+    manifest[artifact.CHECKSUM] = artifact._manifest_checksum(manifest)
+    (path / artifact.MANIFEST).write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m["files"].update({"/etc/passwd": ""}), "'/etc/passwd' is not the name"),
+        (lambda m: m["files"].update({"../x": ""}), r"'\.\./x' is not the name"),
+        (lambda m: m["programs"].clear(), r"for the batch sizes \[\]"),
+        (lambda m: m.update(files=3), "is damaged"),
+        (lambda m: m.update(programs=[1]), "is damaged"),
+        (lambda m: m["files"].pop("program-1.stablehlo"), "has no checksum"),
+        (lambda m: m["signature"]["inputs"][0].update(dtype="object"), "not an input or output"),
+        (lambda m: m["signature"]["inputs"][0].update(shape=[-1]), "not an input or output"),
+    ],
+)
+def test_a_crafted_manifest_is_refused(tmp_path, change, message):
+    path = convoy.export(half_plus(2), tmp_path, batch_sizes=[1])
+    rewritten(path, change)
+    with pytest.raises(ArtifactError, match=message):
+        artifact.read(path)
+
+
+def test_a_version_of_an_earlier_convoy_is_read(tmp_path):
+    path = convoy.export(half_plus(2), tmp_path, batch_sizes=[1])
+    manifest = json.loads((path / artifact.MANIFEST).read_bytes())
+    del manifest[artifact.CHECKSUM]
+    manifest["version"] = 1
+    (path / artifact.MANIFEST).write_text(json.dumps(manifest))
+    assert artifact.read(path).batch_sizes == (1,)
+    manifest["version"] = 2
+    (path / artifact.MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(ArtifactError, match=r"manifest\.json is damaged: its checksum is wrong"):
+        artifact.read(path)
+
+
+def test_a_pipe_in_place_of_a_file_is_not_read(tmp_path):
+    path = convoy.export(half_plus(2), tmp_path, batch_sizes=[1])
+    (path / artifact.WEIGHTS).unlink()
+    os.mkfifo(path / artifact.WEIGHTS)
+    with pytest.raises(ArtifactError, match=r"weights\.safetensors is not a file"):
+        artifact.read(path)

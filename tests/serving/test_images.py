@@ -1,4 +1,6 @@
 import io
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -46,3 +48,71 @@ def test_what_is_no_image_or_too_large_is_refused(monkeypatch):
     monkeypatch.setattr(images, "MAX_PIXELS", 100)
     with pytest.raises(ServingError, match="has 20 x 20 pixels; at most 100 are read"):
         decode_image(encoded((20, 20)), RGB)
+
+
+def decoded(data):
+    """Return the error of a file, or `None`."""
+    try:
+        decode_image(data, RGB)
+    except ServingError as error:
+        return error.http_status
+    return None
+
+
+@pytest.mark.parametrize("kind", images.FORMATS)
+def test_a_file_cut_anywhere_or_damaged_anywhere_is_an_image_or_an_error(kind):
+    rng = np.random.default_rng(0)
+    data = io.BytesIO()
+    pixels = rng.integers(0, 256, (20, 30, 3), np.uint8)
+    Image.fromarray(pixels).save(data, kind)
+    whole = data.getvalue()
+    assert decoded(whole) is None
+    for length in range(0, len(whole) - 8, max(1, len(whole) // 40)):
+        assert decoded(whole[:length]) == 400
+    for _ in range(100):
+        damaged = bytearray(whole)
+        damaged[rng.integers(len(whole))] ^= 1 << int(rng.integers(8))
+        assert decoded(bytes(damaged)) in (None, 400, 413)
+
+
+def test_damaged_metadata_are_an_error():
+    data = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(data, "JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12")
+    assert decoded(data.getvalue()) in (None, 400)
+
+
+@pytest.mark.parametrize("kind", ["TIFF", "PPM", "ICO", "EPS"])
+def test_other_formats_are_refused(kind):
+    with pytest.raises(ServingError, match="JPEG, PNG, WEBP, GIF, BMP"):
+        decode_image(encoded((16, 16), kind=kind), RGB)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"bits": 4}, {"mode": "1"}, {"mode": "LA"}, {"mode": "RGBA"}, {"mode": "I;16"}]
+)
+@pytest.mark.parametrize("size", [(1, 1), (7, 5), (33, 20)])
+def test_complete_pngs_of_every_kind_are_accepted(options, size):
+    mode = options.pop("mode", "P") if options else "RGB"
+    data = io.BytesIO()
+    Image.new(mode, size).save(data, "PNG", **options)
+    assert decoded(data.getvalue()) is None
+
+
+def test_an_interlaced_png_is_complete_with_all_its_passes():
+    for rows, expected in ((0, None), (1, 400)):
+        assert decoded(interlaced(13, 9, missing=rows)) == expected
+
+
+def interlaced(width, height, missing):
+    """Return an interlaced PNG of zeros without some bytes at its end."""
+    total = 0
+    for x, y, step_x, step_y in images._ADAM7:
+        columns, lines = -(-(width - x) // step_x), -(-(height - y) // step_y)
+        total += lines * (1 + 3 * columns) if columns > 0 and lines > 0 else 0
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 1))]
+    chunks += [(b"IDAT", zlib.compress(bytes(total - missing))), (b"IEND", b"")]
+    parts = [
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)

@@ -8,8 +8,8 @@ BOTH = Signature((TensorSpec("a", "int32", ()), TensorSpec("b", "float32", (2,))
 
 
 def test_rows_and_columns_are_the_same_inputs():
-    rows = json_values.row_inputs([{"a": 1, "b": [1, 2]}, {"a": 2, "b": [3, 4]}], BOTH)
-    columns = json_values.column_inputs({"a": [1, 2], "b": [[1, 2], [3, 4]]}, BOTH)
+    rows = json_values.row_inputs([{"a": 1, "b": [1, 2]}, {"a": 2, "b": [3, 4]}], BOTH, 10)
+    columns = json_values.column_inputs({"a": [1, 2], "b": [[1, 2], [3, 4]]}, BOTH, 10)
     for name in ("a", "b"):
         np.testing.assert_array_equal(rows[name], columns[name])
         assert rows[name].dtype == columns[name].dtype == BOTH.input(name).numpy_dtype
@@ -28,6 +28,6 @@ def test_outputs_have_as_few_digits_as_their_type_needs():
 
 def test_a_plain_list_cannot_be_several_inputs():
     with pytest.raises(ServingError, match="expecting list of objects"):
-        json_values.row_inputs([1, 2], BOTH)
+        json_values.row_inputs([1, 2], BOTH, 10)
     with pytest.raises(ServingError, match="expecting an object"):
-        json_values.column_inputs([1, 2], BOTH)
+        json_values.column_inputs([1, 2], BOTH, 10)

@@ -2,8 +2,6 @@ import asyncio
 import http.client
 import json
 import socket
-import ssl
-import subprocess
 import threading
 import time
 from dataclasses import replace
@@ -11,8 +9,8 @@ from dataclasses import replace
 import grpc
 import pytest
 from convoy.serving import tensorflow_serving_pb2 as messages
+from convoy.serving.admission import AdmissionOptions
 from convoy.serving.versions import ModelConfig
-from tests import parts
 from tests.serving.running import running
 
 pytestmark = pytest.mark.integration
@@ -40,7 +38,7 @@ def test_the_addresses_are_told_before_models_are_loaded(half, caplog):
 
 
 def test_listens_on_this_machine_only(server):
-    assert server.server._runner.addresses[0][0] == "127.0.0.1"
+    assert server.server._http.addresses == ["127.0.0.1"]
 
 
 @pytest.mark.parametrize(("name", "flag"), [("port", "--port"), ("grpc_port", "--grpc-port")])
@@ -71,29 +69,10 @@ def test_metrics_and_status(server):
     assert set(names["half_plus_two"]["milliseconds"]) == {"p50", "p95", "p99"}
 
 
-def test_a_token_is_asked_for(half):
-    with running(half, token="secret") as server:
-        assert server.json(PREDICT, ONE)[0] == 401
-        wrong = {"Authorization": "Bearer other"}
-        assert server.json(PREDICT, ONE, headers=wrong)[0] == 401
-        right = {"Authorization": "Bearer secret"}
-        assert server.json(PREDICT, ONE, headers=right) == (200, {"predictions": [3.5]})
-        assert server.ask("/")[0] == 200
-        assert server.ask("/v2/health/live")[0] == 200
-        assert server.ask("/status.json")[0] == 401
-        request = messages.GetModelStatusRequest()
-        request.model_spec.name = "half"
-        with grpc.insecure_channel(server.grpc_address) as channel:
-            call = channel.unary_unary("/tensorflow.serving.ModelService/GetModelStatus")
-            with pytest.raises(grpc.RpcError) as error:
-                call(request.SerializeToString(), timeout=600)
-            assert error.value.code() == grpc.StatusCode.UNAUTHENTICATED
-            sent = (("authorization", "Bearer secret"),)
-            assert call(request.SerializeToString(), timeout=60, metadata=sent)
-
-
 def test_a_request_has_a_largest_size_and_a_longest_time(half):
-    with running(half, max_request_bytes=1000, request_seconds=1.0) as server:
+    with running(
+        half, admission=AdmissionOptions(max_request_bytes=1000), request_seconds=1.0
+    ) as server:
         status, answer = server.json(PREDICT, {"instances": [1.0] * 1000})
         assert (status, answer["error"]) == (413, "A request has at most 1000 bytes.")
         assert server.json(PREDICT, ONE)[0] == 200
@@ -104,27 +83,6 @@ def test_a_request_has_a_largest_size_and_a_longest_time(half):
             answer = slow.recv(1000)
             assert answer.startswith(b"HTTP/1.1 504 ")
         assert server.json(PREDICT, ONE)[0] == 200
-
-
-@parts.needs("openssl")
-def test_tls(half, tmp_path):
-    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    files = ["-keyout", str(key), "-out", str(certificate)]
-    subprocess.run([*command.split(), *names, *files], check=True, capture_output=True)
-    with running(half, tls_certificate=certificate, tls_key=key) as server:
-        context = ssl.create_default_context(cafile=certificate)
-        connection = http.client.HTTPSConnection("127.0.0.1", server.server.port, context=context)
-        connection.request("POST", PREDICT, json.dumps(ONE))
-        assert json.loads(connection.getresponse().read()) == {"predictions": [3.5]}
-        connection.close()
-        trusted = grpc.ssl_channel_credentials(certificate.read_bytes())
-        with grpc.secure_channel(f"localhost:{server.server.grpc_port}", trusted) as channel:
-            call = channel.unary_unary("/tensorflow.serving.ModelService/GetModelStatus")
-            request = messages.GetModelStatusRequest()
-            request.model_spec.name = "half"
-            assert call(request.SerializeToString(), timeout=600)
 
 
 def is_open(port):

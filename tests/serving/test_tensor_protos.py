@@ -22,12 +22,12 @@ def listed(dtype, values):
 def test_every_type_is_read_from_bytes_and_from_lists(dtype):
     spec = TensorSpec("x", dtype, ())
     array = np.array(VALUES.get(dtype, [1, 2, 3]), spec.numpy_dtype)
-    np.testing.assert_array_equal(to_array(to_proto(array, packed=False), spec), array)
+    np.testing.assert_array_equal(to_array(to_proto(array, packed=False), spec, 10), array)
     packed = TensorProto(dtype=TYPES[dtype].tensorflow, tensor_content=array.tobytes())
     packed.tensor_shape.dim.add(size=3)
-    np.testing.assert_array_equal(to_array(packed, spec), array)
+    np.testing.assert_array_equal(to_array(packed, spec, 10), array)
     values = array.view(np.uint16) if dtype in ("float16", "bfloat16") else array
-    found = to_array(listed(dtype, values.tolist()), spec)
+    found = to_array(listed(dtype, values.tolist()), spec, 10)
     assert found.dtype == spec.numpy_dtype
     np.testing.assert_array_equal(found, array)
 
@@ -48,7 +48,7 @@ def test_bfloat16_keeps_its_bits():
 )
 def test_messages_that_do_not_fit_are_refused(proto, message):
     with pytest.raises(ServingError, match=message):
-        to_array(proto, TensorSpec("x", "uint8", ()))
+        to_array(proto, TensorSpec("x", "uint8", ()), 10)
 
 
 def test_the_features_of_the_context_belong_to_every_example():
@@ -59,9 +59,9 @@ def test_the_features_of_the_context_belong_to_every_example():
     for value in (1.0, 2.0):
         feature = examples.examples.add().features.feature["a"]
         feature.float_list.value.extend([value, value])
-    found = from_examples(source, Signature(specs, ()))
+    found = from_examples(source, Signature(specs, ()), 10)
     np.testing.assert_array_equal(found["a"], [[1, 1], [2, 2]])
     np.testing.assert_array_equal(found["b"], [7, 7])
     examples.examples[0].features.feature["a"].float_list.value.append(3.0)
     with pytest.raises(ServingError, match="has 3 values in its float_list; expected 2"):
-        from_examples(source, Signature(specs, ()))
+        from_examples(source, Signature(specs, ()), 10)

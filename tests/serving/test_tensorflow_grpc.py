@@ -123,7 +123,7 @@ BAD = {
     "type": (with_values(ask("PredictRequest"), [1], dtype=3), "INVALID_ARGUMENT", "int32"),
     "shape": (with_values(ask("PredictRequest"), [1, 2], [3]), "INVALID_ARGUMENT", "2 values"),
     "negative": (with_values(ask("PredictRequest"), [1], [-1]), "INVALID_ARGUMENT", "[-1]"),
-    "huge": (with_values(ask("PredictRequest"), [1], [1 << 40]), "INVALID_ARGUMENT", "cannot fill"),
+    "huge": (with_values(ask("PredictRequest"), [1], [1 << 40]), "INVALID_ARGUMENT", "at most 64"),
     "label": (
         with_values(ask("PredictRequest", version_label="x"), [1]),
         "FAILED_PRECONDITION",

@@ -1,10 +1,16 @@
 import asyncio
+import shutil
+import threading
 
 import convoy
 import numpy as np
 import pytest
+from convoy.serving import loading as loading_module
+from convoy.serving import versions as versions_module
 from convoy.serving.batching import BatchOptions
-from convoy.serving.errors import Code, ServingError
+from convoy.serving.errors import ArtifactError, Code, ServingError
+from convoy.serving.loading import Loader, run_in_daemon
+from convoy.serving.servable import Servable
 from convoy.serving.versions import ModelConfig, ModelVersions, State, VersionPolicy
 from tests.serving.models import half_plus
 
@@ -107,6 +113,133 @@ def test_a_folder_with_zeros_in_front_is_a_version(tmp_path):
         made = versions(tmp_path)
         await made.poll()
         assert made.find().version == 123
+        await made.close()
+
+    asyncio.run(test())
+
+
+def loading(folder, load, policy=None):
+    config = ModelConfig("half", folder, policy or VersionPolicy(latest=0))
+    return ModelVersions(config, BatchOptions(), lambda *batch: None, load)
+
+
+@pytest.mark.parametrize("error", [StopIteration, SystemExit, KeyError, MemoryError])
+def test_a_load_that_raises_anything_leaves_the_others_alone(tmp_path, error):
+    async def test():
+        export(tmp_path, 2)
+        export(tmp_path, 3)
+
+        def raise_in_second(path):
+            if path.name == "2":
+                raise error("unusual")
+            return Servable(path)
+
+        made = loading(tmp_path, lambda path: run_in_daemon(lambda: raise_in_second(path)))
+        await made.poll()
+        assert states(made) == {1: State.AVAILABLE, 2: State.END}
+        assert error.__name__ in made.status(version=2)[0].message
+        export(tmp_path, 4)
+        await made.poll()
+        assert states(made)[3] == State.AVAILABLE
+        await made.close()
+
+    asyncio.run(test())
+
+
+def test_a_load_that_blocks_delays_neither_others_nor_the_stop(tmp_path):
+    async def test():
+        export(tmp_path, 2)
+        export(tmp_path, 3)
+        never = threading.Event()
+
+        def block_in_first(path):
+            if path.name == "1":
+                never.wait()
+            return Servable(path)
+
+        made = loading(tmp_path, lambda path: run_in_daemon(lambda: block_in_first(path)))
+        await made.search()
+        while 2 not in made.available:
+            await asyncio.sleep(0.01)
+        export(tmp_path, 4)
+        await made.search()
+        while 3 not in made.available:
+            await asyncio.sleep(0.01)
+        assert states(made)[1] == State.LOADING
+        await made.close()
+        never.set()
+        assert states(made) == {1: State.END, 2: State.END, 3: State.END}
+
+    asyncio.run(test())
+
+
+def test_a_load_has_a_time_limit(tmp_path, monkeypatch):
+    never = threading.Event()
+    monkeypatch.setattr(loading_module, "Servable", lambda path: never.wait())
+
+    async def test():
+        with pytest.raises(ArtifactError, match=r"was not loaded in 0\.01 seconds"):
+            await Loader(0.01).load(tmp_path)
+
+    asyncio.run(test())
+    never.set()
+
+
+def test_a_version_that_failed_is_tried_again_when_its_files_change(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(versions_module.time, "monotonic", lambda: now[0])
+
+    async def test():
+        source = export(tmp_path / "source", 2)
+        (tmp_path / "half" / "1").mkdir(parents=True)
+        attempts = []
+
+        async def load(path):
+            attempts.append(path.name)
+            return await Loader().load(path)
+
+        made = loading(tmp_path / "half", load)
+        await made.poll()
+        await made.poll()
+        assert len(attempts) == 1  # the files are the same
+        shutil.copy(source / "manifest.json", tmp_path / "half" / "1")
+        await made.poll()
+        assert len(attempts) == 1  # it is too early
+        now[0] = 1.5
+        await made.poll()
+        assert len(attempts) == 2
+        for file in source.iterdir():
+            shutil.copy(file, tmp_path / "half" / "1")
+        now[0] = 3.0
+        await made.poll()
+        assert len(attempts) == 2  # the time doubles
+        now[0] = 3.6
+        await made.poll()
+        assert states(made) == {1: State.AVAILABLE}
+        await made.close()
+
+    asyncio.run(test())
+
+
+def test_a_version_that_is_replaced_under_its_number_is_loaded_again(tmp_path):
+    async def test():
+        folder = tmp_path / "half"
+        export(folder, 2)
+        made = versions(folder)
+        await made.poll()
+        before = made.find()
+        await made.poll()
+        assert made.find() is before
+        other = export(tmp_path / "other", 5)
+        (folder / "1").rename(tmp_path / "removed")
+        other.rename(folder / "1")
+        await made.poll()
+        assert (await made.find().batcher.submit(ONE, 1))["output_0"].tolist() == [6]
+        assert states(made) == {1: State.AVAILABLE}
+        # One that cannot be loaded leaves it in place.
+        (folder / "1" / "weights.safetensors").write_bytes(b"damaged")
+        await made.poll()
+        assert (await made.find().batcher.submit(ONE, 1))["output_0"].tolist() == [6]
         await made.close()
 
     asyncio.run(test())

@@ -29,14 +29,15 @@ def main(words: Sequence[str]) -> int:
         if config is not None:
             models += read_config(config)
         _check_models(models)
-        environment = {"token": os.environ.get(TOKEN_VARIABLE) or None}
+        from_file = flags.get("token_file") is not None
+        environment = {"token": None if from_file else os.environ.get(TOKEN_VARIABLE)}
         options = read(ServerOptions, override(environment, flags), flags=True)
     except (OSError, ValueError) as error:
         parser.error(" ".join(str(error).split()))
     _log_to_stderr()
     try:
         asyncio.run(_run(models, options))
-    except OSError as error:
+    except (OSError, ValueError) as error:
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -1,6 +1,6 @@
 """The artifact of one version of a model on disk: programs, weights, signature and an example.
 
-    D/1/manifest.json         signature, class names, batch sizes, checksums
+    D/1/manifest.json         signature, class names, batch sizes, checksums, one of itself
     D/1/program-8.stablehlo   the forward pass of 8 samples, from `jax.export`
     D/1/weights.safetensors   the arguments of the programs before the inputs
     D/1/example.safetensors   one sample, and the model's outputs for it
@@ -11,8 +11,11 @@ The folder is written under a temporary name and then renamed, so a server never
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,17 +25,22 @@ import numpy as np
 from convoy.atomic_file import rename_synced, unfinished_folder, write_synced
 from convoy.checkpoint import tensors
 from convoy.checkpoint.errors import DamagedError
-from convoy.serving.errors import ArtifactError
+from convoy.serving.errors import ArtifactError, describe_error
 from convoy.serving.signature import Arrays, Signature
 from convoy.types import Json
 
 FORMAT = "convoy-model"
-VERSION = 1
+# Version 2 has a checksum of the manifest.
+VERSION = 2
 
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 EXAMPLE = "example.safetensors"
 MODEL = "model.keras"
+CHECKSUM = "sha256"
+MAX_BATCH_SIZE = 1 << 16
+# Manifests are far smaller.
+_MAX_MANIFEST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -153,6 +161,7 @@ def write(artifact: Artifact, model: keras.Model | None, folder: Path) -> None:
         "arrays": arrays,
         "about": artifact.about,
     }
+    manifest[CHECKSUM] = _manifest_checksum(manifest)
     write_synced(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
 
 
@@ -174,6 +183,8 @@ def read(path: Path) -> Artifact:
     """
     manifest = _read_manifest(path)
     try:
+        for name in (WEIGHTS, EXAMPLE, *manifest["files"]):
+            _check_file(path, name)
         weights, example = (
             dict(tensors.read(path / name, manifest["arrays"][name])) for name in (WEIGHTS, EXAMPLE)
         )
@@ -181,34 +192,82 @@ def read(path: Path) -> Artifact:
             if _checksum(path / name) != checksum:
                 raise ArtifactError(f"{path / name} is damaged: its checksum is wrong.")
         programs = {
-            int(size): Program((path / entry["file"]).read_bytes(), tuple(entry["weights"]))
+            int(size): _read_program(path, entry, manifest["files"])
             for size, entry in manifest["programs"].items()
         }
         signature = Signature.from_json(manifest["signature"])
         class_names, about = tuple(manifest["class_names"]), manifest["about"]
+        if not programs or not all(1 <= size <= MAX_BATCH_SIZE for size in programs):
+            raise ArtifactError(
+                f"{path} has programs for the batch sizes {sorted(programs)}; expected one or "
+                f"more, each from 1 to {MAX_BATCH_SIZE}."
+            )
         return Artifact(signature, programs, weights, example, class_names, about, path)
     except OSError as error:
         raise ArtifactError(f"{path} cannot be read: {error.strerror or error}.") from error
     except DamagedError as error:
         raise ArtifactError(str(error)) from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise ArtifactError(f"{path / MANIFEST} is damaged: {error}") from error
+    except ArtifactError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ArtifactError(f"{path / MANIFEST} is damaged: {describe_error(error)}") from error
+
+
+def _check_file(path: Path, name: str) -> None:
+    """Check that a file of a version is one, in the version's folder.
+
+    Reading from a pipe or a device may never end.
+
+    Raises:
+        ArtifactError: if it is not.
+    """
+    if Path(name).name != name or name in ("", ".", ".."):
+        raise ArtifactError(f"{path / MANIFEST} is damaged: {name!r} is not the name of a file.")
+    if not stat.S_ISREG((path / name).stat().st_mode):
+        raise ArtifactError(f"{path / name} is not a file.")
+
+
+def _read_program(path: Path, entry: Json, files: Json) -> Program:
+    if entry["file"] not in files:
+        raise ArtifactError(f"{path / MANIFEST} is damaged: {entry['file']!r} has no checksum.")
+    return Program((path / entry["file"]).read_bytes(), tuple(entry["weights"]))
 
 
 def _read_manifest(path: Path) -> Json:
     try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
+        _check_file(path, MANIFEST)
+        with (path / MANIFEST).open("rb") as file:
+            manifest = json.loads(file.read(_MAX_MANIFEST_BYTES))
         found = manifest["format"], manifest["version"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ArtifactError(
             f"{path} is not a model that convoy export wrote: {MANIFEST} is missing or damaged."
         ) from error
-    if found[0] != FORMAT or found[1] > VERSION:
+    if found[0] != FORMAT or found[1] not in range(1, VERSION + 1):
         raise ArtifactError(
             f"{path} has the format {found[0]}, version {found[1]}; this Convoy reads {FORMAT} up "
             f"to version {VERSION}. Use a newer Convoy."
         )
+    if found[1] >= 2 and manifest.pop(CHECKSUM, None) != _manifest_checksum(manifest):
+        raise ArtifactError(f"{path / MANIFEST} is damaged: its checksum is wrong.")
     return manifest
+
+
+def _manifest_checksum(manifest: Json) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+Fingerprint = tuple[tuple[str, int, int, int], ...]
+
+
+def fingerprint(path: Path) -> Fingerprint:
+    """Return names, sizes, times and numbers of a version's files; it changes if they do."""
+    found = []
+    with contextlib.suppress(OSError):  # A file may disappear meanwhile.
+        for entry in os.scandir(path):
+            status = entry.stat(follow_symlinks=True)
+            found.append((entry.name, status.st_size, status.st_mtime_ns, status.st_ino))
+    return tuple(sorted(found))
 
 
 def _checksum(path: Path) -> str:

@@ -12,14 +12,18 @@ small that the overhead of a call dominates:
     few requests     |  request 1, on all cores  |  request 2, on all cores  |
     many requests    |  request 1, on core 0          |  request 3           |
                      |  request 2, on core 1          |  request 4           |
+
+A request larger than a batch is computed in parts. Each part is queued as if it had arrived when
+the parts before it could have been computed, so requests that arrive meanwhile need not wait for
+the whole.
 """
 
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,14 +31,12 @@ from typing import Annotated
 
 import numpy as np
 from convoy.configuration import Configuration, Count, Option
+from convoy.serving.admission import GROUP
 from convoy.serving.batch_sizes import BatchSizes
-from convoy.serving.errors import Code, ServingError
+from convoy.serving.errors import Code, ServingError, exhausted
 from convoy.serving.signature import Arrays
 
 Run = Callable[[Arrays], Arrays]
-
-
-GROUP = "batching and limits"
 
 
 @dataclass(frozen=True)
@@ -81,12 +83,18 @@ class _Executor:
 
 @dataclass(eq=False)
 class _Entry:
-    """A request in the queue, or a part of a request that is larger than a batch."""
+    """A request in the queue, or a part of a request that is larger than a batch.
+
+    Attributes:
+        turn: the time that decides its place in the queue; later than `arrived` for all parts of a
+            request but the first.
+    """
 
     arrays: Arrays
     samples: int
     batch_size: int
     arrived: float
+    turn: float
     outputs: asyncio.Future[Arrays]
 
 
@@ -121,7 +129,7 @@ class Batcher:
                 self._streams = streams.count
         self._running: list[_Executor] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._queue: deque[_Entry] = deque()
+        self._queue: list[_Entry] = []
         self._samples = 0
         self._changed = asyncio.Event()
         self._closing = False
@@ -138,26 +146,43 @@ class Batcher:
         Raises:
             ServingError: if the queue is full, or the model failed.
         """
-        if self._samples + samples > max(self._options.max_enqueued_samples, samples):
-            raise ServingError(
-                Code.RESOURCE_EXHAUSTED,
+        limit = self._options.max_enqueued_samples
+        if self._samples + samples > limit:
+            raise exhausted(
                 f"The queue is full: {self._samples} samples are waiting, and the limit is "
-                f"{self._options.max_enqueued_samples}. Try again later.",
+                f"{limit}. Try again later.",
+                self._samples / self._machine.sizes.throughput,
             )
         loop = asyncio.get_running_loop()
-        entries, start = [], 0
+        entries, start = list[_Entry](), 0
+        now = time.monotonic()
         for size in self._machine.sizes.cover(samples):
             part = {name: array[start : start + size] for name, array in arrays.items()}
             count = min(size, samples - start)
-            entries.append(_Entry(part, count, size, time.monotonic(), loop.create_future()))
+            turn = now + start / self._machine.sizes.throughput
+            entries.append(_Entry(part, count, size, now, turn, loop.create_future()))
             start += size
-        self._queue.extend(entries)
+        for entry in entries:
+            bisect.insort(self._queue, entry, key=_turn)
         self._samples += samples
         self._changed.set()
-        outputs = await asyncio.gather(*(entry.outputs for entry in entries))
+        try:
+            outputs = await asyncio.gather(*(entry.outputs for entry in entries))
+        except BaseException:
+            # The client disconnected, the deadline passed, or the model failed for a part.
+            self._drop(entries)
+            raise
         if len(outputs) == 1:
             return outputs[0]
         return {name: np.concatenate([part[name] for part in outputs]) for name in outputs[0]}
+
+    def _drop(self, entries: Sequence[_Entry]) -> None:
+        """Remove the parts of a request that are still in the queue."""
+        for entry in entries:
+            entry.outputs.cancel()
+        self._queue = [entry for entry in self._queue if not entry.outputs.done()]
+        self._samples = sum(entry.samples for entry in self._queue)
+        self._changed.set()
 
     async def close(self) -> None:
         """Compute what waits, then stop."""
@@ -178,9 +203,6 @@ class Batcher:
 
     def _free_executor(self) -> _Executor | None:
         """Return the executor on which the next batch of the queue can begin now."""
-        # Requests whose client disconnected or whose deadline passed are dropped.
-        self._queue = deque(entry for entry in self._queue if not entry.outputs.done())
-        self._samples = sum(entry.samples for entry in self._queue)
         if not self._queue:
             return None
         stream = self._stream
@@ -252,8 +274,7 @@ class Batcher:
             # The requests that fit may be so few that a smaller size holds them as well.
             if size == self._queue[0].batch_size or sizes.cover(samples)[0] >= size:
                 break
-        for _ in batch:
-            self._queue.popleft()
+        del self._queue[: len(batch)]
         self._samples -= samples
         return size, batch
 
@@ -265,6 +286,10 @@ class Batcher:
                 break
             batch.append(entry)
         return batch
+
+
+def _turn(entry: _Entry) -> float:
+    return entry.turn
 
 
 def _compute(run: Run, size: int, batch: Sequence[_Entry]) -> list[Arrays]:

@@ -180,7 +180,8 @@ class GrpcClient(Client):
         request.inputs[self.input.name].CopyFrom(to_proto(images, packed=True))
         response = self._call("Predict", request, messages.PredictResponse, seconds)
         ((name, output),) = response.outputs.items()
-        return to_array(output, TensorSpec(name, NUMPY_NAMES[output.dtype], ()))
+        shape = tuple(dim.size for dim in output.tensor_shape.dim)[1:]
+        return to_array(output, TensorSpec(name, NUMPY_NAMES[output.dtype], shape), len(images))
 
     def close(self) -> None:
         self._channel.close()

@@ -37,16 +37,37 @@ class ServingError(Exception):
     Args:
         code: the status code.
         message: the text for the client.
+        http_status: the status of HTTP, if it is not the code's.
+        retry_seconds: time after which the client may try again, if that can help.
     """
 
-    def __init__(self, code: Code, message: str) -> None:
+    def __init__(
+        self,
+        code: Code,
+        message: str,
+        *,
+        http_status: int | None = None,
+        retry_seconds: float | None = None,
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
+        self.http_status = code.http_status if http_status is None else http_status
+        self.retry_seconds = retry_seconds
 
 
 def invalid(message: str) -> ServingError:
     return ServingError(Code.INVALID_ARGUMENT, message)
+
+
+def too_large(message: str) -> ServingError:
+    """Return the error of a request that is larger than any that is accepted."""
+    return ServingError(Code.INVALID_ARGUMENT, message, http_status=413)
+
+
+def exhausted(message: str, retry_seconds: float) -> ServingError:
+    """Return the error of a request for which there is no room at the moment."""
+    return ServingError(Code.RESOURCE_EXHAUSTED, message, retry_seconds=retry_seconds)
 
 
 def not_found(message: str) -> ServingError:
@@ -55,3 +76,9 @@ def not_found(message: str) -> ServingError:
 
 class ArtifactError(ValueError):
     """A folder does not hold a servable model, or one cannot be written there."""
+
+
+def describe_error(error: BaseException) -> str:
+    """Return the type and the first line of an error that was not expected, for the log."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
 import json
+import logging
+import math
+import re
 from collections.abc import Awaitable, Callable
 from importlib import metadata
 from pathlib import Path
@@ -11,11 +16,14 @@ from pathlib import Path
 import yaml
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
-from convoy.serving.errors import Code, ServingError
+from convoy.serving.credentials import Token
+from convoy.serving.errors import Code, ServingError, describe_error
 from convoy.serving.open_inference_rest import OpenInferenceApi
-from convoy.serving.service import Service, check_token
+from convoy.serving.service import Service
 from convoy.serving.tensorflow_rest import RestApi, status_json
 from convoy.types import Json
+
+logger = logging.getLogger("convoy.serving")
 
 PAGE = Path(__file__).with_name("page.html")
 OPENAPI = Path(__file__).with_name("openapi.yaml")
@@ -25,25 +33,36 @@ PUBLIC_PATHS = ("/", "/v2/health/live", "/v2/health/ready")
 UNKNOWN_PATH = {"/v1": 400, "/v2": 404}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+SECURITY_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+ALLOW_ORIGIN = "Access-Control-Allow-Origin"
+CORS = {
+    "Access-Control-Allow-Methods": "GET, POST",
+    "Access-Control-Allow-Headers": "Authorization, Content-Type",
+    "Access-Control-Max-Age": "600",
+}
+
 
 class HttpService:
     """Handles HTTP requests.
 
     Args:
         service: the models.
-        token: bearer token that clients must send, if any.
-        max_request_bytes: maximum size of a request's body.
+        token: the bearer token that clients must send.
+        cors_origin: origin of web pages that may send requests, or `*`, if any.
     """
 
-    def __init__(self, service: Service, token: str | None, max_request_bytes: int) -> None:
+    def __init__(self, service: Service, token: Token, cors_origin: str | None = None) -> None:
         self.service = service
         self._token = token
-        self._max_request_bytes = max_request_bytes
+        self._cors = {} if cors_origin is None else {**CORS, ALLOW_ORIGIN: cors_origin}
 
     def application(self) -> web.Application:
-        application = web.Application(
-            client_max_size=self._max_request_bytes, middlewares=[self._guard]
-        )
+        application = web.Application(middlewares=[self._add_headers, self._guard])
         router = application.router
         router.add_get("/", _page)
         router.add_get("/status.json", self._status)
@@ -55,18 +74,27 @@ class HttpService:
         return application
 
     @web.middleware
+    async def _add_headers(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Add the headers that tell browsers what they may do with a response."""
+        if self._cors and request.method == "OPTIONS":
+            return web.Response(status=204, headers=self._cors)
+        response = await handler(request)
+        response.headers.update(SECURITY_HEADERS)
+        if self._cors:
+            response.headers[ALLOW_ORIGIN] = self._cors[ALLOW_ORIGIN]
+        return response
+
+    @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Check the token, limit the time, and answer every failure in JSON."""
         try:
             if request.path not in PUBLIC_PATHS:
                 given = request.headers.get("Authorization", "")
-                check_token(self._token, given, "header Authorization")
-            async with self.service.deadline():
+                self._token.check(given, "header Authorization")
+            async with self.service.request(request.protocol):
                 return await handler(request)
         except ServingError as error:
-            return _error(error.code.http_status, error.message)
-        except web.HTTPRequestEntityTooLarge:
-            return _error(413, f"A request has at most {self._max_request_bytes} bytes.")
+            return _error(error.http_status, error.message, error.retry_seconds)
         except ConnectionResetError:
             # The connection is gone; this response is not sent.
             return _error(Code.CANCELLED.http_status, "The client closed the connection.")
@@ -75,6 +103,9 @@ class HttpService:
         except web.HTTPException as error:
             status = UNKNOWN_PATH.get(request.path[:3], error.status)
             return _error(status, f"Malformed request: {request.method} {request.path}")
+        except Exception as error:  # A client gets an answer in JSON, whatever happens.
+            logger.error("%s %s: %s", request.method, request.path, describe_error(error))
+            return _error(500, "The server failed to handle the request.")
 
     async def _status(self, _: web.Request) -> web.Response:
         return web.json_response({"models": [self._describe(name) for name in self.service.models]})
@@ -116,17 +147,29 @@ def describe_api(version: str) -> Json:
 
 
 async def _page(_: web.Request) -> web.Response:
-    return web.Response(
-        text=PAGE.read_text(),
-        content_type="text/html",
-        headers={"Content-Security-Policy": "default-src 'self' 'unsafe-inline'; img-src blob:"},
-    )
+    text = PAGE.read_text()
+    headers = {"Content-Security-Policy": page_policy(text)}
+    return web.Response(text=text, content_type="text/html", headers=headers)
+
+
+def page_policy(page: str) -> str:
+    """Return the content security policy of a page: only its own script and style are used."""
+    policy = ["default-src 'none'", "connect-src 'self'", "img-src blob:"]
+    policy += ["base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"]
+    for tag in ("script", "style"):
+        contents = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()) for text in contents]
+        policy.append(" ".join([f"{tag}-src", *(f"'sha256-{text.decode()}'" for text in hashes)]))
+    return "; ".join(policy)
 
 
 def _version() -> str:
     return metadata.version("keras-convoy")
 
 
-def _error(status: int, message: str) -> web.Response:
+def _error(status: int, message: str, retry_seconds: float | None = None) -> web.Response:
     text = f'{{ "error": {json.dumps(message)} }}'
-    return web.Response(body=text.encode(), status=status, content_type="application/json")
+    headers = {} if retry_seconds is None else {"Retry-After": str(math.ceil(retry_seconds))}
+    return web.Response(
+        body=text.encode(), status=status, content_type="application/json", headers=headers
+    )

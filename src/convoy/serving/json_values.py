@@ -9,24 +9,37 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+from convoy.serving import admission
 from convoy.serving.errors import invalid
-from convoy.serving.images import decode_image
+from convoy.serving.images import decode_images
 from convoy.serving.signature import MAX_DIMENSIONS, Arrays, Signature, TensorSpec
 from convoy.serving.tensorflow_methods import example_inputs
 
 BASE64 = "b64"
+# Longer texts are decoded in the thread for expensive requests.
+EXPENSIVE_JSON_BYTES = 1 << 20
+# Values of an array that are written at once; other threads can run in between.
+_CHUNK_VALUES = 1 << 14
 _TYPE_NAMES = {str: "String", bool: "Bool", dict: "Object", type(None): "Null"}
 
 Json = Any
 """A value that `json.loads` returns or `json.dumps` takes."""
 
 
-def parse(body: bytes) -> dict[str, Json]:
+def parse(body: bytes, signature: Signature, max_samples: int) -> dict[str, Json]:
     """Parse the body of a request; `NaN`, `Infinity` and `-Infinity` are numbers.
 
+    Args:
+        body: the text.
+        signature: the inputs of the model that the request is for.
+        max_samples: maximum number of samples.
+
     Raises:
-        ServingError: if it is not a JSON object.
+        ServingError: if it is not a JSON object, or has too many values.
     """
+    size = admission.check_json(body, signature, max_samples)
+    if reservation := admission.current():
+        reservation.reserve(size)
     if not body.strip():
         raise invalid("JSON Parse error: The document is empty")
     try:
@@ -40,8 +53,13 @@ def parse(body: bytes) -> dict[str, Json]:
     return value
 
 
-def row_inputs(instances: Json, signature: Signature) -> Arrays:
+def row_inputs(instances: Json, signature: Signature, max_samples: int) -> Arrays:
     """Return the inputs of the row format: a list with an entry for each sample.
+
+    Args:
+        instances: the list.
+        signature: the model's inputs.
+        max_samples: maximum number of samples.
 
     Raises:
         ServingError: if the value does not have this format.
@@ -50,6 +68,7 @@ def row_inputs(instances: Json, signature: Signature) -> Arrays:
         raise invalid(f"JSON Value: {_shown(instances)} Excepting 'instances' to be an list/array")
     if not instances:
         raise invalid("JSON Value: [] No values in 'instances' array")
+    admission.check_samples(len(instances), max_samples)
     named = _is_named(instances[0])
     if not named and len(signature.inputs) > 1:
         raise invalid(
@@ -61,7 +80,7 @@ def row_inputs(instances: Json, signature: Signature) -> Arrays:
             expected, got = ("object", "list") if named else ("value/list", "object")
             raise invalid(f"Expecting {expected} but got {got} at item {position} of input list")
     if not named:
-        return {signature.inputs[0].name: to_array(instances, signature.inputs[0])}
+        return {signature.inputs[0].name: to_array(instances, signature.inputs[0], max_samples)}
     names = {spec.name for spec in signature.inputs}
     for position, entry in enumerate(instances):
         if set(entry) != names:
@@ -70,13 +89,18 @@ def row_inputs(instances: Json, signature: Signature) -> Arrays:
                 f"{_shown(entry)} keys must be equal to: {','.join(sorted(names))}"
             )
     return {
-        spec.name: to_array([entry[spec.name] for entry in instances], spec)
+        spec.name: to_array([entry[spec.name] for entry in instances], spec, max_samples)
         for spec in signature.inputs
     }
 
 
-def column_inputs(inputs: Json, signature: Signature) -> Arrays:
+def column_inputs(inputs: Json, signature: Signature, max_samples: int) -> Arrays:
     """Return the inputs of the column format: a batch for each input.
+
+    Args:
+        inputs: the batch, or an object with a batch for each input.
+        signature: the model's inputs.
+        max_samples: maximum number of samples.
 
     Raises:
         ServingError: if the value does not have this format.
@@ -87,20 +111,23 @@ def column_inputs(inputs: Json, signature: Signature) -> Arrays:
                 "inputs is a plain value/list, but expecting an object as multiple input tensors "
                 "required as per tensorinfo_map"
             )
-        return {signature.inputs[0].name: to_array(inputs, signature.inputs[0])}
+        return {signature.inputs[0].name: to_array(inputs, signature.inputs[0], max_samples)}
     for spec in signature.inputs:
         if spec.name not in inputs:
             raise invalid(f"Missing named input: {spec.name} in 'inputs' object.")
-    return {name: to_array(value, signature.input(name)) for name, value in inputs.items()}
+    return {
+        name: to_array(value, signature.input(name), max_samples) for name, value in inputs.items()
+    }
 
 
-def from_examples(examples: Json, context: Json, signature: Signature) -> Arrays:
+def from_examples(examples: Json, context: Json, signature: Signature, max_samples: int) -> Arrays:
     """Return the inputs of examples: for each sample, the values of each input as a flat list.
 
     Args:
         examples: the list of examples.
         context: features that belong to every example, if not `None`.
         signature: the model's inputs.
+        max_samples: maximum number of examples.
 
     Raises:
         ServingError: if they do not fit the model's inputs.
@@ -112,11 +139,18 @@ def from_examples(examples: Json, context: Json, signature: Signature) -> Arrays
     common = {} if context is None else context
     if not isinstance(common, dict) or not all(isinstance(entry, dict) for entry in examples):
         raise invalid("Example must be JSON object")
-    return example_inputs((common | entry for entry in examples), signature, _from_feature)
+    admission.check_samples(len(examples), max_samples)
+    features = (common | entry for entry in examples)
+    return example_inputs(features, signature, _from_feature, max_samples)
 
 
-def to_array(value: Json, spec: TensorSpec) -> np.ndarray:
+def to_array(value: Json, spec: TensorSpec, max_samples: int) -> np.ndarray:
     """Return a JSON value as an array of an input's type.
+
+    Args:
+        value: numbers in nested lists, or image files as base64.
+        spec: the input.
+        max_samples: maximum number of image files.
 
     Raises:
         ServingError: if the value cannot be converted.
@@ -124,7 +158,8 @@ def to_array(value: Json, spec: TensorSpec) -> np.ndarray:
     leaves, shape = _flatten(value, spec)
     kinds = set(map(type, leaves))
     if kinds == {dict}:
-        pixels = np.stack([_image(leaf, spec) for leaf in leaves])
+        files = [_file(leaf) for leaf in leaves]
+        pixels = decode_images(files, [len(files)], spec, max_samples)
         return pixels.reshape(*shape, *spec.shape)
     if not kinds <= {int, float} and kinds != {bool}:
         wrong = next(leaf for leaf in leaves if type(leaf) not in (int, float))
@@ -188,7 +223,16 @@ def to_json(array: np.ndarray) -> Json:
     if array.dtype not in (np.float32, np.float16):
         array = array.astype(np.float32)
     # Through strings: the float32 that prints as 0.2 is 0.20000000298 as a float64.
-    return array.astype(str).astype(np.float64).tolist()
+    rows = max(1, _CHUNK_VALUES // max(1, array[:1].size)) if array.ndim else 1
+    if array.ndim == 0 or len(array) <= rows:
+        return array.astype(str).astype(np.float64).tolist()
+    chunks = (array[start : start + rows] for start in range(0, len(array), rows))
+    return list(chain.from_iterable(c.astype(str).astype(np.float64).tolist() for c in chunks))
+
+
+def output_bytes(outputs: Arrays) -> int:
+    """Return the size of outputs, for the choice of a thread that writes them."""
+    return sum(value.nbytes for value in outputs.values())
 
 
 def column_outputs(outputs: Arrays) -> Json:
@@ -224,18 +268,18 @@ def decode_base64(text: str) -> bytes:
         raise invalid("Unable to base64 decode") from None
 
 
-def _image(value: Json, spec: TensorSpec) -> np.ndarray:
+def _file(value: Json) -> bytes:
     if not isinstance(value, dict) or _is_named(value):
         raise invalid(f"JSON Value: {_shown(value)} not formatted correctly for base64 data")
-    return decode_image(decode_base64(value[BASE64]), spec)
+    return decode_base64(value[BASE64])
 
 
-def _from_feature(value: Json, spec: TensorSpec) -> np.ndarray:
+def _from_feature(value: Json, spec: TensorSpec) -> np.ndarray | bytes:
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
         value = value[0]
     if isinstance(value, dict):
-        return _image(value, spec)
-    array = to_array(value if isinstance(value, list) else [value], spec)
+        return _file(value)
+    array = to_array(value if isinstance(value, list) else [value], spec, max_samples=1)
     if array.ndim != 1 or array.size != int(np.prod(spec.shape)):
         raise invalid(
             f"Feature: {spec.name} has {array.size} values; expected {int(np.prod(spec.shape))}"

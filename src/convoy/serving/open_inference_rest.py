@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from aiohttp import web
+from convoy.serving import admission
 from convoy.serving.data_types import TYPES
 from convoy.serving.errors import invalid
 from convoy.serving.images import decode_images
-from convoy.serving.json_values import decode_base64, parse, to_array, to_json
+from convoy.serving.json_values import (
+    EXPENSIVE_JSON_BYTES,
+    decode_base64,
+    output_bytes,
+    parse,
+    to_array,
+    to_json,
+)
+from convoy.serving.request_body import read_body
 from convoy.serving.service import Service, Target
 from convoy.serving.signature import MAX_DIMENSIONS, Arrays, Signature, TensorSpec
 from convoy.serving.versions import LoadedVersion
@@ -76,14 +84,22 @@ class OpenInferenceApi:
 
     async def _infer(self, request: web.Request) -> web.Response:
         target = Target.from_path(request.match_info)
-        body = await request.read()
+        body = await read_body(request, self.service.admission.max_request_bytes)
         length = request.headers.get(HEADER_LENGTH)
         with self.service.using(target, "infer") as loaded:
             signature = loaded.servable.signature
-            header, arrays = await asyncio.to_thread(_parse, body, length, signature)
+            max_samples = self.service.admission.max_samples
+            header, arrays = await self.service.decoders.run(
+                lambda: _parse(body, length, signature, max_samples),
+                len(body),
+                expensive=_header_bytes(length, body) > EXPENSIVE_JSON_BYTES,
+            )
             wanted = _wanted_outputs(header, signature)
             outputs = await self.service.run(loaded, arrays)
-            return _response(target.model, loaded, header, wanted, outputs)
+            return await self.service.decoders.run(
+                lambda: _response(target.model, loaded, header, wanted, outputs),
+                output_bytes(outputs),
+            )
 
 
 def _describe(spec: TensorSpec) -> Json:
@@ -94,17 +110,15 @@ def _describe(spec: TensorSpec) -> Json:
     }
 
 
-def _parse(body: bytes, length: str | None, signature: Signature) -> tuple[Json, Arrays]:
+def _parse(
+    body: bytes, length: str | None, signature: Signature, max_samples: int
+) -> tuple[Json, Arrays]:
     """Return the JSON header of a request, and the inputs.
 
     The data of binary tensors follow the header, in the order of the inputs.
     """
-    end = len(body)
-    if length is not None:
-        if not length.isdecimal() or len(length) > 12 or int(length) > len(body):
-            raise invalid(f"{HEADER_LENGTH} {length!r} is not a length within the body.")
-        end = int(length)
-    header = parse(body[:end])
+    end = _header_bytes(length, body)
+    header = parse(body[:end], signature, max_samples)
     entries = header.get("inputs")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise invalid("'inputs' must be a list of objects.")
@@ -117,15 +131,24 @@ def _parse(body: bytes, length: str | None, signature: Signature) -> tuple[Json,
         spec = signature.input(name)
         size = _parameters(entry).get("binary_data_size")
         if size is None:
-            arrays[name] = _array(entry, None, spec)
+            arrays[name] = _array(entry, None, spec, max_samples)
             continue
         if type(size) is not int or not 0 <= size <= len(binary):
             raise invalid(f"input {name!r}: binary_data_size {size!r} is not within the body.")
-        arrays[name] = _array(entry, bytes(binary[:size]), spec)
+        arrays[name] = _array(entry, bytes(binary[:size]), spec, max_samples)
         binary = binary[size:]
     if len(binary):
         raise invalid(f"{len(binary)} bytes of the body belong to no input.")
     return header, arrays
+
+
+def _header_bytes(length: str | None, body: bytes) -> int:
+    """Return the length of a request's JSON header."""
+    if length is None:
+        return len(body)
+    if not length.isdecimal() or len(length) > 12 or int(length) > len(body):
+        raise invalid(f"{HEADER_LENGTH} {length!r} is not a length within the body.")
+    return int(length)
 
 
 def _shape(entry: Json) -> tuple[int, ...]:
@@ -138,7 +161,7 @@ def _shape(entry: Json) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _array(entry: Json, binary: bytes | None, spec: TensorSpec) -> np.ndarray:
+def _array(entry: Json, binary: bytes | None, spec: TensorSpec, max_samples: int) -> np.ndarray:
     """Return an input from its binary data, or without them from the JSON of its entry."""
     shape, datatype = _shape(entry), entry.get("datatype")
     data = entry.get("data")
@@ -146,11 +169,14 @@ def _array(entry: Json, binary: bytes | None, spec: TensorSpec) -> np.ndarray:
         raise invalid(f"input {spec.name!r} needs 'data', a list.")
     if datatype == "BYTES":
         files = _decode_strings(data, spec) if binary is None else _elements(binary)
-        return decode_images(files, shape, spec)
+        return decode_images(files, shape, spec, max_samples)
     expected = TYPES[spec.dtype].open_inference
     if datatype != expected:
         raise invalid(f"input {spec.name!r} has datatype {datatype!r}; expected {expected}.")
-    values = to_array(data, spec).reshape(-1) if binary is None else spec.from_bytes(binary)
+    admission.check_shape(spec, shape, max_samples)
+    values = (
+        to_array(data, spec, max_samples).reshape(-1) if binary is None else spec.from_bytes(binary)
+    )
     return spec.reshape(values, shape)
 
 

@@ -16,6 +16,7 @@ from convoy.cpu import threads
 from convoy.serving import artifact
 from convoy.serving.artifact import Artifact
 from convoy.serving.batch_sizes import measure
+from convoy.serving.custom_calls import unknown_calls
 from convoy.serving.errors import ArtifactError
 from convoy.serving.forward_pass import ForwardPass, input_shapes
 from convoy.serving.signature import Arrays, Signature
@@ -40,6 +41,7 @@ class Servable:
 
     Args:
         path: the version's folder.
+        timed: whether the programs are timed; otherwise the version cannot serve requests.
 
     Attributes:
         batch_sizes: the batch sizes that the model was exported for.
@@ -53,7 +55,7 @@ class Servable:
         ArtifactError: if the artifact cannot be read, or the example is not reproduced.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, timed: bool = True) -> None:
         found = artifact.read(path)
         self.signature: Signature = found.signature
         self.class_names = found.class_names
@@ -65,8 +67,8 @@ class Servable:
         if not self._compile_keras(found):
             self.compiled_from = "stablehlo"
             self._programs = self._compile_stablehlo(found)
-        self.seconds = self._check_and_measure(self._programs, found)
-        self.stream_seconds = self._check_and_measure(self._stream_programs, found)
+        self.seconds = self._check(self._programs, found, timed)
+        self.stream_seconds = self._check(self._stream_programs, found, timed)
 
     def run(self, arrays: Arrays) -> Arrays:
         """Compute a batch on all cores; its size must be one of `batch_sizes`."""
@@ -131,18 +133,24 @@ class Servable:
         programs: Programs = {}
         for size, program in found.programs.items():
             constants = [weights[name] for name in program.weights]
-            call = jax.export.deserialize(bytearray(program.code)).call
+            exported = jax.export.deserialize(bytearray(program.code))
+            if unknown := unknown_calls(exported.mlir_module()):
+                raise ArtifactError(
+                    f"{found.path}: the program for {size} samples calls {', '.join(unknown)}, "
+                    "which convoy export does not write. Export the model again."
+                )
             shapes = input_shapes(self.signature.inputs, size)
-            programs[size] = jax.jit(call).lower(constants, *shapes).compile(), constants
+            compiled = jax.jit(exported.call).lower(constants, *shapes).compile()
+            programs[size] = compiled, constants
         return programs
 
-    def _check_and_measure(self, programs: Programs, found: Artifact) -> dict[int, float]:
+    def _check(self, programs: Programs, found: Artifact, timed: bool) -> dict[int, float]:
         """Compare every program's outputs with the example's, and return the time of each."""
         examples = {size: self._example(size, found) for size in programs}
         for example in examples.values():
             for name, value in self._run(programs, example).items():
                 _compare(found, name, value)
-        return measure(lambda size: self._run(programs, examples[size]), programs)
+        return measure(lambda size: self._run(programs, examples[size]), programs if timed else [])
 
     def _example(self, size: int, found: Artifact) -> Arrays:
         """Return a batch of the example, repeated."""

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
+import logging
 import math
 import re
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Hashable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Self
 
+from convoy.serving import admission
+from convoy.serving.admission import Admission, AdmissionOptions
 from convoy.serving.batching import BatchOptions
-from convoy.serving.errors import Code, ServingError, invalid, not_found
+from convoy.serving.decoding import Decoders
+from convoy.serving.errors import Code, ServingError, describe_error, invalid, not_found
+from convoy.serving.loading import Loader
 from convoy.serving.metrics import Metrics
 from convoy.serving.signature import Arrays
 from convoy.serving.versions import (
@@ -24,6 +28,8 @@ from convoy.serving.versions import (
     VersionStatus,
     servable_not_found,
 )
+
+logger = logging.getLogger("convoy.serving")
 
 _LABEL = re.compile(r"[a-zA-Z0-9_]+")
 _MAX_VERSION = 2**63 - 1
@@ -53,23 +59,6 @@ class Target:
         return cls(parts["model"], None if version is None else int(version), label)
 
 
-def check_token(expected: str | None, given: str, place: str) -> None:
-    """Check the bearer token of a request.
-
-    Args:
-        expected: the token that clients must send, if any.
-        given: the authorization that the request has.
-        place: the part of a request that has the authorization, for the error.
-
-    Raises:
-        ServingError: if the token is another.
-    """
-    if expected is None:
-        return
-    if not hmac.compare_digest(given.encode(errors="replace"), f"Bearer {expected}".encode()):
-        raise ServingError(Code.UNAUTHENTICATED, f"Send the {place}: Bearer ...")
-
-
 class Service:
     """The models of a server.
 
@@ -77,12 +66,29 @@ class Service:
         configs: the models.
         options: the batching of requests.
         request_seconds: maximum time for one request.
+        limits: the limits of requests.
+        loader: loads versions.
+
+    Attributes:
+        admission: the budgets of requests.
+        decoders: the threads that decode requests.
+        is_stopping: whether clients should go to another server.
     """
 
     def __init__(
-        self, configs: Iterable[ModelConfig], options: BatchOptions, request_seconds: float = 60.0
+        self,
+        configs: Iterable[ModelConfig],
+        options: BatchOptions,
+        request_seconds: float = 60.0,
+        limits: AdmissionOptions | None = None,
+        loader: Loader | None = None,
     ) -> None:
+        self.is_stopping = False
         self.metrics = Metrics()
+        self.admission = Admission(limits or AdmissionOptions(), options.max_enqueued_samples)
+        self.decoders = Decoders()
+        self._loader = loader or Loader()
+        self._searches: set[asyncio.Task[None]] = set()
         self.models: dict[str, ModelVersions] = {}
         self._request_seconds = request_seconds
         self._options = options
@@ -91,7 +97,7 @@ class Service:
             self.models[config.name] = self._make(config)
 
     def _make(self, config: ModelConfig) -> ModelVersions:
-        return ModelVersions(config, self._options, self.metrics.batch)
+        return ModelVersions(config, self._options, self.metrics.batch, self._loader.load)
 
     def find(self, target: Target) -> LoadedVersion:
         """Return the version that answers a request.
@@ -119,8 +125,26 @@ class Service:
         Raises:
             ServingError: if the arrays do not fit the signature, or the queue is full.
         """
-        samples = loaded.servable.signature.check(arrays)
+        signature = loaded.servable.signature
+        samples = signature.check(arrays)
+        admission.check_samples(samples, self.admission.max_samples)
+        if reservation := admission.current():
+            reservation.reserve_outputs(signature, samples)
         return await loaded.batcher.submit(arrays, samples)
+
+    @contextlib.asynccontextmanager
+    async def request(self, connection: Hashable) -> AsyncIterator[None]:
+        """Admit the request that is handled in the block, and limit its time.
+
+        Args:
+            connection: the request's connection.
+
+        Raises:
+            ServingError: if there is no room for it, or it takes longer than `request_seconds`.
+        """
+        with self.admission.request(connection):
+            async with self.deadline():
+                yield
 
     @contextlib.asynccontextmanager
     async def deadline(self) -> AsyncIterator[None]:
@@ -166,8 +190,8 @@ class Service:
 
     @property
     def is_ready(self) -> bool:
-        """Whether every model has an available version."""
-        return all(versions.available for versions in self.models.values())
+        """Whether every model has an available version, and the server is not about to stop."""
+        return not self.is_stopping and all(versions.available for versions in self.models.values())
 
     def metrics_text(self) -> bytes:
         """Return the metrics in Prometheus's text format."""
@@ -178,11 +202,16 @@ class Service:
         return self.metrics.text()
 
     async def poll(self) -> None:
-        """Load new versions of every model."""
-        async with self._changing:
-            models = list(self.models.values())
-        for versions in models:
-            await versions.poll()
+        """Load new versions of every model, and wait until they are loaded."""
+        await asyncio.gather(*(_logged(model.poll(), model) for model in self.models.values()))
+
+    def search(self) -> None:
+        """Start to search for new versions of every model that is not being searched."""
+        for model in self.models.values():
+            if not model.is_searching:
+                task = asyncio.create_task(_logged(model.search(), model))
+                self._searches.add(task)
+                task.add_done_callback(self._searches.discard)
 
     async def configure(self, configs: Iterable[ModelConfig]) -> None:
         """Replace the list of models; models that are no longer listed are unloaded."""
@@ -196,12 +225,22 @@ class Service:
                 if name in self.models:
                     removed.append(self.models.pop(name))
                 self.models[name] = self._make(config)
-            for versions in self.models.values():
-                await versions.poll()
-            for versions in removed:
-                await versions.close()
+            await self.poll()
+            await asyncio.gather(*(versions.close() for versions in removed))
 
     async def close(self) -> None:
         """Unload all models after their accepted requests are answered."""
-        for versions in self.models.values():
-            await versions.close()
+        for search in list(self._searches):
+            search.cancel()
+        await asyncio.gather(*(versions.close() for versions in self.models.values()))
+        self.decoders.close()
+        await self._loader.close()
+
+
+async def _logged(work: Awaitable[None], model: ModelVersions) -> None:
+    """Log an error of the search for versions; the other models are searched nevertheless."""
+    try:
+        await work
+    except Exception as error:  # A file system can raise anything.
+        reason = describe_error(error)
+        logger.error("%s: the search for new versions failed: %s", model.config.name, reason)

@@ -9,6 +9,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from convoy.serving.data_types import TYPES
 from convoy.serving.errors import invalid
 from convoy.types import Json
 
@@ -40,6 +41,24 @@ class TensorSpec:
     def is_image(self) -> bool:
         """Whether an image file can be sent as a sample: uint8 pixels, greyscale or RGB."""
         return self.dtype == "uint8" and len(self.shape) == 3 and self.shape[2] in (1, 3)
+
+    @property
+    def values(self) -> int:
+        """Number of values in one sample."""
+        return prod(self.shape)
+
+    def check_batch(self, shape: Sequence[int]) -> None:
+        """Check that a shape is that of a batch of samples.
+
+        Raises:
+            ServingError: if it is not.
+        """
+        if not shape or tuple(shape[1:]) != self.shape:
+            expected = ["samples", *self.shape]
+            raise invalid(
+                f"input {self.name!r} has the shape {list(shape)}; expected "
+                f"[{', '.join(map(str, expected))}]."
+            )
 
     def from_bytes(self, data: bytes) -> np.ndarray:
         """Return the flat array of some bytes.
@@ -93,11 +112,15 @@ class Signature:
 
     @classmethod
     def from_json(cls, value: Json) -> Signature:
+        def spec(entry: Json) -> TensorSpec:
+            name, dtype, shape = entry["name"], entry["dtype"], tuple(entry["shape"])
+            sizes = [size for size in shape if type(size) is int and size >= 0]
+            if not isinstance(name, str) or dtype not in TYPES or len(sizes) != len(shape):
+                raise ValueError(f"{entry!r} is not an input or output.")
+            return TensorSpec(name, dtype, shape)
+
         def specs(entries: Iterable[Json]) -> tuple[TensorSpec, ...]:
-            return tuple(
-                TensorSpec(entry["name"], entry["dtype"], tuple(entry["shape"]))
-                for entry in entries
-            )
+            return tuple(map(spec, entries))
 
         return cls(specs(value["inputs"]), specs(value["outputs"]))
 
@@ -127,12 +150,7 @@ class Signature:
         counts = set()
         for spec in self.inputs:
             array = arrays[spec.name]
-            if array.ndim == 0 or array.shape[1:] != spec.shape:
-                expected = ["samples", *spec.shape]
-                raise invalid(
-                    f"input {spec.name!r} has the shape {list(array.shape)}; expected "
-                    f"[{', '.join(map(str, expected))}]."
-                )
+            spec.check_batch(array.shape)
             if array.dtype != spec.numpy_dtype:
                 raise invalid(
                     f"input {spec.name!r} is of type {array.dtype}; expected {spec.dtype}."

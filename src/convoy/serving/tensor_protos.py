@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import numpy as np
 from convoy.data.tensorflow_pb2 import Feature
+from convoy.serving import admission
 from convoy.serving.data_types import NUMPY_NAMES, TYPES
 from convoy.serving.errors import invalid
-from convoy.serving.images import decode_image, decode_images
+from convoy.serving.images import decode_images
 from convoy.serving.signature import MAX_DIMENSIONS, Arrays, Signature, TensorSpec
 from convoy.serving.tensorflow_methods import example_inputs
 from convoy.serving.tensorflow_serving_pb2 import DataType, Input, TensorProto
 
-# A message with one value can claim any shape; this many elements are filled with it at most.
-_MAX_FILLED_ELEMENTS = 1 << 28
+# Values of a list that are converted at once; other threads can run in between.
+_CHUNK_VALUES = 1 << 16
 
 
-def to_array(proto: TensorProto, spec: TensorSpec) -> np.ndarray:
+def to_array(proto: TensorProto, spec: TensorSpec, max_samples: int) -> np.ndarray:
     """Return the array of a message; strings are image files.
+
+    Args:
+        proto: the message.
+        spec: the input that it is for.
+        max_samples: maximum number of samples.
 
     Raises:
         ServingError: if the type is not the input's, or the values do not fill the shape.
     """
     shape = _shape(proto, spec)
     if proto.dtype == DataType.DT_STRING:
-        return decode_images(proto.string_val, shape, spec)
+        return decode_images(proto.string_val, shape, spec, max_samples)
     if NUMPY_NAMES.get(proto.dtype) != spec.dtype:
         found = NUMPY_NAMES.get(proto.dtype, f"number {proto.dtype}")
         raise invalid(f"input {spec.name!r} is of type {found}; expected {spec.dtype}.")
+    # A message with one value can claim any shape.
+    admission.check_shape(spec, shape, max_samples)
+    if reservation := admission.current():
+        reservation.reserve(prod(shape) * spec.numpy_dtype.itemsize)
     values = _values(proto, spec)
     if values.size == 1:
-        if prod(shape) > _MAX_FILLED_ELEMENTS:
-            raise invalid(f"input {spec.name!r}: one value cannot fill {prod(shape)} elements.")
         return np.broadcast_to(values[0], shape)
     return spec.reshape(values, shape)
 
@@ -49,6 +57,15 @@ def _values(proto: TensorProto, spec: TensorSpec) -> np.ndarray:
     if proto.tensor_content:
         return spec.from_bytes(proto.tensor_content)
     listed = getattr(proto, TYPES[spec.dtype].value_field)
+    chunks = [
+        _convert(listed[start : start + _CHUNK_VALUES], spec)
+        for start in range(0, max(1, len(listed)), _CHUNK_VALUES)
+    ]
+    return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
+
+
+def _convert(listed: Sequence[float], spec: TensorSpec) -> np.ndarray:
+    """Return values of a message's list in the type of an input."""
     if spec.dtype in ("float16", "bfloat16"):
         return (np.array(listed, np.int64) & 0xFFFF).astype(np.uint16).view(spec.numpy_dtype)
     if spec.numpy_dtype.kind not in "iu":
@@ -67,14 +84,21 @@ def to_proto(array: np.ndarray, *, packed: bool) -> TensorProto:
     for size in array.shape:
         proto.tensor_shape.dim.add(size=size)
     if array.dtype == np.float32 and not packed:
-        proto.float_val.extend(array.reshape(-1).tolist())
+        values = array.reshape(-1)
+        for start in range(0, values.size, _CHUNK_VALUES):
+            proto.float_val.extend(values[start : start + _CHUNK_VALUES].tolist())
     else:
         proto.tensor_content = np.ascontiguousarray(array).tobytes()
     return proto
 
 
-def from_examples(source: Input, signature: Signature) -> Arrays:
+def from_examples(source: Input, signature: Signature, max_samples: int) -> Arrays:
     """Return the inputs in a request's `Example` messages.
+
+    Args:
+        source: the messages.
+        signature: the model's inputs.
+        max_samples: maximum number of examples.
 
     Raises:
         ServingError: if they do not fit the model's inputs.
@@ -87,16 +111,17 @@ def from_examples(source: Input, signature: Signature) -> Arrays:
         examples = source.example_list.examples
     if not examples:
         raise invalid("Input is empty.")
+    admission.check_samples(len(examples), max_samples)
     features = (dict(context) | dict(example.features.feature) for example in examples)
-    return example_inputs(features, signature, _from_feature)
+    return example_inputs(features, signature, _from_feature, max_samples)
 
 
-def _from_feature(feature: Feature, spec: TensorSpec) -> np.ndarray:
+def _from_feature(feature: Feature, spec: TensorSpec) -> np.ndarray | bytes:
     if feature.HasField("bytes_list"):
         files = feature.bytes_list.value
         if len(files) != 1:
             raise invalid(f"Feature: {spec.name} has {len(files)} values; expected 1")
-        return decode_image(files[0], spec)
+        return files[0]
     kind = "float_list" if feature.HasField("float_list") else "int64_list"
     values = np.array(getattr(feature, kind).value)
     is_integer = spec.numpy_dtype.kind in "iub"

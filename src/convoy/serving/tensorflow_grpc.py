@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
+from convoy.serving import admission
 from convoy.serving import tensorflow_serving_pb2 as messages
-from convoy.serving.errors import Code, ServingError, invalid
-from convoy.serving.service import Service, Target, check_token
+from convoy.serving.credentials import Token
+from convoy.serving.errors import Code, ServingError, describe_error, invalid, too_large
+from convoy.serving.message_size import MAX_FIELDS, has_few_fields
+from convoy.serving.service import Service, Target
 from convoy.serving.signature import Arrays, Signature
 from convoy.serving.tensor_protos import from_examples, to_array, to_proto
 from convoy.serving.tensorflow_methods import (
@@ -28,8 +32,12 @@ from convoy.serving.tensorflow_methods import (
 from convoy.serving.versions import LoadedVersion, ModelConfig, VersionPolicy
 from google.protobuf.message import Message
 
+logger = logging.getLogger("convoy.serving")
+
 Request = TypeVar("Request", bound=Message)
 SIGNATURE_FIELD = "signature_def"
+# Metadata key of a RESOURCE_EXHAUSTED error: the seconds after which to try again.
+RETRY_KEY = "retry-after"
 # Clients accept 8 KB of metadata by default.
 MAX_METADATA_BYTES = 4096
 
@@ -39,11 +47,11 @@ class GrpcService:
 
     Args:
         service: the models.
-        token: bearer token that clients must send, if any.
+        token: the bearer token that clients must send.
         allow_reload: whether clients may change the list of models.
     """
 
-    def __init__(self, service: Service, token: str | None, allow_reload: bool) -> None:
+    def __init__(self, service: Service, token: Token, allow_reload: bool) -> None:
         self.service = service
         self._token = token
         self._allow_reload = allow_reload
@@ -81,36 +89,55 @@ class GrpcService:
             request_type: the message that it takes.
             has_deadline: whether its time is limited.
         """
-        deadline = self.service.deadline if has_deadline else contextlib.nullcontext
+        descriptor: Any = request_type.DESCRIPTOR
 
-        def parse(data: bytes) -> Request | None:
+        def parse(data: bytes) -> Request:
+            if not has_few_fields(data, descriptor):
+                raise too_large(
+                    f"The {descriptor.name} has more than {MAX_FIELDS} fields. Send tensors as "
+                    "tensor_content."
+                )
             try:
                 return request_type.FromString(data)
             except Exception:  # The implementations of protobuf raise different types.
-                return None
+                raise invalid(f"The bytes are not a {descriptor.name}.") from None
 
-        async def answer(request: Request | None, context: Any) -> Message | None:
+        async def answer(data: bytes, context: Any) -> Message | None:
             try:
                 given = dict(context.invocation_metadata() or ()).get("authorization", "")
-                check_token(self._token, str(given), "metadata authorization")
-                if request is None:
-                    raise invalid(f"The bytes are not a {request_type.DESCRIPTOR.name}.")
-                async with deadline():
+                self._token.check(str(given), "metadata authorization")
+                if not has_deadline:
+                    return await method(parse(data))
+                async with self.service.request(context.peer()):
+                    if reservation := admission.current():
+                        reservation.reserve(len(data))
+                    request = await self.service.decoders.run(lambda: parse(data), len(data))
                     return await method(request)
             except ServingError as error:
-                status = grpc.StatusCode[error.code.name]
-                await context.abort(status, error.message, self._error_metadata(error))
-                return None
+                await self._abort(context, error)
+            except Exception as error:  # A client gets a plain answer, whatever happens.
+                if isinstance(error, grpc.aio.AbortError):
+                    raise
+                logger.error("%s: %s", descriptor.name, describe_error(error))
+                text = "The server failed to handle the request."
+                await self._abort(context, ServingError(Code.INTERNAL, text))
+            return None
 
         return grpc.unary_unary_rpc_method_handler(
-            answer, parse, lambda response: response.SerializeToString()
+            answer, None, lambda response: response.SerializeToString()
         )
 
+    async def _abort(self, context: Any, error: ServingError) -> None:
+        metadata = self._error_metadata(error)
+        await context.abort(grpc.StatusCode[error.code.name], error.message, metadata)
+
     def _error_metadata(self, error: ServingError) -> tuple[tuple[str, str], ...]:
-        """Return the names of all models for an error that a model was not found.
+        """Return the seconds to wait, or the names of all models for one that was not found.
 
         They are in the metadata because the text of the error is TensorFlow Serving's.
         """
+        if error.retry_seconds is not None:
+            return ((RETRY_KEY, str(math.ceil(error.retry_seconds))),)
         names = json.dumps(list(self.service.models))
         if error.code != Code.NOT_FOUND or len(names) > MAX_METADATA_BYTES:
             return ()
@@ -120,17 +147,28 @@ class GrpcService:
         target = _target(request.model_spec)
         with self.service.using(target, "Predict") as loaded:
             signature = loaded.servable.signature
-            arrays = {
-                name: to_array(proto, signature.input(name))
-                for name, proto in request.inputs.items()
-            }
+            arrays = await self.service.decoders.run(
+                lambda: self._arrays(request, signature), request.ByteSize()
+            )
             wanted = _wanted_outputs(request.output_filter, signature)
             outputs = await self.service.run(loaded, arrays)
-            response = messages.PredictResponse(model_spec=_model_spec(target, loaded))
-            for name in wanted:
-                # TensorFlow Serving sends lists of floats, and some clients read only those.
-                response.outputs[name].CopyFrom(to_proto(outputs[name], packed=False))
-            return response
+
+            def encode() -> messages.PredictResponse:
+                response = messages.PredictResponse(model_spec=_model_spec(target, loaded))
+                for name in wanted:
+                    # TensorFlow Serving sends lists of floats, and some clients read only those.
+                    response.outputs[name].CopyFrom(to_proto(outputs[name], packed=False))
+                return response
+
+            size = sum(outputs[name].nbytes for name in wanted)
+            return await self.service.decoders.run(encode, size)
+
+    def _arrays(self, request: messages.PredictRequest, signature: Signature) -> Arrays:
+        max_samples = self.service.admission.max_samples
+        return {
+            name: to_array(proto, signature.input(name), max_samples)
+            for name, proto in request.inputs.items()
+        }
 
     async def classify(
         self, request: messages.ClassificationRequest
@@ -173,7 +211,11 @@ class GrpcService:
         return response
 
     async def _run_examples(self, source: messages.Input, loaded: LoadedVersion) -> Arrays:
-        return await self.service.run(loaded, from_examples(source, loaded.servable.signature))
+        signature, max_samples = loaded.servable.signature, self.service.admission.max_samples
+        arrays = await self.service.decoders.run(
+            lambda: from_examples(source, signature, max_samples), source.ByteSize()
+        )
+        return await self.service.run(loaded, arrays)
 
     async def metadata(
         self, request: messages.GetModelMetadataRequest

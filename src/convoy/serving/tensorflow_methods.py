@@ -8,6 +8,7 @@ from typing import TypeVar
 import numpy as np
 from convoy.serving.data_types import TYPES
 from convoy.serving.errors import invalid
+from convoy.serving.images import decode_images
 from convoy.serving.signature import Arrays, Signature, TensorSpec
 from convoy.serving.tensorflow_serving_pb2 import SignatureDefMap
 
@@ -54,25 +55,40 @@ def signature_definitions(signature: Signature) -> SignatureDefMap:
 def example_inputs(
     examples: Iterable[Mapping[str, Feature]],
     signature: Signature,
-    to_array: Callable[[Feature, TensorSpec], np.ndarray],
+    read_feature: Callable[[Feature, TensorSpec], np.ndarray | bytes],
+    max_samples: int,
 ) -> Arrays:
     """Return the inputs of a classification or regression request.
 
     Args:
         examples: the features of each sample, by the name of the input.
         signature: the model's inputs.
-        to_array: conversion of one feature to an array with the shape of a sample.
+        read_feature: conversion of one feature to an array with the shape of a sample, or to the
+            bytes of an image file.
+        max_samples: maximum number of examples.
 
     Raises:
         ServingError: if a feature is missing or does not fit its input.
     """
-    samples: dict[str, list[np.ndarray]] = {spec.name: [] for spec in signature.inputs}
+    samples: dict[str, list[np.ndarray | bytes]] = {spec.name: [] for spec in signature.inputs}
     for features in examples:
         for spec in signature.inputs:
             if spec.name not in features:
                 raise invalid(f"Missing feature: {spec.name} in example.")
-            samples[spec.name].append(to_array(features[spec.name], spec))
-    return {name: np.stack(arrays) for name, arrays in samples.items()}
+            samples[spec.name].append(read_feature(features[spec.name], spec))
+    return {spec.name: _batch(samples[spec.name], spec, max_samples) for spec in signature.inputs}
+
+
+def _batch(samples: Sequence[np.ndarray | bytes], spec: TensorSpec, max_samples: int) -> np.ndarray:
+    """Return samples as a batch; image files among them are decoded together."""
+    files = [index for index, sample in enumerate(samples) if isinstance(sample, bytes)]
+    batch = list(samples)
+    if files:
+        data = [sample for sample in samples if isinstance(sample, bytes)]
+        pixels = decode_images(data, [len(files)], spec, max_samples)
+        for index, image in zip(files, pixels, strict=True):
+            batch[index] = image
+    return np.stack(batch)
 
 
 def class_scores(outputs: Arrays, class_names: Sequence[str]) -> tuple[list[str], np.ndarray]:

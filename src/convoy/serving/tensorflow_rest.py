@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 
 from aiohttp import web
 from convoy.serving import json_values
 from convoy.serving.errors import invalid
+from convoy.serving.request_body import read_body
 from convoy.serving.service import Service, Target
 from convoy.serving.signature import Arrays, Signature
 from convoy.serving.tensorflow_methods import (
@@ -26,9 +26,6 @@ _MODELS = "/v1/{_:(?i:models)}"
 _MODEL = f"{_MODELS}/{{model:[^/:]+}}"
 _VERSIONS = ("", "/{_v:(?i:versions)}/{version:[0-9]+}", "/{_v:(?i:labels)}/{label:[^/:]+}")
 _METHOD = "{method:(?i:predict|classify|regress)}"
-
-# Larger bodies are parsed in a thread, so that the event loop goes on.
-_LARGE_BODY = 1 << 16
 
 
 class RestApi:
@@ -48,16 +45,19 @@ class RestApi:
     async def _predict(self, request: web.Request) -> web.Response:
         method = request.match_info["method"].lower()
         target = Target.from_path(request.match_info)
-        body = await request.read()
+        body = await read_body(request, self.service.admission.max_request_bytes)
+        max_samples = self.service.admission.max_samples
         with self.service.using(target, method) as loaded:
-            if len(body) < _LARGE_BODY:
-                key, arrays = _parse(body, method, loaded)
-            else:
-                key, arrays = await asyncio.to_thread(_parse, body, method, loaded)
+            key, arrays = await self.service.decoders.run(
+                lambda: _parse(body, method, loaded, max_samples),
+                len(body),
+                expensive=len(body) > json_values.EXPENSIVE_JSON_BYTES,
+            )
             outputs = await self.service.run(loaded, arrays)
-            result = _result(key, method, outputs, loaded)
-            text = f"{{\n    {json.dumps(key)}: {json.dumps(result)}\n}}"
-            return web.Response(body=text.encode(), content_type="application/json")
+            text = await self.service.decoders.run(
+                lambda: _encode(key, method, outputs, loaded), json_values.output_bytes(outputs)
+            )
+            return web.Response(body=text, content_type="application/json")
 
     async def _status(self, request: web.Request) -> web.Response:
         target = Target.from_path(request.match_info)
@@ -79,10 +79,10 @@ async def _no_model(_: web.Request) -> web.Response:
     raise invalid("Missing model name in request.")
 
 
-def _parse(body: bytes, method: str, loaded: LoadedVersion) -> tuple[str, Arrays]:
+def _parse(body: bytes, method: str, loaded: LoadedVersion, max_samples: int) -> tuple[str, Arrays]:
     """Return the key of the response, and the inputs."""
     signature = loaded.servable.signature
-    request = json_values.parse(body)
+    request = json_values.parse(body, signature, max_samples)
     name = request.get("signature_name", "")
     if not isinstance(name, str):
         raise invalid(
@@ -93,20 +93,26 @@ def _parse(body: bytes, method: str, loaded: LoadedVersion) -> tuple[str, Arrays
         if "examples" not in request:
             raise invalid(f"When method is {method}, key 'examples' is expected and was not found")
         context = request.get("context")
-        return "results", json_values.from_examples(request["examples"], context, signature)
-    return _predict_inputs(request, signature)
+        examples = request["examples"]
+        return "results", json_values.from_examples(examples, context, signature, max_samples)
+    return _predict_inputs(request, signature, max_samples)
 
 
-def _predict_inputs(request: Json, signature: Signature) -> tuple[str, Arrays]:
+def _predict_inputs(request: Json, signature: Signature, max_samples: int) -> tuple[str, Arrays]:
     if "instances" in request and "inputs" in request:
         raise invalid(
             "Not formatted correctly expecting only one of 'inputs' or 'instances' keys to exist"
         )
     if "instances" in request:
-        return "predictions", json_values.row_inputs(request["instances"], signature)
+        return "predictions", json_values.row_inputs(request["instances"], signature, max_samples)
     if "inputs" in request:
-        return "outputs", json_values.column_inputs(request["inputs"], signature)
+        return "outputs", json_values.column_inputs(request["inputs"], signature, max_samples)
     raise invalid("Missing 'inputs' or 'instances' key")
+
+
+def _encode(key: str, method: str, outputs: Arrays, loaded: LoadedVersion) -> bytes:
+    result = _result(key, method, outputs, loaded)
+    return f"{{\n    {json.dumps(key)}: {json.dumps(result)}\n}}".encode()
 
 
 def _result(key: str, method: str, outputs: Arrays, loaded: LoadedVersion) -> json_values.Json:

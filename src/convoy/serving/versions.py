@@ -5,20 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
 from pathlib import Path
 
 from convoy.serving import artifact
+from convoy.serving.artifact import Fingerprint
 from convoy.serving.batching import Batcher, BatchOptions, Streams
-from convoy.serving.errors import ArtifactError, Code, ServingError, not_found
+from convoy.serving.errors import ArtifactError, Code, ServingError, describe_error, not_found
+from convoy.serving.loading import Loader, run_in_daemon
 from convoy.serving.servable import Servable
 
 logger = logging.getLogger("convoy.serving")
 
-Load = Callable[[Path], Servable]
+Load = Callable[[Path], Awaitable[Servable]]
+
+# A version that failed is tried again when its files change, after this time, then twice that, ...
+FIRST_RETRY_SECONDS = 1.0
+MAX_RETRY_SECONDS = 60.0
+# Maximum time to search a folder for versions.
+SEARCH_SECONDS = 60.0
 
 
 class State(IntEnum):
@@ -81,6 +90,21 @@ def servable_not_found(model: str, version: int | None) -> ServingError:
     return not_found(f"Servable not found for request: {wanted}")
 
 
+@dataclass
+class _Attempt:
+    """The last attempt to load a version.
+
+    Attributes:
+        fingerprint: the files that were loaded.
+        failures: number of attempts that failed, one after the other.
+        retry_at: time before which there is no other attempt.
+    """
+
+    fingerprint: Fingerprint
+    failures: int = 0
+    retry_at: float = 0.0
+
+
 class LoadedVersion:
     """A version in memory that answers requests.
 
@@ -119,12 +143,14 @@ class LoadedVersion:
 class ModelVersions:
     """Loads, finds and unloads the versions of one model.
 
+    Each version is loaded in a task of its own: one that blocks does not hold up others.
+
     Args:
         config: the model and its versions to serve.
         options: the options of batching.
         observe: function that is called with the model's name, the number of samples and the batch
             size of each call.
-        load: function that loads a version; it is called in a thread.
+        load: function that loads a version.
     """
 
     def __init__(
@@ -132,15 +158,20 @@ class ModelVersions:
         config: ModelConfig,
         options: BatchOptions,
         observe: Callable[[str, int, int], None],
-        load: Load = Servable,
+        load: Load | None = None,
     ) -> None:
         self.config = config
         self.statuses: dict[int, VersionStatus] = {}
         self._options = options
         self._observe = observe
-        self._load = load
+        self._load = load or Loader().load
         self._loaded: dict[int, LoadedVersion] = {}
-        self._polling = asyncio.Lock()
+        self._attempts: dict[int, _Attempt] = {}
+        self._loads: dict[int, asyncio.Task[None]] = {}
+        self._unloads: set[asyncio.Task[None]] = set()
+        self._wanted: list[int] = []
+        self._searching = asyncio.Lock()
+        self._closed = False
 
     @property
     def available(self) -> list[int]:
@@ -185,59 +216,125 @@ class ModelVersions:
             raise not_found(f"Could not find any versions of model {name}")
         return [self.statuses[number] for number in sorted(self.statuses, reverse=True)]
 
+    @property
+    def is_searching(self) -> bool:
+        """Whether the folder is being searched for versions."""
+        return self._searching.locked()
+
     async def poll(self) -> None:
-        """Load new versions in the folder, then unload those that the policy no longer selects."""
-        async with self._polling:
-            found = await asyncio.to_thread(artifact.versions_in, self.config.path)
-            wanted = self.config.policy.choose(list(found))
-            for version in wanted:
-                if version not in self._loaded and not self._has_failed(version):
-                    await self._load_version(version, found[version])
-            # An old version stays until a new one is available.
-            if any(version in self._loaded for version in wanted):
-                for version in self.available:
-                    if version not in wanted:
-                        await self._unload(version)
+        """Search for versions, load new ones, and unload those that are no longer selected."""
+        await self.search()
+        while pending := {*self._loads.values(), *self._unloads}:
+            await asyncio.wait(pending)
+
+    async def search(self) -> None:
+        """Search for versions, and start to load and unload them."""
+        async with self._searching:
+            policy, path = self.config.policy, self.config.path
+            async with asyncio.timeout(SEARCH_SECONDS):
+                found, fingerprints = await run_in_daemon(lambda: _search(path, policy))
+            if self._closed:
+                return
+            self._wanted = list(fingerprints)
+            for version, fingerprint in fingerprints.items():
+                if self._should_load(version, fingerprint):
+                    load = self._load_version(version, found[version], fingerprint)
+                    self._loads[version] = asyncio.create_task(load)
+            self._unload_others()
             for version, status in list(self.statuses.items()):
                 if status.state == State.END and version not in found:
                     del self.statuses[version]
+                    self._attempts.pop(version, None)
 
     async def close(self) -> None:
         """Unload all versions after the requests that use them are answered."""
-        async with self._polling:
-            for version in self.available:
-                await self._unload(version)
+        self._closed = True
+        for load in list(self._loads.values()):
+            load.cancel()
+        for version in self.available:
+            self._unload(version)
+        while self._loads or self._unloads:
+            await asyncio.wait({*self._loads.values(), *self._unloads})
 
-    def _has_failed(self, version: int) -> bool:
-        status = self.statuses.get(version)
-        return status is not None and status.code != Code.OK
+    def _should_load(self, version: int, fingerprint: Fingerprint) -> bool:
+        """Return whether a version is new, or its files changed since the last attempt."""
+        attempt = self._attempts.get(version)
+        if version in self._loads:
+            return False
+        if attempt is None or (attempt.failures == 0 and version not in self._loaded):
+            return True
+        return attempt.fingerprint != fingerprint and time.monotonic() >= attempt.retry_at
 
-    async def _load_version(self, version: int, path: Path) -> None:
-        status = self.statuses[version] = VersionStatus(version, State.LOADING)
-        logger.info("%s: loading version %d", self.config.name, version)
+    async def _load_version(self, version: int, path: Path, fingerprint: Fingerprint) -> None:
+        name = self.config.name
+        previous = self._attempts.get(version)
+        attempt = self._attempts[version] = _Attempt(fingerprint)
+        status = VersionStatus(version, State.LOADING)
+        if version not in self._loaded:
+            self.statuses[version] = status
+        logger.info("%s: loading version %d", name, version)
         try:
-            servable = await asyncio.to_thread(self._load, path)
-        except ArtifactError as error:
-            self._fail(status, Code.FAILED_PRECONDITION, str(error))
+            self._serve(version, await self._load(path))
+        except asyncio.CancelledError:
+            status.state = State.END
+            raise
         except Exception as error:  # The compiler can raise anything.
-            self._fail(status, Code.INTERNAL, f"{path} could not be compiled: {error}")
-        else:
-            streams = None
-            if servable.streams > 1:
-                streams = Streams(servable.streams, servable.run_in_stream, servable.stream_seconds)
-            observe = partial(self._observe, self.config.name)
-            batcher = Batcher(servable.run, servable.seconds, self._options, observe, streams)
-            self._loaded[version] = LoadedVersion(version, servable, batcher)
-            status.state = State.AVAILABLE
-            logger.info("%s: version %d is available", self.config.name, version)
+            attempt.failures = 1 + (previous.failures if previous else 0)
+            wait = FIRST_RETRY_SECONDS * 2 ** (attempt.failures - 1)
+            attempt.retry_at = time.monotonic() + min(wait, MAX_RETRY_SECONDS)
+            if isinstance(error, ArtifactError):
+                _fail(name, status, Code.FAILED_PRECONDITION, str(error))
+            else:
+                text = f"{path} could not be compiled: {describe_error(error)}"
+                _fail(name, status, Code.INTERNAL, text)
+        finally:
+            del self._loads[version]
+            self._unload_others()
 
-    def _fail(self, status: VersionStatus, code: Code, message: str) -> None:
-        status.state, status.code, status.message = State.END, code, message
-        logger.error("%s: version %d: %s", self.config.name, status.version, message)
+    def _serve(self, version: int, servable: Servable) -> None:
+        """Answer requests with a version from now on, in place of an earlier one of its number."""
+        if version in self._loaded:
+            logger.info("%s: version %d is replaced", self.config.name, version)
+            self._unload(version)
+        streams = None
+        if servable.streams > 1:
+            streams = Streams(servable.streams, servable.run_in_stream, servable.stream_seconds)
+        observe = partial(self._observe, self.config.name)
+        batcher = Batcher(servable.run, servable.seconds, self._options, observe, streams)
+        self._loaded[version] = LoadedVersion(version, servable, batcher)
+        self.statuses[version] = VersionStatus(version, State.AVAILABLE)
+        logger.info("%s: version %d is available", self.config.name, version)
 
-    async def _unload(self, version: int) -> None:
-        self.statuses[version].state = State.UNLOADING
+    def _unload_others(self) -> None:
+        """Unload versions that are not selected; an old one stays until a new one is available."""
+        if not self._closed and any(version in self._loaded for version in self._wanted):
+            for version in self.available:
+                if version not in self._wanted:
+                    self._unload(version)
+
+    def _unload(self, version: int) -> None:
+        status = self.statuses[version]
+        status.state = State.UNLOADING
         loaded = self._loaded.pop(version)
-        await loaded.unload()
-        self.statuses[version].state = State.END
-        logger.info("%s: version %d is unloaded", self.config.name, version)
+
+        async def unload() -> None:
+            await loaded.unload()
+            status.state = State.END
+            logger.info("%s: version %d is unloaded", self.config.name, version)
+
+        task = asyncio.create_task(unload())
+        self._unloads.add(task)
+        task.add_done_callback(self._unloads.discard)
+
+
+def _search(path: Path, policy: VersionPolicy) -> tuple[dict[int, Path], dict[int, Fingerprint]]:
+    """Return the folders of all versions, and the fingerprints of those to serve."""
+    found = artifact.versions_in(path)
+    return found, {
+        number: artifact.fingerprint(found[number]) for number in policy.choose([*found])
+    }
+
+
+def _fail(model: str, status: VersionStatus, code: Code, message: str) -> None:
+    status.state, status.code, status.message = State.END, code, message
+    logger.error("%s: version %d: %s", model, status.version, message)

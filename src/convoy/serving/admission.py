@@ -1,0 +1,298 @@
+"""Admission of requests by their cost: limits for one request, for one connection and in all.
+
+A request is charged for the memory that it takes at each step, before the step allocates it: bytes
+of its body as they arrive, its decoded inputs from the shapes or the length of its text, and its
+outputs from the model's signature. The budget is a share of the machine's memory, so a request, or
+any number of them, is refused before the machine runs out of it:
+
+    body arrives --> reserve --> decode --> reserve --> queue, compute --> release all
+
+A request that could never fit gets status 413. One that does not fit now gets 429, with the number
+of seconds after which to try again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import Counter
+from collections.abc import Hashable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from convoy.configuration import Configuration, Count, Option
+from convoy.serving.errors import exhausted, too_large
+from convoy.serving.signature import Signature, TensorSpec
+
+GROUP = "batching and limits"
+# Share of the machine's memory that all requests together may take.
+MEMORY_SHARE = 1 / 4
+# Shares of that budget for one connection, and for one request.
+CONNECTION_SHARE = 1 / 2
+REQUEST_SHARE = 1 / 8
+# Share of the queue for one connection with several requests.
+QUEUE_SHARE = 3 / 4
+# Memory per request that the default limit of their number assumes.
+MEMORY_PER_REQUEST = 1 << 20
+# Memory of a value or list that JSON is parsed to, with its place in the list around it.
+JSON_VALUE_BYTES = 64
+# Values and lists of a JSON request beyond those of its samples, such as names.
+JSON_OTHER_VALUES = 10_000
+# Memory of an output value as text, with the number that the text is made from.
+TEXT_VALUE_BYTES = 64
+RETRY_SECONDS = 1.0
+_MARKS = (b",", b"[", b"{")
+_CHUNK_BYTES = 1 << 18
+
+CGROUP_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+
+
+@dataclass(frozen=True)
+class AdmissionOptions(Configuration):
+    """Limits of requests, with the flags of `convoy serve` for them."""
+
+    max_request_bytes: Annotated[Count, Option("maximum size of a request", GROUP)] = 64 << 20
+    max_memory_bytes: Annotated[
+        Count | None,
+        Option("maximum memory of all requests (default: a quarter of the machine's)", GROUP),
+    ] = None
+    max_requests: Annotated[
+        Count | None,
+        Option("maximum requests at the same time (default: from --max-memory-bytes)", GROUP),
+    ] = None
+
+
+def machine_memory() -> int:
+    """Return the memory of the machine, or of the container, in bytes."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for file in CGROUP_LIMITS:
+        with contextlib.suppress(OSError, ValueError):
+            total = min(total, int(file.read_text()))
+    return total
+
+
+class Admission:
+    """The budgets of a server.
+
+    Args:
+        options: the limits.
+        max_samples: maximum number of samples in the queue of a model, and in one request.
+    """
+
+    def __init__(self, options: AdmissionOptions, max_samples: int) -> None:
+        self.max_request_bytes = options.max_request_bytes
+        self.max_samples = max_samples
+        memory = options.max_memory_bytes or int(MEMORY_SHARE * machine_memory())
+        self._memory = memory
+        requests = options.max_requests or min(4096, max(64, memory // MEMORY_PER_REQUEST))
+        self._requests = requests
+        self._held = 0
+        self._count = 0
+        # Decoders reserve memory in other threads.
+        self._lock = threading.Lock()
+        self._bytes_by_connection: Counter[Hashable] = Counter()
+        self._samples_by_connection: Counter[Hashable] = Counter()
+        self._requests_by_connection: Counter[Hashable] = Counter()
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that the requests of this moment are charged for."""
+        return self._held
+
+    @property
+    def requests(self) -> int:
+        """Number of requests of this moment."""
+        return self._count
+
+    @contextlib.contextmanager
+    def request(self, connection: Hashable) -> Iterator[Reservation]:
+        """Admit a request; what it reserves in the block is released at its end.
+
+        Raises:
+            ServingError: if too many requests are handled at the moment.
+        """
+        own = self._requests_by_connection
+        if self._count >= self._requests or own[connection] >= CONNECTION_SHARE * self._requests:
+            raise exhausted(
+                f"{self._count} requests are being handled, {own[connection]} of them on this "
+                f"connection; the limit is {self._requests}. Try again later.",
+                RETRY_SECONDS,
+            )
+        self._count += 1
+        own[connection] += 1
+        reservation = Reservation(self, connection)
+        token = _current.set(reservation)
+        try:
+            yield reservation
+        finally:
+            _current.reset(token)
+            self._count -= 1
+            _subtract(own, connection, 1)
+            _subtract(self._samples_by_connection, connection, reservation.samples)
+            with self._lock:
+                self._held -= reservation.held
+                _subtract(self._bytes_by_connection, connection, reservation.held)
+
+    def take(self, connection: Hashable, held: int, more: int) -> None:
+        """Charge a request for more memory.
+
+        Args:
+            connection: the request's connection.
+            held: what the request is charged for already.
+            more: the number of bytes.
+
+        Raises:
+            ServingError: if a limit would be exceeded.
+        """
+        if held + more > REQUEST_SHARE * self._memory:
+            raise too_large(
+                f"The request needs {held + more} bytes of memory; at most "
+                f"{int(REQUEST_SHARE * self._memory)} are given to one. Send fewer samples."
+            )
+        own = self._bytes_by_connection
+        with self._lock:
+            is_connection_full = own[connection] + more > CONNECTION_SHARE * self._memory
+            if self._held + more > self._memory or is_connection_full:
+                raise exhausted(
+                    f"Requests take {self._held} bytes of memory, {own[connection]} of them by "
+                    f"this connection; the limit is {self._memory}. Try again later.",
+                    RETRY_SECONDS,
+                )
+            self._held += more
+            own[connection] += more
+
+    def take_samples(self, connection: Hashable, samples: int) -> None:
+        """Charge a request for its samples.
+
+        Raises:
+            ServingError: if the other requests of its connection leave no place for them.
+        """
+        own = self._samples_by_connection
+        if own[connection] and own[connection] + samples > QUEUE_SHARE * self.max_samples:
+            raise exhausted(
+                f"{own[connection]} samples of this connection are being handled, and the limit is "
+                f"{int(QUEUE_SHARE * self.max_samples)}. Try again later.",
+                RETRY_SECONDS,
+            )
+        own[connection] += samples
+
+
+class Reservation:
+    """What one request is charged for.
+
+    Attributes:
+        held: its memory in bytes.
+        samples: its samples.
+    """
+
+    def __init__(self, admission: Admission, connection: Hashable) -> None:
+        self._admission = admission
+        self._connection = connection
+        self.held = 0
+        self.samples = 0
+
+    def reserve(self, size: int) -> None:
+        """Charge the request for memory that it is about to take.
+
+        Raises:
+            ServingError: if a limit would be exceeded.
+        """
+        self._admission.take(self._connection, self.held, size)
+        self.held += size
+
+    def reserve_outputs(self, signature: Signature, samples: int) -> None:
+        """Charge the request for its samples and their outputs.
+
+        Raises:
+            ServingError: if a limit would be exceeded.
+        """
+        values = sum(spec.values for spec in signature.outputs)
+        self.reserve(samples * values * TEXT_VALUE_BYTES)
+        self._admission.take_samples(self._connection, samples)
+        self.samples += samples
+
+
+_current: ContextVar[Reservation | None] = ContextVar("reservation", default=None)
+
+
+def current() -> Reservation | None:
+    """Return the reservation of the request that is handled, if it was admitted."""
+    return _current.get()
+
+
+def _subtract(counter: Counter[Hashable], key: Hashable, amount: int) -> None:
+    counter[key] -= amount
+    if counter[key] <= 0:
+        del counter[key]
+
+
+def check_shape(spec: TensorSpec, shape: tuple[int, ...], max_samples: int) -> None:
+    """Check the shape that a request gives for an input, before any value is allocated.
+
+    Raises:
+        ServingError: if it is not a batch of the input's, or has too many samples.
+    """
+    spec.check_batch(shape)
+    check_samples(shape[0], max_samples)
+
+
+def check_samples(samples: int, max_samples: int) -> None:
+    """Check the number of samples of a request.
+
+    Raises:
+        ServingError: if they would never fit into the queue.
+    """
+    if samples > max_samples:
+        raise too_large(
+            f"The request has {samples} samples; at most {max_samples} are accepted in one. Send "
+            "several requests, or start the server with a larger --max-enqueued-samples."
+        )
+
+
+def check_json(body: bytes, signature: Signature, max_samples: int) -> int:
+    """Check the number of values in a JSON text by its commas and brackets, without parsing it.
+
+    Returns:
+        The memory in bytes that the parsed text takes at most.
+
+    Raises:
+        ServingError: if the text has more values than the largest request for the model.
+    """
+    # A comma follows each value but the last, and a list or object that is empty has no comma.
+    values = 1 + _count_marks(body)
+    limit = max_samples * sum(map(_json_values, signature.inputs)) + JSON_OTHER_VALUES
+    if values > limit:
+        raise too_large(
+            f"The request has {values} values and lists; {max_samples} samples of the model have "
+            f"at most {limit}. Send fewer samples, or start the server with a larger "
+            "--max-enqueued-samples."
+        )
+    return values * JSON_VALUE_BYTES
+
+
+def _count_marks(text: bytes) -> int:
+    """Return the number of commas and opening brackets in a text."""
+    if len(text) < _CHUNK_BYTES:
+        return sum(map(text.count, _MARKS))
+    # NumPy lets other threads run meanwhile.
+    total, array = 0, np.frombuffer(text, np.uint8)
+    for start in range(0, len(array), _CHUNK_BYTES):
+        chunk = array[start : start + _CHUNK_BYTES]
+        total += sum(int(np.count_nonzero(chunk == ord(mark))) for mark in _MARKS)
+    return total
+
+
+def _json_values(spec: TensorSpec) -> int:
+    """Return the number of values, lists and keys of a sample's input in JSON."""
+    lists, count = 1, 1
+    for size in spec.shape:
+        lists, count = lists + count, count * size
+    # A key and an object around the input, a list around a feature, and `signature_name`.
+    return lists + count + 4

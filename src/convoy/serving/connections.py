@@ -1,0 +1,273 @@
+"""The HTTP connections of a server: their number, their idle time, and their end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import select
+import socket
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+from aiohttp.web_protocol import RequestHandler
+from convoy.serving.credentials import Certificate
+
+# Clients may send a request on a connection that the server is about to close; at a stop, a
+# connection is kept for this long after its last use.
+LINGER_SECONDS = 1.0
+# Time in which a request is found that arrived with the end of a client's direction.
+HALF_CLOSED_SECONDS = 0.5
+# Descriptors that are left for files, gRPC and other processes' pipes.
+OTHER_DESCRIPTORS = 128
+MAX_DESCRIPTORS = 1 << 16
+BACKLOG = 1024
+HANDSHAKE_SECONDS = 10.0
+
+
+def raise_descriptor_limit() -> int:
+    """Raise the limit of open files as far as is allowed, and return it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+
+
+def default_max_connections() -> int:
+    """Return the number of HTTP connections that the limit of open files has room for."""
+    return max(16, (raise_descriptor_limit() - OTHER_DESCRIPTORS) // 2)
+
+
+class _Refused(asyncio.Protocol):
+    """A connection for which there is no room."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
+class _Connection(asyncio.Protocol):
+    """A connection whose end is noted.
+
+    It stays open for the response when the client has closed its direction.
+
+    Args:
+        handler: aiohttp's handler of the connection.
+        connections: the other connections.
+    """
+
+    def __init__(self, handler: RequestHandler, connections: HttpConnections) -> None:
+        self._handler = handler
+        self._connections = connections
+        self._is_encrypted = False
+        self.data_received = handler.data_received  # type: ignore[method-assign]
+        self.pause_writing = handler.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = handler.resume_writing  # type: ignore[method-assign]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._is_encrypted = transport.get_extra_info("sslcontext") is not None
+        self._handler.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.forget(self._handler)
+        self._handler.connection_lost(exc)
+
+    def eof_received(self) -> bool:
+        self._connections.half_closed(self._handler)
+        # TLS has no connections that are open in one direction.
+        return not self._is_encrypted
+
+
+class HttpConnections:
+    """Listens for HTTP connections, and closes them when they are idle or the server stops.
+
+    Args:
+        application: the handlers of requests.
+        idle_seconds: time after which a connection without a complete request is closed.
+        max_connections: maximum number of connections.
+    """
+
+    def __init__(
+        self, application: web.Application, idle_seconds: float, max_connections: int
+    ) -> None:
+        application.middlewares.insert(0, self._track)
+        self._runner = web.AppRunner(
+            application,
+            access_log=None,
+            keepalive_timeout=idle_seconds,
+            # Requests were given their time before.
+            shutdown_timeout=0.1,
+            handle_signals=False,
+            logger=_quiet_logger(),
+        )
+        self._max_connections = max_connections
+        self._active: dict[RequestHandler, list[web.Request]] = {}
+        self._closing: set[RequestHandler] = set()
+        # Time of the last use of each connection, and those that have sent a request.
+        self._used: dict[RequestHandler, float] = {}
+        self._known: set[RequestHandler] = set()
+        self._listener: asyncio.Server | None = None
+        self._sockets: list[socket.socket] = []
+        self._is_stopping = False
+
+    async def start(self, host: str, port: int, certificate: Certificate | None) -> int:
+        """Listen for connections, and return the port.
+
+        Raises:
+            OSError: if the port cannot be listened on.
+        """
+        await self._runner.setup()
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(
+            self._accept,
+            host,
+            port,
+            backlog=BACKLOG,
+            ssl=None if certificate is None else certificate.context,
+            ssl_handshake_timeout=None if certificate is None else HANDSHAKE_SECONDS,
+        )
+        self._sockets = _raw_sockets(self._listener)
+        number: int = self._sockets[0].getsockname()[1]
+        return number
+
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses that are listened on."""
+        return [found.getsockname()[0] for found in self._sockets]
+
+    def _accept(self) -> asyncio.Protocol:
+        """Return the handler of a new connection."""
+        server = self._runner.server
+        if server is None:
+            return _Refused()
+        if len(self._used) >= self._max_connections:
+            self._forget_failed(server)
+        if len(self._used) >= self._max_connections and not self._close_an_idle_one():
+            return _Refused()
+        handler = server()
+        self._used[handler] = asyncio.get_running_loop().time()
+        return _Connection(handler, self)
+
+    def _forget_failed(self, server: web.Server) -> None:
+        """Forget connections that ended in the handshake of TLS, which aiohttp never saw."""
+        seen = set(server.connections)
+        latest = asyncio.get_running_loop().time() - HANDSHAKE_SECONDS
+        for connection, used in list(self._used.items()):
+            if connection not in seen and used < latest:
+                self.forget(connection)
+
+    def forget(self, connection: RequestHandler) -> None:
+        """Forget a connection that has ended."""
+        self._used.pop(connection, None)
+        self._known.discard(connection)
+        self._closing.discard(connection)
+
+    def half_closed(self, connection: RequestHandler) -> None:
+        """Answer what the client has sent, then close the connection."""
+        self._closing.add(connection)
+        for request in self._active.get(connection, ()):
+            _end_body(request)
+        # The request may have arrived just now.
+        asyncio.get_running_loop().call_later(HALF_CLOSED_SECONDS, self._close_if_idle, connection)
+
+    def _close_if_idle(self, connection: RequestHandler) -> None:
+        if connection not in self._active:
+            connection.force_close()
+
+    def _close_an_idle_one(self) -> bool:
+        """Close the connection that was not used for the longest time, if one is idle.
+
+        Those that never sent a request come first.
+        """
+        idle = [connection for connection in self._used if connection not in self._active]
+        if not idle:
+            return False
+        oldest = min(idle, key=lambda found: (found in self._known, self._used[found]))
+        self.forget(oldest)
+        oldest.force_close()
+        return True
+
+    @web.middleware
+    async def _track(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Note which connections are in use, and tell clients to close them at a stop."""
+        connection = request.protocol
+        requests = self._active.setdefault(connection, [])
+        requests.append(request)
+        if connection in self._used:
+            self._known.add(connection)
+        if connection in self._closing:
+            _end_body(request)
+        try:
+            response = await handler(request)
+            if self._is_stopping or connection in self._closing:
+                response.force_close()
+            return response
+        finally:
+            requests.remove(request)
+            if not requests:
+                del self._active[connection]
+            if connection in self._used:
+                self._used[connection] = asyncio.get_running_loop().time()
+
+    def announce_stop(self) -> None:
+        """Close each connection after its next response from now on."""
+        self._is_stopping = True
+
+    async def stop(self, end: float) -> None:
+        """Stop listening, answer all requests on open connections, and close these.
+
+        Args:
+            end: time of the event loop at which the remaining connections are closed.
+        """
+        self.announce_stop()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await self._close_listener()
+        while self._open_connections(began) and loop.time() < end:
+            await asyncio.sleep(0.01)
+        await self._runner.cleanup()
+
+    async def _close_listener(self) -> None:
+        if self._listener is None:
+            return
+        # The kernel has completed connections that are not accepted yet; a close would reset them.
+        for found in self._sockets:
+            found.listen(0)
+        while select.select(self._sockets, [], [], 0)[0]:
+            await asyncio.sleep(0)
+        self._listener.close()
+        self._listener = None
+        for found in self._sockets:
+            found.close()
+        self._sockets = []
+
+    def _open_connections(self, began: float) -> bool:
+        """Return whether a request is handled, or may still arrive on an open connection."""
+        server = self._runner.server
+        if self._active:
+            return True
+        now = asyncio.get_running_loop().time()
+        return server is not None and any(
+            now < max(began, self._used.get(connection, began)) + LINGER_SECONDS
+            for connection in server.connections
+        )
+
+
+def _end_body(request: web.Request) -> None:
+    """End the body of a request whose client sends nothing more."""
+    if not request.content.is_eof():
+        request.content.set_exception(web.RequestPayloadError("The body is incomplete."))
+
+
+def _raw_sockets(server: asyncio.Server) -> list[socket.socket]:
+    """Return the sockets of a server; asyncio shows them in a wrapper without `listen`."""
+    return [socket.socket(fileno=os.dup(found.fileno())) for found in server.sockets]
+
+
+def _quiet_logger() -> logging.Logger:
+    """Return a logger for aiohttp that drops its messages: clients cause them at will."""
+    logger = logging.getLogger("convoy.serving.http")
+    logger.setLevel(logging.CRITICAL + 1)
+    return logger

@@ -1,0 +1,127 @@
+"""A server in a process of its own, and a client that measures how long others wait."""
+
+import contextlib
+import http.client
+import json
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import grpc
+
+
+class ServerProcess:
+    """`convoy serve` with default settings, but for its ports."""
+
+    def __init__(self, process, port, grpc_port, log):
+        self.process, self.port, self.grpc_port, self.log = process, port, grpc_port, log
+
+    def peak_megabytes(self):
+        """The largest memory that the process ever had."""
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.search(r"VmHWM:\s+(\d+)", text)[1]) / 1024
+
+    def connect(self, timeout=60):
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+
+    def post(self, path, body, connection=None, **headers):
+        """Return status and body."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        with contextlib.closing(self.connect()) as own:
+            used = connection or own
+            used.request("POST", path, data, headers)
+            response = used.getresponse()
+            return response.status, response.read()
+
+    def get(self, path):
+        """Return status and body."""
+        with contextlib.closing(self.connect()) as connection:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read()
+
+    def grpc(self, method, request, timeout=60):
+        """Return the status code of a call, and its details or the bytes of the response."""
+        with grpc.insecure_channel(f"127.0.0.1:{self.grpc_port}") as channel:
+            call = channel.unary_unary(f"/tensorflow.serving.PredictionService/{method}")
+            try:
+                return "OK", call(request, timeout=timeout)
+            except grpc.RpcError as error:
+                return error.code().name, error.details()
+
+    def stop(self, seconds=60):
+        """Return the exit status after SIGTERM."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(seconds)
+
+
+@contextlib.contextmanager
+def serving(folder, *words, **models):
+    """Start a server with models by name, each in its folder."""
+    command = [sys.executable, "-m", "convoy", "serve", "--port", "0", "--grpc-port", "0", *words]
+    for name, path in models.items():
+        command += ["--model", f"{name}={path}"]
+    log = folder / "server.log"
+    with log.open("w") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+    try:
+        ports = [int(process.stdout.readline().rstrip("/\n").split(":")[-1]) for _ in range(2)]
+        yield ServerProcess(process, *ports, log)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+class OtherClient:
+    """A client that sends small requests one after the other, and times each."""
+
+    def __init__(self, server, path="/v1/models/half:predict", answer=(2.5,)):
+        self.server, self.path, self.answer = server, path, list(answer)
+        self.connection = server.connect()
+        self.failures = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.connection.close()
+
+    def request(self):
+        """Return the seconds of a request."""
+        began = time.perf_counter()
+        status, body = self.server.post(self.path, {"instances": [1.0]}, self.connection)
+        if status != 200 or json.loads(body) != {"predictions": self.answer}:
+            self.failures.append((status, body))
+        return time.perf_counter() - began
+
+    def longest(self, until=None, requests=30):
+        """Return the longest of some requests; they go on until a thread has ended."""
+        seconds = []
+        while len(seconds) < requests or (until is not None and until.is_alive()):
+            seconds.append(self.request())
+        return max(seconds)
+
+
+def slowdown(server, attack, rounds=3, path="/v1/models/half:predict"):
+    """Return how much longer another client waits during an attack than otherwise.
+
+    It compares the longest of many requests, as a median of several rounds, because an attack that
+    blocks a server for a moment delays few requests.
+    """
+    quiet, attacked = [], []
+    with OtherClient(server, path) as other:
+        other.longest()
+        for _ in range(rounds):
+            quiet.append(other.longest())
+            thread = threading.Thread(target=attack)
+            thread.start()
+            attacked.append(other.longest(thread))
+            thread.join()
+    assert not other.failures
+    return statistics.median(attacked) / statistics.median(quiet)
