@@ -32,6 +32,21 @@ def xy(table):
     return table[0], table[2]
 
 
+# Outputs --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_size", [150, 40])
+def test_predictions_can_be_changed_in_place(xy, batch_size):
+    def run(model):
+        outputs = model.predict(xy[0], batch_size=batch_size, verbose=0)
+        outputs *= 2
+        of_batch = model.predict_on_batch(xy[0][:8])
+        of_batch += 1
+        return outputs, of_batch
+
+    assert_equivalent(models.classifier, run)
+
+
 # Arrays ---------------------------------------------------------------------------------------
 
 

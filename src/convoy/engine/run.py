@@ -269,7 +269,7 @@ class Runner:
             max_steps=max_steps,
         )
         callbacks.on_predict_end()
-        return _concatenate(outputs)
+        return _writable(_concatenate(outputs))
 
     def _run_epoch(
         self,
@@ -350,7 +350,8 @@ class Runner:
         division = replace(config, batch="global").division(mode)
         sharded = division.divides(jax.tree.leaves(block)[0].shape[1])
         with Uninterrupted():
-            return runner.run(block_chunk(block, 1, config.placement, division, sharded))
+            outcome = runner.run(block_chunk(block, 1, config.placement, division, sharded))
+        return _writable(outcome) if mode == "predict" else outcome
 
 
 def run_epoch(
@@ -475,3 +476,8 @@ def _rows_by_replica(replicas: int, outputs: PyTree) -> list[PyTree]:
 
 def _concatenate(parts: list[PyTree]) -> PyTree:
     return parts[0] if len(parts) == 1 else jax.tree.map(lambda *p: np.concatenate(p), *parts)
+
+
+def _writable(outputs: PyTree) -> PyTree:
+    """Return arrays that the caller may change, as those of stock Keras; others are copied."""
+    return jax.tree.map(lambda leaf: np.require(leaf, requirements="W"), outputs)
