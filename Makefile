@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INTEROP := .venv-interop
+TARGETS := .venv-targets
 CLIENTS := .venv-clients
 SANITIZED := .venv-sanitized
 PROTO := .venv-proto
@@ -11,7 +12,7 @@ PARALLEL := --numprocesses auto --dist worksteal
 BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard src/convoy/*/native/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train docs test-unit test test-all freeze test-clients test-sanitized soak soak-serving proto lint bench-peers clean
+.PHONY: help setup train docs test-unit test test-all test-targets freeze test-clients test-sanitized soak soak-serving proto lint bench-peers clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -35,13 +36,22 @@ test-unit: setup ## Quick tests of every package, in under two minutes
 test: setup lint ## Everything that must pass: style, types, fast tests
 	@$(BIN)/python -m pytest $(PARALLEL) -m 'not slow'
 
-test-all: setup lint $(INTEROP)/.installed ## The same with the slow tests, and inputs of other libraries
+test-all: setup lint $(INTEROP)/.installed $(TARGETS)/.installed ## The same with the slow tests, other libraries and devices
 	@$(BIN)/python -m pytest $(PARALLEL)
 	@$(INTEROP)/bin/python -m pytest -m interop
+	@$(TARGETS)/bin/python -m pytest -m targets
 
 $(INTEROP)/.installed: $(BUILT_FROM)
 	@test -x $(INTEROP)/bin/python || $(PYTHON) -m venv $(INTEROP)
 	@$(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,interop]'
+	@touch $@
+
+test-targets: $(TARGETS)/.installed ## Compile for TPUs and GPUs that are not here
+	@$(TARGETS)/bin/python -m pytest -m targets $(ARGS)
+
+$(TARGETS)/.installed: $(BUILT_FROM)
+	@test -x $(TARGETS)/bin/python || $(PYTHON) -m venv $(TARGETS)
+	@$(TARGETS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,targets]'
 	@touch $@
 
 test-clients: setup $(CLIENTS)/.installed ## The official clients of TensorFlow Serving and Triton against the server
@@ -105,4 +115,4 @@ bench-peers: setup ## Convoy beside its peers: 40 minutes, a page in benchmarks/
 	@$(BIN)/python -m benchmarks.peers.run $(ARGS)
 
 clean: ## Remove the environment and what was built
-	rm -rf $(VENV) $(VENV)-peers $(INTEROP) $(CLIENTS) $(SANITIZED) $(PROTO) build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-peers $(INTEROP) $(TARGETS) $(CLIENTS) $(SANITIZED) $(PROTO) build dist .mypy_cache .pytest_cache .ruff_cache

@@ -24,6 +24,7 @@ from tests.browser import BROWSER
 ROOT = Path(__file__).parents[1]
 DEV = "pip install -e '.[dev]'"
 INTEROP = "pip install -e '.[dev,interop]'"
+TARGETS = "make test-targets"
 CLIENTS = "make test-clients"
 KERNELS = f"apt-get install g++, then {DEV}"
 NEEDS = "needs "
@@ -70,6 +71,8 @@ PARTS = {
     "the clients of TensorFlow Serving and Triton": Part(
         CLIENTS, (ROOT / ".venv-clients/bin/python").exists
     ),
+    "libtpu": Part(TARGETS, _module("libtpu")),
+    "JAX's CUDA plugin": Part(TARGETS, _module("jax_cuda12_plugin")),
     "torch": Part(INTEROP, _module("torch")),
 }
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from convoy import distributed
+from convoy import compile_only, distributed
 from convoy.arguments import whole_number
+from convoy.compile_only import CompileTarget
 from convoy.cpu import threads
 from jaxlib import xla_client
 
@@ -71,15 +72,17 @@ def select(devices: int | Sequence[jax.Device] | None) -> tuple[jax.Device, ...]
 
     Args:
         devices: number of devices, or the devices themselves. `None` takes the number from
-            `CONVOY_DEVICES`, else 1; in a run of several processes it means all of their devices.
+            `CONVOY_DEVICES`, else 1; in a run of several processes it means all of their devices,
+            and under `convoy compile` all devices of the target.
 
     Raises:
         ValueError: if there are too few devices.
     """
     if distributed.count() > 1:
         return _of_all_processes(devices)
+    target = compile_only.target()
     if devices is None:
-        devices = requested() or 1
+        devices = requested() or (1 if target is None else len(target.devices))
     if not isinstance(devices, (int, np.integer)):
         chosen = tuple(devices) if isinstance(devices, Iterable) else (devices,)
         if not all(isinstance(device, jax.Device) for device in chosen):
@@ -91,6 +94,8 @@ def select(devices: int | Sequence[jax.Device] | None) -> tuple[jax.Device, ...]
             raise ValueError("devices=[] names no device. Pass at least one, or a number.")
         return chosen
     count = whole_number("devices", devices, "a number of devices")
+    if target is not None:
+        return _of_target(count, target)
     provide_virtual(count)
     present = jax.devices()
     if len(present) >= count:
@@ -102,6 +107,8 @@ def select(devices: int | Sequence[jax.Device] | None) -> tuple[jax.Device, ...]
 
 def memory(devices: tuple[jax.Device, ...]) -> int:
     """Return the memory of one of the devices in bytes; virtual devices divide the host's."""
+    if target := compile_only.target():
+        return target.memory
     own = next(device for device in devices if device.process_index == distributed.index())
     stats = own.memory_stats() if own.platform != "cpu" else None
     if stats and "bytes_limit" in stats:
@@ -152,6 +159,15 @@ def _of_all_processes(devices: int | Sequence[jax.Device] | None) -> tuple[jax.D
             f"--num-replicas {asked}."
         )
     return present
+
+
+def _of_target(count: int, target: CompileTarget) -> tuple[jax.Device, ...]:
+    if count > len(target.devices):
+        raise ValueError(
+            f"{count} devices were asked for, but the target {target.name} has "
+            f"{len(target.devices)}. Ask for fewer, or name a larger target."
+        )
+    return target.devices[:count]
 
 
 def _too_few(count: int, present: Sequence[jax.Device]) -> str:

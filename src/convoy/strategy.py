@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import keras
 import numpy as np
+from convoy import compile_only, distributed, keras_bridge, model
 from convoy import devices as device_choice
-from convoy import distributed, keras_bridge, model
 from convoy import precision as precisions
 from convoy.arguments import whole_number
 from convoy.engine.data.placement import AXIS, Placement
@@ -21,7 +21,7 @@ from convoy.engine.execution_config import BatchMeaning, ExecutionConfig, Reduct
 from convoy.engine.numerics import loss_scale as loss_scales
 from convoy.engine.numerics.loss_scale import LossScale
 from convoy.engine.numerics.numerics import Numerics, Settings, StochasticRounding
-from convoy.engine.observer import NULL_OBSERVER, Observer
+from convoy.engine.observer import Observer, default_observer
 from convoy.engine.prepared_model import PreparedModel
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class Strategy:
         )
         self.precision = None if precision is None else precisions.find(precision)
         self.numerics = Settings(self.precision, loss_scales.find(loss_scale), stochastic_rounding)
-        self.observer: Observer = NULL_OBSERVER
+        self.observer: Observer = default_observer()
         """The observer of its models' runs."""
         if half_partials:
             precisions.warn_of_half_partials()
@@ -199,7 +199,7 @@ class Strategy:
 
     def _mesh(self) -> jax.sharding.Mesh | None:
         # JAX's default device needs no mesh, and its arrays stay uncommitted.
-        if len(self.devices) == 1 and self.devices[0] == jax.devices()[0]:
+        if len(self.devices) == 1 and self.devices[0] == compile_only.default_device():
             return None
         return jax.sharding.Mesh(np.array(self.devices), (AXIS,))
 

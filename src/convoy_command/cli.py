@@ -27,6 +27,7 @@ VERBS = {
     "request": "Send images to a server and measure it.",
     "report": "Turn a recorded run into a page, or compare two.",
     "plan": "Find the fastest parallel configuration: replicas, stages, micro-batches.",
+    "compile": "Compile a run for TPUs or GPUs that are not here: memory, work, communication.",
     "bench": "Run benchmark specs and compare the results with an earlier run.",
     "data": "Verify datasets, build ImageNet record files, measure reading.",
     "doctor": "Show what is installed, which devices and kernels there are, and what is wrong.",

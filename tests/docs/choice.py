@@ -8,6 +8,7 @@ NOT_RUN = {
     "make test": "these tests are a part of it",
     "make bench-peers": "installs 4 GB of other frameworks, and takes 40 minutes",
     "pip install": "installs from elsewhere",
+    "convoy compile": "needs compilers for TPUs and GPUs; `make test-targets` runs such commands",
     ".venv/bin/python -m benchmarks.peers.environments": "installs 4 GB of other frameworks",
     ".venv/bin/python -m benchmarks.mnist": "runs TensorFlow beside us",
     ".venv/bin/python -m benchmarks.cifar10_ways": "needs CIFAR-10, for an hour",

@@ -20,6 +20,7 @@ PARSERS = next(
     if isinstance(action, argparse._SubParsersAction)
 )
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+TRAINING = ("export", "compile")
 # Scripts that a guide takes for the reader's own.
 READERS_OWN = ("train.py", "plain_keras_script.py")
 
@@ -52,13 +53,17 @@ def check_convoy(words, folder, whole):
         options = parser.parse_args(rest)
         if options.program:
             check(options.program, folder, whole)
+    elif verb == "compile" and any(word.endswith(".py") for word in rest):
+        place = next(i for i, word in enumerate(rest) if word.endswith(".py"))
+        parser.parse_args(rest[:place])
+        check(rest[place:], folder, whole)
     elif not whole:
-        trains = verb == "export"  # which takes the flags of the training, too
+        trains = verb in TRAINING  # which take the flags of the training, too
         known = option_strings(parser) | (option_strings(PARSERS["train"]) if trains else set())
         check_flags(rest, known)
     elif verb == "train":
         make_run_settings(parse(rest))
-    elif verb == "export":
+    elif verb in TRAINING:
         _, others = parser.parse_known_args(rest)
         check_flags(others, option_strings(PARSERS["train"]))
     else:

@@ -102,6 +102,25 @@ class NullObserver:
 
 NULL_OBSERVER = NullObserver()
 
+_default: Observer = NULL_OBSERVER
+
+
+def default_observer() -> Observer:
+    """Return the observer of new strategies."""
+    return _default
+
+
+@contextlib.contextmanager
+def observed_by_default(observer: Observer) -> Iterator[None]:
+    """Let an observer observe every strategy that is made in the block."""
+    global _default
+    before, _default = _default, observer
+    try:
+        yield
+    finally:
+        _default = before
+
+
 PauseContext = Callable[[str], AbstractContextManager[None]]
 
 _pause_contexts: list[PauseContext] = []

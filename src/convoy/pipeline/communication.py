@@ -17,7 +17,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from convoy import distributed
-from convoy.pipeline.device_layout import DeviceLayout, is_local
+from convoy.engine.data.placement import device_put, is_local
+from convoy.pipeline.device_layout import DeviceLayout
 from convoy.pipeline.schedule import Action, Kind
 
 TensorShapes = dict[int, jax.ShapeDtypeStruct]
@@ -86,8 +87,8 @@ def move(
     Returns:
         The arrays, if the target is in this process; else an empty list.
     """
-    if source.process_index == target.process_index:
-        return [] if values is None else jax.device_put(list(values), target)
+    if source.process_index == target.process_index or (is_local(source) and is_local(target)):
+        return [] if values is None else device_put(list(values), target)
     if not (is_local(source) or is_local(target)):
         return []
     return transfer_server().move(values, shapes, source, target)

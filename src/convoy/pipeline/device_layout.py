@@ -15,9 +15,9 @@ from typing import NamedTuple
 import jax
 import keras
 import numpy as np
-from convoy import distributed, keras_bridge
+from convoy import compile_only, distributed, keras_bridge
 from convoy.engine.data.chunks import Chunk
-from convoy.engine.data.placement import AXIS, Placement, to_local
+from convoy.engine.data.placement import AXIS, Placement, device_put, is_local, to_local
 from convoy.engine.state import Variables
 from convoy.engine.step.replicate import SEED_STRIDE, Roles
 from convoy.pipeline.stages import calls_of, has_gradient, make_stages, stage_assignment
@@ -60,7 +60,7 @@ class PipelinePlacement(Placement):
         self.readers = tuple(readers)
         self.platform = devices[0].platform
         self.spans_processes = not all(is_local(device) for row in self.rows for device in row)
-        self.crosses_processes = any(
+        self.crosses_processes = self.spans_processes and any(
             len({device.process_index for device in row}) > 1 for row in self.rows
         )
 
@@ -81,16 +81,11 @@ class PipelinePlacement(Placement):
 
     def _to_readers(self, tree: PyTree, replica: int) -> dict[int, PyTree]:
         row = self.rows[replica]
-        return {k: jax.device_put(tree, row[k]) for k in self.readers if is_local(row[k])}
+        return {k: device_put(tree, row[k]) for k in self.readers if is_local(row[k])}
 
     def _shard(self, leaf: np.ndarray, replica: int) -> np.ndarray:
         size = leaf.shape[1] // self.replicas
         return leaf[:, replica * size : (replica + 1) * size]
-
-
-def is_local(device: jax.Device) -> bool:
-    """Return whether a device belongs to this process."""
-    return device.process_index == jax.process_index()
 
 
 def _shapes(tree: PyTree) -> Shapes:
@@ -137,8 +132,8 @@ class DeviceGroup:
 
     def put(self, value: jax.typing.ArrayLike) -> jax.Array:
         """Move a value to every replica."""
-        if self.sharding.is_fully_addressable:
-            return jax.device_put(value, self.sharding)
+        if self.sharding.is_fully_addressable or compile_only.has_device_of(self.sharding):
+            return device_put(value, self.sharding)
         own = to_local(value) if isinstance(value, jax.Array) else value
         return self.join({r: jax.device_put(own, device) for r, device in self.devices.items()})
 
@@ -147,6 +142,8 @@ class DeviceGroup:
         arrays = list(values.values())
         if self.mesh is None:
             return arrays[0]
+        if compile_only.has_device_of(self.sharding):
+            return compile_only.stand_ins(arrays[0], self.sharding)
         return jax.make_array_from_single_device_arrays(arrays[0].shape, self.sharding, arrays)
 
     def split(self, value: jax.Array) -> dict[int, jax.Array]:

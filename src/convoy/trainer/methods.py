@@ -6,7 +6,7 @@ from functools import partial
 from typing import TypeAlias
 
 import keras
-from convoy import distributed, keras_bridge
+from convoy import compile_only, distributed, keras_bridge
 from convoy.engine import checks, random_state
 from convoy.engine.data.chunks import Feed
 from convoy.engine.data.input import Budget, InputData, check_batch
@@ -261,6 +261,9 @@ class TrainerMethods:
         epochs: int = 1,
         add_history: bool = False,
     ) -> keras.callbacks.CallbackList:
+        if compile_only.target() is not None:
+            # Nothing is computed that callbacks could use, and some of them write files.
+            verbose, callbacks = 0, None
         if isinstance(callbacks, keras.callbacks.CallbackList):
             return callbacks
         reader = keras_bridge.weight_reading_callback(callbacks)

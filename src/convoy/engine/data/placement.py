@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
-from convoy import distributed
+from convoy import compile_only, distributed
 from convoy.cpu.threads import cores
 from convoy.types import PyTree, Shapes
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 AXIS = "replica"
 """The name of the mesh axis over which replicas are laid out."""
@@ -40,15 +40,17 @@ class Placement:
     def __init__(self, mesh: Mesh | None) -> None:
         self.mesh = mesh
         self.replicas = mesh.size if mesh else 1
-        self.platform: str = (mesh.devices.flat[0] if mesh else jax.devices()[0]).platform
-        self.spans_processes = mesh is not None and mesh.is_multi_process
+        first = mesh.devices.flat[0] if mesh else compile_only.default_device()
+        self.platform: str = first.platform
+        is_here = not compile_only.is_compile_only(first)
+        self.spans_processes = mesh is not None and mesh.is_multi_process and is_here
         self.crosses_processes = False
 
     def is_own(self, replica: int) -> bool:
         """Return whether a replica runs in this process."""
         if self.mesh is None:
             return True
-        return self.mesh.devices.flat[replica].process_index == jax.process_index()
+        return is_local(self.mesh.devices.flat[replica])
 
     def replicate(self, tree: PyTree) -> PyTree:
         """Copy arrays to every device."""
@@ -62,8 +64,17 @@ class Placement:
         return device_put(tree, None if self.mesh is None else NamedSharding(self.mesh, spec))
 
 
-def device_put(tree: PyTree, sharding: Sharding | None) -> PyTree:
+def is_local(device: jax.Device) -> bool:
+    """Return whether a device belongs to this process; compile-only devices count as its own."""
+    return device.process_index == jax.process_index() or compile_only.is_compile_only(device)
+
+
+def device_put(tree: PyTree, sharding: Sharding | jax.Device | None) -> PyTree:
     """Move arrays that every process has to devices; each process fills its own devices."""
+    if isinstance(sharding, jax.Device):
+        sharding = SingleDeviceSharding(sharding)
+    if compile_only.has_device_of(sharding):
+        return compile_only.stand_ins(tree, sharding)
     if sharding is None or sharding.is_fully_addressable:
         return jax.device_put(tree, sharding)
     return jax.tree.map(lambda value: _put_shards(value, sharding), tree)

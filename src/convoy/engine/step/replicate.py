@@ -140,8 +140,11 @@ class _Summands(NamedTuple):
 def _summands(old: State, new: State, roles: Roles) -> _Summands:
     return _Summands(
         statistics=[
-            None if is_seed or not is_floating(value) else value
-            for value, is_seed in zip(new.non_trainable, roles.seeds, strict=True)
+            # A value that the step has passed on, as in inference, is equal on all replicas.
+            None if is_seed or value is before or not is_floating(value) else value
+            for before, value, is_seed in zip(
+                old.non_trainable, new.non_trainable, roles.seeds, strict=True
+            )
         ],
         metrics=[
             value if not is_global and (aggregation == "sum" or is_floating(value)) else None

@@ -21,6 +21,7 @@ from convoy import keras_bridge
 from convoy.engine.chunk_runner import Outcome
 from convoy.engine.data.chunks import Chunk
 from convoy.engine.data.fetch import Fetch, fetcher
+from convoy.engine.data.placement import device_put
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.observer import Observer
 from convoy.engine.program import output_bytes
@@ -210,7 +211,7 @@ class PipelineCall(ABC):
         self.metrics = replica_metrics(layout, chunk)
         self.communication = StageCommunication(layout, shapes)
         first = layout.groups[layout.mapping[0]]
-        self._zero = {r: jax.device_put(np.float32(0), d) for r, d in first.devices.items()}
+        self._zero = {r: device_put(np.float32(0), d) for r, d in first.devices.items()}
 
     def dispatch(self, action: Action, replica: int) -> jax.Array | None:
         """Run an action, or expect what it sends if it belongs to another process.

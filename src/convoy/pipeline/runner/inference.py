@@ -13,6 +13,7 @@ from convoy.cpu.dispatch import dummy_work
 from convoy.engine.chunk_runner import Outcome
 from convoy.engine.data.chunks import Chunk
 from convoy.engine.data.fetch import Fetch
+from convoy.engine.data.placement import device_put
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.observer import NULL_OBSERVER, Observer
 from convoy.engine.state import Mode
@@ -194,7 +195,7 @@ class InferenceCall(PipelineCall):
             if is_seed:
                 value = self.without_seed_offset(local[0], value)
             elif jnp.issubdtype(value.dtype, jnp.floating):
-                moved = (jax.device_put(other, group.first_device) for other in others)
-                value = sum(moved, jax.device_put(value, group.first_device)) / len(local)
+                moved = (device_put(other, group.first_device) for other in others)
+                value = sum(moved, device_put(value, group.first_device)) / len(local)
             keras_bridge.assign([variable], [group.put(value)])
         return self.write_metrics()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
 from convoy import distributed, keras_bridge
 from convoy.engine.data.chunks import Chunk
-from convoy.engine.data.placement import tree_shapes
+from convoy.engine.data.placement import device_put, tree_shapes
 from convoy.jaxpr import Atom, Trace
 from convoy.pipeline.device_layout import DeviceLayout
 from convoy.types import Arrays
@@ -46,14 +45,14 @@ def total_metrics(metrics: dict[int, Arrays], layout: DeviceLayout, chunk: Chunk
     device = layout.common_group.first_device
     if counted:
         totals = [
-            sum((jax.device_put(own[i], device) for own in counted[1:]), counted[0][i])
+            sum((device_put(own[i], device) for own in counted[1:]), counted[0][i])
             for i in range(len(variables))
         ]
     else:
         totals = [jnp.zeros(variable.shape, variable.dtype) for variable in variables]
     if layout.placement.spans_processes:
         everywhere = distributed.totals([np.asarray(total) for total in totals])
-        totals = [jax.device_put(total, device) for total in everywhere]
+        totals = [device_put(total, device) for total in everywhere]
     return [
         total if aggregation == "sum" or not chunk.sharded else total / layout.placement.replicas
         for total, aggregation in zip(totals, layout.roles.aggregations, strict=True)

@@ -14,6 +14,7 @@ from convoy import keras_bridge
 from convoy.engine.chunk_runner import Outcome
 from convoy.engine.data.chunks import Chunk
 from convoy.engine.data.fetch import Fetch
+from convoy.engine.data.placement import device_put
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.observer import NULL_OBSERVER, Observer
 from convoy.engine.prepared_model import PreparedModel
@@ -174,7 +175,7 @@ class TrainingCall(PipelineCall):
         for v in layout.variables.parts.trainable:
             zeros = np.zeros(v.shape, jnp.dtype(accumulation_dtype or v.dtype))
             for replica, device in layout.group_of(v).devices.items():
-                self.accumulators[replica][id(v)] = jax.device_put(zeros, device)
+                self.accumulators[replica][id(v)] = device_put(zeros, device)
 
     def run(self, make_recorder: Callable[[], TimelineRecorder] | None = None) -> None:
         """Dispatch all weight updates, and measure the timeline of the last one if requested."""

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 from convoy import distributed, keras_bridge
-from convoy.engine.data.placement import REPLICATED
+from convoy.engine.data.placement import REPLICATED, device_put
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.numerics.loss_scale import all_finite, unscale
 from convoy.engine.numerics.numerics import Numerics, Settings, pack, split_key, unpack
@@ -233,7 +233,7 @@ class PipelineUpdate:
         self.counts: dict[tuple[int, int], GradientCounts] = {}
         for stage, rank in enumerate(layout.mapping):
             for replica, device in layout.groups[rank].devices.items():
-                zeros = [jax.device_put(np.float32(0), device) for _ in range(2 * scaled)]
+                zeros = [device_put(np.float32(0), device) for _ in range(2 * scaled)]
                 self.counts[replica, stage] = tuple(zeros)
 
     @property
@@ -323,7 +323,7 @@ class PipelineUpdate:
             for rank, finite in finites.items()
         ]
         device = layout.common_group.first_device
-        moved, counts, own_finites = jax.device_put((self.values, counts, own_finites), device)
+        moved, counts, own_finites = device_put((self.values, counts, own_finites), device)
         large, counted = ([count[i] for count in counts] for i in range(2))
         self.values = self.advance(moved, large, counted, own_finites)
         self._begin_counting()

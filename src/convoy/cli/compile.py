@@ -1,0 +1,102 @@
+"""`convoy compile`: compiles the programs of a run for devices that are not here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+from convoy.cli.train import parse
+from convoy.compile import output
+from convoy.compile.console import Console
+from convoy.compile.failures import TargetError
+from convoy.compile.session import CompileResult, compile_run
+from convoy.compile.sources import run_program, run_training
+from convoy.compile.targets import parse_target
+from convoy.compile.toolchain import open_target
+from convoy.configuration import Configuration, ConfigurationError, Count, Option, add_flags, read
+from convoy_command.parser import Parser, stop
+
+PROGRAM = "convoy compile"
+USAGE = f"{PROGRAM} --target TARGET [--flag of convoy train ... | script.py its arguments]"
+
+
+@dataclass(frozen=True)
+class CompileOptions(Configuration):
+    """Flags of `convoy compile`."""
+
+    target: Annotated[
+        str, Option("devices: tpu:v5e:4x4, tpu:v6e:16x16, gpu:h100:8, gpu:h100:4x8 (4 hosts)")
+    ]
+    json: Annotated[bool, Option("print a JSON document instead of text")] = False
+    replicas: Annotated[
+        Count | None,
+        Option("replicas of a script that does not use Convoy; batch_size is the global batch"),
+    ] = None
+
+
+def make_parser() -> Parser:
+    parser = Parser(
+        prog=PROGRAM,
+        usage=USAGE,
+        description="Compile the programs of a run for devices that are not here, and show their "
+        "memory, work and communication. Takes the flags of convoy train, or a script.",
+        epilog="The exit status is 0 if all programs fit into the memory of the devices, otherwise "
+        "1. It is 2 if the options or the installed compilers are not valid.",
+    )
+    add_flags(parser, CompileOptions)
+    return parser
+
+
+def main(words: Sequence[str]) -> int:
+    """Compile programs for a target; return the exit status."""
+    own, script = _divide(words)
+    parser = make_parser()
+    flags, others = parser.parse_known_args(own)
+    try:
+        options = read(CompileOptions, vars(flags), flags=True)
+        target = parse_target(options.target)
+        opened = open_target(target)
+    except (ConfigurationError, TargetError) as error:
+        parser.error(str(error))
+    with Console() as console:
+        if script:
+            if others:
+                parser.error(
+                    f"{others[0]} is not a flag of {PROGRAM}. Flags of the script follow its name."
+                )
+            run = partial(run_program, script, options.replicas)
+        else:
+            run = partial(run_training, parse(others, PROGRAM), console.line)
+        try:
+            result = compile_run(target, opened, run, console)
+        except ValueError as error:
+            if script:
+                raise  # with the place in the script
+            stop(str(error), PROGRAM)
+    if not (result.programs or result.rejected):
+        parser.error(
+            "the run has compiled nothing: no model of a strategy was trained, evaluated "
+            "or used for prediction. Pass --replicas for a script that does not use "
+            "Convoy."
+        )
+    print(_as_json(result) if options.json else _as_text(result))
+    return 0 if result.fits else 1
+
+
+def _divide(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Divide the command line before the script, if there is one."""
+    place = next((i for i, word in enumerate(words) if word.endswith(".py")), len(words))
+    return list(words[:place]), list(words[place:])
+
+
+def _as_json(result: CompileResult) -> str:
+    return json.dumps(output.document(result), indent=2)
+
+
+def _as_text(result: CompileResult) -> str:
+    programs = [output.describe(program, result.target) for program in result.programs]
+    parts = [output.heading(result.target, result.hosts), *programs, output.verdict(result)]
+    return "\n\n".join(parts)

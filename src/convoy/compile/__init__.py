@@ -1,0 +1,1 @@
+"""Compilation of a model's programs for devices that are not here, and their analysis."""

@@ -1,0 +1,233 @@
+"""Analysis of a program that was compiled for a target: memory, work and communication."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from convoy.compile.observed_run import ObservedRun
+from convoy.compile.work import count_flops
+from convoy.report.hlo import Instruction, Program
+from convoy.report.memory_timeline import by_kind
+from convoy.types import Json, PyTree
+
+COLLECTIVES = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
+_HOST = {"infeed", "outfeed"}
+_HOST_CALL = re.compile("callback|host", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Collective:
+    """Operations of one kind between devices, in one weight update or call.
+
+    Attributes:
+        kind: the kind of operation, in XLA's words.
+        count: number of operations.
+        bytes: bytes of their results on one device.
+    """
+
+    kind: str
+    count: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class CompiledProgram:
+    """One program, compiled for the target.
+
+    Attributes:
+        name: the name of the program.
+        run: the run that needs it.
+        devices: number of devices that run it together.
+        lower_seconds: time in which it was traced and lowered.
+        compile_seconds: time in which it was compiled.
+        memory: bytes on one device by kind: `argument`, `output`, `alias` (results in the memory of
+            arguments), `temp` and `generated_code`.
+        donated: bytes of arguments that are donated to the program.
+        donated_arrays: number of these arguments.
+        aliased_arrays: number of arguments whose memory holds a result.
+        flops: floating-point operations of one weight update or call on one device.
+        collectives: communication of one weight update or call.
+        host_calls: operations that involve the host.
+        custom_calls: number of calls of library functions and kernels, by name.
+        convolution_types: number of convolutions by the type of their operands.
+    """
+
+    name: str
+    run: ObservedRun
+    devices: int
+    lower_seconds: float
+    compile_seconds: float
+    memory: dict[str, int]
+    donated: int
+    donated_arrays: int
+    aliased_arrays: int
+    flops: float
+    collectives: list[Collective]
+    host_calls: list[str]
+    custom_calls: dict[str, int] = field(default_factory=dict)
+    convolution_types: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def total_bytes(self) -> int:
+        """Memory that a device needs to run the program."""
+        memory = self.memory
+        added = memory["argument"] + memory["output"] + memory["temp"] + memory["generated_code"]
+        return added - memory["alias"]
+
+
+def analyze(
+    name: str,
+    run: ObservedRun,
+    traced: jax.stages.Traced,
+    arguments: PyTree,
+    compiled: jax.stages.Compiled,
+    seconds: tuple[float, float],
+) -> CompiledProgram:
+    """Return the analysis of a compiled program.
+
+    Args:
+        name: the name of the program.
+        run: the run that needs it.
+        traced: the program before it was lowered.
+        arguments: its arguments without values.
+        compiled: the compiled program.
+        seconds: times in which it was lowered and compiled.
+    """
+    text = compiled.as_text() or ""
+    program = Program.parse(text)
+    shardings = jax.tree.leaves(compiled.output_shardings)
+    devices = len(shardings[0].device_set) if shardings else 1
+    instructions = list(all_instructions(program))
+    return CompiledProgram(
+        name=name,
+        run=run,
+        devices=devices,
+        lower_seconds=seconds[0],
+        compile_seconds=seconds[1],
+        memory=by_kind(compiled.memory_analysis()),
+        donated=donated_bytes(traced, arguments),
+        donated_arrays=sum(info.donated for info in jax.tree.leaves(traced.args_info)),
+        aliased_arrays=_aliased_arrays(text),
+        flops=count_flops(traced.jaxpr, devices),
+        collectives=find_collectives(instructions),
+        host_calls=find_host_calls(instructions),
+        custom_calls=_custom_calls(instructions),
+        convolution_types=_convolution_types(traced.jaxpr),
+    )
+
+
+def all_instructions(
+    program: Program, computation: str | None = None, times: int = 1
+) -> Iterator[tuple[Instruction, int]]:
+    """Yield each instruction with its number of runs, those inside of fusions included."""
+    name = program.entry if computation is None else computation
+    for instruction in program.computations.get(name, ()):
+        yield instruction, times
+        for called in instruction.called:
+            yield from all_instructions(program, called, times * instruction.trips)
+
+
+def find_collectives(instructions: list[tuple[Instruction, int]]) -> list[Collective]:
+    """Return the communication between devices.
+
+    An asynchronous operation is counted where it starts.
+    """
+    counts: dict[str, int] = defaultdict(int)
+    sizes: dict[str, int] = defaultdict(int)
+    for instruction, times in instructions:
+        kind = instruction.opcode.removesuffix("-start")
+        if kind in COLLECTIVES:
+            counts[kind] += times
+            # The result of an asynchronous gather or permute begins with its operands.
+            is_pair = instruction.opcode.endswith("-start") and kind != "all-reduce"
+            arrays = instruction.results
+            size = arrays[1].bytes if is_pair and len(arrays) > 1 else instruction.bytes
+            sizes[kind] += times * size
+    return [Collective(kind, counts[kind], sizes[kind]) for kind in COLLECTIVES if counts[kind]]
+
+
+def find_host_calls(instructions: list[tuple[Instruction, int]]) -> list[str]:
+    found = []
+    for instruction, _ in instructions:
+        is_transfer = "is_host_transfer=true" in instruction.attributes
+        target = instruction.target if instruction.opcode == "custom-call" else ""
+        if instruction.opcode in _HOST or is_transfer or _HOST_CALL.search(target):
+            found.append(target or instruction.opcode)
+    return found
+
+
+def _custom_calls(instructions: list[tuple[Instruction, int]]) -> dict[str, int]:
+    counts: dict[str, int] = defaultdict(int)
+    for instruction, _ in instructions:
+        if instruction.opcode == "custom-call":
+            counts[instruction.target] += 1
+    return dict(counts)
+
+
+def donated_bytes(traced: jax.stages.Traced, arguments: PyTree) -> int:
+    """Return the bytes on one device of the arguments that are donated to a program."""
+    is_donated = [info.donated for info in jax.tree.leaves(traced.args_info)]
+    return sum(
+        _bytes(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
+        for leaf, donated in zip(jax.tree.leaves(arguments), is_donated, strict=True)
+        if donated
+    )
+
+
+def _aliased_arrays(text: str) -> int:
+    """Return the number of results in the memory of arguments, by the first line of a program."""
+    return len(re.findall(r"(?:may|must)-alias", text.partition("\n")[0]))
+
+
+def _bytes(shape: tuple[int, ...], dtype: Any) -> int:
+    return jax.ShapeDtypeStruct(shape, dtype).size * jax.dtypes.canonicalize_dtype(dtype).itemsize
+
+
+def _convolution_types(program: Any) -> dict[str, int]:
+    counts: dict[str, int] = defaultdict(int)
+    for equation in _equations(program.jaxpr):
+        if equation.primitive.name == "conv_general_dilated":
+            counts[str(equation.invars[0].aval.dtype)] += 1
+    return dict(counts)
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    for equation in jaxpr.eqns:
+        yield equation
+        for value in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
+        ):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from _equations(inner)
+
+
+def to_json(program: CompiledProgram) -> Json:
+    """Return the analysis as a document."""
+    return {
+        "name": program.name,
+        "method": program.run.name,
+        "devices": program.devices,
+        "seconds": {"lower": program.lower_seconds, "compile": program.compile_seconds},
+        "memory": program.memory | {"total": program.total_bytes},
+        "donated": program.donated,
+        "donated_arrays": program.donated_arrays,
+        "aliased_arrays": program.aliased_arrays,
+        "flops": program.flops,
+        "collectives": [vars(collective) for collective in program.collectives],
+        "host_calls": program.host_calls,
+        "custom_calls": program.custom_calls,
+        "convolution_types": program.convolution_types,
+    }

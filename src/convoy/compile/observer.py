@@ -1,0 +1,170 @@
+"""An observer that compiles the programs of runs for the target instead of running them."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+from convoy import compile_only
+from convoy.compile.analysis import CompiledProgram, analyze, donated_bytes
+from convoy.compile.failures import TooLarge, find_shortage
+from convoy.compile.observed_run import ObservedRun
+from convoy.compile.toolchain import compiler_output_hidden
+from convoy.engine.chunk_runner import ChunkRunner, ModelRunner, Outcome
+from convoy.engine.data.chunks import Chunk, Feed
+from convoy.engine.execution_config import ExecutionConfig
+from convoy.engine.observer import EpochCallbacks
+from convoy.engine.state import Mode
+from convoy.types import Logs, PyTree
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+
+Timed = Callable[[str], AbstractContextManager[None]]
+
+
+class CompilingObserver:
+    """Compiles each program of a run when it is first called, and returns stand-ins as its results.
+
+    Of the data, a run takes one device call of each kind: training ends after its first epoch,
+    and an epoch after its first weight update.
+
+    Args:
+        timed: function that takes a line about a program, and returns a context that shows it.
+        options: options of the compiler.
+    """
+
+    times_actions = False
+
+    def __init__(self, timed: Timed, options: dict[str, str | bool | int]) -> None:
+        self.programs: list[CompiledProgram] = []
+        self.runs: list[ObservedRun] = []
+        self._timed, self._options = timed, options
+
+    @contextlib.contextmanager
+    def run(self, name: str, model: keras.Model, config: ExecutionConfig) -> Iterator[None]:
+        self.runs.append(ObservedRun(name, model, config))
+        yield
+
+    def program(self, name: str, program: Any, varying: int | None = None) -> Any:
+        del varying
+        return _ProgramToCompile(name, program, self._compile)
+
+    def runner(self, mode: Mode, runner: ModelRunner) -> ChunkRunner:
+        return _StandInRunner(mode, runner, self.runs[-1])
+
+    def epoch(
+        self, mode: Mode, runner: ModelRunner, feed: Feed, callbacks: EpochCallbacks
+    ) -> tuple[ChunkRunner, Feed, EpochCallbacks]:
+        run = self.runs[-1]
+        steps = run.config.division(mode).steps_per_update
+        return _StandInRunner(mode, runner, run), _FirstChunk(feed, steps), callbacks
+
+    def end_epoch(self, on_epoch_end: Callable[[int, Logs], None], epoch: int, logs: Logs) -> None:
+        on_epoch_end(epoch, logs)
+        self.runs[-1].model.stop_training = True
+
+    def _compile(self, name: str, program: Any, arguments: PyTree) -> PyTree:
+        """Compile a program, note its analysis, and return stand-ins for its results."""
+        run = self.runs[-1]
+        with self._timed(f"{name} ({run.name})"):
+            started = time.perf_counter()
+            traced = program.trace(*arguments)
+            lowered = traced.lower()
+            lowered_at = time.perf_counter()
+            try:
+                with compiler_output_hidden():
+                    compiled = lowered.compile(self._options)
+            except jax.errors.JaxRuntimeError as error:
+                shortage = find_shortage(error)
+                if shortage is None:
+                    raise
+                raise TooLarge(name, shortage, donated_bytes(traced, arguments), run) from None
+        seconds = lowered_at - started, time.perf_counter() - lowered_at
+        self.programs.append(analyze(name, run, traced, arguments, compiled, seconds))
+        return jax.tree.map(
+            lambda leaf, sharding: compile_only.stand_in(leaf.shape, leaf.dtype, sharding),
+            traced.out_info,
+            compiled.output_shardings,
+        )
+
+
+class _ProgramToCompile:
+    """A jitted function that is compiled at its first call with arguments of each shape."""
+
+    def __init__(self, name: str, program: Any, compile_it: Callable[..., PyTree]) -> None:
+        self._name, self._program, self._compile = name, program, compile_it
+        self._results: dict[Any, PyTree] = {}
+
+    def __call__(self, *arguments: PyTree) -> PyTree:
+        leaves, structure = jax.tree.flatten(arguments)
+        # Not by sharding: the replicas of a pipeline run one program, each on its own devices.
+        key = structure, *((np.shape(leaf), jax.dtypes.result_type(leaf)) for leaf in leaves)
+        others = _common_sharding(leaves)
+        if key not in self._results:
+            abstract = [_abstract(leaf, others) for leaf in leaves]
+            found = self._compile(
+                self._name, self._program, jax.tree.unflatten(structure, abstract)
+            )
+            self._results[key] = found, others
+        results, compiled_for = self._results[key]
+        if others == compiled_for:
+            return results
+        return jax.tree.map(
+            lambda leaf: compile_only.stand_in(leaf.shape, leaf.dtype, others), results
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._program, name)
+
+
+def _common_sharding(leaves: list[Any]) -> Sharding:
+    """Return the sharding of arguments without one: on every device of the other arguments."""
+    found = [leaf.sharding for leaf in leaves if isinstance(leaf, compile_only.CompileOnlyArray)]
+    if not found:
+        return jax.sharding.SingleDeviceSharding(compile_only.default_device())
+    if isinstance(found[0], NamedSharding):
+        return NamedSharding(found[0].mesh, PartitionSpec())
+    return found[0]
+
+
+def _abstract(leaf: Any, otherwise: Sharding) -> jax.ShapeDtypeStruct:
+    sharding = leaf.sharding if isinstance(leaf, compile_only.CompileOnlyArray) else otherwise
+    return jax.ShapeDtypeStruct(np.shape(leaf), jax.dtypes.result_type(leaf), sharding=sharding)
+
+
+class _StandInRunner:
+    """A runner that returns zeros as the outcome of a device call."""
+
+    def __init__(self, mode: Mode, runner: ModelRunner, run: ObservedRun) -> None:
+        self._runner, self._run = runner, run
+        run.runners[mode] = runner
+
+    def run(self, chunk: Chunk) -> Outcome:
+        self._run.batch = max(self._run.batch, chunk.batch)
+        outcome = self._runner.run(chunk)
+        return jax.tree.map(np.asarray, outcome)
+
+
+class _FirstChunk:
+    """A feed that ends after the first weight update."""
+
+    def __init__(self, feed: Feed, steps: int) -> None:
+        self._feed, self._steps = feed, steps
+        self._is_first = True
+
+    def next(self, max_steps: int) -> Chunk | None:
+        if not self._is_first:
+            return None
+        self._is_first = False
+        return self._feed.next(min(max_steps, self._steps))
+
+    def prefetch(self, max_steps: int) -> None:
+        """Do nothing: there is no further chunk."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._feed, name)

@@ -1,0 +1,105 @@
+"""Results of compiling for a target, as text for readers and as JSON for programs."""
+
+from __future__ import annotations
+
+import jax
+from convoy.compile.analysis import CompiledProgram, to_json
+from convoy.compile.session import CompileResult
+from convoy.compile.targets import GPU_SHARE, Target
+from convoy.types import Json
+from convoy.units import format_bytes, format_count, format_seconds, format_value
+
+WIDTH = 13
+
+
+def heading(target: Target, hosts: int) -> str:
+    """Return a line about the target."""
+    share = f", {GPU_SHARE:.0%} of its memory" if target.platform == "gpu" else ""
+    return (
+        f"{target.name}: {format_count(target.devices, 'device')} on "
+        f"{format_count(hosts, 'host')}, {format_bytes(target.memory)} each{share} "
+        f"(jax {jax.__version__})"
+    )
+
+
+def describe(program: CompiledProgram, target: Target) -> str:
+    """Return the lines about one program."""
+    memory = program.memory
+    per = "weight update" if program.run.name == "fit" and "train" in program.name else "call"
+    new = memory["output"] - memory["alias"]
+    kinds = {
+        "state": memory["alias"],
+        "other arguments": memory["argument"] - memory["alias"],
+        "new results": new,
+        "temporary": memory["temp"],
+        "program": memory["generated_code"],
+    }
+    shown = ", ".join(f"{name} {format_bytes(size)}" for name, size in kinds.items() if size > 0)
+    total = program.total_bytes
+    rows = [
+        (
+            "memory",
+            f"{format_bytes(total)} of {format_bytes(target.memory)} on each device "
+            f"({total / target.memory:.1%})",
+        ),
+        ("", shown),
+        ("work", _work(program, target, per)),
+        ("collectives", _collectives(program, per)),
+        ("host calls", ", ".join(program.host_calls) or "none"),
+        (
+            "compiled in",
+            f"{format_seconds(program.compile_seconds)} (traced and lowered in "
+            f"{format_seconds(program.lower_seconds)})",
+        ),
+    ]
+    title = f"{program.name} ({program.run.name}), on {format_count(program.devices, 'device')}"
+    return "\n".join([title, *(f"  {name:<{WIDTH}}{text}" for name, text in rows)])
+
+
+def _work(program: CompiledProgram, target: Target, per: str) -> str:
+    least = format_seconds(program.flops / target.flops)
+    return (
+        f"{format_value(program.flops, 'flops')} per {per} and device: at least {least} at "
+        f"{format_value(target.flops, 'flops per second')}"
+    )
+
+
+def _collectives(program: CompiledProgram, per: str) -> str:
+    if not program.collectives:
+        return "none"
+    parts = [f"{c.count} {c.kind} of {format_bytes(c.bytes)}" for c in program.collectives]
+    return f"{', '.join(parts)} per {per}"
+
+
+def verdict(result: CompileResult) -> str:
+    """Return the lines that say whether everything fits, and what to change if it does not."""
+    target = result.target
+    if result.rejected is not None:
+        name, (needed, available) = result.rejected.program, result.rejected.shortage
+    else:
+        largest = max(result.programs, key=lambda program: program.total_bytes)
+        name, needed, available = largest.name, largest.total_bytes, target.memory
+    used = f"{name} takes {format_bytes(needed)} of {format_bytes(available)} on a device"
+    if result.fits:
+        return f"Fits: {used}."
+    advice = "".join(f"\n  - {line}" for line in result.advice)
+    return f"Does not fit: {used}. What would make it fit:{advice}"
+
+
+def document(result: CompileResult) -> Json:
+    """Return everything as one document."""
+    target, rejected = result.target, result.rejected
+    return {
+        "target": {
+            "name": target.name,
+            "devices": target.devices,
+            "hosts": result.hosts,
+            "memory": target.memory,
+            "flops": target.flops,
+        },
+        "jax": jax.__version__,
+        "fits": result.fits,
+        "advice": result.advice,
+        "rejected": rejected and {"name": rejected.program, **rejected.shortage._asdict()},
+        "programs": [to_json(program) for program in result.programs],
+    }

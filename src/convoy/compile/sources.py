@@ -1,0 +1,90 @@
+"""Runs whose programs are compiled: those of `convoy train`, and those of a user's script."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import keras
+from convoy.strategy import Strategy
+from convoy.train.flags import Options
+from convoy.train.input import Images, open_images, test_input, training_input
+from convoy.train.run_settings import RunSettings, make_run_settings
+from convoy.train.training import prepare_training, training_strategy
+from convoy.train.validation import Validation, validation_strategy
+from convoy_command.program import run_script
+
+SAVING = ("save", "save_weights", "export")
+
+
+def run_training(options: Options, notify: Callable[[str], None]) -> None:
+    """Run the phases of `convoy train`, without writing a file.
+
+    Without the dataset, images are random: only their shapes matter.
+
+    Raises:
+        ValueError: if options contradict each other.
+    """
+    settings = make_run_settings(options)
+    images, options = _open(settings, notify)
+    samples = images.train_samples or settings.info.train
+    settings = make_run_settings(options, samples)
+    if options.training:
+        training = prepare_training(settings, training_strategy(settings))
+        with training_input(settings, images) as data:
+            training.model.fit(**data, verbose=0)
+    if options.validation:
+        validation = Validation(settings, validation_strategy(settings), images)
+        with test_input(settings, images) as data:
+            validation.model.evaluate(**data, verbose=0)
+
+
+def _open(settings: RunSettings, notify: Callable[[str], None]) -> tuple[Images, Options]:
+    options = settings.options
+    try:
+        return open_images(options, settings.info, settings.seed), options
+    except ValueError:
+        notify(f"{options.dataset} is not here, so its images are random.")
+    options = replace(options, synthetic_data="host")
+    return open_images(options, settings.info, settings.seed), options
+
+
+def run_program(words: Sequence[str], replicas: int | None) -> None:
+    """Run a script until its end, without saving models.
+
+    Args:
+        words: the script and its arguments.
+        replicas: number of replicas for a script that does not use Convoy, which then runs in a
+            strategy's scope as under `convoy launch --replicas`.
+
+    Raises:
+        ValueError: if there is no such script.
+    """
+    if not Path(words[0]).is_file():
+        raise ValueError(f"{words[0]} is not a file. Pass the path of a script.")
+    before, sys.argv = sys.argv, list(words)
+    scope: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if replicas is not None:
+        scope = Strategy(replicas, batch="global", batch_norm_group=replicas).scope()
+    try:
+        with scope, _without_saving():
+            run_script()
+    finally:
+        sys.argv = before
+
+
+@contextlib.contextmanager
+def _without_saving() -> Iterator[None]:
+    """Let models not be saved in the block: their weights have no values."""
+    originals = {name: getattr(keras.Model, name) for name in SAVING}
+    for name in SAVING:
+        setattr(keras.Model, name, lambda *_args, **_settings: None)
+    try:
+        yield
+    finally:
+        for name, method in originals.items():
+            setattr(keras.Model, name, method)

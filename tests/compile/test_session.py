@@ -1,0 +1,114 @@
+"""Runs are compiled and not executed. The devices of the target are CPUs here."""
+
+import jax
+import numpy as np
+import pytest
+from convoy import Checkpoints, Strategy, compile_only, cpu, split
+from convoy.compile import output
+from convoy.compile.console import Console
+from convoy.compile.session import compile_run
+from convoy.compile.targets import parse_target
+from convoy.compile_only import CompileTarget
+from tests.compile.networks import CLASSES, compiled_model, data
+
+pytestmark = pytest.mark.integration
+
+TARGET = parse_target("tpu:v5e:2x2")
+
+
+@pytest.fixture(autouse=True)
+def without_kernels():
+    """Programs for other devices have no CPU kernels."""
+    cpu.disable()
+    yield
+    cpu.enable()
+
+
+def compile_on_cpus(run, memory=TARGET.memory):
+    with Console() as console:
+        opened = CompileTarget("cpus", tuple(jax.devices()), memory)
+        return compile_run(TARGET, opened, run, console)
+
+
+def test_a_run_compiles_each_program_once_and_computes_nothing(tmp_path):
+    seen = {}
+
+    def run():
+        strategy = Strategy(2, gradient_accumulation=2)
+        model = compiled_model(strategy)
+        checkpoints = Checkpoints(tmp_path / "checkpoints")
+        x, y = data(64)
+        history = model.fit(
+            x, y, batch_size=4, epochs=5, validation_data=(x, y), callbacks=[checkpoints]
+        )
+        seen["history"], seen["outputs"] = history.history, model.predict(x, batch_size=4)
+        seen["weight"] = model.trainable_variables[0]._value
+
+    result = compile_on_cpus(run)
+    assert result.fits
+    assert [program.name for program in result.programs] == ["train", "evaluate", "predict"]
+    train = result.programs[0]
+    assert train.devices == 2
+    assert train.donated_arrays == train.aliased_arrays > 10
+    assert [(c.kind, c.count) for c in train.collectives] == [("all-reduce", 1)]
+    assert not train.host_calls
+    assert seen["history"]["loss"] == [0.0]  # one epoch, without values
+    assert seen["outputs"].shape[1:] == (CLASSES,)
+    assert isinstance(seen["weight"], compile_only.CompileOnlyArray)
+    assert not (tmp_path / "checkpoints").exists()
+    assert compile_only.target() is None
+    text = output.describe(train, TARGET)
+    assert text.startswith("train (fit), on 2 devices\n  memory ")
+    assert "1 all-reduce of" in text
+    assert output.verdict(result).startswith("Fits: train takes")
+    document = output.document(result)
+    assert document["fits"] is True
+    assert document["programs"][0]["collectives"][0]["count"] == 1
+
+
+def test_evaluation_and_prediction_exchange_nothing_but_metrics():
+    def run():
+        model = compiled_model(Strategy(2))
+        model.evaluate(*data(64), batch_size=8)
+        model.predict(data(64)[0], batch_size=8)
+
+    evaluate, predict = compile_on_cpus(run).programs
+    assert [(c.kind, c.count) for c in evaluate.collectives] == [("all-reduce", 1)]
+    assert evaluate.collectives[0].bytes < 64
+    assert predict.collectives == []
+
+
+def test_the_stages_of_a_pipeline_are_compiled_one_by_one():
+    def run():
+        model = compiled_model(Strategy(4, gradient_accumulation=2))
+        split(model, ["pooling"])
+        model.fit(*data(64), batch_size=4)
+        model.predict(data(64)[0], batch_size=4)
+
+    by_name = {program.name: program for program in compile_on_cpus(run).programs}
+    assert {"stage 0 forward", "stage 1 backward", "device 1 reduce"} <= set(by_name)
+    assert by_name["device 0 reduce"].devices == 2
+    assert [c.kind for c in by_name["device 0 reduce"].collectives] == ["all-reduce"]
+    assert by_name["stage 0 forward"].collectives == []
+
+
+def test_the_default_strategy_takes_all_devices_of_the_target():
+    seen = []
+    result = compile_on_cpus(lambda: seen.append(Strategy().replicas))
+    assert (seen, result.programs) == ([4], [])
+
+
+def test_more_devices_than_the_target_has_are_an_error():
+    with pytest.raises(ValueError, match="5 devices were asked for, but the target cpus has 4"):
+        compile_on_cpus(lambda: Strategy(5))
+
+
+def test_stand_ins_are_zeros_outside_of_programs():
+    (device, *_) = jax.devices()
+    array = compile_only.stand_in((2, 3), np.float32, jax.sharding.SingleDeviceSharding(device))
+    assert np.asarray(array).tolist() == [[0.0] * 3] * 2
+    assert (array + 1).sum() == 6
+    assert array.nbytes == 24
+    (shard,) = array.addressable_shards
+    assert shard.device == device
+    assert shard.data.shape == (2, 3)
