@@ -91,9 +91,7 @@ class Checkpoints(keras.callbacks.Callback):
         return {"best": None if self._best is None else [self._best[0], *self._best[1]]}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        if state["best"] is not None:
-            score, epoch, step = state["best"]
-            self._best = score, Position(epoch, step)
+        self._best = parse_best(state)
 
     def begin_run(self, progress: Progress) -> Resumption | None:
         """Return the newest intact checkpoint, if the run resumes from one.
@@ -240,6 +238,20 @@ class Checkpoints(keras.callbacks.Callback):
             raise error
         self._failure = CheckpointError(str(error))
         warnings.warn(f"{error} Training continues.", stacklevel=2)
+
+
+def parse_best(state: Mapping[str, Any]) -> tuple[float, Position] | None:
+    """Return score and position of the best checkpoint from the state of a `Checkpoints`.
+
+    Raises:
+        CheckpointError: if it is not what `Checkpoints.get_state` returns.
+    """
+    match state.get("best"):
+        case None:
+            return None
+        case [float() | int() as score, int() as epoch, int() as step]:
+            return score, Position(epoch, step)
+    raise CheckpointError(f"{state['best']!r} is not a best checkpoint: score, epoch, step.")
 
 
 def _describe_resumption(path: Path, resumption: Resumption | None, progress: Progress) -> str:

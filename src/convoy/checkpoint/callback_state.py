@@ -8,6 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 from convoy import keras_bridge
+from convoy.checkpoint.errors import CheckpointError
+from convoy.types import Json
 
 _ARRAYS = "arrays"
 Callbacks = list[keras.callbacks.Callback]
@@ -40,7 +42,11 @@ def capture(callbacks: Callbacks) -> tuple[list[dict[str, Any]], dict[str, np.nd
 def restore(
     callbacks: Callbacks, states: list[dict[str, Any]], arrays: Mapping[str, np.ndarray]
 ) -> None:
-    """Restore the states of callbacks; each callback gets the next state of its type."""
+    """Restore the states of callbacks; each callback gets the next state of its type.
+
+    Raises:
+        CheckpointError: if a callback does not accept its state.
+    """
     remaining = list(states)
     for callback in callbacks:
         names = (type(callback).__name__, *getattr(callback, "earlier_names", ()))
@@ -48,12 +54,27 @@ def restore(
         if entry is None:
             continue
         remaining.remove(entry)
-        state = {name: _with_arrays(value, arrays) for name, value in entry["state"].items()}
-        if _has_own_methods(callback):
-            callback.set_state(state)
-        else:
-            for name, value in state.items():
-                setattr(callback, name, value)
+        try:
+            _set_state(callback, entry["state"], arrays)
+        except Exception as error:  # A user's `set_state` can raise anything.
+            raise CheckpointError(
+                f"The state of {names[0]} in the checkpoint cannot be restored: {error!r}. Pass "
+                "the callback that wrote it, or another folder."
+            ) from error
+
+
+def _set_state(
+    callback: keras.callbacks.Callback, saved: Json, arrays: Mapping[str, np.ndarray]
+) -> None:
+    state = {name: _with_arrays(value, arrays) for name, value in saved.items()}
+    if _has_own_methods(callback):
+        callback.set_state(state)
+        return
+    known = keras_bridge.callback_state_names(callback)
+    for name, value in state.items():
+        if name not in known:
+            raise ValueError(f"{name!r} is not an attribute with state")
+        setattr(callback, name, value)
 
 
 def _state_of(callback: keras.callbacks.Callback) -> dict[str, Any]:

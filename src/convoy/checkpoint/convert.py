@@ -40,7 +40,7 @@ def to_model(checkpoint: Checkpoint) -> keras.Model:
             # weights do not need them. Keras empties a configuration while it reads it.
             model = _deserialize(json.loads(checkpoint.model) | {"compile_config": None})
     except Exception as error:  # Layers can raise anything.
-        reason = str(error).strip().splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(f"The checkpoint's model cannot be built: {reason}") from error
     assign_weights(model, checkpoint)
     return model

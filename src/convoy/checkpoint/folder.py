@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from convoy.atomic_file import UNFINISHED
-from convoy.checkpoint import store
+from convoy.checkpoint import files, store
 from convoy.checkpoint.errors import CheckpointError, DamagedError
 
 LOCK = ".lock"
@@ -45,10 +45,15 @@ class Folder:
         self._lock: int | None = None
 
     def positions(self) -> list[Position]:
-        """Return the positions of all checkpoints, damaged ones too, oldest first."""
-        if not self.path.is_dir():
-            return []
-        found = (Position.parse(entry.name) for entry in self.path.iterdir() if entry.is_dir())
+        """Return the positions of all checkpoints, damaged ones too, oldest first.
+
+        Raises:
+            CheckpointError: if the folder cannot be read now.
+        """
+        with files.errors_that_may_pass(self.path):
+            if not self.path.is_dir():
+                return []
+            found = [Position.parse(entry.name) for entry in self.path.iterdir() if entry.is_dir()]
         return sorted(position for position in found if position)
 
     def at(self, position: Position) -> Path:
@@ -57,8 +62,11 @@ class Folder:
     def newest(self) -> tuple[Position, store.Checkpoint] | None:
         """Read the newest intact checkpoint, and warn about newer damaged ones.
 
+        A checkpoint that cannot be read now, such as after an error of the disk, is not damaged:
+        an earlier one is then not used in its place.
+
         Raises:
-            CheckpointError: if there are checkpoints, but all are damaged.
+            CheckpointError: if there are checkpoints, but all are damaged, or one cannot be read.
         """
         positions = self.positions()
         for position in reversed(positions):
@@ -115,7 +123,13 @@ class Folder:
             if position is None or newer > position:
                 target = self.path / f"{_DAMAGED}{newer.name}"
                 shutil.rmtree(target, ignore_errors=True)
-                self.at(newer).rename(target)
+                try:
+                    self.at(newer).rename(target)
+                except OSError as error:
+                    raise CheckpointError(
+                        f"The damaged {self.at(newer)} cannot be renamed: {error.strerror}. Pass a "
+                        "folder that can be written."
+                    ) from error
 
     def write(self, position: Position, checkpoint: store.Checkpoint) -> None:
         """Write a checkpoint, unless there is one of this position."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from convoy.checkpoint import store
-from convoy.checkpoint.callback import Checkpoints
+from convoy.checkpoint.callback import Checkpoints, parse_best
 from convoy.checkpoint.errors import CheckpointError
 from convoy.checkpoint.folder import Folder, Position
 from convoy.checkpoint.store import Checkpoint
@@ -63,23 +65,28 @@ def list_lines(path: Path) -> Iterator[str]:
         except CheckpointError as error:
             lines[position] = f"{position.name}  {error}"
             continue
-        best = _best(manifest["state"])
-        logs = manifest["state"].get("logs", {})
-        values = "  ".join(f"{name} {value:.4g}" for name, value in logs.items())
-        written = manifest["about"].get("written", "")
+        best = _best_position(manifest.state)
+        logs = manifest.state.get("logs", {})
+        values = "  ".join(f"{name} {_format(value, 4)}" for name, value in logs.items())
+        written = manifest.about.get("written", "")
         line = f"{position.name}  {format_bytes(_size(checkpoint)):>9}  {written}  {values}"
         lines[position] = line.rstrip()
     for position, line in lines.items():
         yield f"{line}  (best)" if position == best else line
 
 
-def _best(state: Json) -> Position | None:
+def _best_position(state: Json) -> Position | None:
     """Return the best checkpoint at the time when another one was written, if it was tracked."""
     for callback in state.get("callbacks", []):
-        if callback["type"] == Checkpoints.__name__ and callback["state"]["best"]:
-            _, epoch, step = callback["state"]["best"]
-            return Position(epoch, step)
+        if callback["type"] == Checkpoints.__name__:
+            with contextlib.suppress(CheckpointError):
+                best = parse_best(callback["state"])
+                return None if best is None else best[1]
     return None
+
+
+def _format(value: Any, digits: int) -> str:
+    return f"{value:.{digits}g}" if isinstance(value, int | float) else str(value)
 
 
 def describe_lines(path: Path, with_hash: bool) -> Iterator[str]:
@@ -95,11 +102,11 @@ def describe_lines(path: Path, with_hash: bool) -> Iterator[str]:
     rows = [("checkpoint", str(path)), ("size", format_bytes(_size(path)))]
     if not state.get("weights_only"):
         rows += [
-            ("epochs done", str(state["epoch"])),
-            ("steps of the next", str(state["step"])),
-            ("steps in all", str(state["total"])),
+            ("epochs done", str(state.get("epoch", 0))),
+            ("steps of the next", str(state.get("step", 0))),
+            ("steps in all", str(state.get("total", 0))),
         ]
-    rows += [(name, f"{value:.6g}") for name, value in state.get("logs", {}).items()]
+    rows += [(name, _format(value, 6)) for name, value in state.get("logs", {}).items()]
     versions = about.get("versions", {})
     rows += [("written", about["written"])] if "written" in about else []
     rows += [("versions", ", ".join(f"{name} {number}" for name, number in versions.items()))]
@@ -107,9 +114,9 @@ def describe_lines(path: Path, with_hash: bool) -> Iterator[str]:
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         yield f"{name:<{width}}  {value}"
-    for name, entry in manifest["arrays"].items():
-        shape = "x".join(map(str, entry["shape"])) or "scalar"
-        yield f"  {entry['dtype']:<5} {shape:<16} {name}"
+    for name, entry in manifest.arrays.items():
+        shape = "x".join(map(str, entry.shape)) or "scalar"
+        yield f"  {entry.dtype:<5} {shape:<16} {name}"
     if with_hash:
         yield store.state_hash(manifest)
 

@@ -26,6 +26,7 @@ from convoy.types import Json
 from convoy.versions import installed_versions
 
 # Keras numbers the layers of a process, so equal models differ in these numbers.
+_STATE = ("epoch", "step", "total", "logs", "stopped", "place", "random", "callbacks")
 _NUMBER = re.compile(r"_\d+(?=[_/]|$)")
 
 
@@ -112,12 +113,18 @@ def resumption(progress: Progress, checkpoint: Checkpoint) -> Resumption | None:
             keras_bridge.assign(part, values)
         return None
     check_fits(variables, progress, checkpoint)
+    if missing := [name for name in _STATE if name not in state]:
+        raise CheckpointError(
+            f"The checkpoint has no {missing[0]!r}: no run of fit wrote it. Pass another folder."
+        )
+    random = _valid_random_state(state["random"])
+    position = _valid_position(state["place"])
 
     def restore() -> None:
         for part, values in zip(variables.parts, _by_part(variables, checkpoint), strict=True):
             keras_bridge.assign(part, values)
         callback_state.restore(progress.callbacks, state["callbacks"], checkpoint.arrays)
-        random_state.restore(RandomState.from_json(state["random"]))
+        random_state.restore(random)
 
     return Resumption(
         state["epoch"],
@@ -125,8 +132,40 @@ def resumption(progress: Progress, checkpoint: Checkpoint) -> Resumption | None:
         state["total"],
         state["logs"],
         state["stopped"],
-        DataPosition.from_json(state["place"]),
+        position,
         restore,
+    )
+
+
+def _valid_random_state(state: Json) -> RandomState:
+    """Return the random state in a checkpoint, which the generators of this process accept.
+
+    Raises:
+        CheckpointError: if they do not accept it.
+    """
+    try:
+        random = RandomState.from_json(state)
+        with random_state.as_of(random):
+            return random
+    except Exception as error:  # Each generator checks its state itself, and raises anything.
+        raise CheckpointError(
+            f"The random state in the checkpoint cannot be used: {error!r}. Pass another folder."
+        ) from error
+
+
+def _valid_position(place: Json) -> DataPosition:
+    counts = [place.get("before"), place.get("done")]
+    if place.keys() - set(DataPosition._fields) or not all(
+        isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in counts
+    ):
+        raise CheckpointError(
+            "The position in the data in the checkpoint cannot be used. Pass another folder."
+        )
+    return DataPosition(
+        _valid_random_state(place.get("order", {})),
+        place["before"],
+        place["done"],
+        place.get("state"),
     )
 
 

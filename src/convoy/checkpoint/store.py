@@ -15,16 +15,15 @@ from typing import Any
 
 import numpy as np
 from convoy.atomic_file import rename_synced, unfinished_folder, write_synced
-from convoy.checkpoint import tensors
+from convoy.checkpoint import files, tensors
 from convoy.checkpoint.errors import CheckpointError, DamagedError
+from convoy.checkpoint.manifest import FORMAT, MODEL, VERSION, ArrayEntry, Manifest, parse
 from convoy.types import Json
-
-FORMAT = "convoy-checkpoint"
-VERSION = 1
 
 MANIFEST = "manifest.json"
 ARRAYS = "arrays.safetensors"
-MODEL = "model.json"
+# Manifests and configurations are far smaller; a file of another kind would fill the memory.
+_MAX_TEXT_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -53,11 +52,11 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
     try:
         with unfinished_folder(path.parent) as unfinished:
             checksums = tensors.write(unfinished / ARRAYS, checkpoint.arrays)
-            files = {}
+            texts = {}
             if checkpoint.model is not None:
                 data = checkpoint.model.encode()
                 write_synced(unfinished / MODEL, data)
-                files[MODEL] = hashlib.sha256(data).hexdigest()
+                texts[MODEL] = hashlib.sha256(data).hexdigest()
             body = {
                 "format": FORMAT,
                 "version": VERSION,
@@ -66,7 +65,7 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
                 "state": checkpoint.state,
                 "arrays": _with_checksums(checkpoint.arrays, checksums),
                 "header": checksums[""],
-                "files": files,
+                "files": texts,
             }
             # The checksum is of what a reader finds: JSON has no tuples, and only string keys.
             body = json.loads(json.dumps(body))
@@ -79,32 +78,45 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
         ) from error
 
 
-def read_manifest(path: Path) -> Json:
-    """Read a checkpoint's manifest, and verify its checksum.
+def read_manifest(path: Path) -> Manifest:
+    """Read a checkpoint's manifest, and verify its checksum and its fields.
 
     Raises:
         DamagedError: if it differs from what was written.
-        CheckpointError: if its format is newer.
+        CheckpointError: if its format is newer, or it cannot be read now.
     """
     file = path / MANIFEST
+    with files.errors_that_may_pass(file):
+        data = files.read_file(file, _MAX_TEXT_BYTES)
     try:
-        data = file.read_bytes()
         manifest = json.loads(data)
         body, checksum = manifest["body"], manifest["sha256"]
-    except OSError as error:
-        raise DamagedError(f"{file} cannot be read: {error.strerror}.") from error
-    except (ValueError, KeyError, TypeError) as error:
+        is_intact = _dump(manifest) == data and _checksum(body) == checksum
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedError(f"{file} is damaged: it is not a manifest.") from error
-    if _dump(manifest) != data or _checksum(body) != checksum:
+    if not is_intact:
         raise DamagedError(f"{file} is damaged: its checksum is wrong.")
-    if body["format"] != FORMAT or body["version"] > VERSION:
+    _check_format(path, body)
+    try:
+        parsed = parse(body)
+    except DamagedError as error:
+        raise DamagedError(f"{file} is not a manifest of Convoy: {error}.") from None
+    if parsed.name != path.name:
+        raise DamagedError(f"{path} was written as {parsed.name!r} and has been renamed.")
+    return parsed
+
+
+def _check_format(path: Path, body: Any) -> None:
+    """Reject formats that are newer; their fields may be others."""
+    name, version = (body.get(k) if isinstance(body, dict) else None for k in ("format", "version"))
+    if name == FORMAT and not (isinstance(version, int) and version > VERSION):
+        return
+    if isinstance(name, str) and isinstance(version, int):
         raise CheckpointError(
-            f"{path} has the format {body['format']}, version {body['version']}; this Convoy reads "
-            f"{FORMAT} up to version {VERSION}. Use a newer Convoy."
+            f"{path} has the format {name}, version {version}; this Convoy reads {FORMAT} up to "
+            f"version {VERSION}. Use a newer Convoy."
         )
-    if body["name"] != path.name:
-        raise DamagedError(f"{path} was written as {body['name']!r} and has been renamed.")
-    return body
+    raise DamagedError(f"{path / MANIFEST} is damaged: it has no format and version.")
 
 
 def read(path: Path) -> Checkpoint:
@@ -112,17 +124,25 @@ def read(path: Path) -> Checkpoint:
 
     Raises:
         DamagedError: if it differs from what was written.
+        CheckpointError: if its format is newer, or it cannot be read now.
     """
-    body = read_manifest(path)
-    checksums = {name: entry["sha256"] for name, entry in body["arrays"].items()}
-    arrays = dict(tensors.read(path / ARRAYS, {"": body["header"], **checksums}))
-    texts = {name: _read_file(path / name, checksum) for name, checksum in body["files"].items()}
-    return Checkpoint(arrays, body["state"], body["about"], texts.get(MODEL))
+    manifest = read_manifest(path)
+    checksums = {name: entry.sha256 for name, entry in manifest.arrays.items()}
+    with files.errors_that_may_pass(path):
+        arrays = dict(tensors.read(path / ARRAYS, {"": manifest.header, **checksums}))
+        model = _read_model(path, manifest.files.get("model.json"))
+    if _with_checksums(arrays, checksums) != _dumped(manifest.arrays):
+        raise DamagedError(f"{path} has arrays of other types or shapes than its manifest lists.")
+    return Checkpoint(arrays, manifest.state, manifest.about, model)
 
 
-def state_hash(manifest: Json) -> str:
+def state_hash(manifest: Manifest) -> str:
     """Return a hash of the whole state; equal hashes mean bit-identical states."""
-    return _checksum({"arrays": manifest["arrays"], "state": manifest["state"]})
+    return _checksum({"arrays": _dumped(manifest.arrays), "state": manifest.state})
+
+
+def _dumped(entries: Mapping[str, ArrayEntry]) -> dict[str, Json]:
+    return {name: entry.model_dump() for name, entry in entries.items()}
 
 
 def _with_checksums(arrays: tensors.Arrays, checksums: Mapping[str, str]) -> dict[str, Json]:
@@ -141,11 +161,14 @@ def _checksum(body: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _read_file(path: Path, checksum: str) -> str:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise DamagedError(f"{path} cannot be read: {error.strerror}.") from error
+def _read_model(path: Path, checksum: str | None) -> str | None:
+    """Return the model's configuration, if the checkpoint has one."""
+    if checksum is None:
+        return None
+    data = files.read_file(path / MODEL, _MAX_TEXT_BYTES)
     if hashlib.sha256(data).hexdigest() != checksum:
-        raise DamagedError(f"{path} is damaged: its checksum is wrong.")
-    return data.decode()
+        raise DamagedError(f"{path / MODEL} is damaged: its checksum is wrong.")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise DamagedError(f"{path / MODEL} is damaged: it is not text.") from error

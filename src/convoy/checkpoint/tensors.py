@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Iterator, Mapping
-from io import BufferedReader
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import ml_dtypes
 import numpy as np
+from convoy.checkpoint import files
 from convoy.checkpoint.errors import DamagedError
+from convoy.checkpoint.manifest import Shape, Size, describe_problem
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -81,41 +84,75 @@ def write(path: Path, arrays: Arrays) -> dict[str, str]:
 def read(path: Path, checksums: Mapping[str, str]) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the names and arrays of a file.
 
+    The header is compared with the size of the file before memory is allocated.
+
     Args:
         path: the file.
         checksums: the return value of `write`.
 
     Raises:
         DamagedError: if the file differs from what was written.
+        OSError: if the file cannot be read now.
     """
+    with files.open_file(path) as file:
+        start = file.read(8)
+        length = int.from_bytes(start, "little")
+        header = file.read(length) if length <= _MAX_HEADER_BYTES else b""
+        if hashlib.sha256(start + header).hexdigest() != checksums[""]:
+            raise DamagedError(f"{path} is damaged: the checksum of its header is wrong.")
+        size = os.fstat(file.fileno()).st_size - len(start) - length
+        for name, entry in _checked_entries(path, header, checksums, size).items():
+            data = bytearray(entry.nbytes)
+            if file.readinto(data) != len(data):
+                raise DamagedError(f"{path} is truncated: {name!r} is incomplete.")
+            if hashlib.sha256(data).hexdigest() != checksums[name]:
+                raise DamagedError(f"{path} is damaged: the checksum of {name!r} is wrong.")
+            yield name, np.frombuffer(data, _TYPES[entry.dtype]).reshape(entry.shape)
+
+
+def _known_type(name: str) -> str:
+    if name not in _TYPES:
+        raise ValueError(f"{name!r} is not a type of arrays")
+    return name
+
+
+class _Entry(BaseModel):
+    """Type, shape and offsets of an array."""
+
+    model_config = ConfigDict(strict=True)
+
+    dtype: Annotated[str, AfterValidator(_known_type)]
+    shape: Shape
+    data_offsets: Annotated[list[Size], Field(min_length=2, max_length=2)]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * _TYPES[self.dtype].itemsize
+
+
+def _checked_entries(
+    path: Path, header: bytes, names: Collection[str], size: int
+) -> dict[str, _Entry]:
+    """Return the entries of a header, whose arrays follow each other and fill the file."""
     try:
-        with path.open("rb") as file:
-            yield from _read(file, path, checksums)
-    except OSError as error:
-        raise DamagedError(f"{path} cannot be read: {error.strerror}.") from error
-
-
-def _read(
-    file: BufferedReader, path: Path, checksums: Mapping[str, str]
-) -> Iterator[tuple[str, np.ndarray]]:
-    start = file.read(8)
-    length = int.from_bytes(start, "little")
-    header = file.read(length) if length <= _MAX_HEADER_BYTES else b""
-    if hashlib.sha256(start + header).hexdigest() != checksums[""]:
-        raise DamagedError(f"{path} is damaged: the checksum of its header is wrong.")
-    described = json.loads(header)
-    if set(described) | {""} != set(checksums):
+        entries = _ENTRIES.validate_json(header)
+    except ValidationError as error:
+        problem = describe_problem(error)
+        raise DamagedError(f"{path} is not a file of arrays: {problem}.") from None
+    offset = 0
+    for name, entry in entries.items():
+        if entry.data_offsets != [offset, offset + entry.nbytes]:
+            raise DamagedError(f"{path} is damaged: {name!r} is not at its place.")
+        offset += entry.nbytes
+    if "" in entries or entries.keys() | {""} != set(names):
         raise DamagedError(f"{path} does not have the arrays that the manifest lists.")
-    for name, entry in described.items():
-        begin, end = entry["data_offsets"]
-        data = bytearray(end - begin)
-        if file.readinto(data) != len(data):
-            raise DamagedError(f"{path} is truncated: {name!r} is incomplete.")
-        if hashlib.sha256(data).hexdigest() != checksums[name]:
-            raise DamagedError(f"{path} is damaged: the checksum of {name!r} is wrong.")
-        yield name, np.frombuffer(data, _TYPES[entry["dtype"]]).reshape(entry["shape"])
-    if file.read(1):
-        raise DamagedError(f"{path} is damaged: it has extra bytes at its end.")
+    if size != offset:
+        problem = "truncated" if size < offset else "damaged: it has extra bytes at its end"
+        raise DamagedError(f"{path} is {problem}: {size} bytes of arrays instead of {offset}.")
+    return entries
+
+
+_ENTRIES = TypeAdapter(dict[str, _Entry])
 
 
 def _bytes(array: np.ndarray) -> memoryview:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from convoy.checkpoint import convert, inspection, store
-from convoy.checkpoint.errors import CheckpointError
+from convoy.checkpoint.errors import CheckpointError, DamagedError
 from convoy_command.parser import Parser
 
 SUMMARY = "List, show, verify, average and convert checkpoints."
@@ -79,7 +79,8 @@ def _verify(options: argparse.Namespace) -> int:
         for path in inspection.find_all(given):
             error = inspection.verify(path)
             damaged += error is not None
-            print(f"{path}  intact" if error is None else f"{path}  DAMAGED: {error}")
+            verdict = "DAMAGED" if isinstance(error, DamagedError) else "NOT VERIFIED"
+            print(f"{path}  intact" if error is None else f"{path}  {verdict}: {error}")
     return 1 if damaged else 0
 
 

@@ -71,11 +71,16 @@ class StepDivision:
         Args:
             units: samples or batches that were taken.
             units_per_step: samples or batches of one step.
-            end: samples or batches of an epoch; its last step may be incomplete.
+            end: samples or batches of an epoch, whose last step may be incomplete; 0 if unknown.
 
         Raises:
             ValueError: if no weight update ends there.
         """
+        if 0 < end < units:
+            raise ValueError(
+                f"The checkpoint was taken {units} into the data, which now ends after {end}. "
+                "Resume with the data that the run began with."
+            )
         steps, left = divmod(units, units_per_step)
         if left and units == end:
             return steps + 1
