@@ -12,7 +12,7 @@ PARALLEL := --numprocesses auto --dist worksteal
 BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard src/convoy/*/native/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train docs test-unit test test-all test-targets freeze test-clients test-sanitized soak soak-serving proto lint bench-peers clean
+.PHONY: help setup train docs test-unit test test-all test-targets freeze test-clients test-sanitized soak soak-serving stops-serving proto lint bench-peers clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -83,8 +83,11 @@ freeze: setup ## Accept changes to public names and flags: write tests/golden ag
 soak: setup ## Kill 100 runs at random moments, and find the same bits
 	@$(BIN)/python tests/checkpoint/soak.py $(ARGS)
 
-soak-serving: setup ## Ten minutes of load on a server, with new versions and clients that misbehave
+soak-serving: setup ## Ten minutes of load on a server, with new versions and attackers among the clients
 	@$(BIN)/python -m tests.serving.soak $(ARGS)
+
+stops-serving: setup ## Stop a server 100 times under load, and find an answer to every request
+	@GRPC_ENABLE_FORK_SUPPORT=0 $(BIN)/python -m tests.serving.stops $(ARGS)
 
 docs: $(VENV)/.docs-installed ## Build the documentation into build/site, from what is here
 	@echo "Building build/site (a minute) ..."

@@ -1,16 +1,23 @@
-"""Load on a server while versions are rolled out and clients misbehave.
+"""Load on a server while versions are rolled out and attackers are among the clients.
 
     python -m tests.serving.soak [--seconds 600] [--output FILE]
 
-It should report: every accepted request answered, none wrong, memory flat. The server is a process
-of its own on this machine; the load is bounded in time and in requests that are on their way.
+It should report: every request of a good client answered, none wrong, memory flat, and a p99
+latency with attackers of at most 1.5 times that without. Attackers come and go every few seconds,
+so both are measured in one run. Of the versions, one contains a program that would crash the
+compiler, one is copied slowly, and one would block its reader. The server is a process of its
+own on this machine; the load is bounded in time and in requests that are on their way.
 """
 
 import argparse
 import asyncio
+import base64
+import contextlib
+import io
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,12 +28,23 @@ from pathlib import Path
 
 import aiohttp
 import convoy
+import grpc
 import keras
 import numpy as np
+from convoy.serving import artifact
+from convoy.serving import tensorflow_serving_pb2 as messages
+from PIL import Image
+from tests.serving.bad_files import picture, png, with_custom_call
 
 CLIENTS = 24
+ATTACKERS = 4
 ROLLOUT_SECONDS = 15.0
+# Attackers pause for this time, then attack for this time.
+PHASE_SECONDS = 10.0
+MAX_SLOWDOWN = 1.5
 NAME = "scaled"
+PREDICT = f"/v1/models/{NAME}:predict"
+MALICIOUS, HALF_COPIED, BLOCKED = 3, 5, 7
 
 
 def model(version):
@@ -38,9 +56,12 @@ def model(version):
 
 
 class Soak:
-    def __init__(self, url, port, pid, folder, until):
-        self.url = f"{url}/v1/models/{NAME}:predict"
-        self.port, self.pid, self.folder, self.until = port, pid, folder, until
+    def __init__(self, ports, pid, folder, until, rollout_seconds):
+        self.port, self.grpc_port = ports
+        self.url = f"http://127.0.0.1:{self.port}{PREDICT}"
+        self.pid, self.folder, self.until = pid, folder, until
+        self.rollout_seconds, self.rolled_out = rollout_seconds, 1
+        self.files = image_bombs()
         self.codes = Counter()
         self.latencies = []
         self.wrong = 0
@@ -48,6 +69,8 @@ class Soak:
         self.versions = Counter()
         self.misbehaved = Counter()
         self.memory = []
+        self.attacked = False
+        self.latencies_by_phase = {False: [], True: []}
 
     @property
     def goes_on(self):
@@ -57,7 +80,7 @@ class Soak:
         rng = random.Random(seed)
         while self.goes_on:
             rows = [[rng.randrange(10) for _ in range(16)] for _ in range(rng.choice((1, 1, 2, 5)))]
-            began = time.perf_counter()
+            began, attacked = time.perf_counter(), self.attacked
             try:
                 body = json.dumps({"instances": rows})
                 async with session.post(self.url, data=body) as answer:
@@ -68,6 +91,8 @@ class Soak:
             self.codes[answer.status] += 1
             if answer.status == 200:
                 self.latencies.append(time.perf_counter() - began)
+                if attacked == self.attacked:
+                    self.latencies_by_phase[attacked].append(self.latencies[-1])
                 self.check(rows, content["predictions"])
 
     def check(self, rows, predictions):
@@ -80,41 +105,118 @@ class Soak:
         self.versions[found.pop()] += 1
 
     async def misbehave(self, seed):
-        """Be slow, hang up half-way, send too much, or send nonsense."""
+        """Attack in some phases, each time in another way."""
         rng = random.Random(seed)
-        head = f"POST /v1/models/{NAME}:predict HTTP/1.1\r\nHost: x\r\nContent-Length: "
+        kinds = [getattr(self, name) for name in dir(self) if name.startswith("attack_")]
         while self.goes_on:
-            kind = rng.choice(("slow", "half-closed", "oversized", "nonsense"))
-            try:
-                reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-                if kind == "slow":
-                    writer.write(f"{head}100\r\n\r\n{{".encode())
-                    await asyncio.sleep(rng.random() * 3)
-                elif kind == "half-closed":
-                    writer.write(f"{head}100\r\n\r\n{{".encode())
-                    writer.write_eof()
-                    await asyncio.wait_for(reader.read(100), 10)
-                elif kind == "oversized":
-                    writer.write(f"{head}{1 << 30}\r\n\r\n".encode())
-                    for _ in range(64):
-                        writer.write(b" " * 65536)
-                        await asyncio.wait_for(writer.drain(), 10)
-                else:
-                    writer.write(rng.randbytes(500) + b"\r\n\r\n")
-                    await asyncio.wait_for(reader.read(100), 10)
-                writer.close()
-            except (OSError, TimeoutError):
-                pass
-            self.misbehaved[kind] += 1
+            if not self.attacked:
+                await asyncio.sleep(0.05)
+                continue
+            attack = rng.choice(kinds)
+            with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
+                async with asyncio.timeout(20):
+                    await attack(rng)
+            self.misbehaved[attack.__name__.removeprefix("attack_")] += 1
+
+    async def send(self, path, body, *headers, length=None, then=None):
+        """Send a request, and return the first bytes of the answer."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            size = len(body) if length is None else length
+            lines = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {size}", *headers]
+            writer.write("\r\n".join([*lines, "", ""]).encode() + body)
+            await writer.drain()
+            if then is not None:
+                await then(writer)
+            return await reader.read(1000)
+        finally:
+            writer.close()
+
+    async def attack_slow(self, rng):
+        async def wait(writer):
+            await asyncio.sleep(3 * rng.random())
+            writer.transport.abort()
+
+        await self.send(PREDICT, b"{", length=100, then=wait)
+
+    async def attack_half_closed(self, rng):
+        async def close(writer):
+            writer.write_eof()
+
+        await self.send(PREDICT, b"{", length=100, then=close)
+
+    async def attack_oversized(self, rng):
+        await self.send(PREDICT, b" " * 65536, length=1 << 30)
+
+    async def attack_nonsense(self, rng):
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(rng.randbytes(500) + b"\r\n\r\n")
+        await reader.read(100)
+        writer.close()
+
+    async def attack_silent(self, rng):
+        opened = [await asyncio.open_connection("127.0.0.1", self.port) for _ in range(20)]
+        await asyncio.sleep(rng.random())
+        for _, writer in opened:
+            writer.close()
+
+    async def attack_lists(self, rng):
+        await self.send(PREDICT, b'{"instances": [' + b"[]," * 1_000_000 + b"[]]}")
+
+    async def attack_samples(self, rng):
+        data = bytes(16 * 4 * 200_000)
+        tensor = {"name": "x", "shape": [200_000, 16], "datatype": "FP32"}
+        tensor["parameters"] = {"binary_data_size": len(data)}
+        header = json.dumps({"inputs": [tensor]}).encode()
+        name = f"Inference-Header-Content-Length: {len(header)}"
+        await self.send(f"/v2/models/{NAME}/infer", header + data, name)
+
+    async def attack_claimed_shape(self, rng):
+        request = messages.PredictRequest()
+        request.model_spec.name = NAME
+        tensor = request.inputs["x"]
+        tensor.dtype = 1
+        for size in (1 << 26, 16):
+            tensor.tensor_shape.dim.add(size=size)
+        tensor.float_val.append(1.0)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{self.grpc_port}") as channel:
+            call = channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
+            with contextlib.suppress(grpc.RpcError):
+                await call(request.SerializeToString(), timeout=10)
+
+    async def attack_images(self, rng):
+        files = [base64.b64encode(file).decode() for file in self.files]
+        for file in files:
+            body = json.dumps({"instances": [{"b64": file}]}).encode()
+            await self.send("/v1/models/pictures:predict", body)
+
+    async def phases(self):
+        while self.goes_on:
+            self.attacked = False
+            await asyncio.sleep(PHASE_SECONDS)
+            self.attacked = True
+            await asyncio.sleep(PHASE_SECONDS)
+        self.attacked = False
 
     async def roll_out(self):
         version = 1
         while self.goes_on:
-            await asyncio.sleep(ROLLOUT_SECONDS)
+            await asyncio.sleep(self.rollout_seconds)
             version += 1
-            await asyncio.to_thread(
-                convoy.export, model(version), self.folder, batch_sizes=[1, 8, 32]
-            )
+            folder = self.folder / str(version)
+            if version == MALICIOUS:
+                await asyncio.to_thread(with_custom_call, folder, self.folder / "1")
+            elif version in (HALF_COPIED, BLOCKED):
+                await asyncio.to_thread(copy_badly, folder, self.folder / "1", version == BLOCKED)
+            else:
+                await asyncio.to_thread(
+                    convoy.export,
+                    model(version),
+                    self.folder,
+                    version=version,
+                    batch_sizes=[1, 8, 32],
+                )
+            self.rolled_out = version
 
     async def watch(self):
         while self.goes_on:
@@ -125,8 +227,14 @@ class Soak:
         connector = aiohttp.TCPConnector(limit=CLIENTS)
         async with aiohttp.ClientSession(connector=connector) as session:
             clients = [self.client(session, seed) for seed in range(CLIENTS)]
-            bad = [self.misbehave(seed) for seed in range(4)]
-            await asyncio.gather(*clients, *bad, self.roll_out(), self.watch())
+            bad = [self.misbehave(seed) for seed in range(ATTACKERS)]
+            await asyncio.gather(*clients, *bad, self.phases(), self.roll_out(), self.watch())
+
+    @property
+    def slowdown(self):
+        """The p99 latency with attackers over that without."""
+        quiet, attacked = (self.latencies_by_phase[phase] for phase in (False, True))
+        return np.percentile(attacked, 99) / np.percentile(quiet, 99)
 
     def report(self, seconds):
         p50, p95, p99 = (1000 * value for value in np.percentile(self.latencies, (50, 95, 99)))
@@ -143,11 +251,30 @@ class Soak:
                 f"| wrong answers | {self.wrong} |",
                 f"| requests per second | {sum(self.codes.values()) / seconds:.0f} |",
                 f"| latency p50, p95, p99 in ms | {p50:.1f}, {p95:.1f}, {p99:.1f} |",
-                f"| versions that answered | {len(self.versions)} |",
-                f"| misbehaving clients | {dict(sorted(self.misbehaved.items()))} |",
+                f"| p99 with attackers over p99 without | {self.slowdown:.2f} |",
+                f"| versions rolled out, and that answered | {self.rolled_out}, "
+                f"{len(self.versions)} |",
+                f"| attacks | {dict(sorted(self.misbehaved.items()))} |",
                 f"| memory in MB, second quarter and last quarter | {early:.0f}, {late:.0f} |",
             ]
         )
+
+
+def image_bombs():
+    """Return small files with many pixels: one that is refused, one that is not."""
+    file = io.BytesIO()
+    Image.new("RGB", (3000, 3000)).save(file, "PNG")
+    return png(1, 50_000_000, 10), file.getvalue()
+
+
+def copy_badly(folder, source, blocks):
+    """Copy a version without its weights, and complete it later; or put a pipe in their place."""
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns(artifact.WEIGHTS))
+    if blocks:
+        os.mkfifo(folder / artifact.WEIGHTS)
+    else:
+        time.sleep(3)
+        shutil.copy(source / artifact.WEIGHTS, folder)
 
 
 def resident_megabytes(pid):
@@ -158,20 +285,22 @@ def resident_megabytes(pid):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--rollout-seconds", type=float, default=ROLLOUT_SECONDS)
     parser.add_argument("--output", type=Path, help="a Markdown file for the figures")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name) / NAME
+        folder, pictures = Path(name) / NAME, Path(name) / "pictures"
         convoy.export(model(1), folder, batch_sizes=[1, 8, 32])
-        command = [sys.executable, "-m", "convoy", "serve", "--model", f"{NAME}={folder}"]
-        command += ["--port", "0", "--grpc-port", "-1", "--max-request-bytes", "1000000"]
-        command += ["--request-seconds", "10"]
+        convoy.export(picture(), pictures, batch_sizes=[1, 4])
+        command = [sys.executable, "-m", "convoy", "serve", "--port", "0", "--grpc-port", "0"]
+        command += ["--model", f"{NAME}={folder}", "--model", f"pictures={pictures}"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             try:
-                url = server.stdout.readline().split()[-1].rstrip("/")
+                lines = [server.stdout.readline() for _ in range(2)]
+                ports = [int(line.rstrip("/\n").split(":")[-1]) for line in lines]
                 began = time.monotonic()
                 until = began + options.seconds
-                soak = Soak(url, int(url.split(":")[-1]), server.pid, folder, until)
+                soak = Soak(ports, server.pid, folder, until, options.rollout_seconds)
                 asyncio.run(soak.run())
             finally:
                 server.send_signal(signal.SIGTERM)
@@ -182,7 +311,8 @@ def main():
     print(report)
     if options.output is not None:
         options.output.write_text(f"# Load on a server\n\n`make soak-serving`\n\n{report}\n")
-    return 1 if soak.wrong or soak.lost or status or set(soak.codes) - {200, 429} else 0
+    failed = soak.wrong or soak.lost or status or set(soak.codes) - {200, 429}
+    return 1 if failed or soak.slowdown > MAX_SLOWDOWN else 0
 
 
 if __name__ == "__main__":

@@ -5,19 +5,17 @@ import io
 import json
 import os
 import shutil
-import struct
 import time
-import zlib
 from pathlib import Path
 
 import convoy
-import jax
 import keras
 import numpy as np
 import pytest
 from convoy.serving import artifact
 from convoy.serving import tensorflow_serving_pb2 as messages
 from PIL import Image
+from tests.serving.bad_files import picture, png, with_custom_call
 from tests.serving.models import half_plus
 from tests.serving.processes import OtherClient, serving, slowdown
 
@@ -33,11 +31,6 @@ MAX_MEGABYTES = 400
 def four():
     x = keras.Input((4,), name="x")
     return keras.Model(x, keras.layers.Rescaling(2.0)(x))
-
-
-def picture():
-    image = keras.Input((8, 8, 3), name="image", dtype="uint8")
-    return keras.Model(image, keras.layers.GlobalAveragePooling2D()(keras.ops.cast(image, float)))
 
 
 @pytest.fixture(scope="module")
@@ -119,18 +112,6 @@ def test_a_text_of_millions_of_empty_lists(server):
     check_attack(server, attack)
 
 
-def png(width, height, rows):
-    """A PNG whose data have some of its rows, and end properly."""
-    raw = zlib.compress(bytes(rows * (1 + 3 * width)), 9)
-    chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))]
-    chunks += [(b"IDAT", raw), (b"IEND", b"")]
-    parts = [
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in chunks
-    ]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
-
-
 def as_json(*files):
     return {"instances": [{"b64": base64.b64encode(file).decode()} for file in files]}
 
@@ -187,22 +168,6 @@ def test_an_image_cannot_start_a_program(server):
     status, body = server.post("/v1/models/pictures:predict", as_json(file))
     assert (status, b"JPEG, PNG" in body) == (400, True)
     assert not (server.folder / "gs-was-started").exists()
-
-
-def with_custom_call(folder, source):
-    """Write a version whose program calls a function that is not known."""
-    call = jax.ffi.ffi_call("convoy_unknown", jax.ShapeDtypeStruct((1,), np.float32))
-    exporting = jax.export.export(
-        jax.jit(lambda constants, x: [call(x)]),
-        platforms=["cpu"],
-        disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("convoy_unknown")],
-    )
-    code = exporting([], jax.ShapeDtypeStruct((1,), np.float32)).serialize()
-    found = artifact.read(source)
-    programs = {1: artifact.Program(bytes(code), ())}
-    content = artifact.Artifact(found.signature, programs, {}, found.example)
-    folder.mkdir()
-    artifact.write(content, None, folder)
 
 
 def wait_for(server, model, version, state):

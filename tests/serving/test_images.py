@@ -1,6 +1,4 @@
 import io
-import struct
-import zlib
 
 import numpy as np
 import pytest
@@ -9,6 +7,7 @@ from convoy.serving.errors import ServingError
 from convoy.serving.images import decode_image
 from convoy.serving.signature import TensorSpec
 from PIL import Image
+from tests.serving.bad_files import png_of
 
 RGB = TensorSpec("image", "uint8", (4, 6, 3))
 
@@ -109,10 +108,4 @@ def interlaced(width, height, missing):
     for x, y, step_x, step_y in images._ADAM7:
         columns, lines = -(-(width - x) // step_x), -(-(height - y) // step_y)
         total += lines * (1 + 3 * columns) if columns > 0 and lines > 0 else 0
-    chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 1))]
-    chunks += [(b"IDAT", zlib.compress(bytes(total - missing))), (b"IEND", b"")]
-    parts = [
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in chunks
-    ]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+    return png_of(width, height, bytes(total - missing), interlaced=1)

@@ -13,12 +13,15 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from aiohttp.web_protocol import RequestHandler
 from convoy.serving.credentials import Certificate
+from convoy.serving.last_connections import refuse_new_connections
 
 # Clients may send a request on a connection that the server is about to close; at a stop, a
 # connection is kept for this long after its last use.
 LINGER_SECONDS = 1.0
 # Time in which a request is found that arrived with the end of a client's direction.
 HALF_CLOSED_SECONDS = 0.5
+# Time in which connections that a client has begun before the listener closes are completed.
+LAST_ACCEPT_SECONDS = 0.05
 # Descriptors that are left for files, gRPC and other processes' pipes.
 OTHER_DESCRIPTORS = 128
 MAX_DESCRIPTORS = 1 << 16
@@ -234,9 +237,11 @@ class HttpConnections:
             return
         # The kernel has completed connections that are not accepted yet; a close would reset them.
         for found in self._sockets:
-            found.listen(0)
-        while select.select(self._sockets, [], [], 0)[0]:
-            await asyncio.sleep(0)
+            refuse_new_connections(found)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + LAST_ACCEPT_SECONDS
+        while loop.time() < end or select.select(self._sockets, [], [], 0)[0]:
+            await asyncio.sleep(0.005)
         self._listener.close()
         self._listener = None
         for found in self._sockets:
