@@ -4,6 +4,8 @@ import jax
 import keras
 import numpy as np
 import pytest
+from convoy import cpu
+from tests import parts
 
 from .side_by_side import assert_equivalent, assert_same, make_convoy, make_stock, state
 
@@ -105,6 +107,54 @@ def test_a_step_of_the_model(table, make, strategy):
             return model.fit(x, y, batch_size=20, epochs=3, verbose=0).history
 
     assert_equivalent(make, run, steps=4, **strategy)
+
+
+class ConvolutionalSteps(keras.Model):
+    """Keras's own steps, called by overrides, for a model with the operations that have kernels."""
+
+    def train_step(self, state, data):
+        return super().train_step(state, data)
+
+    def test_step(self, state, data):
+        return super().test_step(state, data)
+
+    def predict_step(self, state, data):
+        return super().predict_step(state, data)
+
+
+def convolutional(steps):
+    layers = keras.layers
+    inputs = keras.Input((10, 10, 1))
+    x = layers.Conv2D(8, 3, padding="same", use_bias=False)(inputs)
+    x = layers.BatchNormalization()(x)
+    x = layers.MaxPooling2D(2)(layers.ReLU()(x))
+    x = layers.DepthwiseConv2D(3, padding="same")(x)
+    x = layers.SeparableConv2D(8, 3, activation="relu")(x)
+    x = layers.AveragePooling2D(2, 1)(layers.Conv2DTranspose(4, 2, strides=2)(x))
+    outputs = layers.Dense(10, activation="softmax")(layers.Flatten()(x))
+    model = ConvolutionalSteps(inputs, outputs)
+    model.compile(
+        keras.optimizers.SGD(0.05, momentum=0.9),
+        "sparse_categorical_crossentropy",
+        metrics=["accuracy"],
+        steps_per_execution=steps,
+    )
+    return model
+
+
+@pytest.mark.parametrize("strategy", [{}, REPLICAS], ids=["one device", "two replicas"])
+def test_convolutions_in_a_step_of_the_model(images, strategy):
+    assert_equivalent(convolutional, everything((*images, None)), steps=4, **strategy)
+
+
+@parts.needs("the native CPU kernels")
+def test_partitioned_convolutions_run_by_native_kernels(images):
+    model = make_convoy(convolutional, 2, **REPLICAS)
+    cpu.lowering.reset_counts()
+    model.fit(*images, batch_size=20, verbose=0)
+    lowered = cpu.status().lowered
+    assert any(name.startswith("convolution by oneDNN, backward weights") for name in lowered)
+    assert "convolution by XLA" not in lowered
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")

@@ -29,6 +29,7 @@ from convoy.engine.step.replicate import (
     replicate_gradients,
 )
 from convoy.engine.step.shard_optimizer import OptimizerShards
+from convoy.engine.step.sharded_operations import ShardedOperations
 from convoy.engine.step.step import (
     ForwardStep,
     GradientStep,
@@ -127,12 +128,9 @@ class Composition:
             run = self._on_each_replica(fetch, chunk, folded, max_steps)
         program: Program = partial(run_steps, run, self.mode)
         mesh = self.config.placement.mesh
-        is_partitioned = custom is not None and mesh is not None
-        if (
-            self.mode == "train"
-            and cpu.fuses(self.config.placement.platform)
-            and not is_partitioned
-        ):
+        if custom is not None and mesh is not None:
+            program = _with_operations(program, lambda: ShardedOperations(mesh))
+        elif self.mode == "train" and cpu.fuses(self.config.placement.platform):
             program = _with_operations(program, lambda: self._fusion(chunk))
         if custom is None:
             program = self._for_local_batch(program, chunk)
@@ -254,7 +252,7 @@ def fetch_nothing(source: Batch, _: jax.Array) -> Batch:
 
 
 def _with_operations(
-    program: Program, operations: Callable[[], GlobalBatch | cpu.Fusion]
+    program: Program, operations: Callable[[], GlobalBatch | ShardedOperations | cpu.Fusion]
 ) -> Program:
     """Trace a program with replacements of Keras's operations, created for each trace."""
 

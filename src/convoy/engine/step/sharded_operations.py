@@ -1,0 +1,65 @@
+"""Convolutions and poolings of a global batch, each replica computing those of its own samples.
+
+XLA's partitioner divides XLA's own operations over the replicas, but not the calls of native
+kernels: it would gather their operands on every device. A step that is partitioned therefore
+computes these operations by `shard_map`, inside of which every array lies on one device:
+
+    partitioner     x, a shard per replica -> shard_map( native kernel ) -> y, a shard per replica
+
+JAX differentiates `shard_map`: the gradient of a kernel is added up over the replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import keras
+from convoy.engine.data.placement import AXIS
+from convoy.types import Tensor
+from jax.sharding import Mesh, PartitionSpec
+
+Operation = Callable[..., Tensor]
+"""An operation of Keras's backend."""
+
+
+class ShardedOperations:
+    """Keras's operations on a global batch; see `keras_bridge.replaced_operations`.
+
+    Args:
+        mesh: the devices of the replicas.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+
+    def _by_replica(
+        self, original: Operation, inputs: Tensor, *others: Any, **settings: Any
+    ) -> Tensor:
+        """Compute an operation by sample: its first operand has the samples in its first axis."""
+        inputs = keras.ops.convert_to_tensor(inputs)
+        if not inputs.shape or inputs.shape[0] % self.mesh.size:
+            return original(inputs, *others, **settings)
+        is_array = [hasattr(value, "shape") for value in others]
+        arrays = [
+            keras.ops.convert_to_tensor(value)
+            for value, chosen in zip(others, is_array, strict=True)
+            if chosen
+        ]
+
+        def local(inputs: jax.Array, arrays: list[jax.Array]) -> jax.Array:
+            rest = iter(arrays)
+            arguments = (
+                next(rest) if chosen else value
+                for value, chosen in zip(others, is_array, strict=True)
+            )
+            return original(inputs, *arguments, **settings)
+
+        by_sample = PartitionSpec(AXIS)
+        divided = jax.shard_map(
+            local, mesh=self.mesh, in_specs=(by_sample, PartitionSpec()), out_specs=by_sample
+        )
+        return divided(inputs, arrays)
+
+    conv = depthwise_conv = conv_transpose = max_pool = average_pool = _by_replica
