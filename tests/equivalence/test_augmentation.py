@@ -6,6 +6,9 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
+from keras.src.layers.preprocessing.image_preprocessing.base_image_preprocessing_layer import (
+    BaseImagePreprocessingLayer,
+)
 
 from .side_by_side import assert_equivalent, make_convoy, make_stock
 
@@ -14,7 +17,14 @@ LAYERS = {
     "CenterCrop": lambda: layers.CenterCrop(8, 8),
     "CutMix": lambda: layers.CutMix(seed=1),
     "MixUp": lambda: layers.MixUp(seed=1),
+    "ContrastLimitedAdaptiveHistogramEqualization": (
+        lambda: layers.ContrastLimitedAdaptiveHistogramEqualization((0, 1), tile_grid_size=(2, 2))
+    ),
+    "Equalization": lambda: layers.Equalization(value_range=(0, 1)),
     "Normalization": lambda: layers.Normalization(mean=0.4, variance=0.3),
+    "Pipeline": lambda: layers.Pipeline(
+        [layers.RandomFlip(seed=1), layers.RandomRotation(0.1, seed=2)]
+    ),
     "RandAugment": lambda: layers.RandAugment(value_range=(0, 1), num_ops=2, seed=1),
     "RandomBrightness": lambda: layers.RandomBrightness(0.2, value_range=(0, 1), seed=1),
     "RandomColorDegeneration": lambda: layers.RandomColorDegeneration(0.5, (0, 1), seed=1),
@@ -38,6 +48,11 @@ LAYERS = {
     "Rescaling": lambda: layers.Rescaling(2.0, -1.0),
     "Resizing": lambda: layers.Resizing(8, 8),
     "Solarization": lambda: layers.Solarization(value_range=(0, 1), seed=1),
+}
+# These cannot be compiled: what they compute depends on random numbers that Python draws or reads.
+ON_HOST = {
+    "AugMix": lambda: layers.AugMix((0, 1), num_chains=1, chain_depth=2, seed=1),
+    "RandomElasticTransform": lambda: layers.RandomElasticTransform(value_range=(0, 1), seed=1),
 }
 # Some of these layers ask for 64-bit integers, which JAX narrows with a warning.
 pytestmark = pytest.mark.filterwarnings("ignore:Explicitly requested dtype")
@@ -107,6 +122,40 @@ def test_a_layer_that_keras_marks_as_not_compilable(pictures, name):
         return history, model.predict(pictures[0], verbose=0)
 
     assert_equivalent(make, run, steps="auto")
+
+
+def test_every_augmentation_layer_of_keras_is_compared():
+    own = {
+        name
+        for name in dir(layers)
+        if isinstance(getattr(layers, name), type)
+        and issubclass(getattr(layers, name), BaseImagePreprocessingLayer)
+    }
+    # `MaxNumBoundingBoxes` changes bounding boxes alone; a model has none.
+    assert own - set(LAYERS) == {*ON_HOST, "MaxNumBoundingBoxes"}
+
+
+@pytest.mark.parametrize("name", ON_HOST)
+def test_a_layer_that_decides_in_python_is_run_by_stock_keras(pictures, name):
+    def make(steps):
+        model = keras.Sequential(
+            [
+                keras.Input((12, 12, 3)),
+                # Stock Keras runs a model with this layer uncompiled.
+                layers.RandomTranslation(0.1, 0.1, seed=1),
+                ON_HOST[name](),
+                layers.Flatten(),
+                layers.Dense(3, activation="softmax"),
+            ]
+        )
+        model.compile("sgd", "sparse_categorical_crossentropy", steps_per_execution=steps)
+        return model
+
+    def run(model):
+        return model.fit(*pictures, batch_size=12, verbose=0).history
+
+    with pytest.warns(UserWarning, match=rf"\({name}\) cannot be compiled\. Stock Keras runs fit"):
+        assert_equivalent(make, run, steps=1)
 
 
 @pytest.mark.parametrize("name", ["RandomFlip", "RandomRotation", "RandomCrop"])

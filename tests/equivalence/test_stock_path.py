@@ -145,6 +145,20 @@ def test_sparse_input():
         )
 
 
+def test_a_distribution_of_keras(table):
+    def made(steps):
+        keras.distribution.set_distribution(
+            keras.distribution.DataParallel(devices=["cpu:0", "cpu:1"])
+        )
+        return make()(steps)
+
+    try:
+        with pytest.warns(UserWarning, match=r"A distribution of .* is set\. Stock"):
+            assert_equivalent(made, fit(table), steps=1)
+    finally:
+        keras.distribution.set_distribution(None)
+
+
 def test_a_metric_of_a_layer_causes_a_warning(table):
     class Keeping(layers.Layer):
         def __init__(self):

@@ -61,6 +61,11 @@ def reason(model: keras.Model, method: str, x: Data) -> Reason | None:
         return Reason(
             "jit_compile=False was passed to compile().", "Leave it out to use Convoy's engine."
         )
+    if keras.distribution.distribution() is not None:
+        return Reason(
+            "A distribution of keras.distribution is set.",
+            "Unset it, and pass the devices to convoy.Strategy, to use Convoy's engine.",
+        )
     if any(map(keras_bridge.is_sparse, keras.tree.flatten(x))):
         return Reason("The input is sparse.", "Make it dense to use Convoy's engine.")
     return None

@@ -1,7 +1,9 @@
 """Layers and settings that keep a model from being compiled.
 
 Keras marks layers that cannot be compiled by `supports_jit`. Its image augmentation layers carry
-that mark because of TensorFlow; JAX compiles them, with the same random draws.
+that mark because of TensorFlow; JAX compiles them, with the same random draws. Two cannot be
+compiled: `AugMix` chooses operations by Python's own generator, and a program would repeat the
+choice that was made while it was traced; `RandomElasticTransform` has a kernel of random size.
 """
 
 from __future__ import annotations
@@ -10,11 +12,16 @@ from typing import Any
 
 import jax
 from keras import Model
+from keras.src.layers.preprocessing.image_preprocessing.aug_mix import AugMix
 from keras.src.layers.preprocessing.image_preprocessing.base_image_preprocessing_layer import (
     BaseImagePreprocessingLayer,
 )
 from keras.src.layers.preprocessing.image_preprocessing.random_crop import RandomCrop
+from keras.src.layers.preprocessing.image_preprocessing.random_elastic_transform import (
+    RandomElasticTransform,
+)
 
+_DECIDE_IN_PYTHON = (AugMix, RandomElasticTransform)
 _stock_crop = RandomCrop.transform_images
 
 
@@ -23,7 +30,8 @@ def uncompilable_layers(model: Model) -> list[str]:
     return [
         f"{layer.name} ({type(layer).__name__})"
         for layer in model._flatten_layers()
-        if not layer.supports_jit and not isinstance(layer, BaseImagePreprocessingLayer)
+        if isinstance(layer, _DECIDE_IN_PYTHON)
+        or not (layer.supports_jit or isinstance(layer, BaseImagePreprocessingLayer))
     ]
 
 
