@@ -383,11 +383,17 @@ def run_epoch(
     uninterrupted = Uninterrupted()
     while True:
         steps = steps_per_execution.value
+        start = time.perf_counter()
+        # The first callback of an epoch comes before its data is read, as in stock Keras; an input
+        # of unknown length may be at its end.
+        is_first = done == 0 and feed.steps is not None
+        if is_first:
+            callbacks.begin(done)
         chunk = feed.next(min(steps, max_steps or steps))
         if chunk is None:
             return done
-        start = time.perf_counter()
-        callbacks.begin(done)
+        if not is_first:
+            callbacks.begin(done)
         left = steps
         outcomes = []
         while chunk is not None:

@@ -59,20 +59,24 @@ class Resident:
         self.order: jax.Array | None = None
         self.resume_obstacle: str | None = None
         self.step = self.start = self.end = 0
+        self._is_drawn = False
         self._drawn_from: random_state.RandomState | None = None
 
     def begin_epoch(self) -> None:
         if not self.continues or self.step == self.total:
             self.step = 0
         if self.step == 0:
-            self._draw_order()
+            # As in stock Keras, the order is drawn when the first batch is read: a callback that
+            # raises before leaves the generator as it was.
+            self._is_drawn = False
         self._set_end()
 
     def make_repeatable(self) -> None:
         """Do nothing: the order always depends on the random state alone."""
 
     def position(self, *, epoch_over: bool) -> DataPosition:
-        drawn_from = self._drawn_from or random_state.capture()
+        drawn_from = self._drawn_from if self._is_drawn else None
+        drawn_from = drawn_from or random_state.capture()
         if not epoch_over:
             before = self._samples_until(self.start)
             return DataPosition(drawn_from, before, self._samples_until(self.step) - before)
@@ -116,6 +120,8 @@ class Resident:
     def next(self, max_steps: int) -> Chunk | None:
         if self.step == self.end:
             return None
+        if not self._is_drawn:
+            self._draw_order()
         layout: Layout = "contiguous" if self.order is None else "ordered"
         source = (self.arrays, self.order, np.int32(self.step * self.batch))
         is_complete = self.step < self.complete_steps
@@ -137,7 +143,7 @@ class Resident:
 
     def _draw_order(self) -> None:
         """Draw an epoch's order from NumPy's generator exactly as stock Keras does."""
-        self._drawn_from = random_state.capture()
+        self._is_drawn, self._drawn_from = True, random_state.capture()
         if not self.shuffle:
             self.order = None
             return
