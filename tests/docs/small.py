@@ -60,6 +60,7 @@ RULES = {
     # As the page says, instead of a download.
     r"mnist: .*\.py": Rule(before="test/run.py DIR/mnist.npz"),
     r"benchmarks/loop_overhead": Rule("--steps 1000 --rounds 1"),
+    r"benchmarks\.unusual_models": Rule("--steps 2 --rounds 1"),
     r"benchmarks/scaling": Rule("--workloads resnet8 --rounds 1 --updates 1"),
     r"benchmarks\.recording": Rule("--steps 2 --rounds 2 --steps-per-execution 1"),
     r"benchmarks\.checkpoint": Rule("--saves 2 --image 32 --batch 1"),
