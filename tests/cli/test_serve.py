@@ -6,6 +6,7 @@ import urllib.request
 
 import convoy
 import pytest
+from convoy.serving.client import TOKEN_VARIABLE
 from convoy_command import cli
 from tests.serving.models import half_plus
 
@@ -22,6 +23,13 @@ pytestmark = pytest.mark.integration
         (["--model", "a=.", "--tls-key", "x"], "go together"),
         (["--model", "a=.", "--port", "-1", "--grpc-port", "-1"], "nothing to listen on"),
         (["--model", "a=.", "--max-request-bytes", "0"], "pass 1 or more"),
+        (["--model", "a=.", "--port", "65536"], "--port 65536: pass 65535 or less"),
+        (["--model", "a=.", "--grpc-port", "-2"], "pass -1 or more"),
+        (["--model", "a=.", "--token", ""], "the token is empty"),
+        (["--model", "a=.", "--token", "  "], "the token is empty, or has spaces"),
+        (["--model", "a=.", "--token", "x", "--token-file", "y"], "not both"),
+        (["--model", "a=.", "--token-file", "none"], "none: no such file."),
+        (["--model", "a=.", "--tls-client-ca", "x"], "needs --tls-certificate"),
     ],
 )
 def test_a_server_that_cannot_start_says_so(tmp_path, monkeypatch, capsys, words, message):
@@ -30,6 +38,33 @@ def test_a_server_that_cannot_start_says_so(tmp_path, monkeypatch, capsys, words
         cli.main(["serve", *words])
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_an_empty_variable_does_not_turn_authentication_off(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(TOKEN_VARIABLE, "")
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--model", "a=."])
+    assert f"${TOKEN_VARIABLE}: the token is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--host", "no.such.host.invalid"], "--host no.such.host.invalid cannot be resolved"),
+        (["--host", "\u00e9" * 100], "cannot be resolved"),
+        (["--tls-certificate", "text", "--tls-key", "text"], "not PEM files with a certificate"),
+        (["--token-file", "empty"], "--token-file empty: the token is empty"),
+    ],
+)
+def test_a_start_that_fails_is_one_line(tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").write_text("text")
+    (tmp_path / "empty").touch()
+    assert cli.main(["serve", "--model", "a=.", "--port", "0", "--grpc-port", "-1", *words]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert message in lines[0]
 
 
 @pytest.mark.slow

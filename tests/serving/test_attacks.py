@@ -33,10 +33,16 @@ def four():
     return keras.Model(x, keras.layers.Rescaling(2.0)(x))
 
 
+def wide():
+    x = keras.Input((20_000,), name="x")
+    return keras.Model(x, keras.ops.mean(x, axis=1))
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("attacked")
-    models = {"half": half_plus(2), "four": four(), "pictures": picture(), "rolled": half_plus(1)}
+    models = {"half": half_plus(2), "four": four(), "wide": wide(), "pictures": picture()}
+    models["rolled"] = half_plus(1)
     for name, model in models.items():
         convoy.export(model, folder / name, batch_sizes=[1, 4])
     # A stand-in for Ghostscript tells if it is started.
@@ -108,6 +114,16 @@ def test_a_text_of_millions_of_empty_lists(server):
 
     def attack():
         assert server.post("/v1/models/four:predict", body)[0] == 413
+
+    check_attack(server, attack)
+
+
+def test_a_long_text_that_is_valid(server):
+    row = b"[" + b",".join([b"0.5"] * 20_000) + b"]"
+    body = b'{"instances": [' + b",".join([row] * 50) + b"]}"
+
+    def attack():
+        assert server.post("/v1/models/wide:predict", body)[0] == 200
 
     check_attack(server, attack)
 

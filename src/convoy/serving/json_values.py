@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-from convoy.serving import admission
+from convoy.serving import admission, json_parser
 from convoy.serving.errors import invalid
 from convoy.serving.images import decode_images
 from convoy.serving.signature import MAX_DIMENSIONS, Arrays, Signature, TensorSpec
@@ -18,8 +18,10 @@ from convoy.serving.tensorflow_methods import example_inputs
 BASE64 = "b64"
 # Longer texts are decoded in the thread for expensive requests.
 EXPENSIVE_JSON_BYTES = 1 << 20
-# Values of an array that are written at once; other threads can run in between.
+# Values of an array that are read or written at once; other threads can run in between.
 _CHUNK_VALUES = 1 << 14
+# Longer texts are parsed in steps.
+_LONG_BYTES = 1 << 16
 _TYPE_NAMES = {str: "String", bool: "Bool", dict: "Object", type(None): "Null"}
 
 Json = Any
@@ -43,7 +45,7 @@ def parse(body: bytes, signature: Signature, max_samples: int) -> dict[str, Json
     if not body.strip():
         raise invalid("JSON Parse error: The document is empty")
     try:
-        value = json.loads(body)
+        value = json_parser.loads(body.decode()) if len(body) > _LONG_BYTES else json.loads(body)
     except json.JSONDecodeError as error:
         raise invalid(f"JSON Parse error: {error.msg} at offset: {error.pos}") from None
     except (UnicodeDecodeError, RecursionError, ValueError) as error:
@@ -155,6 +157,21 @@ def to_array(value: Json, spec: TensorSpec, max_samples: int) -> np.ndarray:
     Raises:
         ServingError: if the value cannot be converted.
     """
+    if isinstance(value, list) and len(value) > 1:
+        rows = max(1, _CHUNK_VALUES // max(1, spec.values if isinstance(value[0], list) else 1))
+        if len(value) > rows and not isinstance(value[0], dict):
+            parts = [
+                _convert(value[start : start + rows], spec, max_samples)
+                for start in range(0, len(value), rows)
+            ]
+            if len({part.shape[1:] for part in parts}) == 1:
+                return np.concatenate(parts)
+            # The whole tells which sizes differ.
+    return _convert(value, spec, max_samples)
+
+
+def _convert(value: Json, spec: TensorSpec, max_samples: int) -> np.ndarray:
+    """Return a JSON value as an array of an input's type, in one step."""
     leaves, shape = _flatten(value, spec)
     kinds = set(map(type, leaves))
     if kinds == {dict}:

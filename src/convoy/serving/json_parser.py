@@ -1,0 +1,110 @@
+"""Parsing of long JSON texts in short steps.
+
+Python's parser holds the interpreter's lock until the end of a text, so no other request is handled
+while it parses megabytes. This one calls it for the parts of a text: an element of a list, or many
+numbers of one. Other threads run in between. The result is the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+# Characters of a list of numbers that are parsed at once.
+STEP = 1 << 16
+
+_space = re.compile(r"[ \t\n\r]*").match
+_bracket_or_string = re.compile(r'[\[\]{}"]').search
+_decode = json.JSONDecoder().raw_decode
+
+
+def loads(text: str) -> Any:
+    """Return the value of a JSON text, as `json.loads` does.
+
+    Raises:
+        json.JSONDecodeError: if it is not JSON.
+        RecursionError: if it is nested too deeply.
+    """
+    value, position = _value(text, _skip(text, 0), 0)
+    if position != len(text):
+        raise json.JSONDecodeError("Extra data", text, position)
+    return value
+
+
+def _skip(text: str, position: int) -> int:
+    """Return the position after white space."""
+    found = _space(text, position)
+    return position if found is None else found.end()
+
+
+def _value(text: str, position: int, depth: int) -> tuple[Any, int]:
+    """Return the value at a position, and the position after it and the white space that follows.
+
+    Only the outer objects and lists are taken apart: a request has its samples there.
+    """
+    value: Any
+    if depth < 4 and text.startswith("{", position):
+        value, position = _object(text, position + 1, depth)
+    elif depth < 4 and text.startswith("[", position):
+        value, position = _list(text, position + 1, depth)
+    else:
+        value, position = _decode(text, position)
+    return value, _skip(text, position)
+
+
+def _object(text: str, position: int, depth: int) -> tuple[dict[str, Any], int]:
+    found: dict[str, Any] = {}
+    position = _skip(text, position)
+    if text.startswith("}", position):
+        return found, position + 1
+    while True:
+        if not text.startswith('"', position):
+            message = "Expecting property name enclosed in double quotes"
+            raise json.JSONDecodeError(message, text, position)
+        key, position = _decode(text, position)
+        position = _skip(text, position)
+        if not text.startswith(":", position):
+            raise json.JSONDecodeError("Expecting ':' delimiter", text, position)
+        found[key], position = _value(text, _skip(text, position + 1), depth + 1)
+        if text.startswith("}", position):
+            return found, position + 1
+        position = _after_comma(text, position)
+
+
+def _list(text: str, position: int, depth: int) -> tuple[list[Any], int]:
+    found: list[Any] = []
+    position = _skip(text, position)
+    if text.startswith("]", position):
+        return found, position + 1
+    while True:
+        numbers, position = _numbers(text, position)
+        found += numbers
+        value, position = _value(text, position, depth + 1)
+        found.append(value)
+        if text.startswith("]", position):
+            return found, position + 1
+        position = _after_comma(text, position)
+
+
+def _after_comma(text: str, position: int) -> int:
+    if not text.startswith(",", position):
+        raise json.JSONDecodeError("Expecting ',' delimiter", text, position)
+    return _skip(text, position + 1)
+
+
+def _numbers(text: str, position: int) -> tuple[list[Any], int]:
+    """Return the numbers and words of a list up to a comma within the next step, if there are any.
+
+    Damaged text is left to the parser of single values, which knows its position.
+    """
+    bracket = _bracket_or_string(text, position, position + STEP)
+    limit = min(len(text), position + STEP) if bracket is None else bracket.start()
+    end = text.rfind(",", position, limit)
+    if end < 0:
+        return [], position
+    try:
+        numbers: list[Any] = json.loads(f"[{text[position:end]}]")
+    except json.JSONDecodeError:
+        numbers = []
+    return (numbers, _skip(text, end + 1)) if numbers else ([], position)
