@@ -6,6 +6,7 @@ import jax
 import keras
 import numpy as np
 import pytest
+import scipy.sparse
 from jax.experimental import sparse
 from keras import layers
 from tests import parts
@@ -143,6 +144,23 @@ def test_sparse_input():
         assert_equivalent(
             made, lambda model: model.fit(x, y, batch_size=10, verbose=0).history, steps=1
         )
+
+
+@pytest.mark.interop
+@parts.needs("TensorFlow")
+@pytest.mark.parametrize("validates", [False, True], ids=["training", "validation"])
+def test_sparse_matrices(table, validates):
+    x, y, _ = table
+    x = np.where(x > 0.5, x, 0)
+    matrix = scipy.sparse.csr_matrix(x)
+
+    def run(model):
+        settings = {"batch_size": 30, "verbose": 0, "validation_data": (matrix, y)}
+        history = model.fit(x if validates else matrix, y, **settings).history
+        return history, model.evaluate(matrix, y, verbose=0), model.predict(matrix, verbose=0)
+
+    with pytest.warns(UserWarning, match="The input is sparse. Stock Keras runs fit"):
+        assert_equivalent(make(), run, steps=1)
 
 
 def test_a_distribution_of_keras(table):

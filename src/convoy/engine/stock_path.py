@@ -33,13 +33,13 @@ class Reason(NamedTuple):
     remedy: str
 
 
-def reason(model: keras.Model, method: str, x: Data) -> Reason | None:
+def reason(model: keras.Model, method: str, inputs: list[Data]) -> Reason | None:
     """Return the reason why stock Keras must run a method of a model, or `None`.
 
     Args:
         model: the model.
         method: the name of the method.
-        x: its input.
+        inputs: its inputs, and those of its validation.
     """
     function = FUNCTIONS[method]
     if keras_bridge.overridden(model, (function,)):
@@ -66,7 +66,7 @@ def reason(model: keras.Model, method: str, x: Data) -> Reason | None:
             "A distribution of keras.distribution is set.",
             "Unset it, and pass the devices to convoy.Strategy, to use Convoy's engine.",
         )
-    if any(map(keras_bridge.is_sparse, keras.tree.flatten(x))):
+    if any(map(keras_bridge.is_sparse, keras.tree.flatten(inputs))):
         return Reason("The input is sparse.", "Make it dense to use Convoy's engine.")
     return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import wraps
+from inspect import signature
 
 from convoy import keras_bridge
 from convoy.engine import stock_path
@@ -27,10 +28,13 @@ class Routing:
 
     def route(self, name: str, on_engine: Method) -> Method:
         """Return a method that runs on the engine, or by stock Keras if the engine has no path."""
+        names = list(signature(on_engine).parameters)
 
         @wraps(on_engine)
         def method(*args: PyTree, **kwargs: PyTree) -> PyTree:
-            reason = stock_path.reason(self.model, name, args[0] if args else kwargs.get("x"))
+            bound = dict(zip(names, args, strict=False)) | kwargs
+            inputs = [bound.get(key) for key in ("x", "validation_data")]
+            reason = stock_path.reason(self.model, name, inputs)
             if reason is None:
                 asynchronous = self.engine_model.runner.asynchronous_callbacks
                 with self._turns.take(name, asynchronous):
