@@ -4,6 +4,17 @@ import convoy
 import keras
 import pytest
 from convoy.pipeline.config import PipelineConfig
+from convoy.trainer.options import ModelOptions
+
+DEFAULTS = ModelOptions(
+    gradient_accumulation=1,
+    reduction="mean",
+    dtype=None,
+    asynchronous_callbacks=False,
+    pipelining=PipelineConfig(),
+    stages=None,
+    deferred_split=None,
+)
 
 
 @pytest.fixture
@@ -17,7 +28,7 @@ def options_of(model):
 
 
 def test_the_options_of_a_new_model_are_those_of_its_strategy(model):
-    assert options_of(model) == (1, "mean", None, False, PipelineConfig(), None)
+    assert options_of(model) == DEFAULTS
 
 
 def test_options_are_set_for_one_model(model):
@@ -25,13 +36,13 @@ def test_options_are_set_for_one_model(model):
     model.set_asynchronous_callbacks(True)
     model.set_pipelining_options(schedule="gpipe", activation_checkpointing=True)
     model.set_pipeline_stage_assignment([0, 1])
-    assert options_of(model) == (
-        4,
-        "sum",
-        "float32",
-        True,
-        PipelineConfig("gpipe", activation_checkpointing=True),
-        [0, 1],
+    assert options_of(model) == DEFAULTS._replace(
+        gradient_accumulation=4,
+        reduction="sum",
+        dtype="float32",
+        asynchronous_callbacks=True,
+        pipelining=PipelineConfig("gpipe", activation_checkpointing=True),
+        stages=[0, 1],
     )
 
 
