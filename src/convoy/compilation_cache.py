@@ -1,7 +1,5 @@
 """Persistent cache of compiled programs, so that a second run starts at once."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

@@ -20,8 +20,6 @@ A schema may contain other schemas. `add_flags` adds flags for their fields too,
 puts the given ones into the nested values of a file.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses

@@ -11,8 +11,6 @@ class SharedMean(keras.layers.Layer):
 ```
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

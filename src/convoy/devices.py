@@ -1,7 +1,5 @@
 """Selection of the devices that a strategy runs on."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import warnings

@@ -1,7 +1,5 @@
 """Location of shared libraries that Python distributions install."""
 
-from __future__ import annotations
-
 from importlib import metadata
 from pathlib import Path
 

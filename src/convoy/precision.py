@@ -1,7 +1,5 @@
 """Mixed precision: the type that a model computes in, and the type of its weights."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import re

@@ -1,7 +1,5 @@
 """Progress of a run: a bar on a terminal, plain lines elsewhere."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 import time

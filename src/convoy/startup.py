@@ -1,7 +1,5 @@
 """Settings that must be made before Keras and JAX start."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -16,6 +16,7 @@ from convoy import compile_only, distributed, keras_bridge, model
 from convoy import devices as device_choice
 from convoy import precision as precisions
 from convoy.arguments import whole_number
+from convoy.context import bound
 from convoy.engine.data.placement import AXIS, Placement
 from convoy.engine.execution_config import BatchMeaning, ExecutionConfig, Reduction
 from convoy.engine.numerics import loss_scale as loss_scales
@@ -150,15 +151,12 @@ class Strategy:
     @contextlib.contextmanager
     def scope(self) -> Iterator[Strategy]:
         """Prepare every `keras.Model` that this thread makes in the block."""
-        token = _current.set(self)
-        try:
-            with (
-                self.precision.scope() if self.precision else contextlib.nullcontext(),
-                keras_bridge.adopt_new_models(_adopt),
-            ):
-                yield self
-        finally:
-            _current.reset(token)
+        with (
+            bound(_current, self),
+            self.precision.scope() if self.precision else contextlib.nullcontext(),
+            keras_bridge.adopt_new_models(_adopt),
+        ):
+            yield self
 
     def adopt(self, new: keras.Model) -> None:
         """Prepare a model for this strategy, as `scope` does with every model that is made in it.

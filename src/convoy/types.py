@@ -1,7 +1,5 @@
 """Type aliases for values that Keras and JAX leave untyped."""
 
-from __future__ import annotations
-
 from typing import Any, TypeAlias
 
 import jax

@@ -1,7 +1,5 @@
 """Quantities as text: formatting and parsing of sizes, rates, durations and counts; tables."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Installed versions, and the versions of Keras and JAX that Convoy is tested with."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from importlib import metadata

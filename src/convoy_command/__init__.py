@@ -4,8 +4,6 @@ This is a separate package because importing any module of `convoy` imports JAX 
 takes two seconds. Help, the version and errors about unknown verbs do not need them.
 """
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading

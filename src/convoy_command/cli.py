@@ -1,7 +1,5 @@
 """The command line: one verb for each module of `convoy.cli`."""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import importlib

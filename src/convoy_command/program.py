@@ -6,8 +6,6 @@
 Convoy and JAX are not imported, unless the program does so.
 """
 
-from __future__ import annotations
-
 import os
 import runpy
 import sys

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 from convoy import cpu
-from convoy.engine.observer import NullObserver
+from convoy.engine.observer import NULL_OBSERVER, Observer
 from convoy.report.figures import figures
 from convoy.report.files import ReportError, read
 from tests.report.conftest import BATCH, CALL, EPOCHS, HELD_OUT, SAMPLES, data, train
@@ -115,7 +115,7 @@ def test_stages_are_timed_beside_a_simulation(staged):
 
 
 def test_nothing_is_in_between_when_nothing_is_recorded():
-    off = NullObserver()
+    off = Observer()
     program, feed, callbacks, epochs = object(), object(), (print, print), []
     assert off.program("train", program) is program
     assert off.runner("train", program) is program
@@ -132,7 +132,7 @@ def test_records_only_while_it_is_open(recorded, tmp_path):
     first = strategy.record(tmp_path / "a")
     model.predict(x, batch_size=BATCH, verbose=0)
     strategy.record(tmp_path / "b").close()
-    assert isinstance(strategy.observer, NullObserver)
+    assert strategy.observer is NULL_OBSERVER
     first.close()
     model.predict(x, batch_size=BATCH, verbose=0)
     report = read(tmp_path / "a")
@@ -196,7 +196,7 @@ def test_a_folder_that_cannot_be_is_refused(tmp_path):
     strategy = convoy.Strategy(devices=1)
     with pytest.raises(ReportError, match="cannot be written to"):
         strategy.record(tmp_path / "file" / "report")
-    assert isinstance(strategy.observer, NullObserver)
+    assert strategy.observer is NULL_OBSERVER
 
 
 VICTIM = """

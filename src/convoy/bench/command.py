@@ -1,7 +1,5 @@
 """Commands of benchmark variants: their words and their environment."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

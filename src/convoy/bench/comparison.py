@@ -1,7 +1,5 @@
 """Comparison of results with those of an earlier run, as a table and as a chart."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Messages of a benchmark run, on the terminal and in log files."""
 
-from __future__ import annotations
-
 import logging
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Execution of a command: output shown as it arrives and kept in files, with a time limit."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

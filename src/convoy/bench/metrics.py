@@ -1,7 +1,5 @@
 """Metrics of a command: from its output, from other metrics, and from functions of the user."""
 
-from __future__ import annotations
-
 import math
 import re
 import runpy

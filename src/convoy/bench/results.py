@@ -1,7 +1,5 @@
 """Results of benchmark variants, and their JSON, CSV, JUnit and PNG files."""
 
-from __future__ import annotations
-
 import csv
 import json
 import platform

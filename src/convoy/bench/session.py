@@ -1,7 +1,5 @@
 """A benchmark session: runs the variants of benchmarks one after the other."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Benchmark specs: YAML files of commands, their variants, and the metrics in their output."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

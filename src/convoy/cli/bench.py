@@ -1,7 +1,5 @@
 """Command line of `convoy bench`: runs the benchmarks of a spec."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Sequence

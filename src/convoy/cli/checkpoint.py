@@ -1,7 +1,5 @@
 """`convoy checkpoint`: inspection, verification, averaging and conversion of checkpoints."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

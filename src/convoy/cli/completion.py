@@ -1,7 +1,5 @@
 """`convoy completion`: prints a script with which a shell completes the command."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`convoy data`: verifies datasets, builds ImageNet record files and measures the input."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`convoy doctor`: prints versions, devices, kernels and problems of the installation."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -1,7 +1,5 @@
 """`convoy export`: export of a trained model as a new version for a server."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Command line of `convoy launch` and of `poprun`, Graphcore's name for it."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

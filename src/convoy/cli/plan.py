@@ -1,7 +1,5 @@
 """`convoy plan`: finds the fastest parallel configuration of a model."""
 
-from __future__ import annotations
-
 import csv
 import math
 import sys

@@ -1,7 +1,5 @@
 """`convoy report`: the page and the trace of a recorded run, or the comparison of two."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`convoy request`: load on a server, and its throughput and latency."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`convoy serve`: a server of exported models over HTTP and gRPC."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

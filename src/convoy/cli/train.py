@@ -1,7 +1,5 @@
 """`convoy train`: trains and validates an image classifier."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Batch normalisation in training on CPUs, with the addition and the ReLU that follow it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple

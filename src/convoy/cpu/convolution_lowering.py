@@ -1,7 +1,5 @@
 """The lowering rule of convolutions on CPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

@@ -5,8 +5,6 @@ operations in it. It counts none for a native kernel. So a program of nothing bu
 block Python, which could not dispatch work to the other devices in the meantime.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

@@ -1,7 +1,5 @@
 """Fusion of convolutions with the operations that follow them, in a traced forward pass."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace

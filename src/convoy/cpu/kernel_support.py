@@ -5,8 +5,6 @@ type. A kernel for a further type is a further entry in its row. `native/executi
 between the implementations of a convolution by size; a test compares their rows with its choice.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass

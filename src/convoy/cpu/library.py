@@ -3,8 +3,6 @@
 It is a plain shared object, which links to oneDNN by name. So oneDNN is loaded first.
 """
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import sys

@@ -5,8 +5,6 @@ rule, but can neither return the rule in force nor remove one, so the tables of
 `jax.interpreters.mlir` are read.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from threading import Lock

@@ -1,7 +1,5 @@
 """Settings of the C library: freed memory stays with the process, in huge pages."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import platform

@@ -5,8 +5,6 @@ registers, where XLA visits single elements. The gradient finds the maxima again
 operand has to be kept for it.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from math import prod
 from typing import Any

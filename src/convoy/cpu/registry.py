@@ -1,7 +1,5 @@
 """Enabling and disabling the CPU kernels, and their status in this process."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, field
 

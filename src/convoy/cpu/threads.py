@@ -1,11 +1,11 @@
 """Number of threads of a device's operation, and the cores that they run on."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 
 import jax
+from convoy.context import bound
 
 _device_count = 1
 _limit: ContextVar[int | None] = ContextVar("limit", default=None)
@@ -27,14 +27,9 @@ def per_device() -> int:
     return min(share, _limit.get() or share)
 
 
-@contextmanager
-def limit(count: int) -> Iterator[None]:
+def limit(count: int) -> AbstractContextManager[int | None]:
     """Limit the threads of operations that this thread lowers in the block."""
-    token = _limit.set(count)
-    try:
-        yield
-    finally:
-        _limit.reset(token)
+    return bound(_limit, count)
 
 
 def pinned() -> bool:

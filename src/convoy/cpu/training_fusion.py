@@ -1,7 +1,5 @@
 """Fusion of batch normalisation with the operations around it, while a model is traced."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 

@@ -6,8 +6,6 @@ not, and falls back to a scalar loop that is tens of times slower. The gradients
 writes are never in that layout, so they are transposed here.
 """
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 import jax.numpy as jnp

@@ -3,8 +3,6 @@
 Functions of batches take arrays of shape `(n, height, width, channels)`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

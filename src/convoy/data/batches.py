@@ -1,7 +1,5 @@
 """Datasets whose batches depend on seed, epoch and index only, and batches of images in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import keras

@@ -1,7 +1,5 @@
 """Datasets by name: their description, and loading them into memory."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from importlib import resources

@@ -1,7 +1,5 @@
 """Readers for the files in which datasets are published: npz archives, idx files, CIFAR batches."""
 
-from __future__ import annotations
-
 import gzip
 import pickle
 import zipfile

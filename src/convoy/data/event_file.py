@@ -1,7 +1,5 @@
 """Writer of scalars in TensorBoard's event files: records of `Event` messages."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Mapping

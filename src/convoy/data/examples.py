@@ -1,7 +1,5 @@
 """Encoding and decoding of `tf.train.Example`: named lists of bytes, floats or integers."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Batches of compressed images, which worker processes read, decode and augment."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple

@@ -4,8 +4,6 @@ JPEGs are decoded by libjpeg-turbo through a native library, which decodes no mo
 other formats, and JPEGs where the library was not built, by OpenCV.
 """
 
-from __future__ import annotations
-
 import ctypes
 from functools import cache
 from typing import Any, NamedTuple

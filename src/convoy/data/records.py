@@ -9,8 +9,6 @@ Checksums are CRC-32C, masked. A file may be compressed by gzip as a whole; it c
 from its beginning.
 """
 
-from __future__ import annotations
-
 import functools
 import gzip
 import os

@@ -1,7 +1,5 @@
 """Comparison of a dataset's images and classes with the expected numbers: `convoy data verify`."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from pathlib import Path

@@ -11,8 +11,6 @@ which has no name and so never outlives the processes.
                  one slot being filled and one waiting, for each worker
 """
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 import os

@@ -1,7 +1,5 @@
 """Exchange of host values between the processes of a run."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

@@ -9,8 +9,6 @@ A process ends in one of two ways:
     with an error  ends at once, so that the launcher can stop those that wait for its results
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """Identity of this process in a run of several processes, from environment variables."""
 
-from __future__ import annotations
-
 import os
 import socket
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Progress of a run of `fit`, and the interface of the callback that saves and restores it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable

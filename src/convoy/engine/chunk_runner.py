@@ -4,8 +4,6 @@
 model in pipeline stages. Wrappers that observe or time device calls implement `ChunkRunner` only.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from convoy.engine.data.chunks import Chunk

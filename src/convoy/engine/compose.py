@@ -1,7 +1,5 @@
 """Composition of a step and its wrappers into one compiled program."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -95,8 +93,7 @@ class Composition:
         """
         if custom_step(self.model, self.mode, fetch_nothing) is not None:
             return None
-        make = prediction_step if self.mode == "predict" else evaluation_step
-        step = self._for_local_batch(make(self.model, fetch_nothing), chunk)
+        step = self._for_local_batch(self._inference(fetch_nothing, False, None), chunk)
         replicas = self.replicas(chunk)
         return FoldedStep.of(
             lambda state, batch: step(state, (batch, 0)),
@@ -151,9 +148,9 @@ class Composition:
         mesh, sharded = self.config.placement.mesh, self.replicas(chunk) > 1
         run: Run
         if self.mode == "predict":
-            run = collect(self._forward(fetch, sharded, folded), max_steps)
+            run = collect(self._inference(fetch, sharded, folded), max_steps)
         elif self.mode == "evaluate":
-            run = self._with_results(loop(self._evaluation(fetch, sharded, folded)))
+            run = self._with_results(loop(self._inference(fetch, sharded, folded)))
         else:
             gradients = self._gradients(fetch, chunk)
             run = self._with_results(loop(self._updates(gradients)))
@@ -211,15 +208,12 @@ class Composition:
     def _for_local_batch(self, program: Program, chunk: Chunk) -> Program:
         return _with_operations(program, lambda: self._global_batch(chunk))
 
-    def _forward(self, fetch: Fetch, sharded: bool, folded: FoldedStep | None) -> ForwardStep:
-        step = folded.at(fetch) if folded else prediction_step(self.model, fetch)
-        roles = folded.roles if folded else self.roles
-        return replicate_forward(step, roles) if sharded else step
-
-    def _evaluation(self, fetch: Fetch, sharded: bool, folded: FoldedStep | None) -> Step:
-        step: Step = folded.at(fetch) if folded else evaluation_step(self.model, fetch)
-        roles = folded.roles if folded else self.roles
-        return replicate(step, roles) if sharded else step
+    def _inference(self, fetch: Fetch, sharded: bool, folded: FoldedStep | None) -> ForwardStep:
+        make, on_replicas = evaluation_step, replicate
+        if self.mode == "predict":
+            make, on_replicas = prediction_step, replicate_forward
+        step = folded.at(fetch) if folded else make(self.model, fetch)
+        return on_replicas(step, (folded or self).roles) if sharded else step
 
     def _gradients(self, fetch: Fetch, chunk: Chunk) -> GradientStep:
         config, replicas = self.config, self.replicas(chunk)

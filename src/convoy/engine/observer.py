@@ -3,12 +3,10 @@
 The default observer returns everything unchanged, so an unobserved run has no overhead.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import keras
@@ -34,17 +32,18 @@ class EpochCallbacks(NamedTuple):
     end: Callable[[int, list[Outcome]], None]
 
 
-class Observer(Protocol):
-    """An observer of the runs of a strategy's models."""
+class Observer:
+    """An observer of the runs of a strategy's models; this one observes nothing."""
 
-    times_actions: bool
+    times_actions = False
     """Whether pipelines measure when each of their actions runs."""
 
     def run(
         self, name: str, model: keras.Model, config: ExecutionConfig
     ) -> AbstractContextManager[None]:
         """Return a context that encloses a call of `fit`, `evaluate` or the like."""
-        ...
+        del name, model, config
+        return nullcontext()
 
     def program(self, name: str, program: Program, varying: int | None = None) -> Program:
         """Return a wrapper of a compiled program.
@@ -54,53 +53,27 @@ class Observer(Protocol):
             program: the program.
             varying: the argument whose shapes may differ from call to call, if there is one.
         """
-        ...
-
-    def runner(self, mode: Mode, runner: ModelRunner) -> ChunkRunner:
-        """Return a wrapper of a runner, for one device call."""
-        ...
-
-    def epoch(
-        self, mode: Mode, runner: ModelRunner, feed: Feed, callbacks: EpochCallbacks
-    ) -> tuple[ChunkRunner, Feed, EpochCallbacks]:
-        """Return wrappers of the runner, the feed and the callbacks of an epoch."""
-        ...
-
-    def end_epoch(self, on_epoch_end: Callable[[int, Logs], None], epoch: int, logs: Logs) -> None:
-        """Call the callbacks at the end of an epoch, and observe what they receive."""
-        ...
-
-
-class NullObserver:
-    """An observer that does nothing."""
-
-    times_actions = False
-
-    def run(
-        self, name: str, model: keras.Model, config: ExecutionConfig
-    ) -> AbstractContextManager[None]:
-        del name, model, config
-        return nullcontext()
-
-    def program(self, name: str, program: Program, varying: int | None = None) -> Program:
         del name, varying
         return program
 
     def runner(self, mode: Mode, runner: ModelRunner) -> ChunkRunner:
+        """Return a wrapper of a runner, for one device call."""
         del mode
         return runner
 
     def epoch(
         self, mode: Mode, runner: ModelRunner, feed: Feed, callbacks: EpochCallbacks
     ) -> tuple[ChunkRunner, Feed, EpochCallbacks]:
+        """Return wrappers of the runner, the feed and the callbacks of an epoch."""
         del mode
         return runner, feed, callbacks
 
     def end_epoch(self, on_epoch_end: Callable[[int, Logs], None], epoch: int, logs: Logs) -> None:
+        """Call the callbacks at the end of an epoch, and observe what they receive."""
         on_epoch_end(epoch, logs)
 
 
-NULL_OBSERVER = NullObserver()
+NULL_OBSERVER = Observer()
 
 _default: Observer = NULL_OBSERVER
 

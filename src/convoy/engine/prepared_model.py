@@ -1,7 +1,5 @@
 """The state of a model that was made in a strategy's scope, or passed to `convoy.prepare`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The compiled programs of a model, and their cache."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

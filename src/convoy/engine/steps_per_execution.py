@@ -1,7 +1,5 @@
 """The number of steps in one device call."""
 
-from __future__ import annotations
-
 import time
 from typing import Literal
 

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import keras
 from convoy import AutomaticLossScale
+from convoy.context import bound
 from convoy.engine.observer import NULL_OBSERVER
 from convoy.engine.step.all_reduce import Reduction
 from convoy.ipu import config, program
 from convoy.ipu.config import Applied, IPUConfig
-from convoy.ipu.context import bound
 from convoy.ipu.enums import ReduceOp, StochasticRoundingBehaviour
 from convoy.ipu.environment import report_folder
 from convoy.ipu.keras.extension import extend

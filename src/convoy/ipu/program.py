@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 import numpy as np
+from convoy.context import bound
 from convoy.engine.data.placement import AXIS, REPLICATED, SHARDED
 from convoy.engine.step.all_reduce import Reduction, trace_for_replicas
 from convoy.engine.step.replicate import over_replicas
-from convoy.ipu.context import bound
 from convoy.types import PyTree
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from contextvars import ContextVar
 from typing import NoReturn
 
 import convoy
+from convoy.context import bound
 from convoy.ipu import config, notice
-from convoy.ipu.context import bound
 
 _shards: ContextVar[set[int] | None] = ContextVar("convoy_ipu_shards", default=None)
 _device: ContextVar[str] = ContextVar("convoy_ipu_device", default="/device:IPU:0")

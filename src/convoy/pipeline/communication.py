@@ -6,8 +6,6 @@ would block Python at both ends until it is over, and JAX's own `device_put` to 
 needs a port that is fixed before JAX starts. `benchmarks/transfers.py` measures all three.
 """
 
-from __future__ import annotations
-
 import socket
 from collections import Counter
 from collections.abc import Sequence

@@ -7,8 +7,6 @@ replica 1      d3    d4    d5
 a column: the DeviceGroup of rank 0, over which gradients are reduced
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """`PipelineStage` blocks, and the tracing of subclassed models that use them."""
 
-from __future__ import annotations
-
 import contextlib
 from contextvars import ContextVar
 from typing import Self

@@ -1,7 +1,5 @@
 """Rendering of timelines, as text and as SVG."""
 
-from __future__ import annotations
-
 from convoy.pipeline.schedule import Kind
 from convoy.pipeline.timeline import Timeline
 

@@ -1,7 +1,5 @@
 """Generators of the named pipeline schedules, and the table of their names and aliases."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 

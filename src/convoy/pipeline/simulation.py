@@ -1,7 +1,5 @@
 """Simulation of schedules: the time they take, and how many micro-batches each device holds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 

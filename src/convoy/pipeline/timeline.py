@@ -5,8 +5,6 @@ has ended. An action has begun when its device was free, its inputs were there, 
 dispatched it.
 """
 
-from __future__ import annotations
-
 import statistics
 import threading
 import time

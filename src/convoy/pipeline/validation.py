@@ -1,7 +1,5 @@
 """Validation of schedules: every action exists exactly once, in an order that can be run."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from convoy.pipeline.schedule import Action, Kind, Schedule

@@ -1,7 +1,5 @@
 """The devices of a plan: how fast they compute and communicate, as given or as measured here."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import time

@@ -1,7 +1,5 @@
 """Output of `convoy plan`: tables, a Markdown page, the training command and its recipe."""
 
-from __future__ import annotations
-
 import math
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """Predictions for parallel configurations: time of a weight update and memory of each device."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Cost profiles of networks: time and memory of their layers, estimated or measured."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence

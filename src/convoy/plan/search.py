@@ -1,7 +1,5 @@
 """Parallel configurations of a weight update, and the search for the fastest ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product

@@ -1,7 +1,5 @@
 """Export of a report as a Chrome trace, for Perfetto and chrome://tracing."""
 
-from __future__ import annotations
-
 from convoy.report.files import Report
 from convoy.types import Json
 

@@ -1,7 +1,5 @@
 """The kernels that run the convolutions of a compiled program."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

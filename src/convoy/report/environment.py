@@ -1,7 +1,5 @@
 """The environment of a run: versions, the machine, and the measured peak of its devices."""
 
-from __future__ import annotations
-
 import functools
 import os
 import platform

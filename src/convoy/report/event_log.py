@@ -1,7 +1,5 @@
 """The log of a recording in memory: events for the timeline, and their totals."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

@@ -1,7 +1,5 @@
 """The figures of a report: times, throughput, utilisation, memory and metrics."""
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import asdict, dataclass
 from typing import Any, Literal

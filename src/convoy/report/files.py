@@ -5,8 +5,6 @@ program. `parts/` has the events in order; a part is final when the next one exi
 `docs/reports.md` describes their content.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import json

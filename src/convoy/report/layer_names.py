@@ -1,7 +1,5 @@
 """The layer of an operation, found by the names that JAX gives to traced operations."""
 
-from __future__ import annotations
-
 import re
 
 # Names in the path of an operation that are not layers.

@@ -1,7 +1,5 @@
 """The memory of a compiled program on a device: by kind, and after each operation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A summary of a model and its parallel configuration."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

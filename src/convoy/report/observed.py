@@ -1,7 +1,5 @@
 """Wrappers of programs, runners and feeds that report what they do to a recording."""
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The costs of a compiled program's operations: floating-point operations and memory traffic."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 from math import prod

@@ -1,7 +1,5 @@
 """The HTML page of a report: one self-contained file that opens offline."""
 
-from __future__ import annotations
-
 import json
 from importlib import resources
 

@@ -1,7 +1,5 @@
 """Analysis of a compiled program: memory, costs of operations, and convolution kernels."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

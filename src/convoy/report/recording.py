@@ -1,7 +1,5 @@
 """The observer that records the runs of a strategy's models to a folder."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import os
@@ -39,7 +37,7 @@ class Observable(Protocol):
     observer: observer.Observer
 
 
-class Recording:
+class Recording(observer.Observer):
     """Records compilations, device calls, metrics and memory until it is closed.
 
     `Strategy.record` creates it. As a context manager, it is closed at the end of the block;

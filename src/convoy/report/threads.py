@@ -1,7 +1,5 @@
 """The background threads of a recording: one waits for device calls, one writes the files."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

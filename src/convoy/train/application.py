@@ -1,7 +1,5 @@
 """One run of `convoy train`: training, validation and the summary at the end."""
 
-from __future__ import annotations
-
 import contextlib
 import shlex
 import sys

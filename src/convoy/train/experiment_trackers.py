@@ -1,7 +1,5 @@
 """Experiment trackers: Weights & Biases and MLflow."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import importlib.util

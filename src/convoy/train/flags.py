@@ -3,8 +3,6 @@
 A field's name is that of its flag, with `_` for `-`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Annotated, Literal, TypeVar

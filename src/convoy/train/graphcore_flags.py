@@ -1,7 +1,5 @@
 """The options of Graphcore's training application that are accepted and have no effect here."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """Host events: the weight updates after which log lines and checkpoints are written."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from fractions import Fraction

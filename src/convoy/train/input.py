@@ -1,7 +1,5 @@
 """The input of a run: images in memory, or batches that are read from files during training."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """Throughput of the input pipeline of `convoy train`, without training."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Cross-entropy on probabilities and accuracy, for labels that are classes or probabilities."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Metrics of a run: a row per log event, the file `metrics.csv`, and their output."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

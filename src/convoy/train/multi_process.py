@@ -1,7 +1,5 @@
 """`convoy train` in the processes of `convoy launch`: one run, with the output of the first."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

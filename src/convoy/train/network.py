@@ -1,7 +1,5 @@
 """The network of a run: a model by name, with the normalisation and input layers of the options."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import keras

@@ -1,7 +1,5 @@
 """The normalisation layers of `--norm-layer`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

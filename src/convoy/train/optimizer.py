@@ -1,7 +1,5 @@
 """The optimizer of a run, with regularisation, gradient clipping and Lookahead."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

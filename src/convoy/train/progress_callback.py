@@ -1,7 +1,5 @@
 """The callback of the training phase: metrics, log lines and checkpoints after device calls."""
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Recipes: named sets of options in a YAML file."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import fields

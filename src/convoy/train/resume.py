@@ -1,7 +1,5 @@
 """Resuming a run: checks, the state that is saved, and differences from the earlier options."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

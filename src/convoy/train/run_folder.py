@@ -1,7 +1,5 @@
 """The folder of a run: recipe, metrics, TensorBoard events, curves and checkpoints."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import sys

@@ -1,7 +1,5 @@
 """Destinations of the metrics of a run: its folder, the output and experiment trackers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Settings of a run: options that were checked, and the numbers that follow from them."""
 
-from __future__ import annotations
-
 import importlib.util
 import random
 import warnings

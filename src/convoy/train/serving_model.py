@@ -1,7 +1,5 @@
 """The network of a run of `convoy train` for serving, with images as bytes as its input."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path

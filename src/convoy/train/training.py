@@ -1,7 +1,5 @@
 """The training phase: strategy, compiled model and `fit`."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """The validation phase. It uses each sample once, for any batch size and number of devices."""
 
-from __future__ import annotations
-
 import math
 import time
 import warnings

@@ -1,7 +1,5 @@
 """Access to the micro-batches of a chunk, inside of a compiled program."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax

@@ -1,7 +1,5 @@
 """Conversion of a user's input data into a feed."""
 
-from __future__ import annotations
-
 import warnings
 
 import keras

@@ -1,7 +1,5 @@
 """Placement of arrays on devices, some of which may belong to other processes."""
 
-from __future__ import annotations
-
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 
@@ -137,6 +135,11 @@ def tree_bytes(tree: PyTree | Shapes) -> int:
 def tree_shapes(tree: PyTree) -> Shapes:
     """Return the shapes and types of arrays."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+
+
+def tree_zeros(shapes: Shapes) -> PyTree:
+    """Return arrays of zeros of some shapes and types."""
+    return jax.tree.map(lambda leaf: jax.numpy.zeros(leaf.shape, leaf.dtype), shapes)
 
 
 def _is_absent(value: jax.Array) -> bool:

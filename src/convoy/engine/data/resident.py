@@ -1,7 +1,5 @@
 """Data that is moved to the devices once, and indexed there."""
 
-from __future__ import annotations
-
 import warnings
 
 import jax

@@ -1,7 +1,5 @@
 """Mixed-precision settings of a strategy, and the state that training carries for them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, get_args
 

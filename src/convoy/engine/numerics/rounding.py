@@ -1,7 +1,5 @@
 """Stochastic rounding: up or down by chance, so that the mean is the value itself."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

@@ -1,9 +1,8 @@
 """Gradient accumulation: one weight update from several micro-batches."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
+from convoy.engine.data.placement import tree_zeros
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.state import State, like
 from convoy.engine.step.global_batch import Denominators, mean_over_update, use_denominators
@@ -55,7 +54,7 @@ def accumulate(
                 lambda number: denominators_of(state, at(number)), gradient_accumulation
             )
         zeros = [jnp.zeros(g.shape, config.accumulation_dtype or g.dtype) for g in gradients]
-        no_logs = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), logs)
+        no_logs = tree_zeros(logs)
         with use_denominators(denominators):
             return jax.lax.fori_loop(0, gradient_accumulation, body, (state, zeros, no_logs))
 

@@ -8,8 +8,6 @@ inputs are kept; the backward pass computes its activations again.
     backward       g1 < g2 < g3 < g4 <                              g1 < a2 > a3 > g3 < g4 <
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase

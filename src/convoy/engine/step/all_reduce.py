@@ -3,16 +3,15 @@
 Replicas wait for each other in every exchange, even a small one, so arrays are joined into buckets.
 """
 
-from __future__ import annotations
-
-import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from convoy import distributed
+from convoy.context import bound
 from convoy.engine.data.placement import AXIS
 from convoy.types import Arrays, PyTree
 
@@ -30,14 +29,9 @@ def replicas_in_trace() -> int:
     return _replicas_in_trace.get()
 
 
-@contextlib.contextmanager
-def trace_for_replicas(replicas: int) -> Iterator[None]:
+def trace_for_replicas(replicas: int) -> AbstractContextManager[int]:
     """Set the value of `replicas_in_trace` in the block."""
-    token = _replicas_in_trace.set(replicas)
-    try:
-        yield
-    finally:
-        _replicas_in_trace.reset(token)
+    return bound(_replicas_in_trace, replicas)
 
 
 def reducer(reduction: Reduction, reduction_bucket: int) -> Reduce:

@@ -10,17 +10,17 @@ The mean of the losses of all local batches is the loss of the global batch, exc
 - metrics of the user's own, whose state may be anything.
 """
 
-from __future__ import annotations
-
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import keras
 from convoy import keras_bridge
-from convoy.engine.data.placement import AXIS
+from convoy.context import bound
+from convoy.engine.data.placement import AXIS, tree_zeros
 from convoy.engine.step.all_reduce import replicas_in_trace
 from convoy.types import Arrays, Batch, Logs, PyTree
 
@@ -29,21 +29,19 @@ MetricsUpdate = Callable[..., tuple[Logs, Arrays]]
 """Takes the state of the metrics, and the loss, inputs, targets, outputs and weights of a batch."""
 
 
+@dataclass(frozen=True)
 class GlobalBatch:
     """Keras's operations as they are on a local batch; see `keras_bridge.replaced_operations`.
 
-    Args:
+    Attributes:
         local_batches: local batches over which the mean is taken afterwards.
         batch_norm_group: replicas that share batch-normalisation statistics.
         separate_programs: local batches that run in programs of their own, as in a pipeline.
     """
 
-    def __init__(
-        self, local_batches: int, batch_norm_group: int = 1, separate_programs: int = 1
-    ) -> None:
-        self.local_batches = local_batches
-        self.batch_norm_group = batch_norm_group
-        self.separate_programs = separate_programs
+    local_batches: int
+    batch_norm_group: int = 1
+    separate_programs: int = 1
 
     def reduce_values(
         self,
@@ -125,6 +123,7 @@ class GlobalBatch:
 # which is usually everything except the data.
 
 
+@dataclass
 class Denominators:
     """The denominators of a loss over the global batch.
 
@@ -134,9 +133,8 @@ class Denominators:
         are_used: whether the loss has used any.
     """
 
-    def __init__(self) -> None:
-        self.means: Arrays | None = None
-        self.are_used = False
+    means: Arrays | None = None
+    are_used: bool = False
 
 
 _denominators: ContextVar[Denominators | None] = ContextVar("convoy_denominators", default=None)
@@ -153,25 +151,14 @@ def mean_denominator(own: jax.Array) -> jax.Array:
     return own if denominators.means is None else denominators.means[len(parts) - 1]
 
 
-@contextlib.contextmanager
-def use_denominators(denominators: Denominators) -> Iterator[None]:
+def use_denominators(denominators: Denominators) -> AbstractContextManager[Denominators | None]:
     """Use these denominators in losses that are traced in the block."""
-    token = _denominators.set(denominators)
-    try:
-        yield
-    finally:
-        _denominators.reset(token)
+    return bound(_denominators, denominators)
 
 
-@contextlib.contextmanager
-def number_denominators() -> Iterator[Arrays]:
+def number_denominators() -> AbstractContextManager[Arrays | None]:
     """Enclose one loss, whose denominators are numbered from 0; yields the local batch's own."""
-    parts: Arrays = []
-    token = _own_parts.set(parts)
-    try:
-        yield parts
-    finally:
-        _own_parts.reset(token)
+    return bound(_own_parts, [])
 
 
 def mean_over_update(parts_at: Callable[[jax.Array], Arrays], gradient_accumulation: int) -> Arrays:
@@ -187,8 +174,7 @@ def mean_over_update(parts_at: Callable[[jax.Array], Arrays], gradient_accumulat
 
     with use_denominators(Denominators()):
         parts = jax.eval_shape(parts_at, jnp.int32(0))
-        zeros = [jnp.zeros(part.shape, part.dtype) for part in parts]
-        totals = jax.lax.fori_loop(0, gradient_accumulation, add, zeros)
+        totals = jax.lax.fori_loop(0, gradient_accumulation, add, tree_zeros(parts))
     return [_mean_over_replicas(total / gradient_accumulation) for total in totals]
 
 

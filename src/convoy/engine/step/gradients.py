@@ -4,15 +4,13 @@ To capture the gradient of a tensor, a zero of its shape is added to it. The gra
 is the gradient of the tensor.
 """
 
-from __future__ import annotations
-
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 
 import jax
-import jax.numpy as jnp
 import keras
+from convoy.context import bound
+from convoy.engine.data.placement import tree_zeros
 from convoy.engine.prepared_model import PreparedModel
 from convoy.types import Arrays, PyTree
 
@@ -72,16 +70,16 @@ def value_and_gradients(
         ValueError: if gradients are captured in a function that JAX traces only once.
     """
     found = Probes()
-    with _probing(found):
+    with bound(_probes, found):
         result, gradients = jax.value_and_grad(compute, has_aux=True)(values, *args, **kwargs)
     if not found.shapes:
         return result, gradients, {}
-    zeros = {tag: jnp.zeros(shape.shape, shape.dtype) for tag, shape in found.shapes.items()}
+    zeros = tree_zeros(found.shapes)
     probes = Probes()
 
     def probed(both: tuple[PyTree, Mapping[str, jax.Array]]) -> tuple[jax.Array, PyTree]:
         values, probes.zeros = both
-        with _probing(probes):
+        with bound(_probes, probes):
             return compute(values, *args, **kwargs)
 
     result, (gradients, caught) = jax.value_and_grad(probed, has_aux=True)((values, zeros))
@@ -109,12 +107,3 @@ def map_gradients(model: keras.Model, trainable: Arrays, gradients: Arrays) -> A
     variables = model.trainable_variables
     with keras.StatelessScope(state_mapping=zip(variables, trainable, strict=True)):
         return [gradient_map(g, v) for g, v in zip(gradients, variables, strict=True)]
-
-
-@contextlib.contextmanager
-def _probing(probes: Probes) -> Iterator[None]:
-    token = _probes.set(probes)
-    try:
-        yield
-    finally:
-        _probes.reset(token)

@@ -1,13 +1,12 @@
 """The device loop: many steps in one device call."""
 
-from __future__ import annotations
-
 import random
 import warnings
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from convoy.engine.data.placement import tree_zeros
 from convoy.engine.state import State, like
 from convoy.engine.step.step import ForwardStep, Step
 from convoy.types import Logs, PyTree, Shapes
@@ -40,7 +39,7 @@ def loop(step: Step) -> Callable[[State, PyTree, jax.Array], tuple[State, Logs]]
             return like(new_state, state), like(logs, first)
 
         # A carry needs a value before the first step; no step reads it.
-        first = _zeros(_outcome_shapes(step, state, source))
+        first = tree_zeros(_outcome_shapes(step, state, source))
         return jax.lax.fori_loop(0, steps, body, (state, first))
 
     return run
@@ -87,7 +86,3 @@ def _outcome_shapes(step: Step | ForwardStep, state: State, source: PyTree) -> S
         _, outcome = jax.eval_shape(lambda: step(state, (source, jnp.int32(0))))
     random.setstate(drawn_from)
     return outcome
-
-
-def _zeros(shapes: Shapes) -> PyTree:
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)

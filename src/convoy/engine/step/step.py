@@ -1,7 +1,5 @@
 """One micro-batch as a pure function: forward pass, loss, gradients and metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax
@@ -40,18 +38,10 @@ def gradient_step(model: keras.Model, fetch: Fetch) -> GradientStep:
             return compute(*args, **kwargs)
 
     def step(state: State, position: Position) -> tuple[State, Arrays, Logs]:
-        x, y, weight = keras_bridge.unpack(fetch(*position))
+        x, y, weight = batch = keras_bridge.unpack(fetch(*position))
         scaled = scale_loss(compute_loss, numerics.loss_scale(state.numerics))
         (_, (loss, y_pred, non_trainable, metrics)), gradients, captured = value_and_gradients(
-            scaled,
-            state.trainable,
-            state.non_trainable,
-            state.metrics,
-            x,
-            y,
-            weight,
-            training=True,
-            optimizer_variables=state.optimizer,
+            scaled, *_read_by_loss(state), *batch, **_in_training(state)
         )
         logs, metrics = update_metrics(metrics, loss, x, y, y_pred, weight)
         state = state._replace(
@@ -69,19 +59,10 @@ def denominator_step(model: keras.Model, fetch: Fetch) -> DenominatorStep:
     compute = keras_bridge.loss_and_updates(model)
 
     def step(state: State, position: Position) -> Arrays:
-        x, y, weight = keras_bridge.unpack(fetch(*position))
+        batch = keras_bridge.unpack(fetch(*position))
         with number_denominators() as own:
-            compute(
-                state.trainable,
-                state.non_trainable,
-                state.metrics,
-                x,
-                y,
-                weight,
-                training=True,
-                optimizer_variables=state.optimizer,
-            )
-        return own
+            compute(*_read_by_loss(state), *batch, **_in_training(state))
+        return own or []
 
     return step
 
@@ -92,9 +73,9 @@ def evaluation_step(model: keras.Model, fetch: Fetch) -> Step:
     update_metrics = metrics_update(model)
 
     def step(state: State, position: Position) -> tuple[State, Logs]:
-        x, y, weight = keras_bridge.unpack(fetch(*position))
+        x, y, weight = batch = keras_bridge.unpack(fetch(*position))
         _, (loss, y_pred, non_trainable, metrics) = forward(
-            state.trainable, state.non_trainable, state.metrics, x, y, weight, training=False
+            *_read_by_loss(state), *batch, training=False
         )
         logs, metrics = update_metrics(metrics, loss, x, y, y_pred, weight)
         state = state._replace(non_trainable=non_trainable, metrics=metrics)
@@ -142,6 +123,14 @@ def custom_step(model: keras.Model, mode: Mode, fetch: Fetch) -> Step | None:
         return state._replace(**values), outcome
 
     return step
+
+
+def _read_by_loss(state: State) -> tuple[Arrays, Arrays, Arrays]:
+    return state.trainable, state.non_trainable, state.metrics
+
+
+def _in_training(state: State) -> dict[str, PyTree]:
+    return {"training": True, "optimizer_variables": state.optimizer}
 
 
 def results(model: keras.Model, state: State, logs: Logs) -> Logs:

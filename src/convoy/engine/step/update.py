@@ -1,7 +1,5 @@
 """The weight update: gradients through the model's own optimizer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import jax

@@ -7,8 +7,8 @@ from functools import wraps
 
 import jax
 from convoy import cross_replica
+from convoy.context import bound
 from convoy.estimator.jax_function import function, is_symbolic
-from convoy.ipu.context import bound
 from convoy.types import PyTree
 
 _symbolic_calls: ContextVar[list[str] | None] = ContextVar("convoy_ipu_exchanges", default=None)

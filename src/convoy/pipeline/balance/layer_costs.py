@@ -1,7 +1,5 @@
 """Measured costs of a model's layers: time, memory, and the bytes that a cut would transfer."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time

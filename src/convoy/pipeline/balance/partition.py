@@ -1,7 +1,5 @@
 """Partition of a chain of calls into stages, so that the slowest stage is as fast as possible."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate

@@ -8,8 +8,6 @@ Python only dispatches programs and transfers, in an order in which everything t
 dispatched before. The devices run behind it at their own pace.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar

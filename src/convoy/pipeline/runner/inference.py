@@ -1,7 +1,5 @@
 """Evaluation and prediction in pipeline stages: micro-batches follow each other through them."""
 
-from __future__ import annotations
-
 from collections import deque
 
 import jax

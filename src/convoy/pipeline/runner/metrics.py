@@ -1,7 +1,5 @@
 """Metrics of a pipeline: per replica during a device call, summed over replicas after it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax.numpy as jnp

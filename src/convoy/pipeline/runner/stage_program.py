@@ -1,7 +1,5 @@
 """Compiled programs of one stage: forward pass, backward pass, and the halves of the latter."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

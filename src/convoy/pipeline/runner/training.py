@@ -1,7 +1,5 @@
 """Training in pipeline stages: runs the actions of a schedule, then the weight update."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial

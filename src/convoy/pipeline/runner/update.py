@@ -1,7 +1,5 @@
 """The weight update of a pipeline: each rank updates the weights of its own stages."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """The catalog of networks by name."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re

@@ -3,8 +3,6 @@
 Reference: Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU", 2024.
 """
 
-from __future__ import annotations
-
 import keras
 from convoy.layers import Dirac, Offset, Whiten
 from keras import layers

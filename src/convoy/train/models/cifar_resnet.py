@@ -3,8 +3,6 @@
 Reference: He et al., "Deep Residual Learning for Image Recognition", 2015, section 4.2, option A.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import keras

@@ -4,8 +4,6 @@ Differences: convolutions have no bias, and the stride of a bottleneck block is 
 convolution ("v1.5"). The first block of every stack has a convolution in its shortcut.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import keras

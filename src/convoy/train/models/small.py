@@ -1,7 +1,5 @@
 """Small networks: one for MNIST, and one for trying things out."""
 
-from __future__ import annotations
-
 import keras
 from keras import layers
 
