@@ -44,8 +44,7 @@ def _pattern(expression: Any) -> re.Pattern[str]:
         raise ValueError(f"{expression!r} is not a regular expression: {error}.") from None
     if pattern.groups != 1:
         raise ValueError(
-            f"{expression!r} has {pattern.groups} groups. Put the number, and nothing else, into "
-            "( )."
+            f"{expression!r} has {pattern.groups} groups. Put the number, and only that, into ( )."
         )
     return pattern
 

@@ -100,8 +100,7 @@ def load(name: str, folder: str | Path = ".") -> Dataset:
         return Dataset(info, *(_as_bytes(split) for split in load_digits()))
     if name == "imagenet":
         raise ValueError(
-            "imagenet does not fit into memory. Read its files with "
-            "convoy.data.image_files.find_images()."
+            "imagenet does not fit into memory. Use convoy.data.image_files.find_images()."
         )
     root = Path(folder)
     if not root.is_dir():

@@ -166,9 +166,7 @@ def read_cifar_binary(path: Path, name: str) -> Split:
     size = header + _CIFAR_PIXELS
     content = np.fromfile(path, np.uint8)
     if not content.size or content.size % size:
-        raise ValueError(
-            f"{path} is damaged: {content.size} bytes are not complete records of {size}."
-        )
+        raise ValueError(f"{path} is damaged: {content.size} bytes are not records of {size}.")
     records = content.reshape(-1, size)
     return _channels_last(records[:, header:]), records[:, label]
 

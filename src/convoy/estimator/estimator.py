@@ -11,6 +11,7 @@ import convoy
 import jax
 import keras
 import numpy as np
+from convoy.arguments import whole_number
 from convoy.checkpoint.folder import Folder
 from convoy.checkpoint.store import Checkpoint
 from convoy.estimator import checkpoints, user_functions
@@ -159,8 +160,8 @@ class Estimator:
         if steps is not None and max_steps is not None:
             raise ValueError("Both steps and max_steps were passed. Pass one of them.")
         for name, value in (("steps", steps), ("max_steps", max_steps)):
-            if value is not None and (isinstance(value, bool) or value < 1):
-                raise ValueError(f"{name}={value!r} is not a number of steps. Pass 1 or more.")
+            if value is not None:
+                whole_number(name, value, "a number of steps")
 
     def _steps_to_run(self, done: int, steps: int | None, max_steps: int | None) -> int | None:
         return steps if max_steps is None else max(0, max_steps - done)

@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 
 import convoy
+from convoy.arguments import whole_number
 from convoy.checkpoint.policy import Interval as CheckpointInterval
 
 _POSITIVE = ("steps_per_execution", "stages", "keep", "log_every", "summary_every")
@@ -48,13 +49,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
-            value = getattr(self, name)
-            if value is None and name in _OPTIONAL:
-                continue
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{name}={value!r} is not a positive integer. Pass 1 or more.")
+            if getattr(self, name) is not None or name not in _OPTIONAL:
+                whole_number(name, getattr(self, name), "a positive whole number")
         if self.checkpoint_every == "epoch":
-            raise ValueError(
-                "checkpoint_every='epoch': an estimator counts steps. Pass a number, or '10m'."
-            )
+            raise ValueError("checkpoint_every='epoch' is not known here. Pass steps, or '10m'.")
         CheckpointInterval(self.checkpoint_every)

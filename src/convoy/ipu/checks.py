@@ -8,12 +8,6 @@ INSIDE_OF_UPDATE = ", so a device call would end inside of a weight update"
 Kinds = type | tuple[type, ...]
 
 
-def positive_int(name: str, value: object, what: str = "a positive integer") -> None:
-    """Raise `ValueError` if a value is not an int of 1 or more."""
-    if type(value) is not int or value < 1:
-        raise ValueError(f"{name}={value!r} is not {what}. Pass an int of 1 or more.")
-
-
 def in_range(name: str, value: int | None, low: int, high: int | None = None) -> None:
     """Raise `ValueError` if a number was passed that is out of range."""
     if value is not None and (value < low or (high is not None and value > high)):

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import jax
 import numpy as np
+from convoy.arguments import whole_number
 from convoy.estimator.input import iterate
-from convoy.ipu import checks
 from convoy.ipu.ipu_infeed_queue import IPUInfeedQueue
 from convoy.types import PyTree
 
@@ -39,8 +39,8 @@ def dataset_benchmark(
         ValueError: if a number is below 1.
         RuntimeError: if the dataset ends early.
     """
-    checks.positive_int("number_of_epochs", number_of_epochs)
-    checks.positive_int("elements_per_epochs", elements_per_epochs)
+    whole_number("number_of_epochs", number_of_epochs, "a positive whole number")
+    whole_number("elements_per_epochs", elements_per_epochs, "a positive whole number")
     elements = iterate(dataset)
     epochs = []
     for epoch in range(1, number_of_epochs + 1):

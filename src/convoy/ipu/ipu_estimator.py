@@ -9,6 +9,7 @@ from typing import Any
 
 import convoy
 import keras
+from convoy.arguments import whole_number
 from convoy.estimator import Estimator, EstimatorSpec, Hook, ModeKeys, Run, WarmStart
 from convoy.estimator.input import Element, Signature
 from convoy.estimator.network import Network
@@ -149,7 +150,7 @@ class IPUEstimator(Estimator):
         if sizes and "batch_size" in self.params:
             raise ValueError("params has 'batch_size', in addition to a batch size. Pass one.")
         for size in sizes:
-            checks.positive_int("batch size", size, "a number of samples")
+            whole_number("batch size", size, "a number of samples")
             checks.multiple("batch size", size, "num_replicas", self.ipu_config.num_replicas)
 
     def _params(self, mode: ModeKeys) -> dict[str, PyTree]:

@@ -6,6 +6,7 @@ from enum import Enum
 import jax
 import jax.numpy as jnp
 import numpy as np
+from convoy.arguments import whole_number
 from convoy.ipu import checks, notice, program
 from convoy.types import PyTree
 
@@ -41,7 +42,7 @@ class IPUOutfeedQueue:
     ) -> None:
         self.mode = IPUOutfeedMode(outfeed_mode or IPUOutfeedMode.ALL)
         checks.in_range("device_ordinal", device_ordinal, 0)
-        checks.positive_int("buffer_depth", buffer_depth)
+        whole_number("buffer_depth", buffer_depth, "a positive whole number")
         notice.no_effect("IPUOutfeedQueue", {"buffer_depth": buffer_depth != DEFAULT_DEPTH})
         self._values: list[PyTree] = []
         self.enqueued = False

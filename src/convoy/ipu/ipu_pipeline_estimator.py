@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+from convoy.arguments import whole_number
 from convoy.estimator import Hook, ModeKeys, WarmStart
 from convoy.estimator.input import Element
 from convoy.estimator.pipeline_estimator import build_stages
@@ -70,7 +71,7 @@ class IPUPipelineEstimatorSpec:
             count = gradient_accumulation_count
         if count is None:
             raise ValueError(f"The spec has no {_COUNT}. Pass it in every mode.")
-        checks.positive_int(_COUNT, count, "a number of micro-batches")
+        whole_number(_COUNT, count, "a number of micro-batches")
         checks.instance("computational_stages", computational_stages, (list, tuple), "a list")
         check_stage_count(computational_stages)
         evaluate = {"eval_metrics_fn": eval_metrics_fn}

@@ -6,6 +6,7 @@ import dataclasses
 import os
 from dataclasses import dataclass
 
+from convoy.arguments import whole_number
 from convoy.estimator import RunConfig as NativeRunConfig
 from convoy.ipu import checks, notice
 from convoy.ipu.config import IPUConfig
@@ -47,7 +48,7 @@ class IPURunConfig:
 
     def __post_init__(self) -> None:
         for name in ("iterations_per_loop", "num_replicas", "num_shards"):
-            checks.positive_int(name, getattr(self, name))
+            whole_number(name, getattr(self, name), "a positive whole number")
         checks.in_range("prefetch_depth", self.prefetch_depth, 1, 255)
         ignored = {"prefetch_depth": self.prefetch_depth, "compile_summary": self.compile_summary}
         notice.no_effect("IPURunConfig", ignored)

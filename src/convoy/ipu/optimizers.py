@@ -10,9 +10,10 @@ from typing import TypeAlias
 
 import convoy
 import keras
+from convoy.arguments import whole_number
 from convoy.engine.prepared_model import GradientMap
 from convoy.engine.step.all_reduce import Reduction
-from convoy.ipu import checks, notice
+from convoy.ipu import notice
 from convoy.ipu.enums import GradientAccumulationReductionMethod
 from convoy.ipu.gradient_accumulation import Accumulation, check_offload, read_dtype
 
@@ -120,7 +121,7 @@ class GradientAccumulationOptimizerV2(IpuOptimizer):
         name: str | None = None,
     ) -> None:
         super().__init__(opt, name)
-        checks.positive_int("num_mini_batches", num_mini_batches, "a number of micro-batches")
+        whole_number("num_mini_batches", num_mini_batches, "a number of micro-batches")
         ignored = {
             "offload_weight_update_variables": offload_weight_update_variables,
             "replicated_optimizer_state_sharding": replicated_optimizer_state_sharding,

@@ -8,6 +8,7 @@ from typing import Any
 import convoy
 import keras
 import numpy as np
+from convoy.arguments import whole_number
 from convoy.estimator.user_functions import as_arguments, as_list
 from convoy.ipu import checks, notice
 from convoy.serving.servable import Servable
@@ -57,9 +58,7 @@ def export_keras(
         TypeError: if a signature is not a list.
     """
     if not model.built or not getattr(model, "inputs", None):
-        raise ValueError(
-            f"{model.name!r} has inputs of unknown shape. Begin it with a keras.Input."
-        )
+        raise ValueError(f"{model.name!r} has unknown input shapes. Begin it with a keras.Input.")
     network, size = _network(
         model.name,
         lambda *inputs: model(inputs[0] if len(inputs) == 1 else list(inputs)),
@@ -210,7 +209,7 @@ def _network(
 def _batch_size(name: str, batch_size: int | None, specs: list[Any]) -> int:
     """Return the batch size, which must be the same wherever it is given."""
     if batch_size is not None:
-        checks.positive_int("batch_size", batch_size, "a number of samples")
+        whole_number("batch_size", batch_size, "a number of samples")
     sizes = [batch_size, *(spec.shape[0] for spec in specs if spec.shape)]
     given = {int(size) for size in sizes if size is not None}
     if not given:
@@ -274,8 +273,7 @@ def _check_outputs(expected: list[Any], found: list[Any]) -> None:
     shapes, found_shapes = ([tuple(spec.shape) for spec in specs] for specs in (expected, found))
     if shapes and [shape[1:] for shape in shapes] != [shape[1:] for shape in found_shapes]:
         raise ValueError(
-            f"postprocessing_step_signature has the shapes {shapes}, but the outputs have "
-            f"{found_shapes}."
+            f"postprocessing_step_signature has the shapes {shapes}, the outputs {found_shapes}."
         )
 
 

@@ -45,8 +45,7 @@ class PipelineStage:
         inside = _current.get()
         if inside is not None:
             raise RuntimeError(
-                f"PipelineStage({self.stage}) is inside of PipelineStage({inside}). End that one "
-                "first."
+                f"PipelineStage({self.stage}) is inside of PipelineStage({inside}). End that first."
             )
         _blocks += 1
         token = _current.set(self.stage)

@@ -2,6 +2,7 @@
 
 import statistics
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Literal
 
 from convoy.report.files import Report
@@ -36,17 +37,10 @@ class Figure:
     better: Better = ""
 
 
-@dataclass(frozen=True)
-class _Group:
-    """Makes the figures of one group."""
-
-    prefix: str
-    title: str
-
-    def __call__(
-        self, name: str, label: str, value: float | None, unit: Unit, better: Better = ""
-    ) -> Figure:
-        return Figure(f"{self.prefix}.{name}", self.title, label, value, unit, better)
+def _figure(
+    prefix: str, group: str, name: str, label: str, value: float | None, *about: str
+) -> Figure:
+    return Figure(f"{prefix}.{name}", group, label, value, *about)  # type: ignore[arg-type]
 
 
 def figures(report: Report) -> list[Figure]:
@@ -111,7 +105,7 @@ def _time(report: Report) -> list[Figure]:
     busy_share = min(1.0, busy / after_compiling) if after_compiling > 0 else None
     checkpoints = host.get("checkpoint", {"seconds": 0.0, "count": 0})
 
-    figure = _Group("time", "time")
+    figure = partial(_figure, "time", "time")
     return [
         figure("total", "total", run["seconds"], "seconds", "less"),
         figure("compilation", "compilation", compiling, "seconds", "less"),
@@ -139,7 +133,7 @@ def _mode(report: Report, mode: str) -> list[Figure]:
     peak = report.run["peak"]["flops_per_second"]
     rate = flops / seconds if seconds else None
 
-    figure = _Group(mode, MODES[mode])
+    figure = partial(_figure, mode, MODES[mode])
     return [
         figure("steps", "steps", steps, "count"),
         figure("calls", "device calls", total["calls"], "count"),
@@ -152,7 +146,7 @@ def _mode(report: Report, mode: str) -> list[Figure]:
 
 
 def _memory(report: Report) -> list[Figure]:
-    figure = _Group("memory", "memory")
+    figure = partial(_figure, "memory", "memory")
     largest: dict[str, int] = {}
     for program in report.programs:
         mode = mode_of(program["name"])
@@ -175,7 +169,7 @@ def _pipeline(report: Report) -> list[Figure]:
     def median(kind: str, name: str) -> float:
         return statistics.median(update[kind][name] for update in updates)
 
-    figure = _Group("pipeline", "pipeline")
+    figure = partial(_figure, "pipeline", "pipeline")
     return [
         figure("update", "update time, measured", median("measured", "seconds"), "seconds", "less"),
         figure("simulated", "update time, simulated", median("simulated", "seconds"), "seconds"),
@@ -187,7 +181,7 @@ def _pipeline(report: Report) -> list[Figure]:
 def _metrics(report: Report) -> list[Figure]:
     epochs = report.parts["epochs"]
     values: dict[str, Any] = epochs[-1][2] if epochs else {}
-    figure = _Group("metric", "metrics of the last epoch")
+    figure = partial(_figure, "metric", "metrics of the last epoch")
     return [
         figure(name, name, value, "", "less" if "loss" in name else "more")
         for name, value in values.items()

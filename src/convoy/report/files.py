@@ -51,8 +51,7 @@ class ReportWriter:
                 old.unlink()
         except OSError as error:
             raise ReportError(
-                f"A report cannot be written to {self.folder}: {error.strerror}. Pass another "
-                "folder."
+                f"A report cannot be written to {self.folder}: {error.strerror}. Pass another."
             ) from None
 
     def write_run(self, content: Json) -> None:

@@ -3,6 +3,7 @@
 import functools
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -19,13 +20,14 @@ OnCompiled = Callable[[Json, jax.stages.Compiled, float], int]
 _CACHE_HIT = "/jax/compilation_cache/cache_hits"
 
 
+@dataclass(eq=False)
 class ObservedProgram:
     """A jitted function that reports its compilations and calls.
 
     It compiles the function ahead of the first call. JAX caches the result under the same key, so
     the call does not compile again.
 
-    Args:
+    Attributes:
         name: the name of the program.
         program: the function that `jax.jit` returned.
         varying: the argument whose shapes may differ from call to call, if there is one.
@@ -33,17 +35,12 @@ class ObservedProgram:
         on_called: function that is called with the program's number before each call.
     """
 
-    def __init__(
-        self,
-        name: str,
-        program: Any,
-        varying: int | None,
-        on_compiled: OnCompiled,
-        on_called: Callable[[int], None],
-    ) -> None:
-        self.name, self.program, self.varying = name, program, varying
-        self._on_compiled, self._on_called = on_compiled, on_called
-        self._numbers: dict[tuple, int] = {}
+    name: str
+    program: Any
+    varying: int | None
+    on_compiled: OnCompiled
+    on_called: Callable[[int], None]
+    _numbers: dict[tuple, int] = field(default_factory=dict)
 
     def __call__(self, *arguments: Any) -> Any:
         key: tuple = ()
@@ -52,7 +49,7 @@ class ObservedProgram:
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = self._compile(arguments)
-        self._on_called(number)
+        self.on_called(number)
         return self.program(*arguments)
 
     def __getattr__(self, name: str) -> Any:
@@ -70,7 +67,7 @@ class ObservedProgram:
         phases = zip(("trace", "lower", "compile"), pairwise(times), strict=True)
         seconds = {phase: after - before for phase, (before, after) in phases}
         about = {"name": self.name, "seconds": seconds, "cached": len(_cache_hits()) > hits}
-        return self._on_compiled(about, compiled, times[0])
+        return self.on_compiled(about, compiled, times[0])
 
 
 @functools.cache

@@ -5,7 +5,6 @@ from importlib import resources
 
 from convoy.report import figures
 from convoy.report.files import Report, finite
-from convoy.types import Json
 
 SCRIPTS = (
     "format.js",
@@ -24,7 +23,11 @@ SCRIPTS = (
 
 def make_page(report: Report, other: Report | None = None) -> str:
     """Return the page of a report, or of the comparison of two."""
-    reports = [_content(one) for one in (report, other) if one is not None]
+    reports = [
+        one.to_json() | {"figures": figures.to_json(one)}
+        for one in (report, other)
+        if one is not None
+    ]
     # Inside a script element, only `<` could end the data early.
     data = json.dumps(finite(reports), separators=(",", ":")).replace("<", "\\u003c")
     page = _asset("page.html")
@@ -35,10 +38,6 @@ def make_page(report: Report, other: Report | None = None) -> str:
     ):
         page = page.replace("{{" + name + "}}", text)
     return page
-
-
-def _content(report: Report) -> Json:
-    return report.to_json() | {"figures": figures.to_json(report)}
 
 
 def _asset(name: str) -> str:

@@ -24,9 +24,7 @@ def check_installed(options: Options) -> None:
     """
     for name in _enabled(options):
         if importlib.util.find_spec(name) is None:
-            raise ValueError(
-                f"--{name} needs the package {name}. Install it with: pip install {name}"
-            )
+            raise ValueError(f"--{name} needs the package {name}. Install it: pip install {name}")
 
 
 @contextlib.contextmanager

@@ -34,9 +34,7 @@ def check_norm_layer(norm_layer: Mapping[str, Any]) -> None:
     if name == "custom_batch_norm" and "momentum" not in norm_layer:
         raise ValueError("--norm-layer: custom_batch_norm needs a momentum, such as 0.97.")
     if name == "group_norm" and len(norm_layer) != 2:
-        raise ValueError(
-            "--norm-layer: group_norm needs num_groups or channels_per_group, not both."
-        )
+        raise ValueError("--norm-layer: group_norm needs num_groups or channels_per_group.")
 
 
 def norm_replacement(norm_layer: Mapping[str, Any], micro_batches: int) -> Replace | None:

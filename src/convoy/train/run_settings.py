@@ -111,9 +111,7 @@ def check_options(options: Options) -> None:
     """
     check(options)
     if not 0 <= options.ema < 1:
-        raise ValueError(
-            f"--ema {options.ema}: pass a momentum from 0 to less than 1, such as 0.999."
-        )
+        raise ValueError(f"--ema {options.ema}: pass a momentum from 0 to below 1, such as 0.999.")
     if options.weight_updates_per_epoch == 0:
         raise ValueError("--weight-updates-per-epoch 0: pass 1 or more, or -1 for all of the data.")
     if options.gradient_accumulation is not None and options.global_batch_size is not None:
@@ -140,9 +138,7 @@ def _check_preprocessing(options: Options) -> None:
             f"{options.synthetic_data} generates each image only once."
         )
     if options.rand_augment and importlib.util.find_spec("PIL") is None:
-        raise ValueError(
-            "--rand-augment needs the package pillow. Install it with: pip install pillow"
-        )
+        raise ValueError("--rand-augment needs pillow. Install it with: pip install pillow")
     if options.eight_bit_transfer and options.mixup:
         raise ValueError("--mixup converts bytes to floats; leave --eight-bit-transfer out.")
 
@@ -153,8 +149,7 @@ def _info(options: Options) -> DatasetInfo:
     if (padding := options.crop_padding) is not None:
         if padding >= min(info.shape[:2]):
             raise ValueError(
-                f"--crop-padding {padding}: pass less than the {min(info.shape[:2])} pixels of an "
-                "image."
+                f"--crop-padding {padding}: an image has {min(info.shape[:2])} pixels. Pass less."
             )
         info = replace(info, crop_padding=padding)
     if options.normalisation is None:
@@ -177,9 +172,7 @@ def count_stages(splits: list[str]) -> int:
     if not splits or splits[0] != AUTO:
         return len(splits) + 1
     if len(splits) != 2 or not splits[1].isdecimal() or int(splits[1]) < 2:
-        raise ValueError(
-            f"--pipeline-splits {' '.join(splits)}: pass auto and a number of stages, 2 or more."
-        )
+        raise ValueError(f"--pipeline-splits {' '.join(splits)}: pass auto and 2 or more stages.")
     return int(splits[1])
 
 
@@ -196,8 +189,7 @@ def stages_and_devices(options: Options) -> tuple[int, int]:
         return stages, stages
     if len(mapping) != stages:
         raise ValueError(
-            f"--device-mapping has {len(mapping)} devices, but there are {stages} stages. Pass one "
-            "for each."
+            f"--device-mapping has {len(mapping)} devices for {stages} stages. Pass one for each."
         )
     if set(mapping) != set(range(max(mapping) + 1)):
         raise ValueError(

@@ -252,9 +252,9 @@ def test_reductions_are_shared_and_set_by_every_call():
 def test_refuses_counts_that_are_none(count):
     with strategy_scope():
         model = sequential()
-    with pytest.raises(ValueError, match="Pass an int of 1 or more"):
+    with pytest.raises(ValueError, match="Pass 1 or more"):
         model.set_gradient_accumulation_options(count)
-    with pytest.raises(ValueError, match="Pass an int of 1 or more"):
+    with pytest.raises(ValueError, match="Pass 1 or more"):
         model.set_pipelining_options(count)
 
 

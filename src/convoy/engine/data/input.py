@@ -3,8 +3,8 @@
 import warnings
 
 import keras
-import numpy as np
 from convoy import keras_bridge
+from convoy.arguments import whole_number
 from convoy.engine import checks
 from convoy.engine.data.chunks import Feed, StepDivision
 from convoy.engine.data.placement import tree_bytes
@@ -135,12 +135,7 @@ def _step_samples(
     replicas = config.placement.replicas if config.batch == "replica" else 1
     if batch_size is None:
         batch_size = -(-samples // (steps * replicas)) if steps else DEFAULT_BATCH
-    elif (
-        isinstance(batch_size, bool)
-        or not isinstance(batch_size, int | np.integer)
-        or batch_size < 1
-    ):
-        raise ValueError(f"batch_size={batch_size} is not a number of samples. Pass 1 or more.")
+    whole_number("batch_size", batch_size, "a number of samples")
     return int(batch_size) * replicas
 
 

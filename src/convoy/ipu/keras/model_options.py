@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from convoy.arguments import whole_number
 from convoy.ipu import checks, notice
 from convoy.ipu.enums import GradientAccumulationReductionMethod, ReplicatedMetricReductionMethod
 from convoy.ipu.gradient_accumulation import Accumulation, check_offload, read_dtype
@@ -172,7 +173,7 @@ class ModelOptions:
 
 def _micro_batches(count: int | None) -> int | None:
     if count is not None:
-        checks.positive_int(_STEPS, count, "a number of micro-batches")
+        whole_number(_STEPS, count, "a number of micro-batches")
     return count
 
 

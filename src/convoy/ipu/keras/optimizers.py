@@ -6,9 +6,9 @@ from typing import Any
 import convoy
 import keras
 import numpy as np
+from convoy.arguments import whole_number
 from convoy.engine.numerics.loss_scale import LossScaleState
 from convoy.engine.prepared_model import PreparedModel
-from convoy.ipu import checks
 from convoy.ipu.optimizers import (
     GradientAccumulationOptimizerV2,
     GradientOptions,
@@ -71,7 +71,7 @@ class ALSOptimizer(IpuOptimizer):
             raise ValueError(
                 f"max_loss_scaling_factor={max_loss_scaling_factor} leaves no room for an increase."
             )
-        checks.positive_int("update_frequency", update_frequency, "a number of weight updates")
+        whole_number("update_frequency", update_frequency, "a number of weight updates")
         if not 0 < ratio_threshold < 1:
             raise ValueError(f"ratio_threshold={ratio_threshold!r} is not between 0 and 1.")
         if not accumulate_statistics_over_update_period or lpf_alpha:

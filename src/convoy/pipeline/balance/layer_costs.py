@@ -196,12 +196,13 @@ def _key(layer: LayerSizes) -> tuple:
     return (settings, *((i.shape, i.dtype) for i in layer.inputs.values()), *variables)
 
 
+@dataclass(eq=False)
 class ForwardBackward:
     """The forward and backward pass of a stage, compiled as one program and as two.
 
     Gradients are computed for everything but the model's own inputs.
 
-    Args:
+    Attributes:
         stage: stage to run.
         inputs: shapes of its inputs.
         outputs: shapes of its outputs.
@@ -209,16 +210,13 @@ class ForwardBackward:
         platform: platform of the devices to run on.
     """
 
-    def __init__(
-        self,
-        stage: Stage,
-        inputs: TensorShapes,
-        outputs: TensorShapes,
-        model_inputs: set[int],
-        platform: str,
-    ) -> None:
-        self._stage, self._inputs, self._outputs = stage, inputs, outputs
-        self._model_inputs, self._platform = model_inputs, platform
+    stage: Stage
+    inputs: TensorShapes
+    outputs: TensorShapes
+    model_inputs: set[int]
+    platform: str
+
+    def __post_init__(self) -> None:
         self.run = jax.jit(self._run)
         self.forward = jax.jit(self._forward)
         self.backward = jax.jit(lambda pullback, gradients: pullback(gradients))
@@ -229,17 +227,17 @@ class ForwardBackward:
         def make(shapes: TensorShapes) -> Tensors:
             return {i: jax.device_put(_random(shape), device) for i, shape in shapes.items()}
 
-        arrays = make(self._inputs)
+        arrays = make(self.inputs)
         differentiable = {
             i: x
             for i, x in arrays.items()
-            if i not in self._model_inputs and has_gradient(self._inputs[i])
+            if i not in self.model_inputs and has_gradient(self.inputs[i])
         }
         fixed = {i: x for i, x in arrays.items() if i not in differentiable}
-        gradients = make({i: s for i, s in self._outputs.items() if has_gradient(s)})
+        gradients = make({i: s for i, s in self.outputs.items() if has_gradient(s)})
         trainable, non_trainable = (
             [jax.device_put(value, device) for value in keras_bridge.values(part)]
-            for part in (self._stage.trainable, self._stage.non_trainable)
+            for part in (self.stage.trainable, self.stage.non_trainable)
         )
         return [trainable, differentiable, non_trainable, fixed, gradients]
 
@@ -257,11 +255,11 @@ class ForwardBackward:
     ) -> tuple[PyTree, Callable[..., PyTree]]:
         def forward(trainable: Arrays, differentiable: Tensors) -> PyTree:
             inputs = fixed | differentiable
-            out, new, _ = self._stage.forward(trainable, non_trainable, inputs, training=True)
+            out, new, _ = self.stage.forward(trainable, non_trainable, inputs, training=True)
             return {i: out[i] for i in gradients}, (out, new)
 
         fused: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if cpu.fuses(self._platform):
+        if cpu.fuses(self.platform):
             fused = keras_bridge.replaced_operations(cpu.Fusion())
         with fused:
             _, pullback, results = jax.vjp(forward, trainable, differentiable, has_aux=True)

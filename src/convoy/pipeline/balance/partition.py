@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate
 
+from convoy.arguments import whole_number
 from convoy.keras_bridge import GraphCall
 from convoy.pipeline.balance.layer_costs import LayerSizes
 
@@ -17,7 +18,7 @@ def partition(
     transfers: Sequence[float] = (),
     *,
     allowed: Sequence[int] | None = None,
-    fits: Callable[[int, int, int], bool] | None = None,
+    fits: Callable[[int, int, int], bool] = lambda *_: True,
 ) -> list[int] | None:
     """Partition calls into stages of consecutive calls.
 
@@ -28,7 +29,7 @@ def partition(
             counts for both stages at a cut.
         allowed: calls with which a stage may begin; by default all but the first.
         fits: takes the first call of a stage, the call after its last one, and the number of stages
-            after it; returns whether the stage fits on its device.
+            after it; returns whether the stage fits on its device. By default all do.
 
     Returns:
         The first call of every stage but the first; `None` if there are no stages that fit.
@@ -40,8 +41,7 @@ def partition(
         raise ValueError(
             f"{len(costs)} layers cannot be cut into {stages} stages. Ask for at most {len(costs)}."
         )
-    if stages < 1:
-        raise ValueError(f"stages={stages} is not a number of stages. Pass 1 or more.")
+    whole_number("stages", stages, "a number of stages")
     sums = [0.0, *accumulate(costs)]
     cuts = range(1, len(costs)) if allowed is None else sorted(allowed)
 
@@ -64,14 +64,11 @@ def partition(
         received = transfers[first - 1] if transfers and first else 0.0
         return sums[end] - sums[first] + sent + received
 
-    def is_feasible(first: int, end: int, after: int) -> bool:
-        return fits is None or fits(first, end, after)
-
     @cache
     def best(first: int, left: int) -> Solution | None:
         if left == 1:
             seconds = cost(first, len(costs))
-            return (seconds, seconds**2, ()) if is_feasible(first, len(costs), 0) else None
+            return (seconds, seconds**2, ()) if fits(first, len(costs), 0) else None
         found: Solution | None = None
         for cut in cuts:
             if cut <= first:
@@ -80,7 +77,7 @@ def partition(
             # and no transfer makes up for it.
             if found is not None and sums[cut] - sums[first] > found[0]:
                 break
-            remaining = best(cut, left - 1) if is_feasible(first, cut, left - 1) else None
+            remaining = best(cut, left - 1) if fits(first, cut, left - 1) else None
             if remaining is None:
                 continue
             own = cost(first, cut)

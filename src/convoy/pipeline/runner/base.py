@@ -95,6 +95,7 @@ class PipelineRunner(ABC, Generic[Program]):
     ) -> None:
         self.model, self.config, self.pipeline = model, config, pipeline
         self.mode, self.observer = mode, observer
+        self.check_model()
         assert isinstance(config.placement, PipelinePlacement)
         self.placement: PipelinePlacement = config.placement
         self.variables = Variables(model, mode)
@@ -107,6 +108,10 @@ class PipelineRunner(ABC, Generic[Program]):
         self.metric_results = jax.jit(lambda metrics: keras_bridge.metric_results(model, metrics))
         self._programs: dict[tuple, StagePrograms[Program]] = {}
         self._running: list[Outcome] = []
+
+    @abstractmethod
+    def check_model(self) -> None:
+        """Raise `ValueError` if the model cannot run in stages."""
 
     def still_fits(self) -> bool:
         """Return whether the model has the variables and stages that the programs were made for."""

@@ -4,7 +4,6 @@ from collections import deque
 
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
 from convoy import distributed, keras_bridge
 from convoy.cpu.dispatch import dummy_work
@@ -12,11 +11,8 @@ from convoy.engine.chunk_runner import Outcome
 from convoy.engine.data.chunks import Chunk
 from convoy.engine.data.fetch import Fetch
 from convoy.engine.data.placement import device_put
-from convoy.engine.execution_config import ExecutionConfig
-from convoy.engine.observer import NULL_OBSERVER, Observer
 from convoy.engine.state import Mode
 from convoy.pipeline.communication import LOSS, move
-from convoy.pipeline.config import PipelineConfig
 from convoy.pipeline.device_layout import DeviceLayout
 from convoy.pipeline.runner.base import PipelineCall, PipelineRunner, StagePrograms
 from convoy.pipeline.runner.stage_function import (
@@ -38,17 +34,9 @@ IN_FLIGHT = 4
 class InferenceRunner(PipelineRunner[PyTree]):
     """Evaluates a model in pipeline stages, or predicts with it."""
 
-    def __init__(
-        self,
-        model: keras.Model,
-        config: ExecutionConfig,
-        pipeline: PipelineConfig,
-        mode: Mode,
-        observer: Observer = NULL_OBSERVER,
-    ) -> None:
-        if mode == "evaluate":
-            check_methods(model)
-        super().__init__(model, config, pipeline, mode, observer)
+    def check_model(self) -> None:
+        if self.mode == "evaluate":
+            check_methods(self.model)
 
     def run_call(self, chunk: Chunk) -> Outcome:
         stage_programs = self.programs_for(chunk)

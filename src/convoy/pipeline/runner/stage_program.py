@@ -122,10 +122,11 @@ class StageTrace:
     shared: list[Var]
 
 
+@dataclass(eq=False)
 class StageProgram:
     """Compiles the actions of a stage, one program for each kind.
 
-    Args:
+    Attributes:
         function: computation of the stage.
         fetch: function that reads a micro-batch at a position.
         scale: factor of the gradients that are accumulated.
@@ -137,31 +138,23 @@ class StageProgram:
         program: function that takes each program and its name, and returns the one to call.
     """
 
-    def __init__(
-        self,
-        function: StageFunction,
-        fetch: Fetch,
-        scale: float,
-        activation_checkpointing: bool,
-        transform: Transform,
-        loss_scale: LossScale | None = None,
-        records: bool = False,
-        program: Callable[[str, PyTree], PyTree] = lambda _, program: program,
-    ) -> None:
-        self.function, self.fetch, self.scale, self.activation_checkpointing = (
-            function,
-            fetch,
-            scale,
-            activation_checkpointing,
-        )
-        self.loss_scale, self.records = loss_scale, records
+    function: StageFunction
+    fetch: Fetch
+    scale: float
+    activation_checkpointing: bool
+    transform: Transform
+    loss_scale: LossScale | None = None
+    records: bool = False
+    program: Callable[[str, PyTree], PyTree] = lambda _, program: program
+
+    def __post_init__(self) -> None:
+        program = self.program
         self.run_forward = program("forward", jax.jit(self._forward))
         self.backward = program("backward", jax.jit(self._backward, donate_argnums=(1, 2)))
         self.backward_input = program("backward input", jax.jit(self._backward_input))
         self.backward_weights = program(
             "backward weights", jax.jit(self._backward_weights, donate_argnums=(2, 3))
         )
-        self._transform = transform
         self._stage_trace: StageTrace | None = None
 
     def forward(
@@ -188,7 +181,7 @@ class StageProgram:
         self, trainable: Arrays, received: Received, inputs: StageInputs, scaled: bool
     ) -> StageTrace:
         inputs = jax.eval_shape(lambda inputs: inputs.with_batch(self.fetch), inputs)
-        function = self._transform(self.function)
+        function = self.transform(self.function)
         (outputs, _), _ = jax.eval_shape(function, trainable, received, inputs)
         output_gradients = [output for output in outputs if has_gradient(output)]
         loss_scale = jax.ShapeDtypeStruct((), jnp.float32) if scaled else None
@@ -202,7 +195,7 @@ class StageProgram:
             found, result_structure = jax.tree.flatten(results)
             return found
 
-        trace = Trace.of(self._transform(flat), leaves)
+        trace = Trace.of(self.transform(flat), leaves)
         variables = _cut(trace.inputs, [len(jax.tree.leaves(group)) for group in groups])
         assert result_structure is not None
         of_forward, of_weights, of_received = result_structure.children()

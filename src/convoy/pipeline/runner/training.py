@@ -46,7 +46,6 @@ class TrainingRunner(PipelineRunner[StageProgram]):
         pipeline: PipelineConfig,
         observer: Observer = NULL_OBSERVER,
     ) -> None:
-        check_model(model, config)
         super().__init__(model, config, pipeline, "train", observer)
         self.numerics = PreparedModel.of(model).numerics
         self.rank_updates = self._make_updates()
@@ -55,6 +54,9 @@ class TrainingRunner(PipelineRunner[StageProgram]):
         """Whether a timeline is measured with one action at a time."""
         self.timeline: Timeline | None = None
         """The timeline of the last weight update, if it was measured."""
+
+    def check_model(self) -> None:
+        check_model(self.model, self.config)
 
     def _make_updates(self) -> list[RankUpdate]:
         parts, layout = self.variables.parts, self.layout
