@@ -51,6 +51,8 @@ class FusedConvolution:
         relu: bool,
     ) -> FusedConvolution | None:
         """Return the native form of a convolution between such arrays, or `None`."""
+        # Whether there is a kernel is decided while a program is traced. Where there is none, the
+        # equations stay as they were.
         kernels = library.find_for(kernel_support.FUSED, lhs, rhs, out)
         options = kernel_support.KERNELS[kernel_support.FUSED].options
         if kernels is None or parameters.crops or not parameters.options <= options:

@@ -14,6 +14,7 @@ import numpy as np
 from convoy.cpu.kernel_support import KERNELS, Array, CpuFeature
 from convoy.native_library import installed_file
 
+# The values of `dnnl_cpu_isa_t`. Each contains the bits of the sets that it extends.
 _INSTRUCTION_SETS = {
     0x0: "any x86-64",
     0x1: "SSE4.1",
@@ -31,6 +32,8 @@ _INSTRUCTION_SETS = {
 # Bits of oneDNN's instruction sets.
 _FEATURES = {0x80: CpuFeature.BFLOAT16, 0x100: CpuFeature.FLOAT16}
 
+# The names under which XLA finds the functions. A compiled program holds the name, not the address,
+# so it can be read from the compilation cache by another process.
 TARGETS = (
     "convoy_convolution",
     "convoy_pack_weights",
@@ -50,6 +53,7 @@ class Library:
 
     def __init__(self, handle: ctypes.CDLL) -> None:
         self._handle = handle
+        # Without these types, ctypes would pass a pointer as an integer of 32 bits.
         description_size_and_threads: Any = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
         handle.convoy_convolution_implementation.restype = ctypes.c_char_p
         handle.convoy_convolution_implementation.argtypes = description_size_and_threads

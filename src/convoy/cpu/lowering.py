@@ -19,6 +19,9 @@ Value: TypeAlias = ir.Value
 Results: TypeAlias = Sequence[Value | Sequence[Value]]
 Rule = Callable[..., Results]
 
+# Other packages may have replaced a rule before. The rule that was in force when ours was installed
+# is the one that ours falls back to, and the one that is restored. A rule is looked up first in the
+# table of the platform and then in that of all platforms, as JAX itself does.
 _replaced: dict[Primitive, Rule] = {}
 
 
@@ -73,6 +76,7 @@ def is_on_one_device(ctx: mlir.LoweringRuleContext) -> bool:
     return False
 
 
+# Programs are lowered by several threads at once: those of a user, and those of a server.
 _lock = Lock()
 _lowered: Counter[str] = Counter()
 

@@ -10,6 +10,7 @@ from jax.extend.core import Primitive
 
 VARIABLE = "CONVOY_CPU_KERNELS"
 
+# Batch normalisation is not here: JAX has no primitive for it, so `Fusion` replaces it in Keras.
 RULES: dict[Primitive, lowering.Rule] = {
     lax.conv_general_dilated_p: convolution_lowering.lower,
     lax.reduce_window_max_p: pooling.lower_max,
@@ -17,6 +18,10 @@ RULES: dict[Primitive, lowering.Rule] = {
     lax.select_and_scatter_add_p: pooling.lower_max_gradient,
 }
 
+# JAX caches what it has lowered, by function and shapes but not by the rules in force. A change of
+# the rules would therefore reach new programs only, and two calls of one function could differ. At
+# the first call there is nothing of ours in the caches, and programs of others need not be compiled
+# again just because Convoy was imported.
 _active = False
 _was_active = False
 

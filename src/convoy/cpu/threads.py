@@ -7,6 +7,7 @@ from contextvars import ContextVar
 import jax
 from convoy.context import bound
 
+# Devices of a second CPU client are not counted by JAX; `expect_devices` adds them.
 _device_count = 1
 _limit: ContextVar[int | None] = ContextVar("limit", default=None)
 
@@ -23,6 +24,8 @@ def per_device() -> int:
 
     This initialises JAX's devices, so it is to be called while a program is lowered, not before.
     """
+    # One pool of threads serves all devices. Each takes its part, so that operations of several
+    # devices run at the same time instead of waiting for each other.
     share = max(1, cores() // _devices())
     return min(share, _limit.get() or share)
 

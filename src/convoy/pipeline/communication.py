@@ -19,6 +19,19 @@ from convoy.engine.data.placement import device_put, is_local
 from convoy.pipeline.device_layout import DeviceLayout
 from convoy.pipeline.schedule import Action, Kind
 
+# What stages send along a replica's row, for a model whose stage 2 also reads an output of stage 0:
+#
+#     stage 0 ----- outputs, loss so far -----> stage 1 ----- outputs, loss so far -----> stage 2
+#         |                                                                                  ^
+#         +---- output that stage 2 reads, sent once by stage 0 ------------------------------+
+#
+#     stage 0 <---- gradients of what it received ---- stage 1 <---- gradients ---- stage 2
+#         ^                                                                            |
+#         +---- gradient of the skipped output, added up in the backward pass ----------+
+#
+# A tensor is sent once to each rank that reads it, and dropped after the last stage that reads it
+# there. The loss goes along with the tensors to the next stage, as a part of the same transfer.
+
 TensorShapes = dict[int, jax.ShapeDtypeStruct]
 LOSS = jax.ShapeDtypeStruct((), jnp.float32)
 """The shape and type of the loss that stages pass on."""

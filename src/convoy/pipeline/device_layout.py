@@ -1,11 +1,4 @@
-"""Devices of a pipeline: replicas, the ranks within a replica, and the variables on each rank.
-
-rank            0     1     2        mapping (rank of each stage), e.g. [0, 1, 2, 1]
-replica 0      d0    d1    d2   <-   a row: the devices of one replica of the pipeline
-replica 1      d3    d4    d5
-^
-a column: the DeviceGroup of rank 0, over which gradients are reduced
-"""
+"""Devices of a pipeline: replicas, the ranks within a replica, and the variables on each rank."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -20,6 +13,21 @@ from convoy.engine.state import Variables
 from convoy.engine.step.replicate import SEED_STRIDE, Roles
 from convoy.pipeline.stages import calls_of, has_gradient, make_stages, stage_assignment
 from convoy.types import PyTree, Shapes
+
+# The devices of a strategy are divided into rows, one for each replica of the pipeline:
+#
+#     rank            0     1     2        mapping: the rank of each stage, such as [0, 1, 2, 1]
+#     replica 0      d0    d1    d2   <--  a row: activations and their gradients move along it
+#     replica 1      d3    d4    d5
+#                     ^
+#                     a column: the `DeviceGroup` of rank 0, over which gradients are reduced
+#
+# A variable has one home: the column of the rank whose stages use it. All stages that share a
+# variable must therefore be on one rank. While a device call runs, every replica has values of its
+# own (`ReplicaValues`), because statistics and random seeds differ between replicas. Between device
+# calls the values of a column are one replicated array, so that Keras and other code can read it.
+#
+# Rows may lie in several processes. A process then holds only the columns in which it has a device.
 
 ReplicaValues = dict[int, dict[int, jax.Array]]
 """Values of variables, by replica and then by the id of the variable."""
@@ -157,6 +165,8 @@ class DeviceGroup:
             self.sharding, value.ndim
         )
 
+    # Every variable of a Keras model needs a value, also in a process that has no device of its
+    # rank. An array without shards has the right shape and type, and fails if anything reads it.
     def absent(self, like: jax.Array) -> jax.Array:
         """Return a stand-in for an array that only other processes have."""
         return jax.make_array_from_single_device_arrays(

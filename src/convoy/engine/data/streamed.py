@@ -25,6 +25,18 @@ from convoy.engine.data.placement import Placement, tree_bytes, tree_shapes
 from convoy.keras_bridge import Batches
 from convoy.types import Batch, PyTree, Shapes
 
+# From the input's batches to a chunk on the devices, for two replicas, each with its own batches,
+# and two steps per weight update:
+#
+#     batches          b0 b1 | b2 b3 | b4 b5 | b6        `_read` groups them by weight update
+#     steps             s0       s1      s2              `_complete` joins one batch per replica
+#     weight updates   |----- u0 -----|  |-- left out    s2 and b6 do not fill an update
+#     block            [ s0, s1 ]                        `_assemble` stacks steps of one shape
+#     micro-batches    [ m0, m1 ], sharded               `block_chunk` divides and moves them
+#
+# Only steps of one shape share a block, so a step of another shape is held back for the next one.
+# A position counts batches up to the last step that was handed out, not those that were read ahead.
+
 # One that computes, one that waits for it, one that is assembled, and its copy on the way.
 BLOCKS_IN_FLIGHT = 4
 

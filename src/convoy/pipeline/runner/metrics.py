@@ -13,6 +13,14 @@ from convoy.pipeline.device_layout import DeviceLayout
 from convoy.types import Arrays
 from jax.extend.core import JaxprEqn, Var
 
+# Replicas update copies of the metrics' variables, which are added up at the end of a device call:
+#
+#     variables   v  --->  replica 0   v + a        v + a
+#                          replica 1   0 + b   -->      + b  --->  v + a + b
+#
+# That is right for sums, as Keras's metrics keep them. For metrics of the user it is proven on the
+# traced update: new = old + something that does not depend on `old`.
+
 _SAME_VALUE = ("convert_element_type", "copy", "reshape", "squeeze", "broadcast_in_dim")
 # Primitives that add, with the operand that is added to; `None` if it may be any operand.
 _ADDITIONS = {"add": None, "add_any": None, "sub": 0, "scatter-add": 0}

@@ -23,6 +23,20 @@ Received = tuple[jax.Array, ...]
 """The tensors that a stage receives from earlier ones, in the order of `Stage.received`."""
 
 
+# A stage does a part of Keras's `train_step`. What the whole model has in one place is divided over
+# the stages:
+#
+#                        first stage      other stages       last stage
+#     reads data         inputs           inputs, if any     targets and sample weights
+#     receives           -                tensors            tensors
+#     own loss           add_loss, regularisers of its weights; the last one also the compiled loss
+#     loss so far        own              received + own     received + own: the reported loss
+#     metrics            -                -                  updated with the reported loss
+#
+# Each stage differentiates its own loss only. The gradient of later losses reaches it through the
+# gradients of the tensors that it sends, so no loss counts twice.
+
+
 class StageInputs(NamedTuple):
     """Inputs of a stage that have no gradient.
 

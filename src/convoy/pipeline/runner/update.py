@@ -94,6 +94,9 @@ class RankUpdate:
             function, mesh=self.mesh, in_specs=REPLICATED, out_specs=REPLICATED, check_vma=False
         )
 
+    # Two programs and not one: between them, ranks exchange the two scalars of `PipelineUpdate`.
+    # Both donate what they replace, so that gradients, weights and slots exist once.
+
     def _reduce(
         self, accumulators: Arrays, statistics: Arrays, loss_scale: jax.Array | None
     ) -> tuple[Arrays, Arrays, jax.Array, jax.Array | None]:
@@ -146,6 +149,7 @@ class RankUpdate:
             if finite is None
             else jax.lax.cond(finite, updated, lambda: (trainable, slots))
         )
+        # The accumulators of the next update, in the memory of the gradients, which are donated.
         zeros = [jnp.zeros(g.shape, t) for g, t in zip(gradients, self.dtypes, strict=True)]
         return *new, zeros
 
@@ -228,6 +232,7 @@ class PipelineUpdate:
             if loss_scale is not None
             else {}
         )
+        # Large elements and all elements of each stage's gradients; without loss scaling, nothing.
         self.counts: dict[tuple[int, int], GradientCounts] = {}
         for stage, rank in enumerate(layout.mapping):
             for replica, device in layout.groups[rank].devices.items():
@@ -290,6 +295,8 @@ class PipelineUpdate:
         split = {rank: groups[rank].split(scalar) for rank, scalar in scalars.items()}
         like = next(iter(scalars.values()))
         shapes = [jax.ShapeDtypeStruct(like.shape, like.dtype)]
+        # All processes go through the same pairs of ranks in the same order, also those that
+        # have neither end: transfers between two processes are numbered by counting them.
         gathered: dict[int, Arrays] = {rank: [] for rank, _ in layout.local_groups}
         for source, target in itertools.product(range(len(groups)), repeat=2):
             arrived = {}
