@@ -5,9 +5,9 @@ from convoy.batch_config import BatchConfig
 
 
 def test_a_weight_update_takes_micro_batches_of_all_replicas():
-    config = BatchConfig(3, replicas=4, accumulation=2)
+    config = BatchConfig(3, replicas=4, gradient_accumulation=2)
     assert config.global_batch == 24
-    assert BatchConfig(3, replicas=4, accumulation=4).micro_batches_per_update == 16
+    assert BatchConfig(3, replicas=4, gradient_accumulation=4).micro_batches_per_update == 16
 
 
 def test_a_global_batch_gives_the_accumulation():
@@ -20,7 +20,7 @@ def test_a_global_batch_gives_the_accumulation():
 def test_a_global_batch_that_does_not_divide_becomes_the_nearest():
     with pytest.warns(UserWarning, match="10 is not a multiple .* = 6; 12 is used, with 2"):
         config = BatchConfig.of_global(10, 3, 2)
-    assert (config.accumulation, config.global_batch) == (2, 12)
+    assert (config.gradient_accumulation, config.global_batch) == (2, 12)
 
 
 @pytest.mark.parametrize("samples", [18, 20])
@@ -31,7 +31,7 @@ def test_micro_batches_in_an_epoch_are_those_of_whole_updates(samples):
 
 def test_the_large_recipe():
     config = BatchConfig.of_global(8192, 16, 4)
-    assert config.accumulation == 128
+    assert config.gradient_accumulation == 128
     assert config.updates_per_epoch(1_281_167) == 156
 
 

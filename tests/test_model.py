@@ -1,11 +1,12 @@
-"""Models on the engine: what they gain, and how their options are set."""
+"""Models on the engine: what they gain, and what stays as in stock Keras."""
 
 import convoy
 import keras
 import numpy as np
 import pytest
 from convoy.engine.prepared_model import PreparedModel
-from convoy.model import EngineMethods
+from convoy.trainer.options import OptionMethods
+from convoy.trainer.stages import StageMethods
 
 
 def sequential():
@@ -18,15 +19,11 @@ def model():
         return sequential()
 
 
-def config(model):
-    return PreparedModel.of(model).methods["fit"].__wrapped__.__self__.runner.config
-
-
 def test_a_prepared_model_gains_methods_and_keeps_its_class(model):
     stock = sequential()
     assert type(model) is type(stock)
-    gained = {name for name in vars(model) if name not in vars(stock)}
-    assert set(EngineMethods.added) <= gained
+    gained = set(vars(model)) - set(vars(stock))
+    assert {*OptionMethods.added, *StageMethods.added, "export_for_serving"} <= gained
     assert not hasattr(stock, "set_gradient_accumulation")
 
 
@@ -37,23 +34,12 @@ def test_keras_does_not_track_what_a_model_gains(model):
     assert [v.path for v in model.variables] == [v.path for v in stock.variables]
 
 
-def test_gradient_accumulation_is_set_for_one_model(model):
-    model.set_gradient_accumulation(4, reduction="sum", dtype="float32")
-    found = config(model)
-    assert (found.gradient_accumulation, found.accumulation_reduction) == (4, "sum")
-    assert found.accumulation_dtype == "float32"
-    model.set_gradient_accumulation(2)
-    assert config(model).accumulation_reduction == "mean"
-    with pytest.raises(ValueError, match="gradient_accumulation=0 is not a number of micro-bat"):
-        model.set_gradient_accumulation(0)
-
-
 def test_automatic_steps_are_no_part_of_the_compilation(model):
     model.compile("sgd", "mse", steps_per_execution="auto")
     assert model.steps_per_execution == 1
     model.compile("sgd", "mse", steps_per_execution=7)
     assert model.steps_per_execution == 7
-    with pytest.raises(ValueError, match="steps_per_execution"):
+    with pytest.raises(ValueError, match="steps_per_execution=0"):
         model.compile("sgd", "mse", steps_per_execution=0)
 
 
@@ -65,7 +51,7 @@ def test_stages_are_assigned_read_and_reset(model):
     assert model.get_pipeline_stage_assignment() is None
 
 
-def test_a_saved_model_is_a_plain_keras_model(model, tmp_path):
+def test_a_saved_model_loads_as_a_plain_keras_model(model, tmp_path):
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert PreparedModel.of(loaded).devices == ()

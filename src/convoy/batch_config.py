@@ -15,7 +15,7 @@ class BatchConfig:
     Args:
         micro_batch: number of samples in a micro-batch of one replica.
         replicas: number of replicas.
-        accumulation: number of micro-batches per weight update and replica.
+        gradient_accumulation: number of micro-batches per weight update and replica.
 
     Raises:
         ValueError: if one of them is not a positive number.
@@ -23,7 +23,7 @@ class BatchConfig:
 
     micro_batch: int
     replicas: int = 1
-    accumulation: int = 1
+    gradient_accumulation: int = 1
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -43,7 +43,7 @@ class BatchConfig:
             warnings.warn(
                 f"A global batch of {global_batch} is not a multiple of micro-batch {micro_batch} "
                 f"x {replicas} replicas = {unit}; {config.global_batch} is used, with "
-                f"{config.accumulation} micro-batches accumulated.",
+                f"{config.gradient_accumulation} micro-batches accumulated.",
                 stacklevel=2,
             )
         return config
@@ -51,12 +51,12 @@ class BatchConfig:
     @property
     def global_batch(self) -> int:
         """Number of samples in a weight update."""
-        return self.micro_batch * self.replicas * self.accumulation
+        return self.micro_batch * self.replicas * self.gradient_accumulation
 
     @property
     def micro_batches_per_update(self) -> int:
         """Number of micro-batches in a weight update, over all replicas."""
-        return self.replicas * self.accumulation
+        return self.replicas * self.gradient_accumulation
 
     def updates_per_epoch(self, samples: int) -> int:
         """Return the number of complete weight updates in an epoch."""

@@ -225,7 +225,7 @@ def test_a_spec_has_what_its_mode_needs(arguments, error, match):
 
 def test_takes_the_earlier_name_of_the_count():
     spec = IPUPipelineEstimatorSpec("infer", [max, max], pipeline_depth=8)
-    assert spec.options.count == 8
+    assert spec.options.gradient_accumulation == 8
 
 
 def test_refuses_functions_that_do_not_fit(tmp_path):

@@ -49,7 +49,7 @@ def peak(settings):
 def test_recipes_give_the_numbers_of_graphcores(name, batch, accumulation, updates, rate):
     settings = recipe(name)
     assert settings.batch.global_batch == batch
-    assert settings.batch.accumulation == accumulation
+    assert settings.batch.gradient_accumulation == accumulation
     assert settings.events.updates_per_epoch == updates
     assert peak(settings) == pytest.approx(rate, rel=2e-4)
 

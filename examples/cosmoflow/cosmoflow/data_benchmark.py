@@ -49,8 +49,8 @@ def measure_input(data: Input, output: Output) -> None:
 def measure_waiting(model: keras.Model, data: Input, output: Output) -> None:
     """Train in turns on the input and on volumes in memory, and print the difference."""
     batch = data.plan.batch
-    updates = max(1, min(STEPS, data.plan.steps_per_epoch) // batch.accumulation)
-    count = updates * batch.accumulation * batch.replicas
+    updates = max(1, min(STEPS, data.plan.steps_per_epoch) // batch.gradient_accumulation)
+    count = updates * batch.gradient_accumulation * batch.replicas
     sources = {
         "input": _FirstBatches(data.train, count),
         "memory": _BatchesInMemory(data.train, count, batch.replicas),

@@ -115,7 +115,7 @@ def make_strategy(plan: RunPlan) -> convoy.Strategy:
     precision = plan.settings.ipu_config.precision
     return convoy.Strategy(
         devices=None if distributed.count() > 1 else plan.devices,
-        gradient_accumulation=plan.batch.accumulation,
+        gradient_accumulation=plan.batch.gradient_accumulation,
         precision=precision,
         loss_scale="auto" if precision.startswith("16.") else None,
     )

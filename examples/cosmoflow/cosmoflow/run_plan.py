@@ -38,7 +38,7 @@ class RunPlan:
 
     @property
     def updates_per_epoch(self) -> int:
-        return self.steps_per_epoch // self.batch.accumulation
+        return self.steps_per_epoch // self.batch.gradient_accumulation
 
     @property
     def steps(self) -> int:
@@ -77,13 +77,14 @@ def make_plan(settings: Settings) -> RunPlan:
         raise ValueError(
             f"data.n_train {data.n_train} is not a multiple of the global batch size "
             f"{batch.global_batch}: micro_batch_size {batch.micro_batch} x {replicas} replicas x "
-            f"gradient_accumulation {batch.accumulation}. Set it to {near}."
+            f"gradient_accumulation {batch.gradient_accumulation}. Set it to {near}."
         )
     plan = RunPlan(settings, batch)
-    if plan.steps_per_execution % batch.accumulation:
+    micro_batches = batch.gradient_accumulation
+    if plan.steps_per_execution % micro_batches:
         raise ValueError(
             f"ipu_config.iterations_per_loop {plan.steps_per_execution} is not a multiple of "
-            f"gradient_accumulation {batch.accumulation}. Set it to "
-            f"{-(-plan.steps_per_execution // batch.accumulation) * batch.accumulation}."
+            f"gradient_accumulation {micro_batches}. Set it to "
+            f"{-(-plan.steps_per_execution // micro_batches) * micro_batches}."
         )
     return plan

@@ -200,26 +200,28 @@ class _Search:
 
     def _longer(self, chain: Chain) -> Chain | None:
         """Return the chain with the equation that reads its result, if that belongs to it."""
-        tail = chain.result
-        equation = self._reader.get(tail)
-        if equation is None or self._reads[tail] > 1 or id(equation) in self.taken:
+        result = chain.result
+        equation = self._reader.get(result)
+        if equation is None or self._reads[result] > 1 or id(equation) in self.taken:
             return None
-        if chain.relu or not _alike(equation.outvars[0], tail):
+        if chain.relu or not _alike(equation.outvars[0], result):
             return None
         longer = replace(chain, equations=(*chain.equations, equation))
         operation = equation.primitive.name
-        tail_first = equation.invars[0] is tail
-        other: Atom = equation.invars[1 if tail_first else 0] if len(equation.invars) == 2 else tail
+        result_first = equation.invars[0] is result
+        other: Atom = (
+            equation.invars[1 if result_first else 0] if len(equation.invars) == 2 else result
+        )
         if operation == "max" and self._is_zero(other):
             return replace(longer, relu=True)
         value = self._value_by_channel(other, chain)
-        # `value - tail` and `value / tail` are not of the form `tail * scale + shift`.
-        linear = operation in ("add", "mul") or (operation in ("sub", "div") and tail_first)
+        # `value - result` and `value / result` are not of the form `result * scale + shift`.
+        linear = operation in ("add", "mul") or (operation in ("sub", "div") and result_first)
         # The kernel adds the addend last, so nothing may be scaled after it.
         keeps_order = operation in ("add", "sub") or chain.addend is None
         if value is not None and linear and keeps_order:
             return replace(longer, by_channel=(*chain.by_channel, (operation, value)))
-        if operation == "add" and chain.addend is None and _alike(other, tail):
+        if operation == "add" and chain.addend is None and _alike(other, result):
             return replace(longer, addend=other)
         return None
 

@@ -12,7 +12,7 @@ TARGET_SECONDS = 0.5
 # The first calls compile and touch memory for the first time, so the number grows in stages.
 GROWTH = 8
 # Steps in a block of streamed data while the number is chosen automatically.
-BLOCK_STEPS = 32
+STEPS_PER_BLOCK = 32
 
 
 class StepsPerExecution:
@@ -41,7 +41,7 @@ class StepsPerExecution:
         self._is_warm = False
         self.value: int = steps_per_update
         if steps_per_execution == "auto":
-            self.maximum = max(1, BLOCK_STEPS // steps_per_update) * steps_per_update
+            self.maximum = max(1, STEPS_PER_BLOCK // steps_per_update) * steps_per_update
             return
         if steps_per_execution > 1:
             self.value = int(steps_per_execution)

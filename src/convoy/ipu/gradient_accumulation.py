@@ -15,12 +15,12 @@ class Accumulation:
     """Gradient accumulation options.
 
     Attributes:
-        count: micro-batches per weight update and replica.
+        gradient_accumulation: micro-batches per weight update and replica.
         method: reduction of their gradients.
         dtype: dtype of the accumulated gradients; by default their own.
     """
 
-    count: int = 1
+    gradient_accumulation: int = 1
     method: GradientAccumulationReductionMethod = GradientAccumulationReductionMethod.SUM
     dtype: str | None = None
 
@@ -30,7 +30,9 @@ class Accumulation:
         A running mean is a mean, computed in another order.
         """
         is_sum = self.method == GradientAccumulationReductionMethod.SUM
-        return EngineAccumulation(self.count, "sum" if is_sum else "mean", self.dtype)
+        return EngineAccumulation(
+            self.gradient_accumulation, "sum" if is_sum else "mean", self.dtype
+        )
 
 
 def check_offload(options: Mapping[str, object]) -> None:

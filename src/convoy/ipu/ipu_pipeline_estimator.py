@@ -154,7 +154,7 @@ class IPUPipelineEstimator(IPUEstimator):
                 differ in number.
             FailedPreconditionError: if the schedule needs another number of micro-batches.
         """
-        count = spec.options.accumulation.count
+        count = spec.options.accumulation.gradient_accumulation
         checks.multiple("iterations_per_loop", self.config.steps_per_execution, _COUNT, count)
         shards, needed = self.ipu_config.num_shards, spec.devices
         if not shards / 2 < needed <= shards:

@@ -99,7 +99,7 @@ class ProgressCallback(keras.callbacks.Callback):
         batch, events = self.settings.batch, self.settings.events
         samples = (steps - self._steps) * batch.micro_batch * batch.replicas
         self._steps = steps
-        update = self._epoch * events.keras_epoch + steps // batch.accumulation
+        update = self._epoch * events.keras_epoch + steps // batch.gradient_accumulation
         elapsed, self._time = now - self._time, now
         return MetricsRow(
             "training",

@@ -68,7 +68,7 @@ def resume_position(settings: RunSettings, folder: RunFolder) -> str:
     if not positions:
         return ""
     epoch, step = positions[-1]
-    done = epoch * settings.events.keras_epoch + step // settings.batch.accumulation
+    done = epoch * settings.events.keras_epoch + step // settings.batch.gradient_accumulation
     if done >= settings.events.updates:
         return "training is complete: its checkpoints are validated again"
     return f"after {done} of {settings.events.updates} weight updates"
@@ -81,7 +81,7 @@ def make_checkpoints(settings: RunSettings, folder: RunFolder) -> convoy.Checkpo
         return None
     return convoy.Checkpoints(
         folder.state,
-        _interval(options.state_every, settings.batch.accumulation),
+        _interval(options.state_every, settings.batch.gradient_accumulation),
         keep=2,
         resume=options.resume,
         recipe=as_recipe(options),

@@ -59,7 +59,7 @@ class RunSettings:
 
     @property
     def steps_per_execution(self) -> int:
-        return self.events.per_call * self.batch.accumulation
+        return self.events.per_call * self.batch.gradient_accumulation
 
     @property
     def validation_batch(self) -> int:
@@ -94,8 +94,8 @@ def make_run_settings(options: Options, training_samples: int | None = None) -> 
     if updates < 1:
         raise ValueError(
             f"{samples} images do not make a weight update of {batch.global_batch}: micro-batch "
-            f"{batch.micro_batch} x {batch.replicas} replicas x {batch.accumulation} accumulated. "
-            "Make one of them smaller."
+            f"{batch.micro_batch} x {batch.replicas} replicas x {batch.gradient_accumulation} "
+            "accumulated. Make one of them smaller."
         )
     events = make_host_events(options, updates)
     if options.training:

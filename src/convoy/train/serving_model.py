@@ -48,7 +48,7 @@ def make_serving_model(options: Options, weights: Path | None) -> ServingModel:
     settings = make_run_settings(replace(options, synthetic_data=None, random_erasing=0.0))
     options, info = settings.options, settings.info
     with precision.find(options.precision).scope():
-        model = make_network(options, info, settings.batch.accumulation)
+        model = make_network(options, info, settings.batch.gradient_accumulation)
         if weights is not None:
             load_checkpoint(model, weights)
     preprocessing: Preprocessing | None = None

@@ -42,7 +42,7 @@ def training_strategy(settings: RunSettings) -> convoy.Strategy:
     rounds = find_precision(options.precision).update_dtype != "float32"
     return convoy.Strategy(
         devices=settings.devices,
-        gradient_accumulation=settings.batch.accumulation,
+        gradient_accumulation=settings.batch.gradient_accumulation,
         batch_norm_group=options.batch_norm_group,
         precision=options.precision,
         loss_scale="auto" if options.auto_loss_scaling else scale,
@@ -64,7 +64,7 @@ def prepare_training(settings: RunSettings, strategy: convoy.Strategy) -> Traini
     batch, events = settings.batch, settings.events
     schedule = make_schedule(options, batch.global_batch, events.updates_per_epoch)
     with strategy.scope():
-        model = make_network(options, settings.info, batch.accumulation)
+        model = make_network(options, settings.info, batch.gradient_accumulation)
         model.compile(
             make_optimizer(options, schedule, batch.global_batch, events.updates),
             make_loss(options.label_smoothing, probabilities=settings.mixes_labels),
@@ -103,7 +103,7 @@ def describe(training: Training, output: Output) -> None:
     output.line(f"model               {training.model.name}, {weights:,} trainable parameters")
     output.line(f"micro batch size    {batch.micro_batch}")
     output.line(f"num replicas        {batch.replicas}")
-    output.line(f"grad. accumulation  {batch.accumulation}")
+    output.line(f"grad. accumulation  {batch.gradient_accumulation}")
     output.line(f"global batch size   {batch.global_batch}")
     output.line(
         f"weight updates      {settings.events.updates_per_epoch} per epoch, "

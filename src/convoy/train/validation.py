@@ -45,7 +45,9 @@ class Validation:
             raise ValueError(f"{settings.info.name} has no image to validate on.")
         options = settings.options
         with strategy.scope():
-            self.network = make_network(options, settings.info, settings.batch.accumulation)
+            self.network = make_network(
+                options, settings.info, settings.batch.gradient_accumulation
+            )
             views = options.validation_views
             self.model = self.network if views == 1 else with_views(self.network, views)
             self.model.compile(

@@ -245,7 +245,7 @@ def test_reductions_are_shared_and_set_by_every_call():
     model.set_gradient_accumulation_options(2, "mean")
     model.set_pipelining_options(4)
     assert model.set_replication_options.__self__.accumulation.method.name == "SUM"
-    assert model.set_replication_options.__self__.accumulation.count == 2
+    assert model.set_replication_options.__self__.accumulation.gradient_accumulation == 2
 
 
 @pytest.mark.parametrize("count", [0, -1, 2.0, True])

@@ -22,10 +22,16 @@ def settings(model):
 def test_a_count_that_is_not_given_stays(model, settings):
     model.set_gradient_accumulation_options(4)
     model.set_gradient_accumulation_options(gradient_accumulation_reduction_method=Method.MEAN)
-    assert (settings.accumulation.count, settings.accumulation.method) == (4, Method.MEAN)
+    assert (settings.accumulation.gradient_accumulation, settings.accumulation.method) == (
+        4,
+        Method.MEAN,
+    )
     model.set_pipelining_options(8)
     model.set_pipelining_options()
-    assert (settings.pipeline.count, settings.accumulation.method) == (8, Method.SUM)
+    assert (settings.pipeline.gradient_accumulation, settings.accumulation.method) == (
+        8,
+        Method.SUM,
+    )
 
 
 def test_named_arguments_that_are_not_given_stay_and_others_are_replaced(model, settings):
@@ -35,7 +41,10 @@ def test_named_arguments_that_are_not_given_stay_and_others_are_replaced(model, 
     }
     model.set_pipelining_options(4, [1, 0], True, **replaced)
     model.set_pipelining_options(8)
-    assert (settings.pipeline.count, settings.pipeline.device_mapping) == (8, [1, 0])
+    assert (settings.pipeline.gradient_accumulation, settings.pipeline.device_mapping) == (
+        8,
+        [1, 0],
+    )
     assert settings.accumulate_outfeed
     assert (settings.pipeline.schedule, settings.pipeline.dtype) == (Schedule.Grouped, None)
     model.set_pipelining_options(device_mapping=[0, 1], accumulate_outfeed=False)
@@ -130,8 +139,8 @@ def test_options_are_there_again_inside_of_a_scope(saved, caplog):
     with ipu.ipu_strategy.IPUStrategy().scope():
         model = keras.models.load_model(saved)
     options = model.set_replication_options.__self__
-    assert options.accumulation.count == 3
-    assert options.pipeline.count == 4
+    assert options.accumulation.gradient_accumulation == 3
+    assert options.pipeline.gradient_accumulation == 4
     assert options.pipeline.device_mapping == [1, 0]
     assert options.pipeline.schedule == Schedule.Grouped
     assert options.accumulation.method.name == options.pipeline.method.name == "MEAN"
@@ -155,4 +164,4 @@ def test_a_file_of_stock_keras_has_no_options(tmp_path):
     staged().save(tmp_path / "model.keras")
     with ipu.ipu_strategy.IPUStrategy().scope():
         model = keras.models.load_model(tmp_path / "model.keras")
-    assert model.set_replication_options.__self__.accumulation.count == 1
+    assert model.set_replication_options.__self__.accumulation.gradient_accumulation == 1

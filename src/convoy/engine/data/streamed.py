@@ -295,14 +295,14 @@ class Streamed:
         per_update = self.division.steps_per_update
         fitting = self.budget // (BLOCKS_IN_FLIGHT * max(1, tree_bytes(first.batch)))
         fitting = max(1, fitting // per_update) * per_update
-        block_steps = min(self.max_steps, fitting, self.steps or self.max_steps)
+        steps_per_block = min(self.max_steps, fitting, self.steps or self.max_steps)
         steps = [first]
-        while len(steps) < min(max_steps, block_steps) and (step := next(self._steps, None)):
+        while len(steps) < min(max_steps, steps_per_block) and (step := next(self._steps, None)):
             if not step.is_like(first):
                 self._held = step
                 break
             steps.append(step)
-        block = jax.tree.map(lambda *rows: _stack(rows, block_steps), *(s.batch for s in steps))
+        block = jax.tree.map(lambda *rows: _stack(rows, steps_per_block), *(s.batch for s in steps))
         chunk = block_chunk(block, len(steps), self.placement, self.division, first.sharded)
         return chunk, steps[-1].batches_read
 
@@ -328,11 +328,11 @@ def block_chunk(
     return Chunk("block", placement.shard(block), batch, steps, steps * per_step)
 
 
-def _stack(rows: tuple[np.ndarray, ...], block_steps: int) -> np.ndarray:
+def _stack(rows: tuple[np.ndarray, ...], steps_per_block: int) -> np.ndarray:
     rows = tuple(np.asarray(row) for row in rows)
-    if block_steps == 1:
+    if steps_per_block == 1:
         return rows[0][None]
-    block = np.empty((block_steps, *rows[0].shape), rows[0].dtype)
+    block = np.empty((steps_per_block, *rows[0].shape), rows[0].dtype)
     for target, row in zip(block, rows, strict=False):
         target[...] = row
     return block

@@ -186,7 +186,7 @@ class Extensions(ModelOptions):
         """
         unsupported = "train_step", "make_train_function"
         arguments, replicas = self._prepare("fit", unsupported, args, kwargs)
-        count = self._accumulation().count
+        count = self._accumulation().gradient_accumulation
         self._check_optimizer(count)
         per_replica = steps.steps_per_replica(arguments, replicas)
         steps.check_execution(per_replica, self.model.steps_per_execution, count)

@@ -70,7 +70,9 @@ class ModelOptions:
         dtype = read_dtype("dtype", options.pop("dtype", None))
         ignored = {"use_v2_gradient_accumulation_optimizer": use_v2_gradient_accumulation_optimizer}
         notice.no_effect(where, options | ignored)
-        self._set_accumulation(Accumulation(count or self.accumulation.count, method, dtype))
+        self._set_accumulation(
+            Accumulation(count or self.accumulation.gradient_accumulation, method, dtype)
+        )
 
     def _set_accumulation(self, accumulation: Accumulation) -> None:
         """Set gradient accumulation; the reduction is shared with the pipeline options."""
@@ -103,7 +105,9 @@ class ModelOptions:
         count = _micro_batches(gradient_accumulation_steps_per_replica)
         mapping = self.pipeline.device_mapping if device_mapping is None else device_mapping
         method = gradient_accumulation_reduction_method
-        self.pipeline = read(count or self.pipeline.count, mapping, method, pipelining_kwargs)
+        self.pipeline = read(
+            count or self.pipeline.gradient_accumulation, mapping, method, pipelining_kwargs
+        )
         self.accumulation = replace(self.accumulation, method=self.pipeline.method)
         if accumulate_outfeed is not None:
             self.accumulate_outfeed = bool(accumulate_outfeed)
@@ -133,17 +137,19 @@ class ModelOptions:
         """Write the options and the stage of each layer into the folder of a saved model."""
         pipeline = self.pipeline
         saved = {key: getattr(self, name) for key, name in _SAVED.items()} | {
-            _STEPS: self.accumulation.count,
+            _STEPS: self.accumulation.gradient_accumulation,
             "gradient_accumulation_reduction_method": self.accumulation.method.name,
             "replicated_metric_reduction_method": self.metric_method.name,
-            f"pipelining_{_STEPS}": pipeline.count,
+            f"pipelining_{_STEPS}": pipeline.gradient_accumulation,
             "pipelining_device_mapping": pipeline.device_mapping,
             "pipeline_stage_assignment": stages,
         }
         (Path(folder) / FILE).write_text(json.dumps(saved))
         unsaved = {
             "set_pipelining_options": pipeline
-            != PipelineOptions(pipeline.count, pipeline.device_mapping, method=pipeline.method),
+            != PipelineOptions(
+                pipeline.gradient_accumulation, pipeline.device_mapping, method=pipeline.method
+            ),
             "set_gradient_accumulation_options": self.accumulation.dtype is not None,
         }
         for method, is_unsaved in unsaved.items():

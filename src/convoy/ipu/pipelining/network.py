@@ -57,7 +57,7 @@ class Description:
     @property
     def count(self) -> int:
         """Micro-batches per execution and replica."""
-        return self.options.accumulation.count
+        return self.options.accumulation.gradient_accumulation
 
     @property
     def key(self) -> tuple:

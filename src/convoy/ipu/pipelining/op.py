@@ -168,7 +168,7 @@ def pipeline(
     description = Description(
         stages=stages,
         optimizer_function=optimizer_function,
-        options=replace(options, count=count * parts, device_mapping=mapping),
+        options=replace(options, gradient_accumulation=count * parts, device_mapping=mapping),
         outfeed=outfeed,
         name=name or "pipeline",
         activation_checkpointing=config.allow_recompute,

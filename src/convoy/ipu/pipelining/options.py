@@ -145,7 +145,7 @@ class PipelineOptions:
     """Checked options of a pipeline.
 
     Attributes:
-        count: micro-batches per weight update; `None` if it was not set.
+        gradient_accumulation: micro-batches per weight update; `None` if it was not set.
         device_mapping: the device of each stage; by default one device per stage.
         schedule: the pipeline schedule.
         recomputation_mode: the way of activation checkpointing.
@@ -154,7 +154,7 @@ class PipelineOptions:
         stage_options: the lists with an entry for each stage, and their lengths.
     """
 
-    count: int | None = None
+    gradient_accumulation: int | None = None
     device_mapping: list[int] | None = None
     schedule: PipelineSchedule = PipelineSchedule.Grouped
     recomputation_mode: RecomputationMode = RecomputationMode.Auto
@@ -164,7 +164,7 @@ class PipelineOptions:
 
     @property
     def accumulation(self) -> Accumulation:
-        return Accumulation(self.count or 1, self.method, self.dtype)
+        return Accumulation(self.gradient_accumulation or 1, self.method, self.dtype)
 
     def stages(self, last: int, activation_checkpointing: bool) -> Stages:
         """Return the options of a network whose last stage has an index, for Convoy's engine."""
@@ -194,7 +194,7 @@ class PipelineOptions:
             FailedPreconditionError: if the schedule needs another number of micro-batches.
             NotImplementedError: if the schedule cannot train with these options.
         """
-        if self.count is None:
+        if self.gradient_accumulation is None:
             raise ValueError(
                 "The model has stages, but no number of micro-batches for a weight update. Call "
                 "set_pipelining_options(gradient_accumulation_steps_per_replica=...) first."
@@ -220,7 +220,7 @@ class PipelineOptions:
             )
 
     def _check_count(self, name: str, stages: int, unit: int, *, on_io_tiles: bool) -> None:
-        count = self.count or 1
+        count = self.gradient_accumulation or 1
         if self.schedule == PipelineSchedule.Sequential:
             return
         if self.schedule == PipelineSchedule.Interleaved and self.device_mapping is not None:
