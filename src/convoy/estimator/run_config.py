@@ -52,5 +52,5 @@ class RunConfig:
             if getattr(self, name) is not None or name not in _OPTIONAL:
                 whole_number(name, getattr(self, name), "a positive whole number")
         if self.checkpoint_every == "epoch":
-            raise ValueError("checkpoint_every='epoch' is not known here. Pass steps, or '10m'.")
+            raise ValueError("checkpoint_every='epoch': an estimator counts steps. Pass '10m'.")
         CheckpointInterval(self.checkpoint_every)

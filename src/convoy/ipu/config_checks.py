@@ -42,7 +42,7 @@ def check(config: IPUConfig) -> None:
     if tiles.place_ops_on_io_tiles and tiles.num_io_tiles < 1:
         raise ValueError("io_tiles.place_ops_on_io_tiles needs io_tiles.num_io_tiles of 1 or more.")
     if group > 1 and tiles.num_io_tiles > 0:
-        raise ValueError(f"{name} excludes io_tiles.num_io_tiles. Set one of them.")
+        raise ValueError(f"{name} does not go together with io_tiles.num_io_tiles.")
     connection = config.device_connection
     needs_version = (DeviceConnectionType.PRE_COMPILE, DeviceConnectionType.NEVER)
     if connection.type in needs_version and not connection.version:

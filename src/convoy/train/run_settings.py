@@ -111,7 +111,7 @@ def check_options(options: Options) -> None:
     """
     check(options)
     if not 0 <= options.ema < 1:
-        raise ValueError(f"--ema {options.ema}: pass a momentum from 0 to below 1, such as 0.999.")
+        raise ValueError(f"--ema {options.ema}: pass a momentum from 0 to less than 1, as 0.999.")
     if options.weight_updates_per_epoch == 0:
         raise ValueError("--weight-updates-per-epoch 0: pass 1 or more, or -1 for all of the data.")
     if options.gradient_accumulation is not None and options.global_batch_size is not None:
@@ -149,7 +149,7 @@ def _info(options: Options) -> DatasetInfo:
     if (padding := options.crop_padding) is not None:
         if padding >= min(info.shape[:2]):
             raise ValueError(
-                f"--crop-padding {padding}: an image has {min(info.shape[:2])} pixels. Pass less."
+                f"--crop-padding {padding}: pass less than the {min(info.shape[:2])} pixels of an image."
             )
         info = replace(info, crop_padding=padding)
     if options.normalisation is None:
@@ -189,7 +189,7 @@ def stages_and_devices(options: Options) -> tuple[int, int]:
         return stages, stages
     if len(mapping) != stages:
         raise ValueError(
-            f"--device-mapping has {len(mapping)} devices for {stages} stages. Pass one for each."
+            f"--device-mapping has {len(mapping)} devices, but there are {stages} stages."
         )
     if set(mapping) != set(range(max(mapping) + 1)):
         raise ValueError(
