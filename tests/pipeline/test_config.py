@@ -27,7 +27,7 @@ def placed(model, pipeline=PipelineConfig()):  # noqa: B008 - it is frozen
 
 
 def config_of(model) -> ExecutionConfig:
-    return model.export_for_serving.__self__.runner.config
+    return model.set_gradient_accumulation.__self__.engine_model.runner.config
 
 
 @pytest.mark.parametrize("name", ["1f1b", "Interleaved", "zero_bubble"])

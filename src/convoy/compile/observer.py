@@ -19,7 +19,7 @@ from convoy.compile.toolchain import compiler_output_hidden
 from convoy.engine.chunk_runner import ChunkRunner, ModelRunner, Outcome
 from convoy.engine.data.chunks import Chunk, Feed
 from convoy.engine.execution_config import ExecutionConfig
-from convoy.engine.observer import EpochCallbacks
+from convoy.engine.observer import EpochCallbacks, Observer
 from convoy.engine.state import Mode
 from convoy.types import Logs, PyTree
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
@@ -27,7 +27,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 Timed = Callable[[str], AbstractContextManager[None]]
 
 
-class CompilingObserver:
+class CompilingObserver(Observer):
     """Compiles each program of a run when it is first called, and returns stand-ins as its results.
 
     Of the data, a run takes one device call of each kind: training ends after its first epoch,
@@ -37,8 +37,6 @@ class CompilingObserver:
         timed: function that takes a line about a program, and returns a context that shows it.
         options: options of the compiler.
     """
-
-    times_actions = False
 
     def __init__(self, timed: Timed, options: dict[str, str | bool | int]) -> None:
         self.programs: list[CompiledProgram] = []

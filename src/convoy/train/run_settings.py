@@ -147,9 +147,9 @@ def _info(options: Options) -> DatasetInfo:
     """Return the description of the dataset, with the preprocessing of the options."""
     info = DATASETS[options.dataset]
     if (padding := options.crop_padding) is not None:
-        if padding >= min(info.shape[:2]):
+        if padding >= (size := min(info.shape[:2])):
             raise ValueError(
-                f"--crop-padding {padding}: pass less than the {min(info.shape[:2])} pixels of an image."
+                f"--crop-padding {padding}: pass less than the {size} pixels of an image."
             )
         info = replace(info, crop_padding=padding)
     if options.normalisation is None:
