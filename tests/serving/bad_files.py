@@ -8,6 +8,8 @@ import keras
 import numpy as np
 from convoy.serving import artifact
 
+CALLBACK = "xla_ffi_python_cpu_callback"
+
 
 def picture():
     image = keras.Input((8, 8, 3), name="image", dtype="uint8")
@@ -31,12 +33,15 @@ def png_of(width, height, data, interlaced=0):
 
 
 def with_custom_call(folder, source):
-    """Write a version whose program calls a function that is not known."""
-    call = jax.ffi.ffi_call("convoy_unknown", jax.ShapeDtypeStruct((1,), np.float32))
+    """Write a version whose program calls back a Python function that does not exist.
+
+    A process that runs it ends with SIGSEGV.
+    """
+    call = jax.ffi.ffi_call(CALLBACK, jax.ShapeDtypeStruct((1,), np.float32))
     exporting = jax.export.export(
-        jax.jit(lambda constants, x: [call(x)]),
+        jax.jit(lambda constants, x: [call(x, index=np.uint64(99))]),
         platforms=["cpu"],
-        disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("convoy_unknown")],
+        disabled_checks=[jax.export.DisabledSafetyCheck.custom_call(CALLBACK)],
     )
     code = exporting([], jax.ShapeDtypeStruct((1,), np.float32)).serialize()
     found = artifact.read(source)

@@ -15,7 +15,7 @@ import pytest
 from convoy.serving import artifact
 from convoy.serving import tensorflow_serving_pb2 as messages
 from PIL import Image
-from tests.serving.bad_files import picture, png, with_custom_call
+from tests.serving.bad_files import CALLBACK, picture, png, with_custom_call
 from tests.serving.models import half_plus
 from tests.serving.processes import OtherClient, serving, slowdown
 
@@ -203,7 +203,7 @@ def test_bad_versions_do_not_hold_up_good_ones(server, tmp_path):
     # One that would crash the compiler.
     with_custom_call(tmp_path / "crash", rolled / "1")
     (tmp_path / "crash").rename(rolled / "2")
-    assert "convoy_unknown" in wait_for(server, "rolled", 2, "END")
+    assert CALLBACK in wait_for(server, "rolled", 2, "END")
     # One that would block, and one that is copied slowly.
     good = convoy.export(half_plus(5), tmp_path / "good", batch_sizes=[1])
     shutil.copytree(good, rolled / "3")

@@ -62,7 +62,7 @@ class HttpService:
         self._cors = {} if cors_origin is None else {**CORS, ALLOW_ORIGIN: cors_origin}
 
     def application(self) -> web.Application:
-        application = web.Application(middlewares=[self._add_headers, self._guard])
+        application = web.Application(middlewares=[self._guard])
         router = application.router
         router.add_get("/", _page)
         router.add_get("/status.json", self._status)
@@ -74,25 +74,25 @@ class HttpService:
         return application
 
     @web.middleware
-    async def _add_headers(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Add the headers that tell browsers what they may do with a response."""
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer a request, with the headers that tell browsers what they may do with it."""
         if self._cors and request.method == "OPTIONS":
             return web.Response(status=204, headers=self._cors)
-        response = await handler(request)
+        response = await self._answer(request, handler)
         response.headers.update(SECURITY_HEADERS)
         if self._cors:
             response.headers[ALLOW_ORIGIN] = self._cors[ALLOW_ORIGIN]
         return response
 
-    @web.middleware
-    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Check the token, limit the time, and answer every failure in JSON."""
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Check the token, admit the request, limit its time, and answer failures in JSON."""
         try:
             if request.path not in PUBLIC_PATHS:
                 given = request.headers.get("Authorization", "")
                 self._token.check(given, "header Authorization")
-            async with self.service.request(request.protocol):
-                return await handler(request)
+            with self.service.admission.request(request.protocol):
+                async with self.service.deadline():
+                    return await handler(request)
         except ServingError as error:
             return _error(error.http_status, error.message, error.retry_seconds)
         except ConnectionResetError:

@@ -24,7 +24,7 @@ async def read_body(request: web.Request, max_bytes: int) -> bytes:
     chunks, size = list[bytes](), request.content_length or 0
     _check_size(size, max_bytes)
     size = 0
-    async for chunk in request.content.iter_any():
+    while chunk := await request.content.readany():
         size += len(chunk)
         _check_size(size, max_bytes)
         if reservation is not None:

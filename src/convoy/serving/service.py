@@ -8,7 +8,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Self
@@ -131,20 +131,6 @@ class Service:
         if reservation := admission.current():
             reservation.reserve_outputs(signature, samples)
         return await loaded.batcher.submit(arrays, samples)
-
-    @contextlib.asynccontextmanager
-    async def request(self, connection: Hashable) -> AsyncIterator[None]:
-        """Admit the request that is handled in the block, and limit its time.
-
-        Args:
-            connection: the request's connection.
-
-        Raises:
-            ServingError: if there is no room for it, or it takes longer than `request_seconds`.
-        """
-        with self.admission.request(connection):
-            async with self.deadline():
-                yield
 
     @contextlib.asynccontextmanager
     async def deadline(self) -> AsyncIterator[None]:

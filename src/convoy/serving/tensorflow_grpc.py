@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
-from convoy.serving import admission
 from convoy.serving import tensorflow_serving_pb2 as messages
 from convoy.serving.credentials import Token
 from convoy.serving.errors import Code, ServingError, describe_error, invalid, too_large
@@ -108,11 +107,11 @@ class GrpcService:
                 self._token.check(str(given), "metadata authorization")
                 if not has_deadline:
                     return await method(parse(data))
-                async with self.service.request(context.peer()):
-                    if reservation := admission.current():
-                        reservation.reserve(len(data))
-                    request = await self.service.decoders.run(lambda: parse(data), len(data))
-                    return await method(request)
+                with self.service.admission.request(context.peer()) as reservation:
+                    reservation.reserve(len(data))
+                    async with self.service.deadline():
+                        request = await self.service.decoders.run(lambda: parse(data), len(data))
+                        return await method(request)
             except ServingError as error:
                 await self._abort(context, error)
             except Exception as error:  # A client gets a plain answer, whatever happens.
