@@ -12,7 +12,7 @@ PARALLEL := --numprocesses auto --dist worksteal
 BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard src/convoy/*/native/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train docs test-unit test test-all test-targets freeze test-clients test-sanitized soak soak-serving stops-serving proto lint bench-peers clean
+.PHONY: help setup train docs test-unit test test-all test-targets freeze test-clients test-sanitized fuzz soak soak-serving stops-serving proto lint bench-peers clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -65,10 +65,10 @@ $(CLIENTS)/.installed: Makefile
 	@touch $@
 
 # Leaks are not looked for: Python and JAX free little at exit.
-test-sanitized: $(SANITIZED)/.installed ## The CPU kernels with every access to memory checked
+test-sanitized: $(SANITIZED)/.installed ## The CPU kernels and the JPEG decoder with every access to memory checked
 	@LD_PRELOAD="$$(for name in asan ubsan stdc++; do $(CXX) -print-file-name=lib$$name.so; done | tr '\n' ' ')" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-	  $(SANITIZED)/bin/python -m pytest tests/cpu $(ARGS)
+	  $(SANITIZED)/bin/python -m pytest tests/cpu tests/data/test_jpeg.py tests/fuzz/test_images.py $(ARGS)
 
 $(SANITIZED)/.installed: $(BUILT_FROM)
 	@test -x $(SANITIZED)/bin/python || $(PYTHON) -m venv $(SANITIZED)
@@ -88,6 +88,9 @@ soak-serving: setup ## Ten minutes of load on a server, with new versions and at
 
 stops-serving: setup ## Stop a server 100 times under load, and find an answer to every request
 	@GRPC_ENABLE_FORK_SUPPORT=0 $(BIN)/python -m tests.serving.stops $(ARGS)
+
+fuzz: setup ## An hour of generated requests, images, exported versions and checkpoints
+	@$(BIN)/python -m tests.fuzz.run $(ARGS)
 
 docs: $(VENV)/.docs-installed ## Build the documentation into build/site, from what is here
 	@echo "Building build/site (a minute) ..."

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -83,3 +84,17 @@ def rng():
 def frozen(request):
     """A comparison with the golden files of `tests/golden`; see `tests/frozen.py`."""
     return Frozen(update=request.config.getoption("--update-frozen"))
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of its own, of one megabyte."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    parts.require("mount")
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"mounting a file system is not permitted here: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)

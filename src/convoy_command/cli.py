@@ -49,6 +49,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not _reader_has_left():
             raise
         return READER_LEFT
+    except OSError:
+        reason = _output_problem()
+        if reason is None:
+            raise
+        print(f"convoy: error: the output cannot be written: {reason}.", file=sys.stderr)
+        return 1
+
+
+def _output_problem() -> str | None:
+    """Return why the standard output cannot be written, as on a full disk; then drop the rest."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        _drop_output()
+        return error.strerror
+    return None
 
 
 def _reader_has_left() -> bool:
@@ -61,9 +77,13 @@ def _reader_has_left() -> bool:
     poll.register(output, 0)  # errors are always reported
     if not poll.poll(0):
         return False
-    # Python flushes the rest of the output at its end, and would raise again.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    _drop_output()
     return True
+
+
+def _drop_output() -> None:
+    # Python flushes the rest of the output at its end, and would raise again.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run_verb(verb: str, *words: str) -> int:

@@ -1,7 +1,6 @@
 """Runs that are stopped, and go on with another model in another process: or as good as that."""
 
 import contextlib
-import subprocess
 
 import convoy
 import keras
@@ -13,7 +12,6 @@ from convoy.checkpoint.folder import Folder, Position
 from convoy.engine.prepared_model import PreparedModel
 from convoy_command import cli
 from keras import layers
-from tests import parts
 
 SAMPLES = 48
 FIRST, SECOND = Position(0, 4), Position(1, 0)
@@ -119,20 +117,6 @@ class Subject:
 @pytest.fixture(scope="package")
 def plain():
     return Subject()
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of its own, of one megabyte."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    parts.require("mount")
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"mounting a file system is not permitted here: {done.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
 
 
 def fill(folder):

@@ -37,6 +37,20 @@ def test_a_word_that_is_no_verb_is_answered_in_a_line(word, advice, capsys):
     assert capsys.readouterr().err == f"convoy: error: {word!r} is not a verb. {advice}\n"
 
 
+def test_output_to_a_full_disk_is_an_error_in_a_line():
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", "from convoy_command import convoy; convoy()", "--version"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert ended.returncode == 1
+    message = "convoy: error: the output cannot be written: No space left on device.\n"
+    assert ended.stderr == message
+
+
 def test_an_interruption_is_a_line(monkeypatch, capsys):
     def interrupt(_):
         raise KeyboardInterrupt

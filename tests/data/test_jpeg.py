@@ -140,3 +140,19 @@ def test_an_image_of_no_possible_shape_is_shown_whole(rng):
 def test_the_middle():
     assert centre_crop(256, 300) == Box(16, 38, 224, 224)
     assert centre_crop(1, 1) == Box(0, 0, 1, 1)
+
+
+@pytest.mark.parametrize("settings", [[], [cv2.IMWRITE_JPEG_PROGRESSIVE, 1]])
+def test_a_size_that_cannot_be_true_is_refused_before_decoding(settings):
+    """Decoding would take gigabytes and a minute."""
+    data = bytearray(cv2.imencode(".jpg", make_image(0), settings)[1].tobytes())
+    frame = next(place for m in (b"\xff\xc0", b"\xff\xc2") if (place := data.find(m)) > 0)
+    data[frame + 5 : frame + 9] = b"\xff\xff\xff\xff"
+    with pytest.raises(DamagedDataError, match="header claims 4294836225 pixels"):
+        decode_part(bytes(data), Box(0, 0, 65535, 65535))
+
+
+def test_an_image_of_one_colour_is_not_taken_for_a_damaged_one():
+    data = encode(np.full((4000, 4000, 3), 255, np.uint8))
+    assert 4000 * 4000 / len(data) > 50
+    assert (decode_part(data, Box(0, 0, 4000, 4000)) == 255).all()

@@ -1,9 +1,15 @@
 """A pool returns what its job makes in order; prefetched batches are those of one process."""
 
+import os
+import signal
+from pathlib import Path
+
 import numpy as np
 import pytest
+from convoy.data import worker_pool
 from convoy.data.worker_pool import Prefetcher, WorkerPool
 from tests.data.fill_job import Fill
+from tests.launch.running import is_alive, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -76,3 +82,57 @@ def test_no_process_starts_before_the_first_batch():
     prefetcher = Prefetcher(Fill(), lambda position: position, workers=2)
     assert prefetcher._pool is None
     prefetcher.close()
+
+
+def children_of(pid):
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(word) for word in text.split()]
+
+
+@pytest.fixture
+def started():
+    """A pool of two workers, and their process ids."""
+    pool = WorkerPool(Fill(), 2)
+    for task in (1, 2):
+        pool.submit(task)
+    assert [pool.take()[1] for _ in range(2)] == [-1, -2]
+    workers = children_of(pool._process.pid)
+    assert len(workers) == 2
+    yield pool, workers
+    pool.close()
+    assert not any(map(is_alive, [pool._process.pid, *workers]))
+
+
+@pytest.mark.parametrize("pending", [False, True])
+def test_a_worker_that_is_killed_is_one_line_and_ends_the_others(started, pending):
+    pool, workers = started
+    if pending:
+        for task in range(4):
+            pool.submit(task)
+    os.kill(workers[1], signal.SIGKILL)
+    wait_until(lambda: not is_alive(workers[1]))
+    if not pending:
+        for task in range(4):
+            pool.submit(task)
+    with pytest.raises(RuntimeError, match="exited unexpectedly") as raised:
+        pool.discard()
+    assert "\n" not in str(raised.value)
+
+
+def test_workers_go_on_if_the_process_that_forked_them_is_killed(started):
+    pool, workers = started
+    pool._process.kill()
+    pool._process.wait()
+    for task in range(4):
+        pool.submit(task)
+    assert [pool.take()[1] for _ in range(4)] == [0, -1, -2, -3]
+    pool.close()
+    wait_until(lambda: not any(map(is_alive, workers)))
+
+
+def test_no_room_for_batches_is_one_line(monkeypatch, small_disk):
+    monkeypatch.setattr(worker_pool, "_SHARED", small_disk)
+    message = r"4 batches .* need 4 MiB in .*: No space left"
+    with pytest.raises(RuntimeError, match=message) as raised:
+        WorkerPool(Fill((1 << 18,)), 2)
+    assert "\n" not in str(raised.value)

@@ -2,10 +2,12 @@
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from convoy.launch import process_group
@@ -290,3 +292,49 @@ def test_a_module_and_a_script_run_as_python_runs_them(tmp_path):
     with launched(sys.executable, "-m", "here", cwd=tmp_path) as launcher:
         launcher.stdout.read()
     assert launcher.returncode == 3
+
+
+def test_a_killed_agent_takes_its_process_along_and_is_reported(tmp_path):
+    """The agent is the process between the launcher and the program."""
+    with launched(script(tmp_path, NOT_IN_FIT)) as launcher:
+        (pid,) = pids(readwait_until(launcher, "ready", 1))
+        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(parent, signal.SIGKILL)
+        said = launcher.stdout.read()
+    assert launcher.returncode == 128 + signal.SIGKILL, said
+    assert said.count("\n") == 1
+    assert "was terminated by SIGKILL" in said
+    wait_until(lambda: not is_alive(pid))
+
+
+def test_too_few_descriptors_are_one_line_and_nothing_keeps_running(tmp_path):
+    def limit():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))
+
+    words = ["--num-instances", 16, script(tmp_path, NOT_IN_FIT)]
+    with launched(*words, preexec_fn=limit) as launcher:
+        lines = launcher.stdout.read().splitlines()
+    assert launcher.returncode == 1, lines
+    own = [line for line in lines if not line.startswith("[")]
+    assert len(own) == 1, own
+    assert "of 16 cannot be started: Too many open files. Start fewer" in own[0]
+    assert not any(map(is_alive, pids(lines)))
+
+
+def test_a_run_goes_on_if_its_output_cannot_be_written(tmp_path):
+    file = script(tmp_path, f"print('x' * 100)\nopen({str(tmp_path / 'done')!r}, 'w')\n")
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "convoy", "launch", str(file)],
+            env=os.environ | {"PYTHONPATH": str(SOURCE)},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (tmp_path / "done").exists()
+    assert ended.returncode == 0
+    assert ended.stderr == (
+        "convoy launch: output cannot be written: No space left on device. The processes go on "
+        "without it.\n"
+    )

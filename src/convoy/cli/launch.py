@@ -19,6 +19,7 @@ from convoy.configuration import (
 )
 from convoy.distributed.process import SILENCE_SECONDS
 from convoy.launch.launcher import command_name, launch, log, usage
+from convoy.launch.process_group import StartError
 from convoy.launch.topology import LaunchError, Topology, parse_hosts
 from convoy_command.parser import Parser
 
@@ -118,6 +119,9 @@ def main(words: Sequence[str]) -> int:
     except (ConfigurationError, LaunchError) as error:
         log(str(error))
         return 2
+    except StartError as error:
+        log(str(error))
+        return 1
 
 
 def poprun() -> int:

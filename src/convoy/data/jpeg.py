@@ -17,6 +17,10 @@ _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _START_OF_SCAN = 0xDA
 # Results of the native decoder.
 _DONE, _DAMAGED = 0, 1
+# A JPEG takes a bit or more for each block of 8 x 8 pixels, so real ones have fewer per byte. A
+# damaged size would take minutes and gigabytes to decode.
+_MAX_PIXELS_PER_BYTE = 4096
+_MAX_PIXELS = 200_000_000
 # JMSG_LENGTH_MAX
 _MAX_MESSAGE = 200
 
@@ -53,7 +57,7 @@ def read_header(data: bytes) -> Header | None:
     """Return the header of a JPEG; `None` if the data is no JPEG.
 
     Raises:
-        DamagedDataError: if the header is incomplete.
+        DamagedDataError: if the header is incomplete, or its size cannot be true.
     """
     if data[:2] != b"\xff\xd8":
         return None
@@ -71,9 +75,19 @@ def read_header(data: bytes) -> Header | None:
             width = int.from_bytes(data[place + 7 : place + 9], "big")
             size = height, width, data[place + 9]
         if marker == _START_OF_SCAN and size is not None and all(size):
+            _check_size(size[0] * size[1], len(data))
             return Header(*size, place)
         place += 2 + length
     raise DamagedDataError("it is a JPEG without a complete header")
+
+
+def _check_size(pixels: int, length: int) -> None:
+    most = min(_MAX_PIXELS, _MAX_PIXELS_PER_BYTE * length)
+    if pixels > most:
+        raise DamagedDataError(
+            f"it is a JPEG whose header claims {pixels} pixels; a file of {length} bytes has at "
+            f"most {most}"
+        )
 
 
 def decode_part(data: bytes, box: Box, out: np.ndarray, *, flip: bool = False) -> None:

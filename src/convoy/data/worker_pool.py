@@ -29,6 +29,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from convoy.distributed.process import COORDINATOR
+from convoy.units import format_bytes
 
 # For each worker, one that it fills and one that waits to be read.
 SLOTS = 2
@@ -59,6 +60,9 @@ class WorkerPool(Generic[Task, Result]):
         job: work that is done for each task.
         count: number of processes.
         slots: number of tasks of each process that can be pending.
+
+    Raises:
+        RuntimeError: if there is no room for the batches.
     """
 
     def __init__(self, job: Job[Task, Result], count: int, slots: int = SLOTS) -> None:
@@ -70,9 +74,20 @@ class WorkerPool(Generic[Task, Result]):
         self._number = 0
         folder = _SHARED if _SHARED.is_dir() else None
         with tempfile.TemporaryFile(dir=folder) as file:
-            os.posix_fallocate(file.fileno(), 0, max(1, self._size * self.capacity))
+            self._allocate(file.fileno(), folder)
             self._memory = mmap.mmap(file.fileno(), 0)
             self._workers = self._start(file.fileno(), count)
+
+    def _allocate(self, memory: int, folder: Path | None) -> None:
+        size = max(1, self._size * self.capacity)
+        try:
+            os.posix_fallocate(memory, 0, size)
+        except OSError as error:
+            raise RuntimeError(
+                f"The {self.capacity} batches of the worker processes need {format_bytes(size)} in "
+                f"{folder or tempfile.gettempdir()}: {error.strerror}. Use fewer workers or "
+                "smaller batches, or make that file system larger."
+            ) from error
 
     def _start(self, memory: int, count: int) -> list[Connection]:
         pairs = [socket.socketpair() for _ in range(count)]

@@ -67,11 +67,12 @@ def launch(
     topology.check_port()
     width = len(str(topology.instances - 1))
     visible: deque[tuple[int, str]] = deque(maxlen=VISIBLE_LINES)
+    output = Output()
 
     def show(index: int, line: str) -> None:
         if only_output_from in (None, index) and not GLOO_GREETING.match(line):
             visible.append((index, line))
-            print(f"[{index:>{width}}] {line}", flush=True)
+            output.print(f"[{index:>{width}}] {line}")
 
     for restarts_left in range(max_restarts, -1, -1):
         group = ProcessGroup(
@@ -88,6 +89,23 @@ def launch(
         if restarts_left:
             log(f"restarting all processes; {restarts_left - 1} restarts are left after this one.")
     return status
+
+
+class Output:
+    """The standard output of a run. The run goes on if it cannot be written, as on a full disk."""
+
+    def __init__(self) -> None:
+        self._failed = False
+
+    def print(self, line: str) -> None:
+        try:
+            print(line, flush=True)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            if not self._failed:
+                log(f"output cannot be written: {error.strerror}. The processes go on without it.")
+            self._failed = True
 
 
 def command_name() -> str:

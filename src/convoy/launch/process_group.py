@@ -97,6 +97,10 @@ class Member:
         return f"{process} exited with status {self.exit_status}"
 
 
+class StartError(RuntimeError):
+    """A process of a group cannot be started."""
+
+
 class ProcessGroup:
     """Processes that start together, of which none outlives the group.
 
@@ -134,10 +138,20 @@ class ProcessGroup:
         self._readers: list[threading.Thread] = []
 
     def run(self) -> int:
-        """Run all processes to their end and return the exit status of the group."""
+        """Run all processes to their end and return the exit status of the group.
+
+        Raises:
+            StartError: if one cannot be started; those that were started are killed.
+        """
         try:
             for task in self.tasks:
-                self.members.append(self._start(task))
+                try:
+                    self.members.append(self._start(task))
+                except OSError as error:
+                    raise StartError(
+                        f"Process {task.index} of {len(self.tasks)} cannot be started: "
+                        f"{error.strerror}. Start fewer processes, or raise the limits of this one."
+                    ) from error
             while self._running() and not self._must_kill():
                 self._receive(POLL_SECONDS)
                 self._forward_signals()

@@ -170,9 +170,10 @@ int Decode(const uint8_t* data, int64_t size, const ConvoyPart* part, uint8_t* o
 
   const int top = part->top / part->shrink, left = part->left / part->shrink;
   const int height = part->height / part->shrink, width = part->width / part->shrink;
+  // In 64 bits: the sums of two large numbers would be negative in 32.
   if (top < 0 || left < 0 || height < 1 || width < 1 ||
-      top + height > static_cast<int>(info.output_height) ||
-      left + width > static_cast<int>(info.output_width)) {
+      int64_t{top} + height > int64_t{info.output_height} ||
+      int64_t{left} + width > int64_t{info.output_width}) {
     snprintf(message, JMSG_LENGTH_MAX, "it is smaller than its header says: %u x %u",
              info.output_height,
              info.output_width);

@@ -1,0 +1,155 @@
+"""Requests to a server: REST, Open Inference Protocol, gRPC, and plain connections."""
+
+import base64
+import json
+from typing import NamedTuple
+
+from convoy.serving import tensorflow_serving_pb2 as messages
+from tests.serving.test_fuzz import KEYS
+
+from . import images
+from .mutation import EDGES, mutate, mutate_json
+
+MODELS = ("half", "pictures")
+METHODS = ("POST", "POST", "POST", "GET", "PUT", "DELETE", "HEAD", "OPTIONS")
+REMOTE_METHODS = (
+    "PredictionService/Predict",
+    "PredictionService/Classify",
+    "PredictionService/Regress",
+    "PredictionService/MultiInference",
+    "PredictionService/GetModelMetadata",
+    "ModelService/GetModelStatus",
+    "ModelService/HandleReloadConfigRequest",
+    "PredictionService/Nothing",
+)
+HEADER_LENGTH = "Inference-Header-Content-Length"
+
+
+class HttpRequest(NamedTuple):
+    """An HTTP request whose framing is right."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+def rest(rng):
+    """Return a request to TensorFlow Serving's REST API."""
+    model = rng.choice((*MODELS, "nothing", "%00", "a" * 3000, "..", "half/versions/1"))
+    verb = rng.choice((":predict", ":classify", ":regress", "", "/metadata", ":nothing"))
+    version = rng.choice(("", "", "", "/versions/1", "/versions/" + "9" * 30, "/labels/x"))
+    path = f"{rng.choice(('/v1', '/v1', '/v1', '/v3', '//v1'))}/models/{model}{version}{verb}"
+    headers = {"Content-Type": rng.choice(("application/json", "text/plain", "\xff", ""))}
+    if rng.random() < 0.1:
+        headers["Content-Encoding"] = rng.choice(("gzip", "deflate", "br", "x"))
+    return HttpRequest(rng.choice(METHODS), path, headers, _json_body(rng, model))
+
+
+def _json_body(rng, model):
+    image = base64.b64encode(images.generate(rng)).decode()
+    valid = {"instances": [{"b64": image}] if model == "pictures" else [1.0, 2.0]}
+    kind = rng.randrange(8)
+    if kind == 0:
+        depth = rng.choice((10, 1000, 100_000))
+        return b'{"instances": ' + b"[" * depth + b"]" * rng.choice((0, depth)) + b"}"
+    if kind == 1:
+        return b'{"instances": [' + b"[]," * rng.randrange(20_000) + b"1]}"
+    if kind == 2:
+        number = rng.choice(
+            (b"NaN", b"-Infinity", b"1e999", b"9" * 5000, b"0x1", b"1" + b"0" * 400)
+        )
+        return b'{"instances": [' + number + b"]}"
+    if kind == 3:
+        return mutate(rng, json.dumps(valid).encode())
+    if kind == 4:
+        return rng.randbytes(rng.randrange(2000))
+    if kind == 5:
+        shape = rng.choice(([0], [1, 0], [[1]], [[1, 2], [3]], [{}], [{"x": 1}, {"y": 2}]))
+        return json.dumps({rng.choice(KEYS): shape, rng.choice(KEYS): shape}).encode()
+    return json.dumps(mutate_json(rng, valid) if kind == 6 else valid).encode()
+
+
+def open_inference(rng):
+    """Return a request to the Open Inference Protocol over REST."""
+    model = rng.choice((*MODELS, "nothing"))
+    sizes = (1, 2, 0, -1, 1.5, *EDGES, 1 << 62, "1", None)
+    tensor = {
+        "name": rng.choice(("x", "image", "y", "", None)),
+        "datatype": rng.choice(("FP32", "FP64", "INT8", "BYTES", "BOOL", "FP16", "NOTHING", 3)),
+        "shape": [rng.choice(sizes) for _ in range(rng.choice((0, 1, 1, 2, 4, 50)))],
+    }
+    binary = b""
+    if rng.random() < 0.5:
+        binary = rng.choice((rng.randbytes(rng.randrange(100)), images.generate(rng)))
+        size = rng.choice((len(binary), *EDGES, -1, "x"))
+        tensor["parameters"] = {"binary_data_size": size}
+    else:
+        tensor["data"] = [
+            rng.choice((0.5, 1, "a", None, [1], 1e300)) for _ in range(rng.randrange(4))
+        ]
+    header = {"inputs": [tensor] * rng.choice((1, 1, 1, 2, 0)), "outputs": []}
+    if rng.random() < 0.5:
+        header = mutate_json(rng, header)
+    text = json.dumps(header).encode()
+    headers = {}
+    if binary or rng.random() < 0.2:
+        length = rng.choice((len(text), len(text), *EDGES, -1, "x", "9" * 30))
+        headers[HEADER_LENGTH] = str(length)
+    path = f"/v2/models/{model}{rng.choice(('', '/versions/1'))}/infer"
+    return HttpRequest("POST", path, headers, text + binary)
+
+
+def remote(rng):
+    """Return a method of TensorFlow Serving's gRPC services, and a message."""
+    method = rng.choice(REMOTE_METHODS[:1] * 6 + REMOTE_METHODS)
+    if rng.random() < 0.2:
+        return method, rng.randbytes(rng.randrange(300))
+    request = messages.PredictRequest()
+    request.model_spec.name = rng.choice((*MODELS, "nothing", ""))
+    if rng.random() < 0.2:
+        request.model_spec.version.value = rng.choice((0, 1, -1, 1 << 62))
+    tensor = request.inputs[rng.choice(("x", "image", ""))]
+    tensor.dtype = rng.choice((1, 1, 1, 7, 7, 2, 3, 9, 14, 19, 99))
+    for _ in range(rng.choice((0, 1, 1, 1, 2, 4, 300))):
+        tensor.tensor_shape.dim.add().size = rng.choice(
+            (1, 1, 2, 0, -1, 67108864, 1 << 40, 1 << 62)
+        )
+    if rng.random() < 0.1:
+        tensor.tensor_shape.unknown_rank = True
+    kind = rng.randrange(4)
+    if kind == 0:
+        tensor.tensor_content = rng.randbytes(rng.choice((0, 3, 4, 8, 4000)))
+    elif kind == 1:
+        tensor.float_val.extend([0.5] * rng.choice((1, 2, 100)))
+    elif kind == 2:
+        tensor.string_val.extend(images.generate(rng) for _ in range(rng.choice((1, 1, 3))))
+    data = request.SerializeToString()
+    return method, mutate(rng, data) if rng.random() < 0.3 else data
+
+
+def intact_request(port):
+    """Return the bytes of a request that the server answers with 200."""
+    body = b'{"instances": [1.0, 2.0]}'
+    head = f"POST /v1/models/half:predict HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def connection(rng, port):
+    """Return bytes for a connection, and whether the client then half-closes it."""
+    whole = intact_request(port)
+    kind = rng.randrange(5)
+    if kind == 0:
+        data = whole[: rng.randrange(len(whole))]
+    elif kind == 1:
+        data = rng.randbytes(rng.randrange(1, 2000)) + rng.choice((b"", b"\r\n\r\n"))
+    elif kind == 2:
+        data = whole * rng.randint(2, 5) + mutate(rng, whole)
+    elif kind == 3:
+        head = whole.partition(b"Content-Length")[0] + b"Transfer-Encoding: chunked\r\n\r\n"
+        data = head + rng.choice(
+            (b"5\r\nabc", b"-1\r\n", b"f" * 40 + b"\r\n", b"x\r\n", b"0\r\n\r\n")
+        )
+    else:
+        data = mutate(rng, whole)
+    return data, rng.random() < 0.5
