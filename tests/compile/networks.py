@@ -8,14 +8,12 @@ import numpy as np
 from keras import layers
 
 SIDE, CLASSES = 8, 4
-STATE_BYTES = 4 * (3 * 3 * 3 * 8 + 8 + 4 * 8 + 8 * CLASSES + CLASSES)
-"""Bytes of the weights and the statistics in float32."""
 
 
-def network(width: int = 8) -> keras.Model:
+def network(width: int = 8, side: int = SIDE) -> keras.Model:
     return keras.Sequential(
         [
-            keras.Input((SIDE, SIDE, 3)),
+            keras.Input((side, side, 3)),
             layers.Conv2D(width, 3, padding="same", name="convolution"),
             layers.BatchNormalization(name="normalization"),
             layers.ReLU(name="activation"),

@@ -9,7 +9,7 @@ from convoy.compile.console import Console
 from convoy.compile.session import compile_run
 from convoy.compile.targets import parse_target
 from convoy.compile_only import CompileTarget
-from tests.compile.networks import CLASSES, compiled_model, data
+from tests.compile.networks import CLASSES, SIDE, compiled_model, data
 
 pytestmark = pytest.mark.integration
 
@@ -85,11 +85,21 @@ def test_the_stages_of_a_pipeline_are_compiled_one_by_one():
         model.fit(*data(64), batch_size=4)
         model.predict(data(64)[0], batch_size=4)
 
-    by_name = {program.name: program for program in compile_on_cpus(run).programs}
+    result = compile_on_cpus(run)
+    by_name = {program.name: program for program in result.programs}
     assert {"stage 0 forward", "stage 1 backward", "device 1 reduce"} <= set(by_name)
     assert by_name["device 0 reduce"].devices == 2
     assert [c.kind for c in by_name["device 0 reduce"].collectives] == ["all-reduce"]
     assert by_name["stage 0 forward"].collectives == []
+    first, second = result.stages
+    assert (first.stages, second.stages) == ((0,), (1,))
+    # Weights, momentum and accumulators; statistics have none of them. Two numbers of the
+    # optimizer are on the first device.
+    assert first.state == 4 * (3 * (3 * 3 * 3 * 8 + 3 * 8) + 2 * 8) + 8
+    assert second.state == 4 * 3 * (8 * CLASSES + CLASSES) + 8
+    assert first.residuals > 2 * 4 * SIDE * SIDE * 8 * 4
+    assert "Fits: device 0 of the pipeline takes" in output.verdict(result)
+    assert output.describe_stages(result.stages, TARGET).count("\n") == 3
 
 
 def test_the_default_strategy_takes_all_devices_of_the_target():

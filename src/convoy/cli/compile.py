@@ -98,5 +98,7 @@ def _as_json(result: CompileResult) -> str:
 
 def _as_text(result: CompileResult) -> str:
     programs = [output.describe(program, result.target) for program in result.programs]
-    parts = [output.heading(result.target, result.hosts), *programs, output.verdict(result)]
+    stages = [output.describe_stages(result.stages, result.target)] if result.stages else []
+    heading = output.heading(result.target, result.hosts)
+    parts = [heading, *programs, *stages, output.verdict(result)]
     return "\n\n".join(parts)

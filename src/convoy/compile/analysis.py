@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import jax
@@ -179,20 +180,21 @@ def _custom_calls(instructions: list[tuple[Instruction, int]]) -> dict[str, int]
 def donated_bytes(traced: jax.stages.Traced, arguments: PyTree) -> int:
     """Return the bytes on one device of the arguments that are donated to a program."""
     is_donated = [info.donated for info in jax.tree.leaves(traced.args_info)]
+    pairs = zip(jax.tree.leaves(arguments), is_donated, strict=True)
+    return argument_bytes([leaf for leaf, donated in pairs if donated])
+
+
+def argument_bytes(arguments: PyTree) -> int:
+    """Return the bytes of arguments on one device."""
     return sum(
-        _bytes(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
-        for leaf, donated in zip(jax.tree.leaves(arguments), is_donated, strict=True)
-        if donated
+        prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(arguments)
     )
 
 
 def _aliased_arrays(text: str) -> int:
     """Return the number of results in the memory of arguments, by the first line of a program."""
     return len(re.findall(r"(?:may|must)-alias", text.partition("\n")[0]))
-
-
-def _bytes(shape: tuple[int, ...], dtype: Any) -> int:
-    return jax.ShapeDtypeStruct(shape, dtype).size * jax.dtypes.canonicalize_dtype(dtype).itemsize
 
 
 def _convolution_types(program: Any) -> dict[str, int]:

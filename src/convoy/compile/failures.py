@@ -9,8 +9,10 @@ if TYPE_CHECKING:
     from convoy.compile.observed_run import ObservedRun
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-# XLA for TPUs: "Used 20.25G of 15.75G hbm."
-_USED = re.compile(r"[Uu]sed ([\d.]+)([KMGT]?)i?B? of ([\d.]+)([KMGT]?)i?B? hbm")
+# Two messages of XLA for TPUs: "Used 20.25G of 15.75G hbm.", and "the total memory required for HLO
+# temporaries (26.67G) exceeds available HBM (15.75G)", which leaves out arguments and results.
+_USED = re.compile(r"[Uu]sed ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm")
+_TEMPORARIES = re.compile(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)")
 
 
 class TargetError(ValueError):
@@ -39,12 +41,17 @@ class TooLarge(Exception):  # noqa: N818 - not an error of the caller
         self.program, self.shortage, self.state, self.run = program, shortage, state, run
 
 
-def find_shortage(error: Exception) -> Shortage | None:
-    """Return the memory that a program lacks by the compiler's message, or `None`."""
-    found = _USED.search(str(error))
-    if found is None:
-        return None
-    return Shortage(_bytes(found[1], found[2]), _bytes(found[3], found[4]))
+def find_shortage(error: Exception, arguments: int) -> Shortage | None:
+    """Return the memory that a program lacks, or `None` if the compiler's message is another one.
+
+    Args:
+        error: the compiler's error.
+        arguments: bytes of the program's arguments on a device.
+    """
+    for pattern, added in ((_USED, 0), (_TEMPORARIES, arguments)):
+        if found := pattern.search(str(error)):
+            return Shortage(_bytes(found[1], found[2]) + added, _bytes(found[3], found[4]))
+    return None
 
 
 def _bytes(number: str, unit: str) -> int:

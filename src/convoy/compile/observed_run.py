@@ -16,10 +16,11 @@ class ObservedRun:
         model: the model.
         config: the configuration of the run.
         batch: samples of a micro-batch, over all replicas; known after the first device call.
+        data_bytes: bytes of the data of that call on each device that reads it.
         runners: runners of the model that were used, by mode.
     """
 
     def __init__(self, name: str, model: keras.Model, config: ExecutionConfig) -> None:
         self.name, self.model, self.config = name, model, config
-        self.batch = 0
+        self.batch = self.data_bytes = 0
         self.runners: dict[Mode, ModelRunner] = {}

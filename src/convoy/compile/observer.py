@@ -12,7 +12,7 @@ import jax
 import keras
 import numpy as np
 from convoy import compile_only
-from convoy.compile.analysis import CompiledProgram, analyze, donated_bytes
+from convoy.compile.analysis import CompiledProgram, analyze, argument_bytes, donated_bytes
 from convoy.compile.failures import TooLarge, find_shortage
 from convoy.compile.observed_run import ObservedRun
 from convoy.compile.toolchain import compiler_output_hidden
@@ -78,7 +78,7 @@ class CompilingObserver(Observer):
                 with compiler_output_hidden():
                     compiled = lowered.compile(self._options)
             except jax.errors.JaxRuntimeError as error:
-                shortage = find_shortage(error)
+                shortage = find_shortage(error, argument_bytes(arguments))
                 if shortage is None:
                     raise
                 raise TooLarge(name, shortage, donated_bytes(traced, arguments), run) from None
@@ -143,9 +143,19 @@ class _StandInRunner:
         run.runners[mode] = runner
 
     def run(self, chunk: Chunk) -> Outcome:
-        self._run.batch = max(self._run.batch, chunk.batch)
+        if not self._run.batch:
+            self._run.batch, self._run.data_bytes = chunk.batch, _data_bytes(chunk)
         outcome = self._runner.run(chunk)
         return jax.tree.map(np.asarray, outcome)
+
+
+def _data_bytes(chunk: Chunk) -> int:
+    """Return the bytes of a chunk on one device that reads it."""
+    leaves = jax.tree.leaves(chunk.source)
+    arrays = [leaf for leaf in leaves if isinstance(leaf, compile_only.CompileOnlyArray)]
+    # A pipeline has a copy on each device that reads it.
+    first = arrays[0].sharding.device_set
+    return argument_bytes([array for array in arrays if array.sharding.device_set == first])
 
 
 class _FirstChunk:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 from convoy.compile.analysis import CompiledProgram, to_json
 from convoy.compile.session import CompileResult
+from convoy.compile.stage_memory import StageMemory
 from convoy.compile.targets import GPU_SHARE, Target
 from convoy.types import Json
-from convoy.units import format_bytes, format_count, format_seconds, format_value
+from convoy.units import format_bytes, format_count, format_seconds, format_table, format_value
 
 WIDTH = 13
 
@@ -74,16 +77,32 @@ def _collectives(program: CompiledProgram, per: str) -> str:
 def verdict(result: CompileResult) -> str:
     """Return the lines that say whether everything fits, and what to change if it does not."""
     target = result.target
+    available = target.memory
     if result.rejected is not None:
         name, (needed, available) = result.rejected.program, result.rejected.shortage
+    elif result.stages:
+        device = max(result.stages, key=lambda stage: stage.total_bytes)
+        name, needed = f"device {device.device} of the pipeline", device.total_bytes
     else:
         largest = max(result.programs, key=lambda program: program.total_bytes)
-        name, needed, available = largest.name, largest.total_bytes, target.memory
+        name, needed = largest.name, largest.total_bytes
     used = f"{name} takes {format_bytes(needed)} of {format_bytes(available)} on a device"
     if result.fits:
         return f"Fits: {used}."
     advice = "".join(f"\n  - {line}" for line in result.advice)
     return f"Does not fit: {used}. What would make it fit:{advice}"
+
+
+def describe_stages(stages: Sequence[StageMemory], target: Target) -> str:
+    """Return a table of the memory of a pipeline's devices."""
+    rows = [["device", "stages", "state", "data", "residuals", "working", "code", "total", ""]]
+    for stage in stages:
+        sizes = stage.state, stage.data, stage.residuals, stage.working, stage.code
+        numbers = ", ".join(map(str, stage.stages))
+        share = f"{stage.total_bytes / target.memory:.1%}"
+        total = format_bytes(stage.total_bytes)
+        rows.append([str(stage.device), numbers, *map(format_bytes, sizes), total, share])
+    return "\n".join(["memory of each device of the pipeline", *format_table(rows, str.rjust)])
 
 
 def document(result: CompileResult) -> Json:
@@ -101,5 +120,6 @@ def document(result: CompileResult) -> Json:
         "fits": result.fits,
         "advice": result.advice,
         "rejected": rejected and {"name": rejected.program, **rejected.shortage._asdict()},
+        "stages": [vars(stage) | {"total": stage.total_bytes} for stage in result.stages],
         "programs": [to_json(program) for program in result.programs],
     }

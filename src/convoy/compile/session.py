@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import jax
 from convoy import compile_only
@@ -12,7 +12,9 @@ from convoy.compile.advice import advise
 from convoy.compile.analysis import CompiledProgram
 from convoy.compile.console import Console
 from convoy.compile.failures import TooLarge
+from convoy.compile.observed_run import ObservedRun
 from convoy.compile.observer import CompilingObserver
+from convoy.compile.stage_memory import StageMemory, stage_memory
 from convoy.compile.targets import Target
 from convoy.compile.toolchain import compiler_options
 from convoy.compile_only import CompileTarget
@@ -28,6 +30,7 @@ class CompileResult:
         hosts: number of hosts of the target.
         programs: the programs that were compiled.
         rejected: the program that the compiler has rejected because it is too large, if any.
+        stages: memory of the devices of a pipeline that trains.
         advice: changes after which the run should fit, if it does not.
     """
 
@@ -35,12 +38,14 @@ class CompileResult:
     hosts: int
     programs: list[CompiledProgram]
     rejected: TooLarge | None = None
+    stages: list[StageMemory] = field(default_factory=list)
     advice: list[str] = field(default_factory=list)
 
     @property
     def fits(self) -> bool:
-        too_large = [p for p in self.programs if p.total_bytes > self.target.memory]
-        return self.rejected is None and not too_large
+        sizes = [program.total_bytes for program in self.programs]
+        sizes += [stage.total_bytes for stage in self.stages]
+        return self.rejected is None and max(sizes, default=0) <= self.target.memory
 
 
 def compile_run(
@@ -63,16 +68,22 @@ def compile_run(
             run()
     except TooLarge as error:
         rejected = error
-    result = CompileResult(target, hosts, observer.programs, rejected)
-    if result.fits:
-        return result
-    if rejected is not None:
-        advice = advise(*rejected.shortage, rejected.state, rejected.run)
-    else:
-        largest = max(observer.programs, key=lambda program: program.total_bytes)
-        state = largest.memory["alias"]
-        advice = advise(largest.total_bytes, target.memory, state, largest.run)
-    return CompileResult(target, hosts, observer.programs, rejected, advice)
+    stages = [s for made in observer.runs for s in stage_memory(made, observer.programs)]
+    result = CompileResult(target, hosts, observer.programs, rejected, stages)
+    return result if result.fits else replace(result, advice=_advice(result, observer.runs))
+
+
+def _advice(result: CompileResult, runs: list[ObservedRun]) -> list[str]:
+    """Return advice about the part that takes most memory."""
+    if result.rejected is not None:
+        return advise(*result.rejected.shortage, result.rejected.state, result.rejected.run)
+    available = result.target.memory
+    if result.stages:
+        device = max(result.stages, key=lambda stage: stage.total_bytes)
+        trains = next(run for run in runs if "train" in run.runners)
+        return advise(device.total_bytes, available, device.state, trains)
+    largest = max(result.programs, key=lambda program: program.total_bytes)
+    return advise(largest.total_bytes, available, largest.memory["alias"], largest.run)
 
 
 @contextlib.contextmanager

@@ -154,6 +154,11 @@ class PipelineRunner(ABC, Generic[Program]):
     ) -> Program:
         """Return the program of a stage."""
 
+    @property
+    def stage_programs(self) -> list[StagePrograms[Program]]:
+        """The programs that were made, for each kind of chunk."""
+        return list(self._programs.values())
+
     def programs_for(self, chunk: Chunk) -> StagePrograms[Program]:
         """Return the programs of all stages for chunks of this kind."""
         # A stage is traced for one shape of its inputs, which may differ from fit to fit.

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from convoy.cpu.dispatch import dummy_work
 from convoy.engine.data.fetch import Fetch
+from convoy.engine.data.placement import tree_bytes
 from convoy.engine.numerics.loss_scale import LossScale
 from convoy.jaxpr import Atom, Trace, Values, evaluate, needed_for, read
 from convoy.pipeline.runner.stage_function import Received, StageFunction, StageInputs, Transform
@@ -174,6 +175,14 @@ class StageProgram:
         values |= {var: x for var, x in returned if isinstance(var, Var)}
         residuals = computed, [values[var] for var in traced.existing]
         return ForwardResult(outputs, residuals, non_trainable, loss, metrics)
+
+    @property
+    def residual_bytes(self) -> int:
+        """Bytes that a micro-batch keeps on the device from its forward to its backward pass."""
+        traced = self._traced
+        received = traced.inputs[1]
+        kept = received if self.activation_checkpointing else [*traced.computed, *traced.existing]
+        return tree_bytes([var.aval for var in kept])
 
     # Tracing.
 

@@ -1,0 +1,105 @@
+"""Memory of the devices of a pipeline, which hold the state of their stages between programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+from convoy import keras_bridge
+from convoy.compile.analysis import CompiledProgram
+from convoy.compile.observed_run import ObservedRun
+from convoy.engine.data.placement import tree_bytes
+from convoy.pipeline.runner.stage_program import StageProgram
+from convoy.pipeline.runner.training import TrainingRunner
+from convoy.pipeline.runner.update import RankUpdate
+from convoy.pipeline.schedule import Action, Kind, Schedule
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Bytes on one device of each replica of a pipeline, in training.
+
+    Attributes:
+        device: number of the device in its replica.
+        stages: the stages on it.
+        state: weights, statistics, optimizer state and gradient accumulators.
+        data: the data of a device call, if a stage reads it.
+        residuals: most that micro-batches keep from forward to backward pass at one time.
+        working: temporary memory and results of the largest program.
+        code: code of all programs.
+    """
+
+    device: int
+    stages: tuple[int, ...]
+    state: int
+    data: int
+    residuals: int
+    working: int
+    code: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.state + self.data + self.residuals + self.working + self.code
+
+
+def stage_memory(run: ObservedRun, programs: Sequence[CompiledProgram]) -> list[StageMemory]:
+    """Return the memory of each device of a pipeline; empty if the run is not one that trains.
+
+    Args:
+        run: the run.
+        programs: its compiled programs.
+    """
+    runner = run.runners.get("train")
+    if not isinstance(runner, TrainingRunner):
+        return []
+    by_name = {program.name: program for program in programs if program.run is run}
+    stage_programs = [p for made in runner.stage_programs for p in made.programs]
+    residuals = _peak_residuals(runner.schedule, stage_programs)
+    found = []
+    for device, update in enumerate(runner.rank_updates):
+        stages = tuple(s for s, rank in enumerate(runner.layout.mapping) if rank == device)
+        prefixes = [f"stage {stage} " for stage in stages] + [f"device {device} "]
+        own = [p for name, p in by_name.items() if name.startswith(tuple(prefixes))]
+        found.append(
+            StageMemory(
+                device=device,
+                stages=stages,
+                state=_state_bytes(update),
+                data=run.data_bytes if device in runner.placement.readers else 0,
+                residuals=residuals[device],
+                working=max((_working_bytes(program) for program in own), default=0),
+                code=sum(program.memory["generated_code"] for program in own),
+            )
+        )
+    return found
+
+
+def _state_bytes(update: RankUpdate) -> int:
+    variables = [*update.trainable, *update.statistics, *update.variables]
+    accumulators = [
+        jax.ShapeDtypeStruct(variable.shape, dtype)
+        for variable, dtype in zip(update.trainable, update.dtypes, strict=True)
+    ]
+    return tree_bytes([*keras_bridge.values(variables), *accumulators])
+
+
+def _working_bytes(program: CompiledProgram) -> int:
+    memory = program.memory
+    return memory["temp"] + memory["output"] - memory["alias"]
+
+
+def _peak_residuals(schedule: Schedule, programs: Sequence[StageProgram]) -> list[int]:
+    """Return the most that the micro-batches on each device keep at one time."""
+    last = Kind.BACKWARD_WEIGHTS if schedule.splits_backward else Kind.BACKWARD
+
+    def peak(actions: Sequence[Action]) -> int:
+        held = most = 0
+        for action in actions:
+            size = programs[action.stage].residual_bytes
+            held += size * (action.kind == Kind.FORWARD)
+            most = max(most, held)
+            held -= size * (action.kind == last)
+        return most
+
+    return [peak(actions) for actions in schedule.actions]
