@@ -404,6 +404,30 @@ def test_a_missing_input_gets_the_message_of_keras(table, names):
     assert messages[0] == messages[1]
 
 
+def test_an_only_input_that_is_none_gets_the_message_of_keras(table):
+    def make(_):
+        inputs = keras.Input((6,))
+        model = keras.Model(inputs, layers.Dense(1)(inputs))
+        model.compile("sgd", "mse")
+        return model
+
+    for model in (make_stock(make), make_convoy(make)):
+        with pytest.raises(ValueError, match="is not optional"):
+            model.fit([None], table[1], verbose=0)
+
+
+def test_keras_warns_of_another_structure_once(table):
+    left, right = keras.Input((6,), name="a"), keras.Input((6,), name="b")
+
+    def make(_):
+        return keras.Model({"a": left, "b": right}, layers.Add()([left, right]))
+
+    for model in (make_stock(make), make_convoy(make)):
+        with pytest.warns(UserWarning, match="The structure of `inputs` doesn't match") as caught:
+            model.predict([table[0][:30], table[0][:30]], verbose=0)
+        assert len(caught) == 1
+
+
 @pytest.mark.parametrize("strategy", [{}, {"devices": 2, "batch": "global"}])
 def test_targets_that_are_none(table, strategy):
     x, y, _ = table

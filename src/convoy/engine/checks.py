@@ -113,7 +113,9 @@ def check_arrays(data: tuple[Data, Data, Data]) -> int:
                     f"{name} holds values of type {leaf.dtype}, but devices compute with numbers. "
                     "Convert it first: numbers with astype('float32'), words by numbering them."
                 )
-    return count_samples(data[0])
+    has_none = data[0] is not None and not jax.tree.leaves(data[0])
+    # Keras has a message about an input that is missing; the targets have as many samples.
+    return count_samples(data if has_none else data[0])
 
 
 def count_samples(x: Data) -> int:

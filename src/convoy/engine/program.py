@@ -22,6 +22,7 @@ from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.observer import NULL_OBSERVER, Observer
 from convoy.engine.state import Mode, State, Variables
 from convoy.engine.step.constant_folding import FoldedStep, FoldedWeights
+from convoy.engine.step.loop import trace_for_shapes
 from convoy.engine.step.replicate import Roles
 from convoy.engine.step.shard_optimizer import OptimizerShards
 from convoy.engine.step.step import custom_step, prediction_step
@@ -165,7 +166,8 @@ class Programs:
 def output_bytes(model: keras.Model, state: State, example: Shapes) -> int:
     """Return the bytes of the outputs for a batch of these shapes and types."""
     step = custom_step(model, "predict", fetch_nothing) or prediction_step(model, fetch_nothing)
-    _, outputs = jax.eval_shape(step, state, (example, 0))
+    with trace_for_shapes():
+        _, outputs = jax.eval_shape(step, state, (example, 0))
     return tree_bytes(outputs)
 
 

@@ -1,8 +1,9 @@
 """The device loop: many steps in one device call."""
 
+import contextlib
 import random
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -78,11 +79,20 @@ def collect(
 
 def _outcome_shapes(step: Step | ForwardStep, state: State, source: PyTree) -> Shapes:
     """Return the shapes of what a step returns beside the state."""
-    # The step is traced twice, but layers should warn once, and what they draw from Python's
-    # generator while they are traced should be what stock Keras draws.
+    with trace_for_shapes():
+        _, outcome = jax.eval_shape(lambda: step(state, (source, jnp.int32(0))))
+    return outcome
+
+
+@contextlib.contextmanager
+def trace_for_shapes() -> Iterator[None]:
+    """Trace a step without effects, before the trace that is compiled.
+
+    Layers should warn once, and what they draw from Python's generator while they are traced should
+    be what stock Keras draws.
+    """
     drawn_from = random.getstate()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _, outcome = jax.eval_shape(lambda: step(state, (source, jnp.int32(0))))
+        yield
     random.setstate(drawn_from)
-    return outcome
