@@ -2,14 +2,6 @@
 
 A functional model is a `Function` of Keras: nodes, each of which records the call of an operation
 (mostly a layer) on symbolic tensors. Neither the nodes nor their order is public.
-
-    x -> [Dense] -> a -> [ReLU] -> b -> [Add] -> y        calls: Dense(x), ReLU(a), Add(a, b)
-                    |                     ^
-                    +---------------------+
-
-Tensors are identified by `id()`: a symbolic tensor exists once in its graph. A nested model is one
-node of the outer graph. `nested_calls` replaces it by the calls of the inner graph, whose tensors
-get the ids of the outer ones at its border, and new negative numbers inside (see `NestedCall`).
 """
 
 from __future__ import annotations
@@ -29,6 +21,17 @@ from keras.src.backend.common import masking
 from keras.src.models import functional
 from keras.src.ops.function import Function
 from keras.src.ops.node import Node
+
+# A graph, and the list of calls that stands for it:
+#
+#     x -> [Dense] -> a -> [ReLU] -> b -> [Add] -> y        Dense(x), ReLU(a), Add(a, b)
+#                     |                     ^
+#                     +---------------------+
+#
+# Tensors are identified by `id()`: a symbolic tensor exists once in its graph. A nested model is
+# one node of the outer graph. `nested_calls` replaces it by the calls of the inner graph, whose
+# tensors get the ids of the outer ones at its border, and new negative numbers inside (see
+# `NestedCall`).
 
 get_keras_mask = masking.get_keras_mask
 set_keras_mask = masking.set_keras_mask

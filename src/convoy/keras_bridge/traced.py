@@ -1,11 +1,7 @@
 """Tracing of a subclassed model: its graph, from a symbolic call.
 
 Keras records a node for each operation that is called on symbolic tensors, so calling a model's
-`call` on such tensors yields the nodes of its graph. It is called twice, with `training` true and
-false. The graphs must be equal, except that calls may pass `training` on:
-
-    layer(x, training=training)     true, then false: follows the model
-    layer(x, training=False)        false both times: fixed, marked with `FIXED`
+`call` on such tensors yields the nodes of its graph.
 """
 
 from __future__ import annotations
@@ -21,6 +17,15 @@ from convoy.keras_bridge.models import call_training_argument
 from keras import Model
 from keras.src import tree
 from keras.src.ops.function import Function
+
+# `call` runs twice, with `training` true and false. The graphs must be equal, except that calls may
+# pass `training` on:
+#
+#     layer(x, training=training)     true, then false: follows the model
+#     layer(x, training=False)        false both times: fixed, marked with `FIXED`
+#
+# A model that branches on `training` in another way has two graphs, and so none that stages could
+# be cut from.
 
 
 class UntraceableError(ValueError):
