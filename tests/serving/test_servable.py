@@ -69,3 +69,15 @@ def test_a_model_that_keras_cannot_read_is_served_from_its_programs(tmp_path, ca
     assert served.compiled_from == "stablehlo"
     found = served.run({"x": np.ones((2, 3), np.float32)})
     np.testing.assert_array_equal(found["output_0"], np.full((2, 3), 2, np.float32))
+
+
+def test_code_in_a_keras_file_is_not_run(tmp_path):
+    marker = tmp_path / "code-was-run"
+    x = keras.Input((2,), name="x")
+    run = eval(f"lambda value: __import__('pathlib').Path({str(marker)!r}).touch() or value")
+    layer = keras.layers.Lambda(run, output_shape=(2,))
+    path = convoy.export(keras.Model(x, layer(x)), tmp_path / "lambda", batch_sizes=[1])
+    marker.unlink()
+    assert (path / artifact.MODEL).exists()
+    assert Servable(path).compiled_from == "stablehlo"
+    assert not marker.exists()
