@@ -61,7 +61,13 @@ class Soak:
         self.url = f"http://127.0.0.1:{self.port}{PREDICT}"
         self.pid, self.folder, self.until = pid, folder, until
         self.rollout_seconds, self.rolled_out = rollout_seconds, 1
-        self.files = image_bombs()
+        # Made once: attackers share this process with the clients whose latency is measured.
+        self.lists = b'{"instances": [' + b"[]," * 1_000_000 + b"[]]}"
+        self.samples = many_samples()
+        self.images = [
+            json.dumps({"instances": [{"b64": base64.b64encode(file).decode()}]}).encode()
+            for file in image_bombs()
+        ]
         self.codes = Counter()
         self.latencies = []
         self.wrong = 0
@@ -161,13 +167,10 @@ class Soak:
             writer.close()
 
     async def attack_lists(self, rng):
-        await self.send(PREDICT, b'{"instances": [' + b"[]," * 1_000_000 + b"[]]}")
+        await self.send(PREDICT, self.lists)
 
     async def attack_samples(self, rng):
-        data = bytes(16 * 4 * 200_000)
-        tensor = {"name": "x", "shape": [200_000, 16], "datatype": "FP32"}
-        tensor["parameters"] = {"binary_data_size": len(data)}
-        header = json.dumps({"inputs": [tensor]}).encode()
+        header, data = self.samples
         name = f"Inference-Header-Content-Length: {len(header)}"
         await self.send(f"/v2/models/{NAME}/infer", header + data, name)
 
@@ -185,9 +188,7 @@ class Soak:
                 await call(request.SerializeToString(), timeout=10)
 
     async def attack_images(self, rng):
-        files = [base64.b64encode(file).decode() for file in self.files]
-        for file in files:
-            body = json.dumps({"instances": [{"b64": file}]}).encode()
+        for body in self.images:
             await self.send("/v1/models/pictures:predict", body)
 
     async def phases(self):
@@ -265,6 +266,14 @@ def image_bombs():
     file = io.BytesIO()
     Image.new("RGB", (3000, 3000)).save(file, "PNG")
     return png(1, 50_000_000, 10), file.getvalue()
+
+
+def many_samples():
+    """Return the header and the data of a request with far too many samples."""
+    data = bytes(16 * 4 * 200_000)
+    tensor = {"name": "x", "shape": [200_000, 16], "datatype": "FP32"}
+    tensor["parameters"] = {"binary_data_size": len(data)}
+    return json.dumps({"inputs": [tensor]}).encode(), data
 
 
 def copy_badly(folder, source, blocks):
