@@ -1,4 +1,4 @@
-"""A server in a process of its own, and a client that measures how long others wait."""
+"""A server in a separate process, and a client that measures how long others wait."""
 
 import contextlib
 import http.client

@@ -1,7 +1,7 @@
 """Threads that decode requests, so that the event loop and other clients' requests go on.
 
 Small requests are decoded in the event loop, because passing them to a thread would take longer.
-Expensive ones, such as long JSON texts and photographs, wait for one thread of their own: however
+Expensive ones, such as long JSON texts and photographs, wait for one separate thread: however
 many arrive, they take one core at most, and other requests do not queue behind them.
 """
 

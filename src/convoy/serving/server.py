@@ -48,7 +48,7 @@ class ServerOptions(Configuration):
     ] = 1.0
     load_seconds: Annotated[Positive, Option("maximum time to load a version", "models")] = 600.0
     try_versions: Annotated[
-        bool, Option("whether a process of its own loads each version first", "models")
+        bool, Option("whether a separate process loads each version first", "models")
     ] = True
     allow_reload: Annotated[
         bool, Option("whether gRPC clients may change the list of models", "models")

@@ -143,7 +143,7 @@ class LoadedVersion:
 class ModelVersions:
     """Loads, finds and unloads the versions of one model.
 
-    Each version is loaded in a task of its own: one that blocks does not hold up others.
+    Each version is loaded in a separate task: one that blocks does not hold up others.
 
     Args:
         config: the model and its versions to serve.
