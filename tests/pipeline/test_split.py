@@ -151,3 +151,22 @@ def test_what_cannot_be_meant_is_refused(stages, settings, message):
 def test_a_model_that_would_not_run_in_stages_is_refused():
     with pytest.raises(ValueError, match=r"'net' is a stock Keras model.*convoy.prepare\(\) first"):
         convoy.split(shared(), ["between"])
+
+
+def test_layers_that_share_a_weight_are_named():
+    first = layers.Dense(8, name="first")
+
+    class Around(layers.Layer):
+        def __init__(self, inner, **settings):
+            super().__init__(**settings)
+            self.inner = inner
+
+        def call(self, x):
+            return self.inner(x)
+
+    inputs = keras.Input((8,))
+    x = Around(first, name="around")(inputs)
+    model = keras.Model(inputs, first(layers.Dense(8, name="between")(x)), name="net")
+    message = r"'net' has 3 layers and 0 possible cuts.* 'around' and 'first' share a weight"
+    with pytest.raises(ValueError, match=message):
+        convoy.split(convoy.prepare(model), stages=2)

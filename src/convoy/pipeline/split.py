@@ -264,11 +264,16 @@ def _log_shares(
 def _too_few_cuts(
     model: keras.Model, calls: Sequence[GraphCall], cuts: Sequence[int], stages: int
 ) -> str:
-    names = [call.name for call in calls if call.variables]
-    shared = [name for name in dict.fromkeys(names) if names.count(name) > 1]
-    because = (
-        f" Layer {shared[0]!r} runs several times, which must be in one stage." if shared else ""
-    )
+    holders: dict[int, list[str]] = {}
+    for call in calls:
+        for variable in call.variables:
+            holders.setdefault(id(variable), []).append(call.name)
+    first, *others = next((names for names in holders.values() if len(names) > 1), [""])
+    because = ""
+    if others and others[-1] == first:
+        because = f" Layer {first!r} runs several times, which must be in one stage."
+    elif others:
+        because = f" Layers {first!r} and {others[-1]!r} share a weight, so one stage has both."
     return (
         f"{model.name!r} has {len(calls)} layers and {len(cuts)} possible cuts, too few for "
         f"{stages} stages.{because} Ask for at most {len(cuts) + 1}."
