@@ -41,9 +41,12 @@ test-all: setup lint $(INTEROP)/.installed $(TARGETS)/.installed ## The same wit
 	@$(INTEROP)/bin/python -m pytest -m interop
 	@$(TARGETS)/bin/python -m pytest -m targets
 
+# KerasHub asks for tensorflow-text, which would install TensorFlow beside tensorflow-cpu in the same
+# folder. It runs without it; the extra has what it imports.
 $(INTEROP)/.installed: $(BUILT_FROM)
 	@test -x $(INTEROP)/bin/python || $(PYTHON) -m venv $(INTEROP)
 	@$(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,interop]'
+	@$(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps keras-hub==0.32.0
 	@touch $@
 
 test-targets: $(TARGETS)/.installed ## Compile for TPUs and GPUs that are not here

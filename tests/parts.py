@@ -61,6 +61,7 @@ PARTS = {
     "the native CPU kernels": Part(
         KERNELS, lambda: library.installed_file("keras-convoy", "libconvoy_cpu.so")
     ),
+    "KerasHub": Part("make test-all", _module("keras_hub")),
     "libjpeg-turbo": Part(KERNELS, lambda: _has_libjpeg_turbo()),
     "ONNX Runtime": Part(DEV, lambda: find_spec("onnx") and find_spec("onnxruntime")),
     "openssl": Part("apt-get install openssl", _program("openssl")),
