@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import errno
 import importlib
 import os
 import select
@@ -49,22 +50,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not _reader_has_left():
             raise
         return READER_LEFT
-    except OSError:
-        reason = _output_problem()
-        if reason is None:
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not _output_is_full():
             raise
-        print(f"convoy: error: the output cannot be written: {reason}.", file=sys.stderr)
+        print(f"convoy: error: the output cannot be written: {error.strerror}.", file=sys.stderr)
         return 1
 
 
-def _output_problem() -> str | None:
-    """Return why the standard output cannot be written, as on a full disk; then drop the rest."""
+def _output_is_full() -> bool:
+    """Return whether nothing more can be written to the standard output.
+
+    In that case further output is dropped.
+    """
     try:
-        sys.stdout.flush()
-    except OSError as error:
+        os.write(sys.stdout.fileno(), b"\n")
+    except OSError:
         _drop_output()
-        return error.strerror
-    return None
+        return True
+    return False
 
 
 def _reader_has_left() -> bool:
