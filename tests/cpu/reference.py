@@ -39,6 +39,40 @@ def assert_close(got, expected):
     np.testing.assert_allclose(got, expected, rtol=RTOL, atol=ATOL * scale)
 
 
+# Largest error of rounding to the nearest number, relative to the number; the numbers below the
+# smallest normal one are as far apart as those above it.
+UNIT_ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+SMALLEST_NORMAL = {"bfloat16": 2.0**-126, "float16": 2.0**-14}
+HALF_TYPES = tuple(UNIT_ROUNDOFF)
+
+
+def assert_rounded_once(got, expected):
+    """Assert that 16-bit numbers are float32 ones after one rounding.
+
+    Sums in float32 may be taken in another order, as in `assert_close`.
+    """
+    name = got.dtype.name
+    got, expected = (np.asarray(array, np.float64) for array in (got, expected))
+    sizes = np.abs(expected)
+    error = RTOL * max(1.0, float(np.max(sizes, initial=0)))
+    error = error / 10 + UNIT_ROUNDOFF[name] * np.maximum(sizes, SMALLEST_NORMAL[name])
+    np.testing.assert_array_less(np.abs(got - expected), error)
+
+
+def compare_in_half(function, dtype, *arguments):
+    """Assert that `function` of 16-bit arrays is that of the same numbers in float32, rounded once.
+
+    The function must round nothing but its results: it is one operation, or a gradient of one.
+    """
+    half = [jnp.asarray(array, dtype) for array in arguments]
+    with jax_alone():
+        expected = jax.jit(lambda *a: function(*a))(*(a.astype(np.float32) for a in half))
+    got = jax.jit(lambda *a: function(*a))(*half)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(got)} == {dtype}
+    jax.tree.map(assert_rounded_once, got, expected)
+    return got
+
+
 def convolve_by_taps(x, w, window_strides, padding, rhs_dilation, feature_group_count, layout):
     """Convolve without a convolution: one product for each element of the kernel.
 
@@ -77,7 +111,9 @@ def value_and_gradients(function):
 
     def both(*arguments):
         value, pull_back = jax.vjp(function, *arguments)
-        cotangent = lax.cos(lax.iota(value.dtype, value.size)).reshape(value.shape)
+        # Numbers that float16 and bfloat16 hold exactly, so that it is the same in every type.
+        numbers = lax.round(16 * lax.cos(lax.iota(np.float32, value.size))) / 16
+        cotangent = numbers.astype(value.dtype).reshape(value.shape)
         return value, pull_back(cotangent)
 
     return both

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from convoy.cpu.batch_normalization import Operands, moments, normalize
 
+from .reference import HALF_TYPES, assert_rounded_once
+
 pytestmark = [pytest.mark.usefixtures("native"), pytest.mark.integration]
 
 EPSILON = 1e-3
@@ -93,6 +95,60 @@ def test_value_and_gradients(draw, shape, adds, relu):
         run(kernel),
         run(reference),
     )
+
+
+@pytest.mark.parametrize("dtype", HALF_TYPES)
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("shape", [(4, 5, 6, 3), (3, 9, 9, 257), (9, 33, 31, 16)])
+def test_in_half_precision_results_are_rounded_once(draw, shape, adds, dtype):
+    channels = shape[-1]
+    x, dy, addend = (draw(*shape).astype(dtype) for _ in range(3))
+    by_channel = (1 + 0.5 * draw(channels), draw(channels))
+
+    def run(function, *arrays):
+        x, dy, *addend = arrays
+
+        def forward(x, scale, offset, addend):
+            return function(x, scale, offset, addend, True)
+
+        y, pull_back = jax.vjp(forward, x, *by_channel, addend[0] if adds else None)
+        return y, pull_back(dy)
+
+    arrays = (x, dy, addend) if adds else (x, dy)
+    y, (dx, *by_channel_gradients, d_addend) = jax.jit(lambda *a: run(kernel, *a))(*arrays)
+    wide = [array.astype(np.float32) for array in arrays]
+    exact, (exact_dx, *exact_gradients, exact_addend) = jax.jit(lambda *a: run(reference, *a))(
+        *wide
+    )
+    for got, expected in [(y, exact), (dx, exact_dx), (d_addend, exact_addend)]:
+        if got is not None:
+            assert got.dtype == dtype
+            assert_rounded_once(got, expected)
+    for got, expected in zip(by_channel_gradients, exact_gradients, strict=True):
+        assert got.dtype == np.float32
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("dtype", HALF_TYPES)
+def test_every_number_of_a_half_type_is_read_and_rounded_as_numpy_does(dtype):
+    numbers = np.arange(2**16, dtype=np.uint16).view(jnp.dtype(dtype))
+    # Odd lengths: also the numbers at the end of a vector, which are converted one by one.
+    channels = 7
+    x = np.resize(numbers, (-(-numbers.size // channels), channels))
+    zeros, ones = np.zeros(channels, np.float32), np.ones(channels, np.float32)
+
+    @jax.jit
+    def times(x, scale):
+        return normalize(Operands(x, zeros, ones, scale, zeros), 0.0, False)
+
+    for factor in (1.0, 0.3, 1 / 3, 2.0**-9, 3.0e4):
+        scale = np.full(channels, factor, np.float32)
+        got = np.asarray(times(x, scale)).astype(np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):
+            expected = (x.astype(np.float32) * scale).astype(x.dtype).astype(np.float32)
+        # XLA's threads treat float32's subnormal numbers as zero.
+        expected[np.abs(expected) < np.finfo(np.float32).tiny] = 0
+        np.testing.assert_array_equal(got, expected)
 
 
 def test_runs_on_every_element_of_a_mapped_axis(draw):

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from jax import lax
 
 from .reference import (
+    HALF_TYPES,
     assert_close,
     compare,
+    compare_in_half,
     convolve_by_taps,
     jax_alone,
     normal,
@@ -152,6 +154,70 @@ def test_strided_kernel_of_one_element(size, stride):
         )
 
     compare(value_and_gradients(convolve), x, w)
+
+
+def check_in_half(case, dtype):
+    inputs, group_inputs, outputs = case["features"]
+    size, kernel = case["spatial"]
+    x = normal(shape(case["layout"][0], case["batch"], inputs, size))
+    w = normal(shape(case["layout"][1], outputs, group_inputs, kernel), seed=1)
+
+    def convolve(x, w):
+        return lax.conv_general_dilated(x, w, dimension_numbers=case["layout"], **case["arguments"])
+
+    compare_in_half(value_and_gradients(convolve), dtype, x, w)
+
+
+@pytest.mark.parametrize("dtype", HALF_TYPES)
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(case=convolutions())
+def test_in_half_precision_results_are_rounded_once(dtype, case):
+    check_in_half(case, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", HALF_TYPES)
+@settings(max_examples=250, deadline=None)
+@given(case=convolutions())
+def test_in_half_precision_results_are_rounded_once_at_length(dtype, case):
+    check_in_half(case, dtype)
+
+
+@pytest.mark.parametrize("dtype", HALF_TYPES)
+@pytest.mark.parametrize("batch", [2, 26, 31])
+def test_in_half_precision_a_batch_is_divided_among_threads(dtype, batch):
+    x, w = normal((batch, 8, 8, 8)), normal((3, 3, 8, 16), seed=1)
+
+    def convolve(x, w):
+        return lax.conv_general_dilated(
+            x, w, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+
+    compare_in_half(value_and_gradients(convolve), dtype, x, w)
+
+
+@pytest.mark.parametrize("dtype", HALF_TYPES)
+def test_in_half_precision_a_transposed_convolution_is_rounded_once(dtype):
+    x, w = normal((2, 6, 5, 4)), normal((3, 3, 4, 6), seed=1)
+
+    def convolve(x, w):
+        return lax.conv_transpose(x, w, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    compare_in_half(value_and_gradients(convolve), dtype, x, w)
+
+
+@pytest.mark.parametrize("dtype", HALF_TYPES)
+def test_every_form_has_a_kernel_in_half_precision(native, dtype):
+    x, w = normal((4, 8, 8, 8)).astype(dtype), normal((3, 3, 8, 16), seed=1).astype(dtype)
+
+    def convolve(x, w):
+        return lax.conv_general_dilated(
+            x, w, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+
+    lowering.reset_counts()
+    jax.jit(value_and_gradients(convolve)).lower(x, w)
+    assert {kind.partition(", ")[0] for kind in cpu.status().lowered} == {"convolution by oneDNN"}
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

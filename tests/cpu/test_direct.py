@@ -71,7 +71,7 @@ def check(case):
     addend = normal(shapes[2].shape, seed=3)
 
     def fused(x, w, bias, addend):
-        return kernel(x, kernel.pack(w), bias, addend if case["adds"] else None)
+        return kernel(x, kernel.pack(w), None, bias, addend if case["adds"] else None)
 
     with jax_alone():
         expected = jax.jit(alone)(x, w, bias, addend)
@@ -124,7 +124,7 @@ def rectified(x, w):
     shapes = [var.aval for var in (*equation.invars, *equation.outvars)]
     parameters = ConvolutionParameters.of(equation.params)
     kernel = FusedConvolution.find(*shapes, parameters, adds=False, relu=True)
-    return jax.jit(lambda x, w, bias: kernel(x, kernel.pack(w), bias, None))
+    return jax.jit(lambda x, w, bias: kernel(x, kernel.pack(w), None, bias, None))
 
 
 def test_what_is_not_a_number_stays_so():

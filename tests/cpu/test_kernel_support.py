@@ -19,10 +19,12 @@ def row(name, kernel):
         for dtype, feature in kernel.dtypes.items()
     )
     first, last = kernel.ranks[0], kernel.ranks[-1]
+    superseded = (f"{dtype} ({feature.name})" for dtype, feature in kernel.superseded.items())
     return "\n".join(
         [
             name,
             f"    types     {', '.join(dtypes)}",
+            f"    but not   {', '.join(superseded) or 'none'}",
             f"    ranks     {first} to {last}" if last < 10 else f"    ranks     {first} and more",
             f"    options   {', '.join(sorted(kernel.options)) or 'none'}",
             f"    channels  {kernel.min_channels} and more",
@@ -48,16 +50,25 @@ def array(dtype, rank=4):
 @pytest.mark.parametrize(
     ("features", "dtype", "takes"),
     [
-        (CpuFeature.NONE, "float32", True),
-        (CpuFeature.NONE, "bfloat16", False),
-        (CpuFeature.BFLOAT16, "bfloat16", True),
-        (CpuFeature.BFLOAT16, "float16", False),
-        (ALL_FEATURES, "float16", True),
+        (CpuFeature.NONE, "float16", False),
+        (CpuFeature.AVX2, "float16", True),
+        (CpuFeature.AVX2, "bfloat16", True),
+        (CpuFeature.AVX2 | CpuFeature.BFLOAT16, "bfloat16", False),
+        (CpuFeature.AVX2 | CpuFeature.BFLOAT16, "float16", True),
+        (ALL_FEATURES, "float32", True),
         (ALL_FEATURES, "int32", False),
     ],
 )
-def test_a_type_needs_its_feature(features, dtype, takes):
-    assert KERNELS[kernel_support.FORWARD].takes(features, array(dtype)) == takes
+def test_a_type_needs_features_and_may_be_superseded(features, dtype, takes):
+    assert KERNELS[kernel_support.WINOGRAD].takes(features, array(dtype)) == takes
+
+
+@pytest.mark.parametrize("dtype", kernel_support.ALL_FLOATS)
+def test_every_kernel_of_training_takes_all_floats_on_every_cpu(dtype):
+    others = {kernel_support.FOLDED, kernel_support.XLA}
+    others |= {kernel_support.WINOGRAD, kernel_support.DIRECT}
+    for name in KERNELS.keys() - others:
+        assert KERNELS[name].takes(CpuFeature.NONE, array(dtype))
 
 
 def test_all_arrays_have_one_type():

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from convoy import cpu
 from convoy.cpu import lowering
-from hypothesis import given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from .reference import compare, normal, value_and_gradients
+from .reference import HALF_TYPES, compare, compare_in_half, normal, value_and_gradients
 
 pytestmark = pytest.mark.integration
 
@@ -45,6 +45,30 @@ def poolings(draw):
 def test_value_and_gradient_are_those_of_jax(pool, case):
     shape, *arguments = case
     compare(value_and_gradients(lambda x: pool(x, *arguments)), normal(shape))
+
+
+def sum_pool(x, window, strides, padding):
+    return lax.reduce_window(x, x.dtype.type(0), lax.add, window, strides, padding)
+
+
+def half_max_pool(x, window, strides, padding):
+    return lax.reduce_window(x, x.dtype.type(-np.inf), lax.max, window, strides, padding)
+
+
+@pytest.mark.parametrize("dtype", HALF_TYPES)
+@pytest.mark.parametrize("pool", [half_max_pool, sum_pool])
+@settings(
+    max_examples=5,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(case=poolings())
+def test_in_half_precision_results_are_rounded_once(native, pool, dtype, case):
+    shape, *arguments = case
+    # With fewer channels XLA computes, which rounds after each addition.
+    assume(shape[-1] >= 4 and max(arguments[0]) > 1)
+    compare_in_half(value_and_gradients(lambda x: pool(x, *arguments)), dtype, normal(shape))
 
 
 @pytest.mark.slow

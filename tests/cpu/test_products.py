@@ -38,7 +38,7 @@ for size in range(1, 13):
         found = ConvolutionParameters.of(equation.params)
         fused = FusedConvolution.find(*shapes, found, adds=True, relu=True)
         implementations.add(fused.implementation)
-        note(jax.jit(lambda *a: fused(a[0], fused.pack(a[1]), a[2], a[3]))(
+        note(jax.jit(lambda *a: fused(a[0], fused.pack(a[1]), None, a[2], a[3]))(
             x, w, bias, normal(*shapes[2].shape)))
 x, w = normal(2, 12, 12, 32), normal(3, 3, 32, 32)
 note(*jax.jit(jax.grad(lambda x, w: jnp.sum(convolve(x, w) ** 2), (0, 1)))(x, w))

@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from .reference import compare, convolve_by_taps, normal, value_and_gradients
+from .reference import (
+    HALF_TYPES,
+    compare,
+    compare_in_half,
+    convolve_by_taps,
+    normal,
+    value_and_gradients,
+)
 from .test_inference_fusion import check, data, layers, model_of
 
 pytestmark = pytest.mark.integration
@@ -70,6 +77,27 @@ def test_value_and_gradients_are_those_of_jax(case):
 @given(cases())
 def test_value_and_gradients_are_those_of_jax_for_many_sizes(case):
     check_case(case)
+
+
+def check_case_in_half(case, dtype):
+    size, inputs, outputs, padding = case
+    x, w = normal((*size, inputs)), normal((3, 3, inputs, outputs), seed=1)
+    compare_in_half(value_and_gradients(lambda x, w: convolve(x, w, padding)), dtype, x, w)
+
+
+@pytest.mark.parametrize("dtype", HALF_TYPES)
+@settings(max_examples=4, deadline=None, derandomize=True)
+@given(case=cases())
+def test_in_half_precision_results_are_rounded_once(dtype, case):
+    check_case_in_half(case, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", HALF_TYPES)
+@settings(max_examples=150, deadline=None)
+@given(case=cases())
+def test_in_half_precision_results_are_rounded_once_for_many_sizes(dtype, case):
+    check_case_in_half(case, dtype)
 
 
 def test_all_three_forms_take_it():

@@ -19,20 +19,21 @@ Average = Callable[[jax.Array], jax.Array]
 #     backward    gradient sums   dy, x, y   ->  sum of dy, sum of dy * (x - mean)
 #                 input gradient  dy, x, y   ->  dx, and dy where the ReLU let it pass
 #
-# Between the two passes of a direction there are only vectors with a value for each channel.
+# Between the two passes of a direction there are only vectors with a value for each channel. These
+# are in float32, whatever the type of the arrays: the kernels compute in float32 and round once.
 
 
 class Operands(NamedTuple):
     """The operands of a batch normalisation.
 
     Attributes:
-        x: input, channels last.
-        mean: mean of `x`, by channel.
+        x: input, channels last, in float32, bfloat16 or float16.
+        mean: mean of `x`, by channel, in float32 as all that follow but the addend.
         variance: variance of `x`, by channel. The gradient for `x` includes the paths through mean
             and variance, so these two get none.
         scale: factor, by channel.
         offset: summand, by channel.
-        addend: array that is added to the result, or `None`.
+        addend: array that is added to the result, in the type of `x`, or `None`.
     """
 
     x: jax.Array
@@ -51,7 +52,7 @@ Residuals = tuple[Operands, jax.Array | None, bool]
 def moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return mean and variance over all axes but the last."""
     lowering.count(kernel_support.BATCH_NORMALIZATION)
-    channels = jax.ShapeDtypeStruct(x.shape[-1:], x.dtype)
+    channels = jax.ShapeDtypeStruct(x.shape[-1:], jnp.float32)
     return _call("convoy_moments", (channels, channels), _rows(x))
 
 
@@ -69,8 +70,9 @@ def _moments_backward(
     d_mean, d_variance = gradients
     count = x.size // x.shape[-1]
     per_channel = partial(jnp.expand_dims, axis=tuple(range(x.ndim - 1)))
-    d_x = per_channel(d_mean) + 2 * per_channel(d_variance) * (x - per_channel(mean))
-    return (d_x / count,)
+    deviation = x.astype(mean.dtype) - per_channel(mean)
+    d_x = per_channel(d_mean) + 2 * per_channel(d_variance) * deviation
+    return ((d_x / count).astype(x.dtype),)
 
 
 moments.defvjp(_moments_forward, _moments_backward)

@@ -80,15 +80,34 @@ class FusedConvolution:
         return self._call("convoy_pack_weights", packed, weights)
 
     def __call__(
-        self, source: jax.Array, packed: jax.Array, bias: jax.Array, addend: jax.Array | None
+        self,
+        source: jax.Array,
+        packed: jax.Array,
+        scale: jax.Array | None,
+        bias: jax.Array,
+        addend: jax.Array | None,
     ) -> jax.Array:
+        """Return `relu(convolution * scale + bias + addend)`.
+
+        Args:
+            source: input of the convolution.
+            packed: weights from `pack`.
+            scale: factor by channel, in float32; in float32 convolutions it is `None`, because
+                their weights are scaled before they are packed.
+            bias: summand by channel, in float32.
+            addend: array like the result, or `None`.
+        """
         follows = [", addition"] * self.adds + [", rectifier"] * self.relu
         family = library.kernel_family(self.implementation)
         lowering.count(f"convolution by {family}, inference" + "".join(follows))
         if addend is None:
-            # The call always has four operands; this one is not read.
+            # The call always has five operands; this one is not read.
             addend = jnp.asarray(np.zeros(0, source.dtype))
-        arrays = source, packed, bias, addend
+        if scale is None:
+            # Not read in float32.
+            size = 0 if source.dtype == jnp.float32 else bias.size
+            scale = jnp.asarray(np.ones(size, np.float32))
+        arrays = source, packed, scale, bias.astype(jnp.float32), addend
         own_core = threads.pinned()
         return self._call("convoy_fused_convolution", self.result, *arrays, own_core=own_core)
 
@@ -112,8 +131,15 @@ class FoldedConvolution:
         return weights
 
     def __call__(
-        self, source: jax.Array, packed: jax.Array, bias: jax.Array, addend: jax.Array | None
+        self,
+        source: jax.Array,
+        packed: jax.Array,
+        scale: jax.Array | None,
+        bias: jax.Array,
+        addend: jax.Array | None,
     ) -> jax.Array:
+        """Compute as `FusedConvolution` does in float32."""
+        assert scale is None
         result = bind(source, packed, self.parameters)
         shape = [1] * result.ndim
         shape[self.parameters.dimension_numbers.out_spec[1]] = bias.size

@@ -24,6 +24,10 @@ from jax.extend.core import JaxprEqn, Literal, Var
 #
 # becomes one call of a kernel. Each part but the convolution may be missing. Each result but the
 # last has one reader only, so nothing is computed twice.
+#
+# In 16 bits Keras casts to float32 before a batch normalisation and back after it. The kernel
+# computes in float32 from the convolution on and rounds the last result, so casts in the chain are
+# left out. The products are an operand of the kernel: in the weights they would be rounded.
 
 
 Kernel = FusedConvolution | FoldedConvolution
@@ -68,9 +72,9 @@ class Chain:
         features = self.parameters.dimension_numbers.rhs_spec[0]
         # The result so far is always `convolution * scale + shift`.
         scale: Any = None
-        shift: Any = np.zeros(weights.shape[features], weights.dtype)
+        shift: Any = np.zeros(weights.shape[features], np.float32)
         for operation, atom in self.by_channel:
-            value = jnp.reshape(read(atom, values), -1)
+            value = jnp.reshape(read(atom, values), -1).astype(jnp.float32)
             if operation == "mul":
                 scale = value if scale is None else scale * value
                 shift = shift * value
@@ -79,12 +83,14 @@ class Chain:
                 shift = shift / value
             else:
                 shift = shift + value if operation == "add" else shift - value
-        if scale is not None:
+        if scale is not None and weights.dtype == jnp.float32:
             shape = [1] * weights.ndim
             shape[features] = scale.size
-            weights = weights * scale.reshape(shape)
+            weights, scale = weights * scale.reshape(shape), None
+        elif scale is not None:
+            scale = jnp.broadcast_to(scale, shift.shape)
         addend = None if self.addend is None else values[self.addend]
-        return kernel(read(self.source, values), kernel.pack(weights), shift, addend)
+        return kernel(read(self.source, values), kernel.pack(weights), scale, shift, addend)
 
 
 FindKernel = Callable[[Chain], Kernel | None]
@@ -105,6 +111,8 @@ def _find_fused(chain: Chain) -> FusedConvolution | None:
     weights: Atom
     out: Atom
     (_, weights), (out,) = chain.convolution.invars, chain.convolution.outvars
+    if chain.result.aval.dtype != out.aval.dtype:
+        return None
     return FusedConvolution.find(
         chain.source.aval,
         weights.aval,
@@ -200,13 +208,15 @@ class _Search:
 
     def _longer(self, chain: Chain) -> Chain | None:
         """Return the chain with the equation that reads its result, if that belongs to it."""
-        result = chain.result
+        result: Any = chain.result
         equation = self._reader.get(result)
         if equation is None or self._reads[result] > 1 or id(equation) in self.taken:
             return None
+        longer = replace(chain, equations=(*chain.equations, equation))
+        if _is_inner_cast(equation, chain):
+            return longer
         if chain.relu or not _alike(equation.outvars[0], result):
             return None
-        longer = replace(chain, equations=(*chain.equations, equation))
         operation = equation.primitive.name
         result_first = equation.invars[0] is result
         other: Atom = (
@@ -221,7 +231,10 @@ class _Search:
         keeps_order = operation in ("add", "sub") or chain.addend is None
         if value is not None and linear and keeps_order:
             return replace(longer, by_channel=(*chain.by_channel, (operation, value)))
-        if operation == "add" and chain.addend is None and _alike(other, result):
+        # The kernel reads an addend of the convolution's type, not one of float32 between two casts.
+        convolved: Atom = chain.convolution.outvars[0]
+        is_addend = _alike(other, result) and result.aval.dtype == convolved.aval.dtype
+        if operation == "add" and chain.addend is None and is_addend:
             return replace(longer, addend=other)
         return None
 
@@ -271,6 +284,19 @@ def _padded(parameters: ConvolutionParameters, pad: JaxprEqn) -> ConvolutionPara
         for (low, high), (more_low, more_high, _) in zip(parameters.padding, ends, strict=True)
     )
     return replace(parameters, padding=padding)
+
+
+def _is_inner_cast(equation: JaxprEqn, chain: Chain) -> bool:
+    """Return whether an equation casts a 16-bit convolution to float32, or back."""
+    (result,) = equation.outvars[:1]
+    convolution: Atom = chain.convolution.outvars[0]
+    types = (jnp.dtype(jnp.float32), convolution.aval.dtype)
+    return (
+        equation.primitive is lax.convert_element_type_p
+        and convolution.aval.dtype.itemsize < 4
+        and result.aval.dtype in types
+        and not chain.relu
+    )
 
 
 def _lies_along(shape: Sequence[int], axes: Sequence[int], channels: int) -> bool:

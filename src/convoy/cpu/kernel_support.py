@@ -7,7 +7,7 @@ between the implementations of a convolution by size; a test compares their rows
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Flag, auto
 from types import MappingProxyType
 from typing import Protocol
@@ -47,20 +47,23 @@ class Kernel:
         ranks: numbers of axes of the operands, with those of batch and channels.
         options: parameters of `lax.conv_general_dilated` that may differ from a plain convolution.
         min_channels: minimum number of channels that lie next to each other in memory.
+        superseded: element types for which another kernel is faster on a CPU with these features.
     """
 
     dtypes: Mapping[str, CpuFeature]
     ranks: range
     options: frozenset[str] = frozenset()
     min_channels: int = 1
+    superseded: Mapping[str, CpuFeature] = field(default_factory=dict)
 
     def takes(self, features: CpuFeature, *arrays: Array) -> bool:
         """Return whether a CPU with these features can run the kernel on these arrays."""
         dtype = arrays[0].dtype
-        needed = self.dtypes.get(dtype.name)
+        needed, other = self.dtypes.get(dtype.name), self.superseded.get(dtype.name)
         return (
             needed is not None
             and needed in features
+            and (other is None or other not in features)
             and all(array.dtype == dtype for array in arrays)
             and arrays[0].ndim in self.ranks
         )
@@ -70,10 +73,12 @@ class Kernel:
 ONEDNN_TYPES = MappingProxyType({"float16": 1, "bfloat16": 2, "float32": 3})
 
 FLOAT32 = MappingProxyType({"float32": CpuFeature.NONE})
+# All kernels compute in float32, so that 16-bit types need no instructions for themselves.
+ALL_FLOATS = MappingProxyType(dict.fromkeys(("float32", "bfloat16", "float16"), CpuFeature.NONE))
+ALL_FLOATS_AVX2 = MappingProxyType(dict.fromkeys(ALL_FLOATS, CpuFeature.AVX2))
 FLOAT32_AVX2 = MappingProxyType({"float32": CpuFeature.AVX2})
-ALL_FLOATS = MappingProxyType(
-    FLOAT32 | {"bfloat16": CpuFeature.BFLOAT16, "float16": CpuFeature.FLOAT16}
-)
+# The instructions with which oneDNN computes in 16 bits.
+INSTRUCTIONS = MappingProxyType({"bfloat16": CpuFeature.BFLOAT16, "float16": CpuFeature.FLOAT16})
 # XLA has its fast convolution, Eigen's, for these two types only.
 XLA_FLOATS = MappingProxyType(FLOAT32 | {"float16": CpuFeature.NONE})
 
@@ -97,7 +102,7 @@ BATCH_NORMALIZATION = "batch normalisation"
 
 _ALL_OPTIONS = frozenset({STRIDES, INPUT_DILATION, KERNEL_DILATION, FEATURE_GROUPS, BATCH_GROUPS})
 _FORWARD_OPTIONS = frozenset({STRIDES, KERNEL_DILATION, FEATURE_GROUPS})
-_POOLING = Kernel(FLOAT32, range(1, sys.maxsize), min_channels=4)
+_POOLING = Kernel(ALL_FLOATS, range(1, sys.maxsize), min_channels=4)
 
 KERNELS: Mapping[str, Kernel] = MappingProxyType(
     {
@@ -113,17 +118,17 @@ KERNELS: Mapping[str, Kernel] = MappingProxyType(
             ALL_FLOATS, CONVOLUTION_RANKS, frozenset({STRIDES, INPUT_DILATION})
         ),
         # A convolution of inference, with packed weights and what follows it in one call.
-        FUSED: Kernel(FLOAT32, CONVOLUTION_RANKS, _FORWARD_OPTIONS),
+        FUSED: Kernel(ALL_FLOATS, CONVOLUTION_RANKS, _FORWARD_OPTIONS),
         # Batch normalisation multiplied into weights: in 16 bits the product would be rounded.
         FOLDED: Kernel(FLOAT32, range(2, sys.maxsize), _ALL_OPTIONS),
         # XLA's own, where there is no native library.
         XLA: Kernel(XLA_FLOATS, CONVOLUTION_RANKS, _ALL_OPTIONS),
         # Implementations beside oneDNN's: 3x3 kernels, and products of inference.
-        WINOGRAD: Kernel(FLOAT32_AVX2, range(4, 5)),
+        WINOGRAD: Kernel(ALL_FLOATS_AVX2, range(4, 5), superseded=INSTRUCTIONS),
         DIRECT: Kernel(FLOAT32_AVX2, CONVOLUTION_RANKS, frozenset({STRIDES, KERNEL_DILATION})),
         MAX_POOL: _POOLING,
         SUM_POOL: _POOLING,
         MAX_POOL_GRADIENT: _POOLING,
-        BATCH_NORMALIZATION: Kernel(FLOAT32, range(2, sys.maxsize)),
+        BATCH_NORMALIZATION: Kernel(ALL_FLOATS, range(2, sys.maxsize)),
     }
 )

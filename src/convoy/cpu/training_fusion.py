@@ -27,17 +27,26 @@ Operation = Callable[..., Tensor]
 #     relu(z)  ->  normalize(x, mean, variance, ..., addend=shortcut, relu=True)
 #
 # `y` and `z` are traced too. If no other layer reads them, XLA removes them.
+#
+# In 16 bits there are casts around these operations, which the kernels make unnecessary: they read
+# and write 16 bits and compute in float32.
+#
+#     x32 = cast(x, float32)          mean, variance = moments(x32)     ->  moments(x)
+#     y = batch_normalization(x32, ...)
+#     y16 = cast(y, bfloat16)                                           ->  normalize(x, ...)
 
 
 class Normalized(NamedTuple):
     """The result of a batch normalisation, perhaps with an addition, and what it is computed from.
 
-    It keeps the result alive, so that no other array gets its `id`.
+    It keeps the result alive, so that no other array gets its `id`. If the input was cast to
+    float32 before, `narrow` is what it was cast from.
     """
 
     result: jax.Array
     operands: Operands
     epsilon: float
+    narrow: jax.Array | None = None
 
 
 class Fusion:
@@ -52,6 +61,20 @@ class Fusion:
         # Keyed by the `id` of the mean, and of the result. Input, mean and variance stay alive.
         self._moments: dict[int, tuple[jax.Array, jax.Array, jax.Array]] = {}
         self._normalized: dict[int, Normalized] = {}
+        # By the `id` of an array in float32: that array, and the one in 16 bits it was cast from.
+        self._widened: dict[int, tuple[jax.Array, jax.Array]] = {}
+
+    def cast(self, original: Operation, x: Tensor, dtype: str) -> Tensor:
+        result = original(x, dtype)
+        found = self._normalized.get(id(x))
+        if found is not None and found.narrow is not None and result.dtype == found.narrow.dtype:
+            operands = found.operands._replace(x=found.narrow)
+            y = self._compute(operands, found.epsilon, relu=False)
+            self._normalized[id(y)] = Normalized(y, operands, found.epsilon)
+            return y
+        if isinstance(x, jax.Array) and x.dtype.itemsize < 4 and result.dtype == jnp.float32:
+            self._widened[id(result)] = (result, x)
+        return result
 
     def moments(
         self,
@@ -63,7 +86,7 @@ class Fusion:
     ) -> Tensor:
         if keepdims or any(options.values()) or not _is_batch_statistics(x, axes):
             return original(x, axes, keepdims=keepdims, **options)
-        mean, variance = moments(x)
+        mean, variance = moments(self._narrow(x))
         if self._average is not None:
             # Statistics of several devices: variance of all = mean of (variance of each + squared
             # distance of its mean from the mean of all).
@@ -92,7 +115,9 @@ class Fusion:
         offset = jnp.zeros_like(mean) if offset is None else offset
         operands = Operands(x, mean, variance, scale, offset)
         y = self._compute(operands, float(epsilon), relu=False)
-        self._normalized[id(y)] = Normalized(y, operands, float(epsilon))
+        narrow = self._narrow(x)
+        narrow = None if narrow is x else narrow
+        self._normalized[id(y)] = Normalized(y, operands, float(epsilon), narrow)
         return y
 
     def add(self, original: Operation, x1: Tensor, x2: Tensor) -> Tensor:
@@ -101,7 +126,7 @@ class Fusion:
             found = self._normalized.get(id(summand))
             if found is None or found.operands.addend is not None:
                 continue
-            if getattr(other, "shape", None) == total.shape:
+            if _is_like(other, total):
                 operands = found.operands._replace(addend=other)
                 self._normalized[id(total)] = Normalized(total, operands, found.epsilon)
                 break
@@ -113,6 +138,10 @@ class Fusion:
         if found is None:
             return relu(jnp.asarray(x))
         return self._compute(found.operands, found.epsilon, relu=True)
+
+    def _narrow(self, x: jax.Array) -> jax.Array:
+        """Return the array in 16 bits that `x` was cast from, if it was."""
+        return self._widened[id(x)][1] if id(x) in self._widened else x
 
     def _compute(self, operands: Operands, epsilon: float, *, relu: bool) -> jax.Array:
         # The gradient for x includes the paths through mean and variance.
@@ -135,6 +164,11 @@ def relu(x: jax.Array) -> jax.Array:
 def _relu_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
     y = relu(*primals)
     return y, jnp.where(y > 0, *tangents, 0)
+
+
+def _is_like(x: Tensor, other: jax.Array) -> bool:
+    """Return whether two arrays have the same shape and type."""
+    return isinstance(x, jax.Array) and (x.shape, x.dtype) == (other.shape, other.dtype)
 
 
 def _is_batch_statistics(x: Tensor, axes: Sequence[int]) -> bool:

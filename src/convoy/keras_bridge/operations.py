@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from keras.src.backend.jax import core as jax_core
 from keras.src.backend.jax import nn as jax_nn
 from keras.src.backend.jax import numpy as jax_numpy
 from keras.src.losses import loss as loss_module
@@ -28,6 +29,7 @@ def replaced_operations(replacements: Any) -> Iterator[None]:
     """
     # The module in which layers look each name up.
     modules = {
+        "cast": jax_core,
         "moments": jax_nn,
         "batch_normalization": jax_nn,
         "relu": jax_nn,

@@ -1,11 +1,11 @@
-// Marks functions that are compiled for AVX2, whatever the rest of the library is compiled for.
+// Marks functions that are compiled for AVX2 and what comes with it, whatever the rest of the library is compiled for.
 #pragma once
 
 #include <immintrin.h>
 
 #include <cstdint>
 
-#define CONVOY_AVX2 __attribute__((target("avx2,fma")))
+#define CONVOY_AVX2 __attribute__((target("avx2,fma,f16c")))
 
 namespace convoy {
 

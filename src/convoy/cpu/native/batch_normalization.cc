@@ -1,22 +1,18 @@
 // Batch normalisation: statistics, affine map, and their gradients, each in one pass over the data.
 //
 // All are limited by memory bandwidth, so what counts is how often the data is read. Loops run over
-// rows of channels; sums by channel are kept for each thread and joined at the end.
+// rows of channels; sums by channel are kept for each thread and joined at the end. They compute in
+// float32: a tile that is stored in 16 bits is converted in the first-level cache (`storage.h`).
 #include "batch_normalization.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "parallel.h"
-
-// Compiled for several instruction sets; the one that runs here is chosen when the library loads.
-#if defined(__GNUC__) && !defined(__clang__)
-#define CONVOY_VECTORISED __attribute__((target_clones("arch=skylake-avx512", "arch=haswell", "default")))
-#else
-#define CONVOY_VECTORISED
-#endif
+#include "vectorised.h"
 
 namespace convoy {
 namespace {
@@ -181,11 +177,15 @@ struct Spread {
   }
 };
 
-void JoinRows(const Rows& shape, const float* x, int64_t count, Spread& spread) {
+template <typename T>
+void JoinRows(const Rows& shape, const T* x, int64_t count, Spread& spread) {
   const int64_t channels = shape.channels, tile = TileOf(shape), rows = count / channels;
+  Tile<T> values(tile);
   std::vector<double> mean(channels), squares(channels);
   Values sums(tile);
-  ForPieces(0, count, tile, [&](int64_t at, int64_t n) { AddTo(sums.data(), x + at, n); });
+  ForPieces(0, count, tile, [&](int64_t at, int64_t n) {
+    AddTo(sums.data(), values.Read(x + at, n), n);
+  });
   Fold(sums, channels, mean.data());
   Values rounded(channels);
   for (int64_t c = 0; c < channels; ++c) {
@@ -194,15 +194,17 @@ void JoinRows(const Rows& shape, const float* x, int64_t count, Spread& spread) 
   }
   const Values means = Repeat(rounded.data(), channels, tile);
   std::fill(sums.begin(), sums.end(), 0.0f);
-  ForPieces(0, count, tile,
-            [&](int64_t at, int64_t n) { AddSquares(sums.data(), x + at, means.data(), n); });
+  ForPieces(0, count, tile, [&](int64_t at, int64_t n) {
+    AddSquares(sums.data(), values.Read(x + at, n), means.data(), n);
+  });
   Fold(sums, channels, squares.data());
   spread.Join(rows, mean.data(), squares.data());
 }
 
 }  // namespace
 
-void Moments(const Rows& shape, const float* x, float* mean, float* variance,
+template <typename T>
+void Moments(const Rows& shape, const T* x, float* mean, float* variance,
              xla::ffi::ThreadPool& pool) {
   const int64_t channels = shape.channels;
   const int64_t cached = channels * std::max(kFewestRowsCached, kCached / channels);
@@ -221,24 +223,36 @@ void Moments(const Rows& shape, const float* x, float* mean, float* variance,
   }
 }
 
-void Affine(const Rows& shape, const float* x, const float* scale, const float* shift,
-            const float* addend, bool rectify, float* y, xla::ffi::ThreadPool& pool) {
+template <typename T>
+void Affine(const Rows& shape, const T* x, const float* scale, const float* shift,
+            const T* addend, bool rectify, T* y, xla::ffi::ThreadPool& pool) {
   const int64_t tile = TileOf(shape);
   const Values scales = Repeat(scale, shape.channels, tile);
   const Values shifts = Repeat(shift, shape.channels, tile);
   const float *s = scales.data(), *t = shifts.data();
   ForParts(shape, pool, [&](int64_t first, int64_t count, int64_t) {
+    Tile<T> inputs(tile), addends(tile), results(tile);
     ForPieces(first, count, tile, [&](int64_t at, int64_t n) {
-      if (addend && rectify) return ScaleAddRectify(x + at, s, t, addend + at, y + at, n);
-      if (addend) return ScaleAdd(x + at, s, t, addend + at, y + at, n);
-      if (rectify) return ScaleRectify(x + at, s, t, y + at, n);
-      Scale(x + at, s, t, y + at, n);
+      const float* const v = inputs.Read(x + at, n);
+      const float* const e = addend ? addends.Read(addend + at, n) : nullptr;
+      float* const to = results.Target(y + at);
+      if (addend && rectify) {
+        ScaleAddRectify(v, s, t, e, to, n);
+      } else if (addend) {
+        ScaleAdd(v, s, t, e, to, n);
+      } else if (rectify) {
+        ScaleRectify(v, s, t, to, n);
+      } else {
+        Scale(v, s, t, to, n);
+      }
+      results.Write(y + at, n);
     });
   });
 }
 
-void GradientSums(const Rows& shape, const float* dy, const float* x, const float* mean,
-                  const float* rectified, float* sum, float* product,
+template <typename T>
+void GradientSums(const Rows& shape, const T* dy, const T* x, const float* mean,
+                  const T* rectified, float* sum, float* product,
                   xla::ffi::ThreadPool& pool) {
   const int64_t channels = shape.channels, tile = TileOf(shape);
   const int64_t cached = channels * std::max(kFewestRowsCached, kCached / channels);
@@ -246,15 +260,17 @@ void GradientSums(const Rows& shape, const float* dy, const float* x, const floa
   std::vector<std::vector<double>> sums(shape.threads, std::vector<double>(channels));
   auto products = sums;
   const int64_t used = ForParts(shape, pool, [&](int64_t first, int64_t count, int64_t part) {
+    Tile<T> gradients(tile), inputs(tile), outputs(tile);
     // Sums over many rows are in double precision, those over a few in single precision.
     ForPieces(first, count, cached, [&](int64_t piece, int64_t piece_count) {
       Values some(tile), some_products(tile);
       ForPieces(piece, piece_count, tile, [&](int64_t at, int64_t n) {
+        const float *g = gradients.Read(dy + at, n), *v = inputs.Read(x + at, n);
         if (rectified) {
-          AddPassedProducts(dy + at, x + at, means.data(), rectified + at, some.data(),
+          AddPassedProducts(g, v, means.data(), outputs.Read(rectified + at, n), some.data(),
                             some_products.data(), n);
         } else {
-          AddProducts(dy + at, x + at, means.data(), some.data(), some_products.data(), n);
+          AddProducts(g, v, means.data(), some.data(), some_products.data(), n);
         }
       });
       Fold(some, channels, sums[part].data());
@@ -272,19 +288,30 @@ void GradientSums(const Rows& shape, const float* dy, const float* x, const floa
   }
 }
 
-void InputGradient(const Rows& shape, const float* dy, const float* x, const float* a,
-                   const float* b, const float* c, const float* rectified, float* dx,
-                   float* passed, xla::ffi::ThreadPool& pool) {
+template <typename T>
+void InputGradient(const Rows& shape, const T* dy, const T* x, const float* a, const float* b,
+                   const float* c, const T* rectified, T* dx, T* passed,
+                   xla::ffi::ThreadPool& pool) {
   const int64_t tile = TileOf(shape);
   const Values as = Repeat(a, shape.channels, tile);
   const Values bs = Repeat(b, shape.channels, tile);
   const Values cs = Repeat(c, shape.channels, tile);
   ForParts(shape, pool, [&](int64_t first, int64_t count, int64_t) {
+    Tile<T> gradients(tile), inputs(tile), outputs(tile), results(tile), kept(tile);
     ForPieces(first, count, tile, [&](int64_t at, int64_t n) {
-      const float *g = dy + at, *v = x + at, *r = rectified + at;
-      if (!rectified) return Combine(g, v, as.data(), bs.data(), cs.data(), dx + at, n);
-      if (!passed) return CombinePassed(g, v, as.data(), bs.data(), cs.data(), r, dx + at, n);
-      CombineKeepPassed(g, v, as.data(), bs.data(), cs.data(), r, dx + at, passed + at, n);
+      const float *g = gradients.Read(dy + at, n), *v = inputs.Read(x + at, n);
+      const float* const r = rectified ? outputs.Read(rectified + at, n) : nullptr;
+      float* const to = results.Target(dx + at);
+      if (!rectified) {
+        Combine(g, v, as.data(), bs.data(), cs.data(), to, n);
+      } else if (!passed) {
+        CombinePassed(g, v, as.data(), bs.data(), cs.data(), r, to, n);
+      } else {
+        CombineKeepPassed(g, v, as.data(), bs.data(), cs.data(), r, to, kept.Target(passed + at),
+                          n);
+        kept.Write(passed + at, n);
+      }
+      results.Write(dx + at, n);
     });
   });
 }
@@ -292,8 +319,10 @@ void InputGradient(const Rows& shape, const float* dy, const float* x, const flo
 namespace {
 
 namespace ffi = xla::ffi;
-using Array = ffi::Buffer<ffi::F32>;
-using Result = ffi::ResultBuffer<ffi::F32>;
+using Array = ffi::AnyBuffer;
+using Result = ffi::Result<ffi::AnyBuffer>;
+using ByChannel = ffi::Buffer<ffi::F32>;
+using ByChannelResult = ffi::ResultBuffer<ffi::F32>;
 
 Rows ShapeOf(const Array& x, int64_t threads) {
   const auto sizes = x.dimensions();
@@ -304,82 +333,98 @@ Rows ShapeOf(const Array& x, int64_t threads) {
 }
 
 // An array without elements stands for a missing one.
-const float* Optional(const Array& array) {
-  return array.element_count() ? array.typed_data() : nullptr;
+template <typename T>
+T* Data(const Array& array) {
+  return array.element_count() ? static_cast<T*>(array.untyped_data()) : nullptr;
 }
 
+// Calls `work` with a number of the type of the rows, which all arrays of rows must have.
 template <typename Work>
-ffi::Error Guarded(const Work& work) {
+ffi::Error Guarded(std::initializer_list<ffi::DataType> types, const Work& work) {
   try {
-    work();
+    for (const auto type : types) {
+      if (type != *types.begin()) throw std::invalid_argument("arrays of different types");
+    }
+    WithStorage(*types.begin(), work);
     return ffi::Error::Success();
   } catch (const std::exception& error) {
     return ffi::Error::Internal(std::string("normalisation: ") + error.what());
   }
 }
 
-ffi::Error CallMoments(ffi::ThreadPool pool, Array x, Result mean, Result variance,
+ffi::Error CallMoments(ffi::ThreadPool pool, Array x, ByChannelResult mean, ByChannelResult variance,
                        int64_t threads) {
-  return Guarded([&] {
-    Moments(ShapeOf(x, threads), x.typed_data(), mean->typed_data(), variance->typed_data(), pool);
+  return Guarded({x.element_type()}, [&](auto number) {
+    using T = decltype(number);
+    Moments<T>(ShapeOf(x, threads), Data<T>(x), mean->typed_data(), variance->typed_data(), pool);
   });
 }
 
-ffi::Error CallAffine(ffi::ThreadPool pool, Array x, Array scale, Array shift, Array addend,
+ffi::Error CallAffine(ffi::ThreadPool pool, Array x, ByChannel scale, ByChannel shift, Array addend,
                       Result y, bool rectify, int64_t threads) {
-  return Guarded([&] {
-    Affine(ShapeOf(x, threads), x.typed_data(), scale.typed_data(), shift.typed_data(),
-           Optional(addend), rectify, y->typed_data(), pool);
+  return Guarded({x.element_type(), addend.element_type(), y->element_type()}, [&](auto number) {
+    using T = decltype(number);
+    Affine<T>(ShapeOf(x, threads), Data<T>(x), scale.typed_data(), shift.typed_data(),
+              Data<T>(addend), rectify, Data<T>(*y), pool);
   });
 }
 
-ffi::Error CallGradientSums(ffi::ThreadPool pool, Array dy, Array x, Array mean, Array rectified,
-                            Result sum, Result product, int64_t threads) {
-  return Guarded([&] {
-    GradientSums(ShapeOf(x, threads), dy.typed_data(), x.typed_data(), mean.typed_data(),
-                 Optional(rectified), sum->typed_data(), product->typed_data(), pool);
-  });
+ffi::Error CallGradientSums(ffi::ThreadPool pool, Array dy, Array x, ByChannel mean, Array rectified,
+                            ByChannelResult sum, ByChannelResult product, int64_t threads) {
+  return Guarded({x.element_type(), dy.element_type(), rectified.element_type()},
+                 [&](auto number) {
+                   using T = decltype(number);
+                   GradientSums<T>(ShapeOf(x, threads), Data<T>(dy), Data<T>(x), mean.typed_data(),
+                                   Data<T>(rectified), sum->typed_data(), product->typed_data(),
+                                   pool);
+                 });
 }
 
-ffi::Error CallInputGradient(ffi::ThreadPool pool, Array dy, Array x, Array a, Array b, Array c,
+ffi::Error CallInputGradient(ffi::ThreadPool pool, Array dy, Array x, ByChannel a, ByChannel b, ByChannel c,
                              Array rectified, Result dx, Result passed, int64_t threads) {
-  return Guarded([&] {
-    InputGradient(ShapeOf(x, threads), dy.typed_data(), x.typed_data(), a.typed_data(),
-                  b.typed_data(), c.typed_data(), Optional(rectified), dx->typed_data(),
-                  passed->element_count() ? passed->typed_data() : nullptr, pool);
-  });
+  return Guarded({x.element_type(), dy.element_type(), rectified.element_type(),
+                  dx->element_type(), passed->element_type()},
+                 [&](auto number) {
+                   using T = decltype(number);
+                   InputGradient<T>(ShapeOf(x, threads), Data<T>(dy), Data<T>(x), a.typed_data(),
+                                    b.typed_data(), c.typed_data(), Data<T>(rectified),
+                                    Data<T>(*dx), Data<T>(*passed), pool);
+                 });
 }
 
 }  // namespace
 }  // namespace convoy
 
 #define CONVOY_ARRAY Arg<convoy::Array>()
-#define CONVOY_RESULT Ret<ffi::Buffer<ffi::F32>>()
+#define CONVOY_CHANNELS Arg<convoy::ByChannel>()
+#define CONVOY_RESULT Ret<ffi::AnyBuffer>()
+#define CONVOY_CHANNELS_RESULT Ret<convoy::ByChannel>()
 
 namespace ffi = xla::ffi;
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(convoy_moments, convoy::CallMoments,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .CONVOY_ARRAY.CONVOY_RESULT.CONVOY_RESULT
+                                  .CONVOY_ARRAY.CONVOY_CHANNELS_RESULT.CONVOY_CHANNELS_RESULT
                                   .Attr<int64_t>("threads"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(convoy_affine, convoy::CallAffine,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .CONVOY_ARRAY.CONVOY_ARRAY.CONVOY_ARRAY.CONVOY_ARRAY
+                                  .CONVOY_ARRAY.CONVOY_CHANNELS.CONVOY_CHANNELS.CONVOY_ARRAY
                                   .CONVOY_RESULT.Attr<bool>("rectify")
                                   .Attr<int64_t>("threads"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(convoy_gradient_sums, convoy::CallGradientSums,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .CONVOY_ARRAY.CONVOY_ARRAY.CONVOY_ARRAY.CONVOY_ARRAY
-                                  .CONVOY_RESULT.CONVOY_RESULT.Attr<int64_t>("threads"));
+                                  .CONVOY_ARRAY.CONVOY_ARRAY.CONVOY_CHANNELS.CONVOY_ARRAY
+                                  .CONVOY_CHANNELS_RESULT.CONVOY_CHANNELS_RESULT
+                                  .Attr<int64_t>("threads"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(convoy_input_gradient, convoy::CallInputGradient,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .CONVOY_ARRAY.CONVOY_ARRAY.CONVOY_ARRAY.CONVOY_ARRAY
-                                  .CONVOY_ARRAY.CONVOY_ARRAY.CONVOY_RESULT.CONVOY_RESULT
+                                  .CONVOY_ARRAY.CONVOY_ARRAY.CONVOY_CHANNELS.CONVOY_CHANNELS
+                                  .CONVOY_CHANNELS.CONVOY_ARRAY.CONVOY_RESULT.CONVOY_RESULT
                                   .Attr<int64_t>("threads"));

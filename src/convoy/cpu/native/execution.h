@@ -12,11 +12,13 @@
 namespace convoy {
 
 // The arrays of a call. The kind of convolution decides which of the first three is written; the
-// other two are for inference only.
+// others are for inference only. `scale` and `bias` have a float32 number for each channel out; the
+// scale is null where it has been multiplied into the weights.
 struct Arrays {
   char* source;
   char* weights;
   char* destination;
+  char* scale = nullptr;
   char* bias = nullptr;
   char* addend = nullptr;
 };

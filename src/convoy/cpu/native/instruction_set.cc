@@ -44,8 +44,20 @@ void HoldOneDnnToWhatRuns() {
 
 bool HasAvx512() { return dnnl::get_effective_cpu_isa() >= dnnl::cpu_isa::avx512_core; }
 
+// Each instruction set of oneDNN has the bits of all that it includes.
+bool Includes(dnnl::cpu_isa needed) {
+  const auto bits = static_cast<unsigned>(needed);
+  return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & bits) == bits;
+}
+
+bool HasBfloat16() { return Includes(dnnl::cpu_isa::avx512_core_bf16); }
+bool HasFloat16() { return Includes(dnnl::cpu_isa::avx512_core_fp16); }
+
 bool ComputesAvx2AtOnce() {
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return false;
+  for (const bool has : {__builtin_cpu_supports("avx2") != 0, __builtin_cpu_supports("fma") != 0,
+                         __builtin_cpu_supports("f16c") != 0}) {
+    if (!has) return false;
+  }
   return !HasAvx512() || TakesAvx512InHalves();
 }
 

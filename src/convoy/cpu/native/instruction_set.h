@@ -15,4 +15,8 @@ bool ComputesAvx2AtOnce();
 // Whether oneDNN may use AVX-512 here.
 bool HasAvx512();
 
+// Whether it may use the instructions for products of bfloat16, and of float16.
+bool HasBfloat16();
+bool HasFloat16();
+
 }  // namespace convoy

@@ -15,6 +15,7 @@
 #include "instruction_set.h"
 #include "own_core.h"
 #include "pooling.h"
+#include "storage.h"
 #include "workspace.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -90,9 +91,10 @@ ffi::Error PackWeights(ffi::AnyBuffer weights, ffi::Result<ffi::AnyBuffer> packe
   }
 }
 
-// `addend` has no elements if the description has no addition.
+// `scale` and `addend` have no elements if they are missing.
 ffi::Error ConvolveFused(ffi::ThreadPool pool, int32_t device, ffi::AnyBuffer source,
-                         ffi::AnyBuffer packed, ffi::AnyBuffer bias, ffi::AnyBuffer addend,
+                         ffi::AnyBuffer packed, ffi::Buffer<ffi::F32> scale,
+                         ffi::Buffer<ffi::F32> bias, ffi::AnyBuffer addend,
                          ffi::Result<ffi::AnyBuffer> result, ffi::Span<const int64_t> description,
                          int64_t threads, bool own_core) {
   try {
@@ -101,11 +103,11 @@ ffi::Error ConvolveFused(ffi::ThreadPool pool, int32_t device, ffi::AnyBuffer so
     if (packed.size_bytes() < execution->packed_bytes()) {
       return ffi::Error::InvalidArgument("weights are not packed for this convolution");
     }
-    const auto data = [](ffi::AnyBuffer& buffer) {
-      return static_cast<char*>(buffer.untyped_data());
+    const auto data = [](const auto& buffer) -> char* {
+      return buffer.element_count() ? static_cast<char*>(buffer.untyped_data()) : nullptr;
     };
-    execution->Run({data(source), data(packed), data(*result), data(bias),
-                    addend.element_count() > 0 ? data(addend) : nullptr},
+    execution->Run({data(source), data(packed), data(*result), data(scale), data(bias),
+                    data(addend)},
                    SharedWorkspaces(), pool);
     return ffi::Error::Success();
   } catch (const std::exception& error) {
@@ -113,33 +115,50 @@ ffi::Error ConvolveFused(ffi::ThreadPool pool, int32_t device, ffi::AnyBuffer so
   }
 }
 
-const float* Data(const ffi::AnyBuffer& buffer) {
-  return static_cast<const float*>(buffer.untyped_data());
+template <typename T>
+T* Data(const ffi::AnyBuffer& buffer) {
+  return static_cast<T*>(buffer.untyped_data());
 }
 
-template <void (*kPool)(const Pooling&, const float*, float*, int64_t, ffi::ThreadPool&)>
-ffi::Error Pool(ffi::ThreadPool pool, ffi::AnyBuffer operand, ffi::Result<ffi::AnyBuffer> result,
-                ffi::Span<const int64_t> description, int64_t threads) {
+// Calls `work` with the pooling and a number of the type of its arrays.
+template <typename Work>
+ffi::Error WithPooling(ffi::Span<const int64_t> description, ffi::DataType type,
+                       const Work& work) {
   try {
     const auto pooling = Pooling::Parse(description.begin(), description.size());
-    kPool(pooling, Data(operand), static_cast<float*>(result->untyped_data()), threads, pool);
+    WithStorage(type, [&](auto number) { work(pooling, number); });
     return ffi::Error::Success();
   } catch (const std::exception& error) {
     return ffi::Error::Internal(std::string("pooling: ") + error.what());
   }
 }
 
+ffi::Error PoolMaxima(ffi::ThreadPool pool, ffi::AnyBuffer operand,
+                      ffi::Result<ffi::AnyBuffer> result, ffi::Span<const int64_t> description,
+                      int64_t threads) {
+  return WithPooling(description, operand.element_type(), [&](const Pooling& it, auto number) {
+    using T = decltype(number);
+    MaxPool(it, Data<const T>(operand), Data<T>(*result), threads, pool);
+  });
+}
+
+ffi::Error PoolSums(ffi::ThreadPool pool, ffi::AnyBuffer operand,
+                    ffi::Result<ffi::AnyBuffer> result, ffi::Span<const int64_t> description,
+                    int64_t threads) {
+  return WithPooling(description, operand.element_type(), [&](const Pooling& it, auto number) {
+    using T = decltype(number);
+    SumPool(it, Data<const T>(operand), Data<T>(*result), threads, pool);
+  });
+}
+
 ffi::Error PoolGradient(ffi::ThreadPool pool, ffi::AnyBuffer source, ffi::AnyBuffer operand,
                         ffi::Result<ffi::AnyBuffer> result, ffi::Span<const int64_t> description,
                         int64_t threads) {
-  try {
-    const auto pooling = Pooling::Parse(description.begin(), description.size());
-    MaxPoolGradient(pooling, Data(source), Data(operand),
-                    static_cast<float*>(result->untyped_data()), threads, pool);
-    return ffi::Error::Success();
-  } catch (const std::exception& error) {
-    return ffi::Error::Internal(std::string("pooling gradient: ") + error.what());
-  }
+  return WithPooling(description, operand.element_type(), [&](const Pooling& it, auto number) {
+    using T = decltype(number);
+    MaxPoolGradient(it, Data<const T>(source), Data<const T>(operand), Data<T>(*result), threads,
+                    pool);
+  });
 }
 
 }  // namespace
@@ -151,12 +170,12 @@ ffi::Error PoolGradient(ffi::ThreadPool pool, ffi::AnyBuffer source, ffi::AnyBuf
       .Attr<int64_t>("threads")
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    convoy_max_pool, convoy::Pool<convoy::MaxPool>,
+    convoy_max_pool, convoy::PoolMaxima,
     CONVOY_POOLING(
         xla::ffi::Ffi::Bind().Ctx<xla::ffi::ThreadPool>().Arg<xla::ffi::AnyBuffer>()));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    convoy_sum_pool, convoy::Pool<convoy::SumPool>,
+    convoy_sum_pool, convoy::PoolSums,
     CONVOY_POOLING(
         xla::ffi::Ffi::Bind().Ctx<xla::ffi::ThreadPool>().Arg<xla::ffi::AnyBuffer>()));
 
@@ -191,7 +210,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(convoy_fused_convolution, convoy::ConvolveFused,
                                   .Ctx<xla::ffi::DeviceOrdinal>()
                                   .Arg<xla::ffi::AnyBuffer>()
                                   .Arg<xla::ffi::AnyBuffer>()
-                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
                                   .Arg<xla::ffi::AnyBuffer>()
                                   .Ret<xla::ffi::AnyBuffer>()
                                   .Attr<xla::ffi::Span<const int64_t>>("description")

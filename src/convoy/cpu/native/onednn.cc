@@ -43,11 +43,9 @@ OneDnn::OneDnn(const Convolution& it, int64_t threads)
       takes_packed_weights_(it.kind == Kind::kInference),
       threads_(threads),
       element_bytes_(dnnl::memory::data_type_size(it.type)) {
-  // Partial sums in 16 bits would lose the precision of oneDNN's float32 accumulators.
-  const bool can_sum = !sums_over_batch_ || it.type == dnnl::memory::data_type::f32;
   source_step_ = it.src_strides[0] * element_bytes_;
   destination_step_ = it.dst_strides[0] * element_bytes_;
-  Cut(it, can_sum && CanBeCut(it, threads) ? threads : 1);
+  Cut(it, CanBeCut(it, threads) ? threads : 1);
   // For the smaller last part oneDNN may choose another kernel, with another layout of weights.
   if (last_primitive_ && !last_primitive_->SharesWeightsWith(*primitive_)) Cut(it, 1);
 }
@@ -117,7 +115,7 @@ void OneDnn::SumOverParts(const Arrays& arrays, Workspaces& workspaces,
   });
   for (int64_t i = 1; i < parts_; ++i) {
     AddTo(reinterpret_cast<float*>(first), reinterpret_cast<float*>(others + (i - 1) * bytes),
-          bytes / element_bytes_);
+          bytes / sizeof(float));
   }
   if (reorders) {
     const ThreadCount guard(omp_threads_);

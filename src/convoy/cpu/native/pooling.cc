@@ -1,23 +1,20 @@
 // Pooling and the gradient of max pooling, over the channels of one position after the other.
 //
 // Channels lie next to each other in `inner`, so each step of a window is a vector operation on a
-// block of channels, whose running result stays in the first-level cache.
+// block of channels, whose running result stays in the first-level cache. Blocks that are stored in
+// 16 bits are converted to float32 there (`storage.h`).
 #include "pooling.h"
 
 #include <algorithm>
 #include <cstring>
 #include <limits>
 #include <stdexcept>
+#include <type_traits>
+#include <vector>
 
 #include "parallel.h"
-
-// The loops over channels are compiled for several instruction sets, and the one that runs here is
-// chosen when the library is loaded.
-#if defined(__GNUC__) && !defined(__clang__)
-#define CONVOY_VECTORISED __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define CONVOY_VECTORISED
-#endif
+#include "storage.h"
+#include "vectorised.h"
 
 namespace convoy {
 namespace {
@@ -73,7 +70,7 @@ Span Inside(const Pooling& p, int axis, int64_t position) {
   return {first, std::min(p.window[axis] - skipped, room), step};
 }
 
-// Calls `visit(offset)` for the elements of a window, in row-major order.
+// Calls `visit(position)` for the elements of a window, in row-major order.
 template <typename Visit>
 void ForWindow(const Pooling& p, const Span (&span)[Pooling::kAxes], const Visit& visit) {
   for (int64_t d = 0; d < span[0].taps; ++d) {
@@ -82,7 +79,7 @@ void ForWindow(const Pooling& p, const Span (&span)[Pooling::kAxes], const Visit
       const int64_t height = span[1].first + h * span[1].step;
       const int64_t row = (depth * p.size[1] + height) * p.size[2];
       for (int64_t w = 0; w < span[2].taps; ++w) {
-        visit((row + span[2].first + w * span[2].step) * p.inner);
+        visit(row + span[2].first + w * span[2].step);
       }
     }
   }
@@ -130,19 +127,80 @@ void ForBlocks(const Pooling& p, int64_t threads, xla::ffi::ThreadPool& pool, co
   });
 }
 
-template <void (*kTake)(float* __restrict, const float* __restrict, int64_t)>
-void Reduce(const Pooling& p, float initial, const float* operand, float* result, int64_t threads,
+template <typename T, void (*kTake)(float* __restrict, const float* __restrict, int64_t)>
+void Reduce(const Pooling& p, float initial, const T* operand, T* result, int64_t threads,
             xla::ffi::ThreadPool& pool) {
   ForBlocks(p, threads, pool, [&](int64_t outer, int64_t channel, int64_t count) {
-    const float* from = operand + outer * p.operand_positions() * p.inner + channel;
-    float* to = result + outer * p.pooled_positions() * p.inner + channel;
+    const T* const from = operand + outer * p.operand_positions() * p.inner + channel;
+    T* const to = result + outer * p.pooled_positions() * p.inner + channel;
+    Tile<T> values(kBlock), results(kBlock);
     ForPooled(p, [&](int64_t pooled, const auto& span) {
-      float* const reduced = to + pooled;
+      float* const reduced = results.Target(to + pooled);
       std::fill_n(reduced, count, initial);
-      ForWindow(p, span, [&](int64_t offset) { kTake(reduced, from + offset, count); });
+      ForWindow(p, span, [&](int64_t position) {
+        kTake(reduced, values.Read(from + position * p.inner, count), count);
+      });
+      results.Write(to + pooled, count);
     });
   });
 }
+
+// Writes the gradient of a block of channels of one outer element: to `sums`, which is in float32
+// and zero before, or, if windows tile the operand, to the result.
+template <typename T>
+class BlockGradient {
+ public:
+  BlockGradient(const Pooling& p, const T* source, const T* operand, int64_t count)
+      : p_(p), source_(source), operand_(operand), count_(count) {}
+
+  void AddTo(float* sums, int64_t step) {
+    ForPooled(p_, [&](int64_t pooled, const auto& span) {
+      FindMaxima(span);
+      const float* const gradients = gradients_.Read(source_ + pooled, count_);
+      int32_t tap = 0;
+      ForWindow(p_, span, [&](int64_t position) {
+        AddWhere(sums + position * step, gradients, where_, tap++, count_);
+      });
+    });
+  }
+
+  void WriteTiles(T* result) {
+    ForPooled(p_, [&](int64_t pooled, const auto& span) {
+      FindMaxima(span);
+      const float* const gradients = gradients_.Read(source_ + pooled, count_);
+      int32_t tap = 0;
+      ForWindow(p_, span, [&](int64_t position) {
+        T* const to = result + position * p_.inner;
+        PutWhere(results_.Target(to), gradients, where_, tap++, count_);
+        results_.Write(to, count_);
+      });
+    });
+  }
+
+ private:
+  template <typename Spans>
+  void FindMaxima(const Spans& span) {
+    float best[kBlock];
+    int32_t tap = 0;
+    ForWindow(p_, span, [&](int64_t position) {
+      const float* const values = values_.Read(operand_ + position * p_.inner, count_);
+      if (tap == 0) {
+        std::copy_n(values, count_, best);
+        std::fill_n(where_, count_, 0);
+      } else {
+        Select(best, where_, values, tap, count_);
+      }
+      ++tap;
+    });
+  }
+
+  const Pooling& p_;
+  const T* const source_;
+  const T* const operand_;
+  const int64_t count_;
+  Tile<T> values_{kBlock}, gradients_{kBlock}, results_{kBlock};
+  int32_t where_[kBlock];
+};
 
 }  // namespace
 
@@ -156,49 +214,49 @@ Pooling Pooling::Parse(const int64_t* description, size_t size) {
   return pooling;
 }
 
-void MaxPool(const Pooling& pooling, const float* operand, float* result, int64_t threads,
+template <typename T>
+void MaxPool(const Pooling& pooling, const T* operand, T* result, int64_t threads,
              xla::ffi::ThreadPool& pool) {
   const float lowest = -std::numeric_limits<float>::infinity();
-  Reduce<TakeMaximum>(pooling, lowest, operand, result, threads, pool);
+  Reduce<T, TakeMaximum>(pooling, lowest, operand, result, threads, pool);
 }
 
-void SumPool(const Pooling& pooling, const float* operand, float* result, int64_t threads,
+template <typename T>
+void SumPool(const Pooling& pooling, const T* operand, T* result, int64_t threads,
              xla::ffi::ThreadPool& pool) {
-  Reduce<Add>(pooling, 0.0f, operand, result, threads, pool);
+  Reduce<T, Add>(pooling, 0.0f, operand, result, threads, pool);
 }
 
-void MaxPoolGradient(const Pooling& p, const float* source, const float* operand, float* result,
+template <typename T>
+void MaxPoolGradient(const Pooling& p, const T* source, const T* operand, T* result,
                      int64_t threads, xla::ffi::ThreadPool& pool) {
   // If windows tile the operand, each element is written once; else they are added to zeros.
   const bool are_tiles = AreTiles(p);
-  const auto write = are_tiles ? PutWhere : AddWhere;
+  const int64_t positions = p.operand_positions();
   ForBlocks(p, threads, pool, [&](int64_t outer, int64_t channel, int64_t count) {
-    const int64_t base = outer * p.operand_positions() * p.inner + channel;
-    const float* const values = operand + base;
-    const float* const gradients = source + outer * p.pooled_positions() * p.inner + channel;
-    float* const sums = result + base;
-    for (int64_t i = 0; !are_tiles && i < p.operand_positions(); ++i) {
-      std::fill_n(sums + i * p.inner, count, 0.0f);
+    const int64_t base = outer * positions * p.inner + channel;
+    T* const to = result + base;
+    BlockGradient<T> gradient(p, source + outer * p.pooled_positions() * p.inner + channel,
+                              operand + base, count);
+    if (are_tiles) return gradient.WriteTiles(to);
+    if constexpr (std::is_same_v<T, float>) {
+      for (int64_t i = 0; i < positions; ++i) std::fill_n(to + i * p.inner, count, 0.0f);
+      gradient.AddTo(to, p.inner);
+    } else {
+      std::vector<float> sums(positions * count);
+      gradient.AddTo(sums.data(), count);
+      for (int64_t i = 0; i < positions; ++i) Narrow(&sums[i * count], to + i * p.inner, count);
     }
-    ForPooled(p, [&](int64_t pooled, const auto& span) {
-      float best[kBlock];
-      int32_t where[kBlock];
-      int32_t tap = 0;
-      ForWindow(p, span, [&](int64_t offset) {
-        if (tap == 0) {
-          std::copy_n(values + offset, count, best);
-          std::fill_n(where, count, 0);
-        } else {
-          Select(best, where, values + offset, tap, count);
-        }
-        ++tap;
-      });
-      tap = 0;
-      ForWindow(p, span, [&](int64_t offset) {
-        write(sums + offset, gradients + pooled, where, tap++, count);
-      });
-    });
   });
 }
+
+#define CONVOY_POOLINGS_OF(T)                                                                     \
+  template void MaxPool(const Pooling&, const T*, T*, int64_t, xla::ffi::ThreadPool&);            \
+  template void SumPool(const Pooling&, const T*, T*, int64_t, xla::ffi::ThreadPool&);            \
+  template void MaxPoolGradient(const Pooling&, const T*, const T*, T*, int64_t,                  \
+                                xla::ffi::ThreadPool&);
+CONVOY_POOLINGS_OF(float)
+CONVOY_POOLINGS_OF(Bfloat16)
+CONVOY_POOLINGS_OF(Float16)
 
 }  // namespace convoy

@@ -25,15 +25,19 @@ struct Pooling {
   int64_t pooled_positions() const { return pooled[0] * pooled[1] * pooled[2]; }
 };
 
-void MaxPool(const Pooling& pooling, const float* operand, float* result, int64_t threads,
+// Arrays are stored as float, Bfloat16 or Float16. Sums are in float32.
+template <typename T>
+void MaxPool(const Pooling& pooling, const T* operand, T* result, int64_t threads,
              xla::ffi::ThreadPool& pool);
 
-void SumPool(const Pooling& pooling, const float* operand, float* result, int64_t threads,
+template <typename T>
+void SumPool(const Pooling& pooling, const T* operand, T* result, int64_t threads,
              xla::ffi::ThreadPool& pool);
 
 // Adds each element of `source` to the position of its window's maximum (the first, if there are
 // several), and writes zeros elsewhere.
-void MaxPoolGradient(const Pooling& pooling, const float* source, const float* operand,
-                     float* result, int64_t threads, xla::ffi::ThreadPool& pool);
+template <typename T>
+void MaxPoolGradient(const Pooling& pooling, const T* source, const T* operand, T* result,
+                     int64_t threads, xla::ffi::ThreadPool& pool);
 
 }  // namespace convoy

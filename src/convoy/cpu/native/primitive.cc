@@ -54,9 +54,21 @@ void AppendRectifier(dnnl::post_ops& after) {
   after.append_eltwise(dnnl::algorithm::eltwise_hardswish, std::numeric_limits<float>::max(), 0.0f);
 }
 
-// Operations of inference on the sums before they are written.
+// A float32 number for each channel of the destination.
+memory::desc ByChannel(const Convolution& it) {
+  memory::dims sizes(it.dst.size(), 1), strides(it.dst.size(), 1);
+  sizes[1] = strides[0] = it.dst[1];
+  return memory::desc(sizes, memory::data_type::f32, strides);
+}
+
+// Operations of inference on the sums before they are written. In 16 bits a scale multiplied into
+// the weights would be rounded, so it comes here, and the bias after it.
 dnnl::primitive_attr AttributesOf(const Convolution& it, const memory::desc& dst) {
   dnnl::post_ops after;
+  if (it.type != memory::data_type::f32) {
+    after.append_binary(dnnl::algorithm::binary_mul, ByChannel(it));
+    after.append_binary(dnnl::algorithm::binary_add, ByChannel(it));
+  }
   if (it.adds) after.append_binary(dnnl::algorithm::binary_add, dst);
   if (it.rectifies) AppendRectifier(after);
   dnnl::primitive_attr attributes = Attributes();
@@ -86,7 +98,12 @@ Primitive::Primitive(const Convolution& it) {
   const auto wanted_dst = blocked ? Any(dst) : dst;
 
   if (it.kind == Kind::kInference) {
-    bias_ = memory::desc({it.dst[1]}, it.type, memory::format_tag::a);
+    scales_ = it.type != memory::data_type::f32;
+    if (scales_) {
+      by_channel_ = ByChannel(it);
+    } else {
+      bias_ = memory::desc({it.dst[1]}, it.type, memory::format_tag::a);
+    }
     adds_ = it.adds;
     const dnnl::convolution_forward::primitive_desc inference(
         Engine(), dnnl::prop_kind::forward_inference, algorithm, src, Any(weights), bias_, dst,
@@ -123,8 +140,10 @@ Primitive::Primitive(const Convolution& it) {
       break;
     }
     case Kind::kBackwardWeights: {
+      // Sums stay in float32, in which those of several parts of a batch are added.
+      const memory::desc sums(it.weights, memory::data_type::f32, memory::format_tag::any);
       const dnnl::convolution_backward_weights::primitive_desc backward(
-          Engine(), algorithm, wanted_src, Any(weights), wanted_dst, it.strides, it.dilations,
+          Engine(), algorithm, wanted_src, sums, wanted_dst, it.strides, it.dilations,
           it.padding_low, it.padding_high, forward, attributes);
       Adopt(backward);
       primitive_ = dnnl::convolution_backward_weights(backward);
@@ -197,11 +216,18 @@ void Primitive::Run(const Arrays& arrays, char* workspace) const {
       {weights_.name, memory(weights_.inside, Engine(), arrays.weights)},
       {destination_.name, inside_destination},
       {DNNL_ARG_SCRATCHPAD, memory(scratchpad_, Engine(), workspace)}};
-  if (arrays.bias) operands.emplace(DNNL_ARG_BIAS, memory(bias_, Engine(), arrays.bias));
-  if (adds_) {
-    operands.emplace(DNNL_ARG_ATTR_MULTIPLE_POST_OP(0) | DNNL_ARG_SRC_1,
-                     memory(destination_.outside, Engine(), arrays.addend));
+  int follows = 0;  // operations in the order of `AttributesOf`
+  const auto follow = [&](const memory::desc& desc, char* data) {
+    operands.emplace(DNNL_ARG_ATTR_MULTIPLE_POST_OP(follows++) | DNNL_ARG_SRC_1,
+                     memory(desc, Engine(), data));
+  };
+  if (scales_) {
+    follow(by_channel_, arrays.scale);
+    follow(by_channel_, arrays.bias);
+  } else if (arrays.bias) {
+    operands.emplace(DNNL_ARG_BIAS, memory(bias_, Engine(), arrays.bias));
   }
+  if (adds_) follow(destination_.outside, arrays.addend);
   primitive_.execute(Stream(), operands);
   if (needs(source_, true)) reorder(source_, inside_source, source);
   if (needs(destination_, true)) reorder(destination_, inside_destination, destination);

@@ -57,8 +57,8 @@ class Primitive {
 
   Operand source_, weights_, destination_;
   dnnl::primitive primitive_;
-  dnnl::memory::desc scratchpad_, bias_;
-  bool adds_ = false;
+  dnnl::memory::desc scratchpad_, bias_, by_channel_;
+  bool scales_ = false, adds_ = false;
   size_t workspace_bytes_ = 0;
   const char* implementation_ = "";
 };

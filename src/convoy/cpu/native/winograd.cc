@@ -7,7 +7,8 @@
 //     WriteResult       16 planes of (tiles x channels out)  ->  2x2 pixels of each tile
 //
 // The transformations apply Bt, G or At to columns first and to rows then; the functions `Times...`
-// apply one of the matrices to a vector of eight channels at once.
+// apply one of the matrices to a vector of eight channels at once. Arrays in 16 bits are converted
+// where the first step loads them and where the last one stores them.
 #include "winograd.h"
 
 #include <algorithm>
@@ -36,12 +37,16 @@ bool AreAll(const dnnl::memory::dims& values, int64_t value) {
   return std::all_of(values.begin(), values.end(), [&](int64_t x) { return x == value; });
 }
 
-float* Floats(char* bytes) { return reinterpret_cast<float*>(bytes); }
+template <typename T>
+T* As(char* bytes) {
+  return reinterpret_cast<T*>(bytes);
+}
 
 // Loads 8x8 values, rows `row_step` apart, as columns.
-CONVOY_AVX2 void LoadTransposed(const float* from, int64_t row_step, Vector* columns) {
+template <typename T>
+CONVOY_AVX2 void LoadTransposed(const T* from, int64_t row_step, Vector* columns) {
   Vector a[8], b[8];
-  for (int i = 0; i < 8; ++i) a[i] = _mm256_loadu_ps(from + i * row_step);
+  for (int i = 0; i < 8; ++i) a[i] = Load(from + i * row_step);
   for (int i = 0; i < 4; ++i) {
     b[2 * i] = _mm256_unpacklo_ps(a[2 * i], a[2 * i + 1]);
     b[2 * i + 1] = _mm256_unpackhi_ps(a[2 * i], a[2 * i + 1]);
@@ -59,16 +64,17 @@ CONVOY_AVX2 void LoadTransposed(const float* from, int64_t row_step, Vector* col
 }
 
 // Loads weights of eight channels in; each vector holds eight channels out.
-CONVOY_AVX2 void LoadWeights(const float* from, int64_t in_step, int64_t out_step, Vector* to) {
+template <typename T>
+CONVOY_AVX2 void LoadWeights(const T* from, int64_t in_step, int64_t out_step, Vector* to) {
   if (out_step == 1) {
-    for (int i = 0; i < kLanes; ++i) to[i] = _mm256_loadu_ps(from + i * in_step);
+    for (int i = 0; i < kLanes; ++i) to[i] = Load(from + i * in_step);
   } else if (in_step == 1) {
     LoadTransposed(from, out_step, to);
   } else {
     for (int i = 0; i < kLanes; ++i) {
-      float values[kLanes];
+      T values[kLanes];
       for (int j = 0; j < kLanes; ++j) values[j] = from[i * in_step + j * out_step];
-      to[i] = _mm256_loadu_ps(values);
+      to[i] = Load(values);
     }
   }
 }
@@ -114,7 +120,7 @@ CONVOY_AVX2 inline Three TimesGt(Vector a, Vector b, Vector c, Vector d) {
 
 }  // namespace
 
-bool Winograd::Takes(const Convolution& it) {
+bool WinogradTakes(const Convolution& it) {
   // With strides of 1, the gradient of the source arrives as a forward convolution.
   if (it.kind == Kind::kBackwardData || it.grouped || it.strides.size() != 2) return false;
   if (it.weights[2] != 3 || it.weights[3] != 3) return false;
@@ -134,7 +140,8 @@ bool Winograd::Takes(const Convolution& it) {
   return tiles >= enough && ComputesAvx2AtOnce();
 }
 
-Winograd::Winograd(const Convolution& it, int64_t threads)
+template <typename T>
+Winograd<T>::Winograd(const Convolution& it, int64_t threads)
     : kind_(it.kind), threads_(threads), batch_(it.src[0]), rectifies_(it.rectifies) {
   source_ = {it.src[2], it.src[3], it.src[1]};
   result_ = {it.dst[2], it.dst[3], it.dst[1]};
@@ -147,29 +154,34 @@ Winograd::Winograd(const Convolution& it, int64_t threads)
   tiles_ = batch_ * tile_rows_ * tile_columns_;
   const bool has_small_weights = source_.channels * result_.channels <= kSmallWeights;
   block_ = has_small_weights && kind_ != Kind::kBackwardWeights ? kSmallBlock : kLargeBlock;
-  zeros_.assign(std::max(source_.channels, result_.channels), 0.0f);
+  zeros_.assign(std::max(source_.channels, result_.channels), T{});
 }
 
-const char* Winograd::implementation() const {
+template <typename T>
+const char* Winograd<T>::implementation() const {
   return TakesAvx512() ? "winograd:avx512" : "winograd:avx2";
 }
 
-size_t Winograd::packed_bytes() const {
+template <typename T>
+size_t Winograd<T>::packed_bytes() const {
   return kPlanes * source_.channels * result_.channels * sizeof(float);
 }
 
-void Winograd::Pack(char* weights, char* packed) const {
-  TransformWeights(Floats(weights), {0, result_.channels / kColumns}, Floats(packed));
+template <typename T>
+void Winograd<T>::Pack(char* weights, char* packed) const {
+  TransformWeights(As<T>(weights), {0, result_.channels / kColumns}, As<float>(packed));
 }
 
-Winograd::Place Winograd::PlaceOf(int64_t tile) const {
+template <typename T>
+typename Winograd<T>::Place Winograd<T>::PlaceOf(int64_t tile) const {
   const int64_t of_image = tile_rows_ * tile_columns_, in_image = tile % of_image;
   return {tile / of_image, in_image / tile_columns_ * 2, in_image % tile_columns_ * 2};
 }
 
 // Into planes x (columns of 16 channels out) x (channels in) x 16.
-CONVOY_AVX2 void Winograd::TransformWeights(const float* weights, Range columns,
-                                            float* packed) const {
+template <typename T>
+CONVOY_AVX2 void Winograd<T>::TransformWeights(const T* weights, Range columns,
+                                               float* packed) const {
   const int64_t in = source_.channels, plane = in * result_.channels;
   for (int64_t column = columns.first; column < columns.last; ++column) {
     for (int64_t half = 0; half < 2; ++half) {
@@ -197,11 +209,12 @@ CONVOY_AVX2 void Winograd::TransformWeights(const float* weights, Range columns,
   }
 }
 
-CONVOY_AVX2 void Winograd::TransformSource(const float* source, int64_t tile, float* to,
-                                           int64_t plane) const {
+template <typename T>
+CONVOY_AVX2 void Winograd<T>::TransformSource(const T* source, int64_t tile, float* to,
+                                              int64_t plane) const {
   const Place place = PlaceOf(tile);
   const int64_t channels = source_.channels;
-  const float* pixels[4][4];
+  const T* pixels[4][4];
   for (int row = 0; row < 4; ++row) {
     const int64_t y = place.row - padding_row_ + row;
     for (int column = 0; column < 4; ++column) {
@@ -215,9 +228,8 @@ CONVOY_AVX2 void Winograd::TransformSource(const float* source, int64_t tile, fl
     Four columns[4];
 #pragma GCC unroll 4
     for (int column = 0; column < 4; ++column) {
-      columns[column] = TimesB(
-          _mm256_loadu_ps(pixels[0][column] + c), _mm256_loadu_ps(pixels[1][column] + c),
-          _mm256_loadu_ps(pixels[2][column] + c), _mm256_loadu_ps(pixels[3][column] + c));
+      columns[column] = TimesB(Load(pixels[0][column] + c), Load(pixels[1][column] + c),
+                               Load(pixels[2][column] + c), Load(pixels[3][column] + c));
     }
 #pragma GCC unroll 4
     for (int row = 0; row < 4; ++row) {
@@ -229,11 +241,12 @@ CONVOY_AVX2 void Winograd::TransformSource(const float* source, int64_t tile, fl
   }
 }
 
-CONVOY_AVX2 void Winograd::TransformGradient(const float* gradient, int64_t tile, float* to,
-                                             int64_t plane) const {
+template <typename T>
+CONVOY_AVX2 void Winograd<T>::TransformGradient(const T* gradient, int64_t tile, float* to,
+                                                int64_t plane) const {
   const Place place = PlaceOf(tile);
   const int64_t channels = result_.channels;
-  const float* pixels[2][2];
+  const T* pixels[2][2];
   for (int row = 0; row < 2; ++row) {
     for (int column = 0; column < 2; ++column) {
       const int64_t y = place.row + row, x = place.column + column;
@@ -243,10 +256,8 @@ CONVOY_AVX2 void Winograd::TransformGradient(const float* gradient, int64_t tile
     }
   }
   for (int64_t c = 0; c < channels; c += kLanes) {
-    const Four left =
-        TimesA(_mm256_loadu_ps(pixels[0][0] + c), _mm256_loadu_ps(pixels[1][0] + c));
-    const Four right =
-        TimesA(_mm256_loadu_ps(pixels[0][1] + c), _mm256_loadu_ps(pixels[1][1] + c));
+    const Four left = TimesA(Load(pixels[0][0] + c), Load(pixels[1][0] + c));
+    const Four right = TimesA(Load(pixels[0][1] + c), Load(pixels[1][1] + c));
 #pragma GCC unroll 4
     for (int row = 0; row < 4; ++row) {
       const Four all = TimesA(left.x[row], right.x[row]);
@@ -256,8 +267,11 @@ CONVOY_AVX2 void Winograd::TransformGradient(const float* gradient, int64_t tile
   }
 }
 
-CONVOY_AVX2 void Winograd::WriteResult(const Products& products, int64_t tile, const float* bias,
-                                       const float* addend, float* result) const {
+template <typename T>
+CONVOY_AVX2 void Winograd<T>::WriteResult(const Products& products, int64_t tile,
+                                          const Epilogue& epilogue, T* result) const {
+  const float *const scale = epilogue.scale, *const bias = epilogue.bias;
+  const T* const addend = epilogue.addend;
   const Place place = PlaceOf(tile);
   const int64_t channels = result_.channels;
   const int64_t pixel = (place.image * result_.height + place.row) * result_.width + place.column;
@@ -278,10 +292,11 @@ CONVOY_AVX2 void Winograd::WriteResult(const Products& products, int64_t tile, c
       for (int column = 0; column < columns; ++column) {
         const int64_t at = (pixel + row * result_.width + column) * channels + c;
         Vector value = all.x[column];
+        if (scale) value = _mm256_mul_ps(value, _mm256_loadu_ps(scale + c));
         if (bias) value = _mm256_add_ps(value, _mm256_loadu_ps(bias + c));
-        if (addend) value = _mm256_add_ps(value, _mm256_loadu_ps(addend + at));
+        if (addend) value = _mm256_add_ps(value, Load(addend + at));
         if (rectifies_) value = Rectify(value);
-        _mm256_storeu_ps(result + at, value);
+        Store(value, result + at);
       }
     }
   }
@@ -289,7 +304,8 @@ CONVOY_AVX2 void Winograd::WriteResult(const Products& products, int64_t tile, c
 
 // Writes the gradient of the weights of one channel in, from planes x (channels in) x (channels
 // out).
-CONVOY_AVX2 void Winograd::WriteWeights(const float* from, int64_t in, float* weights) const {
+template <typename T>
+CONVOY_AVX2 void Winograd<T>::WriteWeights(const float* from, int64_t in, T* weights) const {
   const int64_t out = result_.channels, plane = source_.channels * out;
   for (int64_t k = 0; k < out; k += kLanes) {
     Three sums[4];
@@ -304,64 +320,69 @@ CONVOY_AVX2 void Winograd::WriteWeights(const float* from, int64_t in, float* we
       const Three all = TimesGt(sums[0].x[row], sums[1].x[row], sums[2].x[row], sums[3].x[row]);
 #pragma GCC unroll 4
       for (int column = 0; column < 3; ++column) {
-        float* const to = weights + row * steps_.row + column * steps_.column + in * steps_.in +
-                          k * steps_.out;
+        T* const to = weights + row * steps_.row + column * steps_.column + in * steps_.in +
+                      k * steps_.out;
         if (steps_.out == 1) {
-          _mm256_storeu_ps(to, all.x[column]);
+          Store(all.x[column], to);
           continue;
         }
-        float values[kLanes];
-        _mm256_storeu_ps(values, all.x[column]);
+        T values[kLanes];
+        Store(all.x[column], values);
         for (int i = 0; i < kLanes; ++i) to[i * steps_.out] = values[i];
       }
     }
   }
 }
 
-int64_t Winograd::Parts() const {
+template <typename T>
+int64_t Winograd<T>::Parts() const {
   const int64_t products = kPlanes * tiles_ * source_.channels * result_.channels;
   return std::clamp<int64_t>(products / kProductsPerThread, 1, std::min(threads_, tiles_));
 }
 
 // Size of the largest block if the largest part has so many tiles: blocks have about the same size,
 // near the preferred one.
-int64_t Winograd::BlockOf(int64_t tiles) const {
+template <typename T>
+int64_t Winograd<T>::BlockOf(int64_t tiles) const {
   const int64_t blocks = std::max<int64_t>(1, (tiles + block_ / 2) / block_);
   return (tiles + blocks - 1) / blocks;
 }
 
 // Calls `work(tiles)` for each block of a range of tiles, with at most `block` tiles.
+template <typename T>
 template <typename Work>
-void Winograd::ForBlocks(Range tiles, int64_t block, const Work& work) const {
+void Winograd<T>::ForBlocks(Range tiles, int64_t block, const Work& work) const {
   const int64_t count = tiles.last - tiles.first, blocks = (count + block - 1) / block;
   for (int64_t i = 0; i < blocks; ++i) {
     work(Range{tiles.first + count * i / blocks, tiles.first + count * (i + 1) / blocks});
   }
 }
 
-void Winograd::Run(const Arrays& arrays, Workspaces& workspaces,
-                   xla::ffi::ThreadPool& pool) const {
-  float* const source = Floats(arrays.source);
-  float* const weights = Floats(arrays.weights);
-  float* const destination = Floats(arrays.destination);
+template <typename T>
+void Winograd<T>::Run(const Arrays& arrays, Workspaces& workspaces,
+                      xla::ffi::ThreadPool& pool) const {
+  const T* const source = As<T>(arrays.source);
+  T* const destination = As<T>(arrays.destination);
   if (kind_ == Kind::kBackwardWeights) {
-    return SumWeights(source, destination, weights, workspaces, pool);
+    return SumWeights(source, destination, As<T>(arrays.weights), workspaces, pool);
   }
   if (kind_ == Kind::kInference) {
-    return Convolve(source, weights, destination, Floats(arrays.bias), Floats(arrays.addend),
-                    workspaces, pool);
+    const Epilogue epilogue = {As<float>(arrays.scale), As<float>(arrays.bias),
+                               As<T>(arrays.addend)};
+    return Convolve(source, As<float>(arrays.weights), destination, epilogue, workspaces, pool);
   }
   const auto packed = workspaces.Acquire(packed_bytes());
   const int64_t columns = result_.channels / kColumns, parts = std::min(Parts(), columns);
   ParallelFor(pool, parts, [&](int64_t part) {
-    TransformWeights(weights, Share(columns, part, parts), Floats(packed.data()));
+    TransformWeights(As<T>(arrays.weights), Share(columns, part, parts), As<float>(packed.data()));
   });
-  Convolve(source, Floats(packed.data()), destination, nullptr, nullptr, workspaces, pool);
+  Convolve(source, As<float>(packed.data()), destination, {}, workspaces, pool);
 }
 
-void Winograd::Convolve(const float* source, const float* packed, float* result, const float* bias,
-                        const float* addend, Workspaces& workspaces,
-                        xla::ffi::ThreadPool& pool) const {
+template <typename T>
+void Winograd<T>::Convolve(const T* source, const float* packed, T* result,
+                           const Epilogue& epilogue, Workspaces& workspaces,
+                           xla::ffi::ThreadPool& pool) const {
   const int64_t in = source_.channels, columns = result_.channels / kColumns;
   const int64_t threads = Parts();
   // Each part reads all weights for some tiles, or, if there are few tiles, some weights for all.
@@ -379,7 +400,7 @@ void Winograd::Convolve(const float* source, const float* packed, float* result,
     const int64_t plane_out = block * width + kBetweenPlanes;
     const auto workspace =
         workspaces.Acquire(kPlanes * (plane_in + plane_out) * sizeof(float));
-    float* const transformed = Floats(workspace.data());
+    float* const transformed = As<float>(workspace.data());
     float* const products = transformed + kPlanes * plane_in;
     ForBlocks(tiles, block, [&](Range these) {
       const int64_t count = these.last - these.first;
@@ -395,24 +416,25 @@ void Winograd::Convolve(const float* source, const float* packed, float* result,
         }
       }
       for (int64_t i = 0; i < count; ++i) {
-        WriteResult({products + i * width, plane_out, first_out, width}, these.first + i, bias,
-                    addend, result);
+        WriteResult({products + i * width, plane_out, first_out, width}, these.first + i, epilogue,
+                    result);
       }
     });
   });
 }
 
-void Winograd::SumWeights(const float* source, const float* gradient, float* weights,
-                          Workspaces& workspaces, xla::ffi::ThreadPool& pool) const {
+template <typename T>
+void Winograd<T>::SumWeights(const T* source, const T* gradient, T* weights,
+                             Workspaces& workspaces, xla::ffi::ThreadPool& pool) const {
   const int64_t in = source_.channels, out = result_.channels, size = kPlanes * in * out;
   const int64_t parts = Parts(), block = BlockOf((tiles_ + parts - 1) / parts);
   const int64_t plane_in = block * in + kBetweenPlanes, plane_out = block * out + kBetweenPlanes;
   const auto partial = workspaces.Acquire(parts * size * sizeof(float));
-  float* const sums = Floats(partial.data());
+  float* const sums = As<float>(partial.data());
   ParallelFor(pool, parts, [&](int64_t part) {
     const auto workspace =
         workspaces.Acquire(kPlanes * (plane_in + plane_out) * sizeof(float));
-    float* const transformed = Floats(workspace.data());
+    float* const transformed = As<float>(workspace.data());
     float* const gradients = transformed + kPlanes * plane_in;
     bool adds = false;
     ForBlocks(Share(tiles_, part, parts), block, [&](Range these) {
@@ -444,5 +466,9 @@ void Winograd::SumWeights(const float* source, const float* gradient, float* wei
     }
   });
 }
+
+template class Winograd<float>;
+template class Winograd<Bfloat16>;
+template class Winograd<Float16>;
 
 }  // namespace convoy

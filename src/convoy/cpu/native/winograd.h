@@ -6,6 +6,7 @@
 
 #include "execution.h"
 #include "parallel.h"
+#include "storage.h"
 
 namespace convoy {
 
@@ -27,13 +28,15 @@ namespace convoy {
 //
 //     gradient = Gt [(A (gradient of the result) At) * (Bt source B)] G
 //
-// Sums are in float32; the rounding error is about that of a direct convolution.
+// Sums are in float32; the rounding error is about that of a direct convolution. Arrays are stored
+// as T (float, Bfloat16 or Float16); transformed tiles and weights are always in float32.
+
+// Whether this method can run a convolution on this machine, and is the fastest in float32.
+bool WinogradTakes(const Convolution& convolution);
+
+template <typename T>
 class Winograd : public Execution {
  public:
-  // Whether this implementation can run a convolution of float32 on this machine, and is the
-  // fastest.
-  static bool Takes(const Convolution& convolution);
-
   Winograd(const Convolution& convolution, int64_t threads);
 
   void Run(const Arrays& arrays, Workspaces& workspaces,
@@ -55,27 +58,33 @@ class Winograd : public Execution {
     const float* data;
     int64_t plane, first, width;
   };
+  // Operands of inference; null if they are missing.
+  struct Epilogue {
+    const float* scale;
+    const float* bias;
+    const T* addend;
+  };
   // Strides of the weights (or their gradient) along each axis.
   struct Steps {
     int64_t in, out, row, column;
   };
 
   Place PlaceOf(int64_t tile) const;
-  void TransformWeights(const float* weights, Range columns, float* packed) const;
-  void TransformSource(const float* source, int64_t tile, float* to, int64_t plane) const;
-  void TransformGradient(const float* gradient, int64_t tile, float* to, int64_t plane) const;
-  void WriteResult(const Products& products, int64_t tile, const float* bias, const float* addend,
-                   float* result) const;
-  void WriteWeights(const float* from, int64_t in, float* weights) const;
+  void TransformWeights(const T* weights, Range columns, float* packed) const;
+  void TransformSource(const T* source, int64_t tile, float* to, int64_t plane) const;
+  void TransformGradient(const T* gradient, int64_t tile, float* to, int64_t plane) const;
+  void WriteResult(const Products& products, int64_t tile, const Epilogue& epilogue,
+                   T* result) const;
+  void WriteWeights(const float* from, int64_t in, T* weights) const;
 
   int64_t Parts() const;
   int64_t BlockOf(int64_t tiles) const;
   template <typename Work>
   void ForBlocks(Range tiles, int64_t block, const Work& work) const;
-  void Convolve(const float* source, const float* packed, float* result, const float* bias,
-                const float* addend, Workspaces& workspaces, xla::ffi::ThreadPool& pool) const;
-  void SumWeights(const float* source, const float* gradient, float* weights,
-                  Workspaces& workspaces, xla::ffi::ThreadPool& pool) const;
+  void Convolve(const T* source, const float* packed, T* result, const Epilogue& epilogue,
+                Workspaces& workspaces, xla::ffi::ThreadPool& pool) const;
+  void SumWeights(const T* source, const T* gradient, T* weights, Workspaces& workspaces,
+                  xla::ffi::ThreadPool& pool) const;
 
   Kind kind_;
   int64_t threads_, batch_;
@@ -85,7 +94,7 @@ class Winograd : public Execution {
   bool rectifies_;
   int64_t tile_rows_, tile_columns_, tiles_;
   int64_t block_;  // preferred number of tiles in a block
-  std::vector<float> zeros_;
+  std::vector<T> zeros_;
 };
 
 }  // namespace convoy
