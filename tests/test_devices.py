@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from convoy import devices
+from convoy import cpu, devices
 from convoy.cpu import threads
 
 pytestmark = pytest.mark.integration
@@ -14,6 +14,25 @@ pytestmark = pytest.mark.integration
 
 def test_takes_as_many_devices_as_asked_for():
     assert devices.select(3) == tuple(jax.devices()[:3])
+
+
+class Gpu:
+    platform = "gpu"
+
+    def __init__(self, capability):
+        self.compute_capability = capability
+
+
+@pytest.mark.parametrize(("capability", "policy"), [("7.5", "float32"), ("8.0", "mixed_bfloat16")])
+def test_bfloat16_is_the_fastest_on_gpus_with_matrix_units_for_it(capability, policy):
+    assert devices.fastest_precision(Gpu(capability)) == policy
+
+
+@pytest.mark.parametrize(("types", "policy"), [((), "float32"), (("bfloat16",), "mixed_bfloat16")])
+def test_bfloat16_is_the_fastest_on_cpus_with_instructions_for_it(monkeypatch, types, policy):
+    status = cpu.Status(active=True, native=True, half_instructions=types)
+    monkeypatch.setattr(cpu, "status", lambda: status)
+    assert devices.fastest_precision(jax.devices()[0]) == policy
 
 
 def test_takes_the_very_devices_it_is_given():

@@ -6,7 +6,7 @@ import convoy
 import keras
 import numpy as np
 import pytest
-from convoy import precision
+from convoy import devices, precision
 
 TYPES = {
     "32.32": ("float32", "float32"),
@@ -43,6 +43,16 @@ def test_a_policy_of_keras_names_the_same_precision(word):
     found = precision.find(word)
     assert precision.find(found.policy) is found
     assert convoy.Strategy(precision=found.policy).precision is found
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_auto_is_what_the_device_is_fastest_in_and_says_so(monkeypatch, caplog, policy):
+    monkeypatch.setattr(devices, "fastest_precision", lambda device: policy)
+    strategy = convoy.Strategy(precision="auto")
+    assert strategy.precision is precision.find(policy)
+    assert caplog.messages == [f"precision='auto' is {policy!r} here"]
+    with strategy.scope():
+        assert small_model().dtype_policy.name == policy
 
 
 def test_says_what_is_not_supported():

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from convoy import compile_only, distributed
+from convoy import compile_only, cpu, distributed
 from convoy.arguments import whole_number
 from convoy.compile_only import CompileTarget
 from convoy.cpu import threads
@@ -113,6 +113,25 @@ def memory(devices: tuple[jax.Device, ...]) -> int:
         return stats["bytes_limit"]
     host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return host // len(devices)
+
+
+# CUDA compute capability from which GPUs have matrix units for bfloat16.
+_BFLOAT16_CAPABILITY = 8.0
+
+
+def fastest_precision(device: jax.Device) -> str:
+    """Return the Keras dtype policy in which a device trains fastest.
+
+    That is `"mixed_bfloat16"` on TPUs, on GPUs with matrix units for it, and on CPUs with
+    instructions for it, whose kernels take 0.5-0.8 of the time of those for float32; otherwise
+    `"float32"`. Float16 is never faster than float32 on a CPU.
+    """
+    if device.platform == "cpu":
+        is_fast = "bfloat16" in cpu.status().half_instructions
+    else:
+        capability = getattr(device, "compute_capability", None)
+        is_fast = capability is None or float(capability) >= _BFLOAT16_CAPABILITY
+    return "mixed_bfloat16" if is_fast else "float32"
 
 
 def for_replicas(devices: tuple[jax.Device, ...], replicas: int | None) -> tuple[jax.Device, ...]:

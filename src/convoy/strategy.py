@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -70,7 +71,9 @@ class Strategy:
         precision: precision of models that are made in the scope (mixed precision), as the name of
             a Keras dtype policy: `"float32"`, `"mixed_float16"`, `"float16"`, `"mixed_bfloat16"`
             or `"bfloat16"`; or as compute and weight-update precision in bits: `"32.32"`,
-            `"16.32"`, `"16.16"`, `"bf16.32"` or `"bf16.16"`. By default Keras's current policy.
+            `"16.32"`, `"16.16"`, `"bf16.32"` or `"bf16.16"`. `"auto"` is `"mixed_bfloat16"` on
+            devices that compute faster in it, otherwise `"float32"`; the choice is logged. By
+            default Keras's current policy.
         loss_scale: the factor by which the loss is multiplied and the gradients are divided, so
             that small ones survive 16 bits: a number, `"auto"`, or an `AutomaticLossScale`. Updates
             whose gradients overflow are skipped. By default none, except for the
@@ -136,7 +139,7 @@ class Strategy:
             shard_optimizer_state=shard_optimizer_state,
             activation_checkpointing=self._checkpointing(activation_checkpointing),
         )
-        self.precision = None if precision is None else precisions.find(precision)
+        self.precision = self._precision(precision)
         self.numerics = Settings(self.precision, loss_scales.find(loss_scale), stochastic_rounding)
         self.observer: Observer = default_observer()
         """The observer of its models' runs."""
@@ -194,6 +197,16 @@ class Strategy:
         if isinstance(self.observer, Recording):
             self.observer.close()
         return Recording(folder, self.devices).observe(self)
+
+    def _precision(self, name: str | None) -> precisions.Precision | None:
+        if name is None:
+            return None
+        if name != "auto":
+            return precisions.find(name)
+        # All processes must use the same one, even on hosts with different CPUs.
+        found = distributed.from_first(device_choice.fastest_precision(self.devices[0]))
+        logging.getLogger("convoy.precision").warning("precision='auto' is %r here", found)
+        return precisions.find(found)
 
     def _mesh(self) -> jax.sharding.Mesh | None:
         # JAX's default device needs no mesh, and its arrays stay uncommitted.

@@ -13,6 +13,16 @@ def test_tells_versions_extras_devices_and_kernels(capsys):
     assert "cpu" in shown
 
 
+def test_tells_how_the_cpu_computes_in_16_bits(monkeypatch, capsys):
+    status = cpu.Status(active=True, native=True, half_instructions=("bfloat16",))
+    monkeypatch.setattr(cpu, "status", lambda: status)
+    doctor.main([])
+    assert (
+        "bfloat16 with instructions; float16 computed in float32; precision='auto' is "
+        "'mixed_bfloat16'" in capsys.readouterr().out
+    )
+
+
 def test_kernels_that_are_off_are_wrong(monkeypatch, capsys):
     monkeypatch.setenv(cpu.registry.VARIABLE, "0")
     assert doctor.main([]) == 1

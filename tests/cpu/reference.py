@@ -33,17 +33,24 @@ def compare(function, *arguments):
     return got
 
 
-def assert_close(got, expected):
-    assert got.dtype == expected.dtype
-    scale = max(1.0, float(np.max(np.abs(expected), initial=0)))
-    np.testing.assert_allclose(got, expected, rtol=RTOL, atol=ATOL * scale)
-
-
 # Largest error of rounding to the nearest number, relative to the number; the numbers below the
 # smallest normal one are as far apart as those above it.
 UNIT_ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 SMALLEST_NORMAL = {"bfloat16": 2.0**-126, "float16": 2.0**-14}
 HALF_TYPES = tuple(UNIT_ROUNDOFF)
+
+
+def assert_close(got, expected):
+    assert got.dtype == expected.dtype
+    dtype = got.dtype.name
+    got, expected = (np.asarray(array, np.float64) for array in (got, expected))
+    largest = float(np.max(np.abs(expected), initial=0))
+    if dtype in UNIT_ROUNDOFF:
+        # A few operations, each of which may round to the other neighbour.
+        atol = 8 * UNIT_ROUNDOFF[dtype] * largest
+        np.testing.assert_allclose(got, expected, rtol=0, atol=atol)
+    else:
+        np.testing.assert_allclose(got, expected, rtol=RTOL, atol=ATOL * max(1.0, largest))
 
 
 def assert_rounded_once(got, expected):

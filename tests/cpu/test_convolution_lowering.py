@@ -169,7 +169,7 @@ def check_in_half(case, dtype):
 
 
 @pytest.mark.parametrize("dtype", HALF_TYPES)
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=4, deadline=None, derandomize=True)
 @given(case=convolutions())
 def test_in_half_precision_results_are_rounded_once(dtype, case):
     check_in_half(case, dtype)
@@ -184,7 +184,7 @@ def test_in_half_precision_results_are_rounded_once_at_length(dtype, case):
 
 
 @pytest.mark.parametrize("dtype", HALF_TYPES)
-@pytest.mark.parametrize("batch", [2, 26, 31])
+@pytest.mark.parametrize("batch", [2, 31])
 def test_in_half_precision_a_batch_is_divided_among_threads(dtype, batch):
     x, w = normal((batch, 8, 8, 8)), normal((3, 3, 8, 16), seed=1)
 
@@ -217,7 +217,9 @@ def test_every_form_has_a_kernel_in_half_precision(native, dtype):
 
     lowering.reset_counts()
     jax.jit(value_and_gradients(convolve)).lower(x, w)
-    assert {kind.partition(", ")[0] for kind in cpu.status().lowered} == {"convolution by oneDNN"}
+    family = "oneDNN" if dtype in cpu.status().half_instructions else "oneDNN in float32"
+    kinds = ("backward data", "backward weights", "forward")
+    assert cpu.status().lowered == {f"convolution by {family}, {kind}": 1 for kind in kinds}
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

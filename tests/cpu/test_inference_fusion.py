@@ -100,6 +100,33 @@ def test_a_block_with_a_projection_takes_the_addition_once():
     assert check(model_of((8, 8, 4), build), data(4, 8, 8, 4)) == {PLAIN: 1, ADD_RELU: 1}
 
 
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_a_residual_block_in_half_precision_is_not_rounded_in_between(policy):
+    def build(x):
+        x = layers.Conv2D(32, 1, use_bias=False, dtype="float32")(x)
+        y = layers.Conv2D(32, 3, padding="same")(x)
+        y = layers.BatchNormalization()(y)
+        return layers.ReLU()(layers.Add()([x, y]))
+
+    def make():
+        keras.utils.set_random_seed(0)
+        return randomise(model_of((9, 9, 4), build))
+
+    x = data(4, 9, 9, 4)
+    exact = stock_predict(make(), x)
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = make()
+    finally:
+        keras.config.set_dtype_policy("float32")
+    got, counts = fused_predict(model, x)
+    fused = [kernel for kernel in counts if kernel.endswith(ADD_RELU)]
+    assert len(fused) == 1, counts
+    # The input and the weights of the convolution, its addend and the result are rounded.
+    error = np.abs(np.asarray(got, np.float32) - exact).max() / np.abs(exact).max()
+    assert error < {"mixed_bfloat16": 2.0**-7, "mixed_float16": 2.0**-10}[policy]
+
+
 @pytest.mark.parametrize("options", [{"scale": False}, {"center": False}, {"epsilon": 0.1}])
 def test_normalisation_without_some_parameters(options):
     def build(x):

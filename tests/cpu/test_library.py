@@ -20,6 +20,7 @@ X, W = normal((2, 8, 8, 4)), normal((3, 3, 4, 8), 1)
         ("winograd:avx2", "Winograd's method"),
         ("direct:avx512", "direct products"),
         ("brgconv:avx512_core", "oneDNN"),
+        ("widened jit:avx2", "oneDNN in float32"),
     ],
 )
 def test_an_implementation_belongs_to_a_family(implementation, family):

@@ -58,7 +58,7 @@ def half_max_pool(x, window, strides, padding):
 @pytest.mark.parametrize("dtype", HALF_TYPES)
 @pytest.mark.parametrize("pool", [half_max_pool, sum_pool])
 @settings(
-    max_examples=5,
+    max_examples=3,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

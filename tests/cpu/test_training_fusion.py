@@ -13,8 +13,8 @@ pytestmark = [pytest.mark.usefixtures("native"), pytest.mark.integration]
 layers = keras.layers
 
 
-def calls(model, x):
-    """Return how often each kernel of normalisation is called in a model's training pass."""
+def compiled(model, x):
+    """Return the compiled text of a model's training pass."""
 
     def forward(trainable, non_trainable, x):
         with keras_bridge.replaced_operations(cpu.Fusion()):
@@ -23,7 +23,12 @@ def calls(model, x):
 
     parts = (model.trainable_variables, model.non_trainable_variables)
     state = [[v.value for v in part] for part in parts]
-    text = jax.jit(forward).lower(*state, x).compile().as_text()
+    return jax.jit(forward).lower(*state, x).compile().as_text()
+
+
+def calls(model, x):
+    """Return how often each kernel of normalisation is called in a model's training pass."""
+    text = compiled(model, x)
     names = ("convoy_moments", "convoy_affine")
     return {name: text.count(f'custom_call_target="{name}"') for name in names} | {
         "maximum": text.count(" maximum(")
@@ -59,13 +64,22 @@ def test_other_normalisations_are_left_to_xla(options):
     assert calls(block(**options), X)["convoy_affine"] == 0
 
 
-def test_half_precision_is_computed_in_single():
-    keras.config.set_dtype_policy("mixed_bfloat16")
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize("options", [{"add": True}, {"activation": "tanh"}])
+def test_casts_to_single_precision_and_back_are_part_of_it(policy, options):
+    keras.config.set_dtype_policy(policy)
     try:
-        found = calls(block(activation="tanh"), X)
+        model = block(**options)
     finally:
         keras.config.set_dtype_policy("float32")
-    assert found["convoy_moments"] == 1
+    targets = ('custom_call_target="convoy_moments"', 'custom_call_target="convoy_affine"')
+    lines = compiled(model, X).splitlines()
+    normalisation = [line for line in lines if any(target in line for target in targets)]
+    stored = {"mixed_bfloat16": "bf16", "mixed_float16": "f16"}[policy]
+    assert len(normalisation) == 2
+    for line in normalisation:
+        assert f"{stored}[72,4]" in line, line
+        assert "f32[72,4]" not in line, line
 
 
 def test_keras_has_its_own_operations_back_afterwards():

@@ -15,7 +15,7 @@ from jax import export, lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from .reference import assert_close, compare, jax_alone, normal, value_and_gradients
+from .reference import HALF_TYPES, assert_close, compare, jax_alone, normal, value_and_gradients
 
 pytestmark = pytest.mark.integration
 
@@ -33,31 +33,46 @@ def network(x, weights):
 X = normal((4, 8, 8, 3))
 WEIGHTS = (normal((3, 3, 3, 8), 1), normal((3, 3, 8, 4), 2))
 
+SLOW_HALF_TYPES = [pytest.param(dtype, marks=pytest.mark.slow) for dtype in HALF_TYPES]
+IN_ALL_TYPES = pytest.mark.parametrize("dtype", ["float32", *SLOW_HALF_TYPES])
 
-def test_grad():
-    compare(jax.grad(network, argnums=(0, 1)), X, WEIGHTS)
+
+def cast(dtype):
+    """Return `X` and `WEIGHTS` in a type."""
+    return jax.tree.map(lambda array: jnp.asarray(array, dtype), (X, WEIGHTS))
 
 
-def test_training_loop_on_the_device():
+@pytest.mark.parametrize("dtype", ["float32", *HALF_TYPES])
+def test_grad(dtype):
+    compare(jax.grad(network, argnums=(0, 1)), *cast(dtype))
+
+
+@IN_ALL_TYPES
+def test_training_loop_on_the_device(dtype):
+    x, weights = cast(dtype)
+
     def step(weights, x):
         loss, gradients = jax.value_and_grad(network, argnums=1)(x, weights)
         return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients), loss
 
-    compare(lambda w, xs: lax.scan(step, w, xs), WEIGHTS, np.stack([X, X + 1, X - 1]))
-    compare(lambda w: lax.fori_loop(0, 3, lambda _, w: step(w, X)[0], w), WEIGHTS)
+    compare(lambda w, xs: lax.scan(step, w, xs), weights, jnp.stack([x, x + 1, x - 1]))
+    compare(lambda w: lax.fori_loop(0, 3, lambda _, w: step(w, x)[0], w), weights)
 
 
-def test_vmap_over_inputs_weights_and_both():
-    many = jax.tree.map(lambda w: np.stack([w, 2 * w, -w]), WEIGHTS)
-    xs = np.stack([X, X + 1, X - 1])
+@IN_ALL_TYPES
+def test_vmap_over_inputs_weights_and_both(dtype):
+    x, weights = cast(dtype)
+    many = jax.tree.map(lambda w: jnp.stack([w, 2 * w, -w]), weights)
+    xs = jnp.stack([x, x + 1, x - 1])
     gradient = jax.grad(network, argnums=(0, 1))
-    compare(jax.vmap(gradient, (0, None)), xs, WEIGHTS)
-    compare(jax.vmap(gradient, (None, 0)), X, many)
+    compare(jax.vmap(gradient, (0, None)), xs, weights)
+    compare(jax.vmap(gradient, (None, 0)), x, many)
     compare(jax.vmap(gradient), xs, many)
 
 
-def test_remat():
-    compare(jax.grad(jax.checkpoint(network), argnums=(0, 1)), X, WEIGHTS)
+@IN_ALL_TYPES
+def test_remat(dtype):
+    compare(jax.grad(jax.checkpoint(network), argnums=(0, 1)), *cast(dtype))
 
 
 def test_second_derivative_and_forward_mode():
@@ -68,10 +83,12 @@ def test_second_derivative_and_forward_mode():
     compare(jax.grad(along), X)
 
 
-def test_shard_map_runs_the_kernels_on_each_device(native):
+@IN_ALL_TYPES
+def test_shard_map_runs_the_kernels_on_each_device(native, dtype):
     devices = jax.devices("cpu")
     mesh = Mesh(np.array(devices), ("replica",))
-    xs = np.concatenate([X] * len(devices)).astype(np.float32)
+    x, weights = cast(dtype)
+    xs = jnp.concatenate([x] * len(devices))
 
     def replica(x, weights):
         gradients = jax.grad(network, argnums=1)(x, weights)
@@ -79,7 +96,7 @@ def test_shard_map_runs_the_kernels_on_each_device(native):
 
     sharded = jax.shard_map(replica, mesh=mesh, in_specs=(P("replica"), P()), out_specs=P())
     lowering.reset_counts()
-    compare(sharded, xs, WEIGHTS)
+    compare(sharded, xs, weights)
     assert any("oneDNN" in kernel for kernel in cpu.status().lowered)
 
 

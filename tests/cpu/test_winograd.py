@@ -86,7 +86,7 @@ def check_case_in_half(case, dtype):
 
 
 @pytest.mark.parametrize("dtype", HALF_TYPES)
-@settings(max_examples=4, deadline=None, derandomize=True)
+@settings(max_examples=2, deadline=None, derandomize=True)
 @given(case=cases())
 def test_in_half_precision_results_are_rounded_once(dtype, case):
     check_case_in_half(case, dtype)

@@ -53,6 +53,19 @@ def cnn(steps):
     return model
 
 
+def residual(steps):
+    """Make a network in which casts, addition and ReLU are part of the normalisation's kernel."""
+    inputs = keras.Input((10, 10, 1))
+    x = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(16, 3, padding="same")(inputs)))
+    y = layers.BatchNormalization()(layers.Conv2D(16, 3, padding="same", use_bias=False)(x))
+    x = layers.MaxPooling2D(2)(layers.ReLU()(layers.Add()([x, y])))
+    x = layers.Dense(10)(layers.Flatten()(x))
+    model = keras.Model(inputs, layers.Softmax(dtype="float32")(x))
+    loss = "sparse_categorical_crossentropy"
+    model.compile(keras.optimizers.SGD(0.01), loss, steps_per_execution=steps)
+    return model
+
+
 def learn(model, xy, batch_size, epochs=2):
     settings = {"batch_size": batch_size, "epochs": epochs, "verbose": 0}
     history = model.fit(*xy, **settings).history
@@ -79,11 +92,19 @@ def test_a_word_is_the_policy_of_stock_keras(xy, word, replicas):
     assert_same(actual, expected, tolerance=HALF_TOLERANCE.get(precision.find(word).policy))
 
 
-@pytest.mark.parametrize("word", ["16.32", pytest.param("bf16.32", marks=slow)])
-def test_a_word_for_images(images, word):
-    stock = make_stock(with_policy(word, cnn))
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (cnn, "16.32"),
+        pytest.param(cnn, "bf16.32", marks=slow),
+        pytest.param(residual, "16.32", marks=slow),
+        (residual, "bf16.32"),
+    ],
+)
+def test_a_word_for_images(images, make, word):
+    stock = make_stock(with_policy(word, make))
     expected = learn(stock, images, 20), state(stock)
-    model = make_convoy(cnn, 3, precision=word)
+    model = make_convoy(make, 3, precision=word)
     actual = learn(model, images, 20), state(model)
     assert_same(actual, expected, tolerance=HALF_TOLERANCE[precision.find(word).policy])
 

@@ -58,6 +58,7 @@ def properties() -> Iterator[tuple[str, str]]:
     kind = found[0].device_kind or found[0].platform
     yield "devices", f"{len(found)} x {kind}, {memory:.1f} GB each; {threads.cores()} cores"
     yield "cpu kernels", str(cpu.status()).removeprefix("CPU kernels: ")
+    yield "16 bits", _half_precision()
     yield "program cache", _cache()
 
 
@@ -94,6 +95,19 @@ def missing(extra: str) -> list[str]:
         except metadata.PackageNotFoundError:
             found.append(match["name"])
     return found
+
+
+def _half_precision() -> str:
+    """Describe how the CPU kernels compute in 16 bits."""
+    status = cpu.status()
+    if not (status.active and status.native):
+        return "slow: no native CPU kernels"
+    ways = (
+        f"{dtype} "
+        + ("with instructions" if dtype in status.half_instructions else "computed in float32")
+        for dtype in ("bfloat16", "float16")
+    )
+    return f"{'; '.join(ways)}; precision='auto' is {devices.fastest_precision(jax.devices()[0])!r}"
 
 
 def _cache() -> str:

@@ -231,7 +231,7 @@ class _Search:
         keeps_order = operation in ("add", "sub") or chain.addend is None
         if value is not None and linear and keeps_order:
             return replace(longer, by_channel=(*chain.by_channel, (operation, value)))
-        # The kernel reads an addend of the convolution's type, not one of float32 between two casts.
+        # The kernel reads an addend of the convolution's type, not float32 between two casts.
         convolved: Atom = chain.convolution.outvars[0]
         is_addend = _alike(other, result) and result.aval.dtype == convolved.aval.dtype
         if operation == "add" and chain.addend is None and is_addend:

@@ -104,6 +104,8 @@ class Library:
 def kernel_family(implementation: str) -> str:
     """Return the family that an implementation belongs to, as `convoy.cpu.status()` names it."""
     family = implementation.partition(":")[0]
+    if family.startswith("widened "):
+        return "oneDNN in float32"
     return {"winograd": "Winograd's method", "direct": "direct products"}.get(family, "oneDNN")
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import jax
 from convoy.cpu import convolution_lowering, library, lowering, pooling, threads
+from convoy.cpu.kernel_support import INSTRUCTIONS
 from jax import lax
 from jax.extend.core import Primitive
 
@@ -36,6 +37,8 @@ class Status:
         why_not: reason for not being active or native; empty if both hold.
         onednn: version of oneDNN; empty without the native library.
         instruction_set: instructions that oneDNN may use; empty without the native library.
+        half_instructions: 16-bit types that this CPU has instructions for; kernels compute with
+            the others in float32.
         cores: number of cores that the CPU devices of the process share.
         lowered: number of operations that each kernel was chosen for.
     """
@@ -45,6 +48,7 @@ class Status:
     why_not: str = ""
     onednn: str = ""
     instruction_set: str = ""
+    half_instructions: tuple[str, ...] = ()
     cores: int = 0
     lowered: dict[str, int] = field(default_factory=dict)
 
@@ -102,7 +106,17 @@ def status() -> Status:
         kernels = library.load()
     except library.Unavailable as reason:
         return Status(True, False, str(reason), cores=cores, lowered=lowered)
-    return Status(True, True, "", kernels.onednn_version, kernels.instruction_set, cores, lowered)
+    return Status(
+        active=True,
+        native=True,
+        onednn=kernels.onednn_version,
+        instruction_set=kernels.instruction_set,
+        half_instructions=tuple(
+            dtype for dtype, needed in INSTRUCTIONS.items() if needed in kernels.features
+        ),
+        cores=cores,
+        lowered=lowered,
+    )
 
 
 def is_off(variable: str) -> bool:
