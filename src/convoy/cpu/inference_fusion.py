@@ -110,8 +110,9 @@ def fuse(trace: Trace, constants: Collection[Var]) -> Trace:
 def _find_fused(chain: Chain) -> FusedConvolution | None:
     weights: Atom
     out: Atom
+    result: Atom = chain.result
     (_, weights), (out,) = chain.convolution.invars, chain.convolution.outvars
-    if chain.result.aval.dtype != out.aval.dtype:
+    if result.aval.dtype != out.aval.dtype:
         return None
     return FusedConvolution.find(
         chain.source.aval,
@@ -288,7 +289,7 @@ def _padded(parameters: ConvolutionParameters, pad: JaxprEqn) -> ConvolutionPara
 
 def _is_inner_cast(equation: JaxprEqn, chain: Chain) -> bool:
     """Return whether an equation casts a 16-bit convolution to float32, or back."""
-    (result,) = equation.outvars[:1]
+    result: Atom = equation.outvars[0]
     convolution: Atom = chain.convolution.outvars[0]
     types = (jnp.dtype(jnp.float32), convolution.aval.dtype)
     return (

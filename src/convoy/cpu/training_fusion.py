@@ -116,8 +116,9 @@ class Fusion:
         operands = Operands(x, mean, variance, scale, offset)
         y = self._compute(operands, float(epsilon), relu=False)
         narrow = self._narrow(x)
-        narrow = None if narrow is x else narrow
-        self._normalized[id(y)] = Normalized(y, operands, float(epsilon), narrow)
+        self._normalized[id(y)] = Normalized(
+            y, operands, float(epsilon), None if narrow is x else narrow
+        )
         return y
 
     def add(self, original: Operation, x1: Tensor, x2: Tensor) -> Tensor:

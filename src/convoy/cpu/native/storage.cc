@@ -72,9 +72,11 @@ float ToFloat(Bfloat16 value) { return Cast<float>(uint32_t{value.bits} << 16); 
 float ToFloat(Float16 value) {
   const uint32_t sign = (value.bits & 0x8000u) << 16, size = value.bits & 0x7fffu;
   if (size >= 0x7c00) return Cast<float>(sign | 0x7f800000 | (size & 0x3ff) << 13);
-  // The exponent is 112 too small. The product makes up for it, and normalises small numbers.
-  const float scale = Cast<float>(uint32_t{(127 + 112) << 23});
-  return Cast<float>(sign | Cast<uint32_t>(Cast<float>(size << 13) * scale));
+  if (size >= 0x400) return Cast<float>(sign | ((size << 13) + (112u << 23)));
+  // A multiple of 2**-24. XLA's threads take subnormal numbers for zero, so the bits of one must not
+  // be read as float32.
+  const float small = static_cast<float>(size) / (1 << 24);
+  return sign ? -small : small;
 }
 
 void Widen(const Bfloat16* from, float* to, int64_t count) { WidenAll(from, to, count); }
