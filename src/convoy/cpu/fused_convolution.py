@@ -109,7 +109,7 @@ class FusedConvolution:
             scale = jnp.asarray(np.ones(size, np.float32))
         arrays = source, packed, scale, bias.astype(jnp.float32), addend
         own_core = threads.pinned()
-        return self._call("convoy_fused_convolution", self.result, *arrays, own_core=own_core)
+        return self._call("convoy_inference_convolution", self.result, *arrays, own_core=own_core)
 
     def _call(
         self, target: str, result: jax.ShapeDtypeStruct, *arrays: jax.Array, **attributes: bool

@@ -37,7 +37,7 @@ _FEATURES = {0x80: CpuFeature.BFLOAT16, 0x100: CpuFeature.FLOAT16}
 TARGETS = (
     "convoy_convolution",
     "convoy_pack_weights",
-    "convoy_fused_convolution",
+    "convoy_inference_convolution",
     "convoy_max_pool",
     "convoy_sum_pool",
     "convoy_max_pool_gradient",

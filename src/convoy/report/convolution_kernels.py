@@ -9,7 +9,7 @@ from convoy.report.layer_names import find_layer
 from convoy.report.operation_costs import convolution_flops, kernel_description, window_size
 
 _KINDS = ("forward", "gradient of the input", "gradient of the weights", "inference")
-_TARGETS = ("convoy_convolution", "convoy_fused_convolution")
+_TARGETS = ("convoy_convolution", "convoy_inference_convolution")
 
 
 def convolutions(program: Program) -> list[dict[str, Any]]:

@@ -177,7 +177,7 @@ def convolution_flops(numbers: list[int]) -> float:
 
 def _kernel_flops(instruction: Instruction, shapes: Instructions) -> float:
     numbers = kernel_description(instruction)
-    if instruction.target in ("convoy_convolution", "convoy_fused_convolution") and numbers:
+    if instruction.target in ("convoy_convolution", "convoy_inference_convolution") and numbers:
         return convolution_flops(numbers)
     sizes = [shapes[name].elements for name in instruction.operands if name in shapes]
     return float(_KERNELS.get(instruction.target, 0) * max(sizes, default=0))

@@ -204,7 +204,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(convoy_pack_weights, convoy::PackWeights,
                                   .Attr<xla::ffi::Span<const int64_t>>("description")
                                   .Attr<int64_t>("threads"));
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(convoy_fused_convolution, convoy::ConvolveFused,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(convoy_inference_convolution, convoy::ConvolveFused,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::ThreadPool>()
                                   .Ctx<xla::ffi::DeviceOrdinal>()
