@@ -25,7 +25,9 @@ def network(x, weights):
     first, second = weights
     layout = ("NHWC", "HWIO", "NHWC")
     x = lax.conv_general_dilated(x, first, (1, 1), "SAME", dimension_numbers=layout)
-    x = lax.reduce_window(lax.max(x, 0.0), -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+    zero, lowest = x.dtype.type(0), x.dtype.type(-np.inf)
+    window = (1, 2, 2, 1)
+    x = lax.reduce_window(lax.max(x, zero), lowest, lax.max, window, window, "VALID")
     x = lax.conv_general_dilated(x, second, (2, 2), "SAME", dimension_numbers=layout)
     return jnp.mean(jnp.sin(x))
 
