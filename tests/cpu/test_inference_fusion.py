@@ -266,14 +266,14 @@ def test_several_outputs():
     assert check(model_of((8, 8, 4), build), data(4, 8, 8, 4)) == {PLAIN: 1, RELU: 1}
 
 
-def test_other_types_are_left_alone():
+def test_a_bias_and_a_rectifier_in_half_precision_are_part_of_the_call():
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:
         model = model_of((8, 8, 4), lambda x: layers.Conv2D(4, 3, activation="relu")(x))
     finally:
         keras.config.set_dtype_policy("float32")
     _, counts = fused_predict(model, data(4, 8, 8, 4))
-    assert not any("inference" in kernel for kernel in counts)
+    assert [kernel.partition(", inference")[2] for kernel in counts] == [RELU]
 
 
 def test_what_is_not_a_number_stays_so():
