@@ -8,7 +8,7 @@ from pathlib import Path
 
 import convoy
 import pytest
-from convoy.distributed.process import ADDRESS, COORDINATOR, COUNT, INDEX
+from convoy.distributed.process import ADDRESS, COORDINATOR, COUNT, HEARTBEAT, INDEX, LAST_HEARTBEAT
 
 pytestmark = pytest.mark.integration
 
@@ -64,3 +64,15 @@ def test_other_versions_in_another_process_are_refused_by_all():
         printed, _ = process.communicate(timeout=120)
         assert process.returncode != 0
         assert "Process 1 has another version than process 0: keras is" in printed
+
+
+def test_the_last_heartbeat_announces_that_python_ends():
+    source, heartbeat = os.pipe()
+    with open(source, "rb") as beats:
+        environment = os.environ | {"PYTHONPATH": str(SOURCE), HEARTBEAT: str(heartbeat)}
+        command = [sys.executable, "-c", "import convoy"]
+        subprocess.run(command, env=environment, pass_fds=[heartbeat], check=True)
+        os.close(heartbeat)
+        received = beats.read().decode()
+    assert received.startswith(".")
+    assert received.endswith(LAST_HEARTBEAT)

@@ -67,6 +67,11 @@ def test_a_process_whose_heartbeats_stop_counts_as_hung():
     assert not is_alive(int(dict(printed)[1]))
 
 
+def test_a_process_that_ends_as_it_should_may_take_its_time():
+    _, status, _ = run('eval "printf .! >&$CONVOY_HEARTBEAT"; sleep 2', heartbeat_timeout=0.5)
+    assert status == 0
+
+
 def test_a_missing_program_is_reported():
     (task,) = shell_tasks("")
     task = replace(task, command=["no-such-program"])

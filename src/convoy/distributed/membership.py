@@ -19,13 +19,13 @@ import signal
 import socket
 import sys
 import threading
-import time
 
 import jax
 from convoy.distributed.collectives import check_same
 from convoy.distributed.process import (
     CLUSTER,
     HEARTBEAT,
+    LAST_HEARTBEAT,
     SILENCE,
     SILENCE_SECONDS,
     Place,
@@ -142,20 +142,33 @@ def _silence() -> int:
 
 
 def _begin_heartbeat() -> None:
-    """Write a byte to the launcher's pipe every half second, as long as this process runs."""
+    """Write a byte to the launcher's pipe every half second, until this process ends.
+
+    When Python ends, it stops the thread, but JAX may then take long to free its memory on a busy
+    machine. The last byte tells the launcher not to expect more of them.
+    """
     file = os.environ.pop(HEARTBEAT, "")
     if not file:
         return
 
-    def beat() -> None:
-        try:
-            while True:
-                os.write(int(file), b".")
-                time.sleep(BEAT_SECONDS)
-        except OSError:
-            pass  # the launcher has closed its end
+    is_ending = threading.Event()
 
-    threading.Thread(target=beat, name="convoy-heartbeat", daemon=True).start()
+    def beat() -> None:
+        # The write fails if the launcher has closed its end.
+        with contextlib.suppress(OSError):
+            os.write(int(file), b".")
+            while not is_ending.wait(BEAT_SECONDS):
+                os.write(int(file), b".")
+            os.write(int(file), LAST_HEARTBEAT.encode())
+
+    thread = threading.Thread(target=beat, name="convoy-heartbeat", daemon=True)
+
+    def end() -> None:
+        is_ending.set()
+        thread.join()
+
+    thread.start()
+    atexit.register(end)
 
 
 def _set_collectives_address(address: str | None) -> None:

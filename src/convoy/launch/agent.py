@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 
-KINDS = OUTPUT, HEARTBEAT, STARTED, EXITED = "o", "h", "s", "x"
+KINDS = OUTPUT, HEARTBEAT, LAST_HEARTBEAT, STARTED, EXITED = "o", "h", "l", "s", "x"
 CANNOT_RUN = 127
 PR_SET_PDEATHSIG = 1
 
@@ -57,7 +57,8 @@ def main() -> None:
         target=forward_output, args=(process.stdout.fileno(), send), daemon=True
     )
     output.start()
-    threading.Thread(target=forward_heartbeats, args=(heartbeats, send), daemon=True).start()
+    last = task["last_heartbeat"].encode()
+    threading.Thread(target=forward_heartbeats, args=(heartbeats, last, send), daemon=True).start()
     threading.Thread(target=forward_signals, args=(process.pid,), daemon=True).start()
     exit_status = process.wait()
     kill_group(process.pid)
@@ -131,9 +132,9 @@ def visible(line: bytes) -> str:
     return line.rsplit(b"\r", 1)[-1].decode(errors="replace")
 
 
-def forward_heartbeats(source: int, send: Sender) -> None:
-    while os.read(source, 64):
-        send(HEARTBEAT)
+def forward_heartbeats(source: int, last: bytes, send: Sender) -> None:
+    while received := os.read(source, 64):
+        send(LAST_HEARTBEAT if received.endswith(last) else HEARTBEAT)
 
 
 def forward_signals(pid: int) -> None:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from convoy.checkpoint.preemption import EXIT_STATUS
-from convoy.distributed.process import HEARTBEAT
+from convoy.distributed.process import HEARTBEAT, LAST_HEARTBEAT
 from convoy.launch import agent
 
 LOCAL = "localhost"
@@ -60,7 +60,8 @@ class Member:
         started: time of the start, by the monotonic clock.
         pid: process id on its host.
         exit_status: exit status; negative for a signal, `None` while it runs.
-        last_heartbeat: time of the last heartbeat, `None` before the first.
+        last_heartbeat: time of the last heartbeat; `None` before the first, and when the process
+            ends as it should.
         hung: whether its heartbeats have stopped.
         last_lines: its last output lines.
     """
@@ -220,7 +221,12 @@ class ProcessGroup:
             start_new_session=True,
         )
         member = Member(task, process, time.monotonic())
-        member.send(json.dumps(asdict(task) | {"folder": str(Path.cwd()), "heartbeat": HEARTBEAT}))
+        for_agent = {
+            "folder": str(Path.cwd()),
+            "heartbeat": HEARTBEAT,
+            "last_heartbeat": LAST_HEARTBEAT,
+        }
+        member.send(json.dumps(asdict(task) | for_agent))
         reader = threading.Thread(target=self._read, args=(member,), daemon=True)
         reader.start()
         self._readers.append(reader)
@@ -254,6 +260,8 @@ class ProcessGroup:
             self.show(member.task.index, text)
         elif kind == agent.HEARTBEAT:
             member.last_heartbeat = time.monotonic()
+        elif kind == agent.LAST_HEARTBEAT:
+            member.last_heartbeat = None
         elif kind == agent.STARTED:
             member.pid = int(text)
         elif kind == agent.EXITED and member.exit_status is None:
