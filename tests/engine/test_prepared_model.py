@@ -70,14 +70,15 @@ def test_a_trace_gives_a_subclassed_model_a_graph():
     assert model_graph(model) is None
 
 
-def test_a_clone_and_a_saved_model_come_back_without_it(tmp_path):
+def test_a_clone_keeps_its_stages_and_a_saved_model_comes_back_without_them(tmp_path):
     with convoy.Strategy(devices=1).scope():
         model = sequential()
     PreparedModel.of(model).stages = [0, 1]
     model.save(tmp_path / "model.keras")
-    for other in (
-        keras.models.clone_model(model),
-        keras.saving.load_model(tmp_path / "model.keras"),
-    ):
-        assert PreparedModel.of(other).stages is None
-        assert PreparedModel.of(other).devices == ()
+    clone = PreparedModel.of(keras.models.clone_model(model))
+    assert clone is not PreparedModel.of(model)
+    assert clone.stages == [0, 1]
+    assert clone.devices == PreparedModel.of(model).devices
+    loaded = PreparedModel.of(keras.saving.load_model(tmp_path / "model.keras"))
+    assert loaded.stages is None
+    assert loaded.devices == ()

@@ -67,7 +67,7 @@ def script(folder, text):
 
 
 @contextlib.contextmanager
-def launched(*words, **settings):
+def launched(*words):
     """Start `convoy launch` in its own process, which ends with the block."""
     variables = {n: v for n, v in os.environ.items() if not n.startswith("XLA_")}
     with subprocess.Popen(
@@ -76,7 +76,6 @@ def launched(*words, **settings):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        **settings,
     ) as launcher:
         try:
             yield launcher
@@ -308,11 +307,10 @@ def test_a_killed_agent_takes_its_process_along_and_is_reported(tmp_path):
 
 
 def test_too_few_descriptors_are_one_line_and_nothing_keeps_running(tmp_path):
-    def limit():
-        resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))
-
     words = ["--num-instances", 16, script(tmp_path, NOT_IN_FIT)]
-    with launched(*words, preexec_fn=limit) as launcher:
+    with launched(*words) as launcher:
+        # While it imports, before it starts the first process.
+        resource.prlimit(launcher.pid, resource.RLIMIT_NOFILE, (24, 24))
         lines = launcher.stdout.read().splitlines()
     assert launcher.returncode == 1, lines
     own = [line for line in lines if not line.startswith("[")]

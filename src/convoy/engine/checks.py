@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Literal
 
 import jax
 import keras
 import numpy as np
-from convoy import keras_bridge
+from convoy import keras_bridge, user_warnings
 from convoy.engine.numerics.numerics import Settings
 from convoy.types import Data, PyTree
 
@@ -51,11 +50,10 @@ def check_model(model: keras.Model, method: str, settings: Settings) -> None:
     if method in ("fit", "train_on_batch") and settings.loss_scale is not None:
         check_loss_scale(model)
     for layer, metric in keras_bridge.layer_metrics(model):
-        warnings.warn(
+        user_warnings.warn(
             f"Layer {layer!r} keeps metric {metric!r}. Updates of a metric in a layer's call() are "
             "lost on JAX: pass the metric to compile(), or update it in the model's "
-            "compute_metrics().",
-            stacklevel=5,
+            "compute_metrics()."
         )
 
 
@@ -222,11 +220,10 @@ def _check_classes(target: Data, classes: int | None, ignored: int | None) -> No
     bad = _first_bad(target, lambda part: ((part < 0) | (part >= classes)) & (part != allowed))
     if bad is not None:
         label = np.asarray(target[bad]).ravel()[0]
-        warnings.warn(
+        user_warnings.warn(
             f"Label {label} of sample {bad} is out of range: the model has {classes} classes, so "
             f"sparse_categorical_crossentropy takes labels 0 to {classes - 1}. Renumber the labels "
-            "or change the size of the last layer.",
-            stacklevel=2,
+            "or change the size of the last layer."
         )
 
 
@@ -240,10 +237,9 @@ def _check_probabilities(target: Data, name: str) -> None:
             if name == "categorical_crossentropy"
             else "map the labels to 0 and 1"
         )
-        warnings.warn(
+        user_warnings.warn(
             f"Target {value} of sample {bad} is out of range: {name} takes values from 0 to 1. "
-            f"Did you mean to {advice}?",
-            stacklevel=2,
+            f"Did you mean to {advice}?"
         )
 
 

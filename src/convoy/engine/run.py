@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -15,7 +14,7 @@ from typing import Literal
 import jax
 import keras
 import numpy as np
-from convoy import distributed, keras_bridge
+from convoy import distributed, keras_bridge, user_warnings
 from convoy.engine.async_callbacks import AsyncCallbacks
 from convoy.engine.checkpointer import Checkpointer, Progress, Resumption, find_checkpointer
 from convoy.engine.chunk_runner import ChunkRunner, Outcome
@@ -121,10 +120,9 @@ class Runner:
     def _explain_nan(self, epoch: int, feed: Feed) -> None:
         self._explained_nan = True
         found = feed.first_not_finite()
-        warnings.warn(
+        user_warnings.warn(
             f"The loss is NaN at the end of epoch {epoch + 1}. "
-            f"{found or 'The inputs are finite: a lower learning rate may help.'}",
-            stacklevel=4,
+            f"{found or 'The inputs are finite: a lower learning rate may help.'}"
         )
 
     def _train_epoch(
@@ -164,10 +162,9 @@ class Runner:
         if not steps and progress.epoch == 0:
             raise ValueError("The input yielded no batch to train on. Pass at least one.")
         if not steps:
-            warnings.warn(
+            user_warnings.warn(
                 f"The input has no data left for epoch {progress.epoch + 1}; training stops. Pass "
-                "an input that can be iterated over again, or `steps_per_epoch`.",
-                stacklevel=4,
+                "an input that can be iterated over again, or `steps_per_epoch`."
             )
             self.model.stop_training = True
             return {}

@@ -6,12 +6,12 @@ them one by one, and Keras has them as private methods of its JAX trainer.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import keras
+from convoy import user_warnings
 from convoy.keras_bridge.models import overridden
 from convoy.keras_bridge.variables import Variables
 from keras import Model
@@ -148,7 +148,7 @@ def limit_steps(steps: int | None) -> int | None:
     """Apply `keras.config.set_max_steps_per_epoch`."""
     limit: int | None = keras.config.max_steps_per_epoch()
     if limit and (not steps or limit < steps):
-        warnings.warn(f"Limiting steps_per_epoch to {limit}", stacklevel=5)  # the caller of fit()
+        user_warnings.warn(f"Limiting steps_per_epoch to {limit}")
         return limit
     return steps
 
@@ -157,6 +157,6 @@ def limit_epochs(epochs: int) -> int:
     """Apply `keras.config.set_max_epochs`."""
     limit = keras.config.max_epochs()
     if limit and limit < epochs:
-        warnings.warn(f"Limiting epochs to {limit}", stacklevel=3)
+        user_warnings.warn(f"Limiting epochs to {limit}")
         return limit
     return epochs

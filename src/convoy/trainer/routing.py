@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import wraps
 from inspect import signature
 
-from convoy import keras_bridge
+from convoy import keras_bridge, user_warnings
 from convoy.engine import stock_path
 from convoy.engine.turns import Turns
 from convoy.pipeline.stages import stage_assignment
@@ -42,10 +41,9 @@ class Routing:
             self._check_requests(name, reason)
             if reason.why not in self._noticed:
                 self._noticed.add(reason.why)
-                warnings.warn(
+                user_warnings.warn(
                     f"{reason.why} Stock Keras runs {name}() of {self.model.name!r}. "
-                    f"{reason.remedy}",
-                    stacklevel=3,
+                    f"{reason.remedy}"
                 )
             return keras_bridge.stock_method(self.model, name)(*args, **kwargs)
 

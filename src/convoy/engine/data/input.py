@@ -1,9 +1,8 @@
 """Conversion of a user's input data into a feed."""
 
-import warnings
 
 import keras
-from convoy import keras_bridge
+from convoy import keras_bridge, user_warnings
 from convoy.arguments import whole_number
 from convoy.engine import checks
 from convoy.engine.data.chunks import Feed, StepDivision
@@ -166,10 +165,9 @@ def _check_batch(samples: int, batch: int, division: StepDivision, config: Execu
             f"{batch // config.replicas} x {_factors(config)} = {update}. Pass a smaller "
             "batch_size, more data, or fewer devices or micro-batches."
         )
-    warnings.warn(
+    user_warnings.warn(
         f"{samples % update} of {samples} samples do not fill a weight update of {update} and are "
-        "left out of each epoch. Choose a batch_size that divides the data, or trim it.",
-        stacklevel=5,  # the caller of fit()
+        "left out of each epoch. Choose a batch_size that divides the data, or trim it."
     )
 
 

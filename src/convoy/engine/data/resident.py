@@ -1,10 +1,9 @@
 """Data that is moved to the devices once, and indexed there."""
 
-import warnings
 
 import jax
 import numpy as np
-from convoy import keras_bridge
+from convoy import keras_bridge, user_warnings
 from convoy.engine import checks, random_state
 from convoy.engine.data.chunks import Chunk, DataPosition, Layout, StepDivision
 from convoy.engine.data.placement import Placement, aligned
@@ -106,10 +105,9 @@ class Resident:
         wanted = self.step + (self.steps_per_epoch or self.total)
         self.end = min(wanted, self.total)
         if self.end < wanted:
-            warnings.warn(
+            user_warnings.warn(
                 f"The data ends after {self.end - self.step} of the {self.steps_per_epoch} "
-                "steps of this epoch. Pass fewer steps, or more data.",
-                stacklevel=6,
+                "steps of this epoch. Pass fewer steps, or more data."
             )
 
     def example(self) -> Shapes:

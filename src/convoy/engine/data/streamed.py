@@ -12,13 +12,12 @@ A block has room for a fixed number of steps, so that a short last one runs in t
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
 import numpy as np
-from convoy import keras_bridge
+from convoy import keras_bridge, user_warnings
 from convoy.engine import checks, random_state
 from convoy.engine.data.chunks import Chunk, DataPosition, StepDivision
 from convoy.engine.data.placement import Placement, tree_bytes, tree_shapes
@@ -214,7 +213,7 @@ class Streamed:
         found = checks.first_not_finite(x)
         if found is not None:
             self._searches = False
-            warnings.warn(f"{found[:-1]} of batch {number - 1}.", stacklevel=2)
+            user_warnings.warn(f"{found[:-1]} of batch {number - 1}.")
 
     def _read(self, done: int) -> Iterator[Step]:
         """Group the input's batches into steps, after those that are done."""
@@ -267,11 +266,10 @@ class Streamed:
         if self._warned_undivided or replicas == 1:
             return
         self._warned_undivided = True
-        warnings.warn(
+        user_warnings.warn(
             f"A batch of {samples} samples does not divide over {replicas} replicas x "
             f"{micro_batches} micro-batches, so every replica computes all of it. Make the input "
-            f"yield batches of a multiple of {replicas * micro_batches}.",
-            stacklevel=2,
+            f"yield batches of a multiple of {replicas * micro_batches}."
         )
 
     def _warn_left_out(self) -> None:
@@ -279,11 +277,10 @@ class Streamed:
             return
         self._warned_left_out = True
         replicas, micro_batches = self.division.replicas, self.division.steps_per_update
-        warnings.warn(
+        user_warnings.warn(
             f"{self._left_out} samples of the epoch do not fill a weight update of "
             f"{replicas} replicas x {micro_batches} micro-batches and are left out. Make the input "
-            f"yield a multiple of {replicas * micro_batches} batches, all of one size.",
-            stacklevel=2,
+            f"yield a multiple of {replicas * micro_batches} batches, all of one size."
         )
 
     def _assemble(self, max_steps: int) -> tuple[Chunk, int] | None:

@@ -28,7 +28,7 @@ class PipelineStage(convoy.PipelineStage):
 
         strategy = ipu_strategy.current()
         if strategy is None:
-            raise RuntimeError(f"PipelineStage({self.stage}) is outside of IPUStrategy.scope().")
+            raise RuntimeError(f"PipelineStage({self.stage}) is outside of an IPUStrategy's scope.")
         if not strategy.takes_pipeline_stages:
             raise RuntimeError(
                 f"PipelineStage({self.stage}) is inside of a {type(strategy).__name__}. Call the "

@@ -90,7 +90,7 @@ def _from_module(name: str) -> MakeModel:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise ValueError(
-            f"--model {name}: {error}. Modules are searched here and among installed packages."
+            f"--model {name}: {error} in this folder or among installed packages."
         ) from None
     found = getattr(module, function, None)
     if found is None:
