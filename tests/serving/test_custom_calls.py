@@ -25,6 +25,7 @@ def test_other_calls_are_named():
     ("text", "unknown"),
     [
         ("stablehlo.custom_call @Sharding(%0)", []),
+        ('#loc1 = loc("custom_call.py":1:2)', []),
         ('stablehlo.custom_call @"a b"(%0)', ["a b"]),
         ('"stablehlo.custom_call"(%0) <{call_target_name = "x"}>', ["custom_call"]),
     ],

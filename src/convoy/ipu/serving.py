@@ -273,7 +273,8 @@ def _check_outputs(expected: list[Any], found: list[Any]) -> None:
     shapes, found_shapes = ([tuple(spec.shape) for spec in specs] for specs in (expected, found))
     if shapes and [shape[1:] for shape in shapes] != [shape[1:] for shape in found_shapes]:
         raise ValueError(
-            f"postprocessing_step_signature has the shapes {shapes}, but the outputs have {found_shapes}."
+            f"postprocessing_step_signature has the shapes {shapes}, but the outputs have "
+            f"{found_shapes}."
         )
 
 

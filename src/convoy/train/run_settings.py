@@ -172,7 +172,9 @@ def count_stages(splits: list[str]) -> int:
     if not splits or splits[0] != AUTO:
         return len(splits) + 1
     if len(splits) != 2 or not splits[1].isdecimal() or int(splits[1]) < 2:
-        raise ValueError(f"--pipeline-splits {' '.join(splits)}: pass auto and a number of stages, 2 or more.")
+        raise ValueError(
+            f"--pipeline-splits {' '.join(splits)}: pass auto and a number of stages, 2 or more."
+        )
     return int(splits[1])
 
 
