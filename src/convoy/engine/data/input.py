@@ -1,6 +1,5 @@
 """Conversion of a user's input data into a feed."""
 
-
 import keras
 from convoy import keras_bridge, user_warnings
 from convoy.arguments import whole_number

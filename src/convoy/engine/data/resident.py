@@ -1,6 +1,5 @@
 """Data that is moved to the devices once, and indexed there."""
 
-
 import jax
 import numpy as np
 from convoy import keras_bridge, user_warnings
