@@ -67,7 +67,7 @@ def script(folder, text):
 
 
 @contextlib.contextmanager
-def launched(*words):
+def launched(*words, **settings):
     """Start `convoy launch` in its own process, which ends with the block."""
     variables = {n: v for n, v in os.environ.items() if not n.startswith("XLA_")}
     with subprocess.Popen(
@@ -76,6 +76,7 @@ def launched(*words):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        **settings,
     ) as launcher:
         try:
             yield launcher

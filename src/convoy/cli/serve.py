@@ -15,6 +15,8 @@ from convoy.serving.versions import ModelConfig
 from convoy_command.parser import Parser
 
 PROGRAM = "convoy serve"
+# Time for which a thread may run while others wait.
+SWITCH_SECONDS = 0.0005
 
 
 def main(words: Sequence[str]) -> int:
@@ -34,6 +36,9 @@ def main(words: Sequence[str]) -> int:
         parser.error(" ".join(str(error).split()))
     _log_to_stderr()
     try:
+        # By default 5 ms. A request changes threads several times, so the decoding of another
+        # client's large request would delay it by a multiple of that.
+        sys.setswitchinterval(SWITCH_SECONDS)
         asyncio.run(_run(models, options))
     except (OSError, ValueError) as error:
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)
