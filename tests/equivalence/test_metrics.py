@@ -6,7 +6,7 @@ import pytest
 from keras import metrics, ops
 
 from . import models
-from .side_by_side import assert_equivalent, assert_same, make_convoy, make_stock
+from .side_by_side import assert_equivalent, make_convoy, make_stock
 
 
 def measure(x, y, **settings):
@@ -260,14 +260,14 @@ class Observed(keras.layers.Layer):
         return inputs
 
 
-def test_a_metric_that_a_layer_updates_is_that_of_stock_keras_with_a_warning(table):
+def test_a_metric_that_a_layer_updates_is_named_in_a_warning(table):
     def make(steps):
         model = keras.Sequential([keras.Input((6,)), Observed(), keras.layers.Dense(1)])
         model.compile("sgd", "mse", steps_per_execution=steps)
         return model
 
     x, y = table[0] + 1, table[1]
-    expected = make_stock(make).fit(x, y, batch_size=30, verbose=0).history
-    with pytest.warns(UserWarning, match="Layer 'observed.*' keeps metric 'seen'"):
-        actual = make_convoy(make).fit(x, y, batch_size=30, verbose=0).history
-    assert_same(actual, expected)
+    with pytest.raises(TypeError):
+        make_stock(make).fit(x, y, batch_size=30, verbose=0)
+    with pytest.warns(UserWarning, match="keeps metric 'seen'. Updates .* are lost on JAX"):
+        make_convoy(make).fit(x, y, batch_size=30, verbose=0)
