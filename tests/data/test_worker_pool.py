@@ -9,7 +9,7 @@ import pytest
 from convoy.data import worker_pool
 from convoy.data.worker_pool import Prefetcher, WorkerPool
 from tests.data.fill_job import Fill
-from tests.launch.running import is_alive, wait_until
+from tests.launch.running import is_alive, state_of, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -106,6 +106,9 @@ def started():
 @pytest.mark.parametrize("pending", [False, True])
 def test_a_worker_that_is_killed_is_one_line_and_ends_the_others(started, pending):
     pool, workers = started
+    # A worker that is not stopped may have answered all its tasks before it is killed.
+    os.kill(workers[1], signal.SIGSTOP)
+    wait_until(lambda: state_of(workers[1]) == "T")
     if pending:
         for task in range(4):
             pool.submit(task)

@@ -76,9 +76,14 @@ def shell_tasks(*scripts, environment=None):
     ]
 
 
+def state_of(pid):
+    """Return the letter of a process's state, which follows its name in brackets."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def is_alive(pid):
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        return state_of(pid) != "Z"
     except (FileNotFoundError, ProcessLookupError):  # the second, if it ends while it is read
         return False
 
