@@ -34,7 +34,7 @@ test-unit: setup ## Quick tests of every package, in under two minutes
 	@$(BIN)/python -m pytest $(PARALLEL) -m 'not slow and not integration'
 
 test: setup lint ## Everything that must pass: style, types, fast tests
-	@$(BIN)/python -m pytest $(PARALLEL) -m 'not slow'
+	@$(BIN)/python -m pytest $(PARALLEL) -m 'not slow' --durations 20
 
 test-all: setup lint $(INTEROP)/.installed $(TARGETS)/.installed ## The same with the slow tests, other libraries and devices
 	@$(BIN)/python -m pytest $(PARALLEL)
@@ -80,7 +80,7 @@ $(SANITIZED)/.installed: $(BUILT_FROM)
 	@touch $@
 
 freeze: setup ## Accept changes to public names and flags: write tests/golden again
-	@$(BIN)/python -m pytest --quiet --update-frozen $$(grep -rlw frozen tests --include='test_*.py')
+	@$(BIN)/python -m pytest --quiet --update-frozen $$(grep -rl '^def test.*(frozen' tests --include='test_*.py')
 	@git diff --stat tests/golden
 
 soak: setup ## Kill 100 runs at random moments, and find the same bits

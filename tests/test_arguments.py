@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from convoy.arguments import whole_number
+from convoy.arguments import require_package, whole_number
 
 
 @pytest.mark.parametrize("value", [1, 10**30, np.int64(3)])
@@ -19,3 +19,9 @@ def test_anything_else_is_one_line(value):
 
 def test_zero_is_accepted_if_it_is_the_minimum():
     assert whole_number("size", 0, "a number of bytes", 0) == 0
+
+
+def test_a_missing_package_is_named_as_it_is_installed():
+    require_package("json", "This")
+    with pytest.raises(ValueError, match="--flag needs the package a-b"):
+        require_package("no_such_package", "--flag", "a-b")

@@ -31,20 +31,40 @@ def fresh_start():
 
 @dataclass(frozen=True)
 class Data(Configuration):
-    n_train: Annotated[Count, Option("samples", aliases=("samples",), group="data")]
+    """A schema in another.
+
+    Attributes:
+        folder: folder
+
+    data:
+        n_train: samples
+    """
+
+    n_train: Annotated[Count, Option(aliases=("samples",))]
     shape: tuple[Whole, ...] = (4,)
-    folder: Annotated[Path, Option("folder")] = Path(".")
+    folder: Annotated[Path, Option()] = Path(".")
 
 
 @dataclass(frozen=True)
 class Run(Configuration):
+    """A schema with some fields that are flags.
+
+    Attributes:
+        model: network
+        training: train
+        schedule: learning rate
+        parameters: its parameters
+        splits: layers
+        logs: logs per epoch
+    """
+
     data: Data
-    model: Annotated[str, Option("network", aliases=("model-name",))] = "toy"
-    training: Annotated[bool, Option("train")] = True
-    schedule: Annotated[str, Option("learning rate", choices=("const", "cosine"))] = "const"
-    parameters: Annotated[Parameters, Option("its parameters")] = field(default_factory=dict)
-    splits: Annotated[list[str], Option("layers")] = field(default_factory=list)
-    logs: Annotated[ExactFraction | None, Option("logs per epoch")] = None
+    model: Annotated[str, Option(aliases=("model-name",))] = "toy"
+    training: Annotated[bool, Option()] = True
+    schedule: Annotated[str, Option(choices=("const", "cosine"))] = "const"
+    parameters: Annotated[Parameters, Option()] = field(default_factory=dict)
+    splits: Annotated[list[str], Option()] = field(default_factory=list)
+    logs: Annotated[ExactFraction | None, Option()] = None
     others: dict[str, Data] = field(default_factory=dict)
 
     def __post_init__(self):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from convoy.engine.prepared_model import PreparedModel
 from convoy.trainer.options import OptionMethods
-from convoy.trainer.stages import StageMethods
 
 
 def sequential():
@@ -23,7 +22,7 @@ def test_a_prepared_model_gains_methods_and_keeps_its_class(model):
     stock = sequential()
     assert type(model) is type(stock)
     gained = set(vars(model)) - set(vars(stock))
-    assert {*OptionMethods.added, *StageMethods.added, "export_for_serving"} <= gained
+    assert {*OptionMethods.added, "export_for_serving"} <= gained
     assert not hasattr(stock, "set_gradient_accumulation")
 
 

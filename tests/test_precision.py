@@ -106,7 +106,7 @@ def test_a_clone_that_keeps_another_precision_is_refused():
     original = small_model()
     with convoy.Strategy(precision="16.32").scope():
         clone = keras.models.clone_model(original)
-    with pytest.raises(ValueError, match="a model that is loaded or cloned keeps its own"):
+    with pytest.raises(ValueError, match="A model that is loaded or cloned keeps its policy"):
         clone.predict(np.ones((1, 3)), verbose=0)
 
 

@@ -18,3 +18,19 @@ def test_a_warning_without_a_user_points_at_the_outermost_line():
     alone = {"__name__": "convoy.engine.run", "warn": user_warnings.warn}
     with pytest.warns(UserWarning, match="look"):
         exec("warn('look')", alone)
+
+
+def test_a_warning_about_the_configuration_is_shown_once_for_all_lines():
+    with pytest.warns(UserWarning, match="once in this test") as shown:
+        _warn_at_two_lines()
+    assert [warning.filename for warning in shown] == [__file__]
+
+
+def _warn_at_two_lines():
+    user_warnings.warn_once("once in this test")
+    user_warnings.warn_once("once in this test")
+
+
+def test_the_first_line_of_an_error_or_its_type():
+    assert user_warnings.first_line(ValueError("\nno such file\nmore")) == "no such file"
+    assert user_warnings.first_line(KeyboardInterrupt()) == "KeyboardInterrupt"

@@ -42,8 +42,8 @@ def test_tested_versions_give_no_warning(monkeypatch):
 def test_others_give_one_warning_that_names_both(monkeypatch):
     install(monkeypatch, keras="3.99.1", jax="9.0")
     message = (
-        f"Convoy is tested with keras {TESTED['keras']} and jax {TESTED['jax']}; "
-        "installed are keras 3.99.1 and jax 9.0."
+        f"Convoy is tested with keras {TESTED['keras']} and jax {TESTED['jax']}, "
+        "but keras 3.99.1 and jax 9.0 are installed."
     )
     with pytest.warns(UserWarning, match=re.escape(message)) as caught:
         versions.warn_of_untested()

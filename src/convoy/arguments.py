@@ -1,7 +1,6 @@
-"""Checks of numbers that users pass as arguments."""
+"""Checks of arguments: numbers that users pass, and packages that these need."""
 
-from __future__ import annotations
-
+import importlib.util
 import operator
 from typing import Any
 
@@ -25,3 +24,16 @@ def whole_number(name: str, value: Any, meaning: str, minimum: int = 1) -> int:
     if number < minimum:
         raise ValueError(f"{name}={value!r} is not {meaning}. Pass {minimum} or more.")
     return number
+
+
+def require_package(package: str, what: str, distribution: str = "") -> None:
+    """Raise `ValueError` if a package is not installed.
+
+    Args:
+        package: name under which it is imported.
+        what: what needs it, for the message.
+        distribution: name under which it is installed, if that is another one.
+    """
+    if importlib.util.find_spec(package) is None:
+        name = distribution or package
+        raise ValueError(f"{what} needs the package {name}. Install it with: pip install {name}")

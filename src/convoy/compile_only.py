@@ -1,4 +1,4 @@
-"""Devices that programs are compiled for but that are not here, and stand-ins for their arrays.
+"""Devices that programs are compiled for without access to them, and stand-ins for their arrays.
 
 While a target is in use, strategies select its devices. What would be moved there becomes a
 `CompileOnlyArray`, with a shape, a type and a sharding but without values.
@@ -19,7 +19,7 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 @dataclass(frozen=True)
 class CompileTarget:
-    """Devices that are not here.
+    """Devices of another machine.
 
     Attributes:
         name: the name that the user gave.

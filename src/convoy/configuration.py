@@ -1,20 +1,29 @@
 """Typed configuration: one schema for command-line flags and for YAML files.
 
 A schema is a frozen dataclass. Its types decide which values are valid, and `Option` describes
-those of its fields that are flags:
+those of its fields that are flags. The docstring of the class has their help texts, in a section
+for each group of flags:
 
     @dataclass(frozen=True)
     class Training(Configuration):
-        model: Annotated[str, Option("name of the network", aliases=("model-name",))]
-        epochs: Annotated[Count, Option("passes over the data", group="training")] = 1
+        '''The configuration of a run.
+
+Attributes:
+            model: name of the network
+
+        training:
+            epochs: passes over the data
+        '''
+
+        model: Annotated[str, Option(aliases=("model-name",))]
+        epochs: Annotated[Count, Option()] = 1
 
     parser = Parser(prog="train.py")
     add_flags(parser, Training)
     flags = vars(parser.parse_args(words))
     training = read(Training, read_yaml(path) | flags, flags=True)
 
-In a schema with `all_flags=True` every field is a flag, and the class's docstring describes them: a
-section for each group of flags, with a line for each field.
+In a schema with `all_flags=True` every field is a flag. Flags under `Attributes:` have no group.
 
 A schema may contain other schemas. `add_flags` adds flags for their fields too, and `override`
 puts the given ones into the nested values of a file.
@@ -107,18 +116,14 @@ class Configuration:
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """The description of a field as a command-line flag.
+    """The properties of a field as a command-line flag.
 
     Attributes:
-        help: one line for the help text; by default what the schema's docstring says.
-        group: title under which the flag is listed; by default that of the docstring's section.
         aliases: other names of the flag, without dashes in front.
         choices: valid values, if only some are; upper and lower case are not distinguished.
         no_effect: the reason why the flag changes nothing, if it is only accepted.
     """
 
-    help: str = ""
-    group: str = ""
     aliases: tuple[str, ...] = ()
     choices: Iterable[object] = ()
     no_effect: str = ""
@@ -281,16 +286,16 @@ def add_flags(parser: Parser, schema: type[Configuration], defaults: object = No
         defaults: a configuration, or its class, whose values are shown as the defaults.
     """
     groups: dict[str, Any] = {"": parser}
-    for path, option, kind in _options(schema):
-        if option.group not in groups:
-            groups[option.group] = parser.add_argument_group(option.group)
+    for path, option, kind, (group, help) in _options(schema):
+        if group not in groups:
+            groups[group] = parser.add_argument_group(group)
         default = getattr(defaults, path, None)
         shown = "" if default in (None, []) else f" (default: {default})"
         choices = [str(choice) for choice in option.choices or _literal(kind)]
         settings: dict[str, Any] = {
             "dest": path,
             "default": argparse.SUPPRESS,
-            "help": (option.help + shown).replace("%", "%%"),
+            "help": (help + shown).replace("%", "%%"),
             "metavar": "{" + ",".join(choices) + "}" if choices else _metavar(kind),
         }
         if get_origin(kind) in (list, tuple):
@@ -298,7 +303,7 @@ def add_flags(parser: Parser, schema: type[Configuration], defaults: object = No
         elif kind is bool:
             settings |= {"nargs": "?", "const": True}
         names = [path.rpartition(".")[2], *option.aliases]
-        action = groups[option.group].add_argument(*map(flag_name, names), **settings)
+        action = groups[group].add_argument(*map(flag_name, names), **settings)
         action.words = choices
 
 
@@ -316,7 +321,7 @@ def override(tree: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any
 
 def options(schema: type[Configuration]) -> dict[str, Option]:
     """Return the options of a schema's own fields, by field name."""
-    return {path: option for path, option, _ in _options(schema) if "." not in path}
+    return {path: option for path, option, _, _ in _options(schema) if "." not in path}
 
 
 @functools.cache
@@ -348,21 +353,20 @@ def flag_name(field: str) -> str:
     return f"--{field.replace('_', '-')}"
 
 
-def _options(schema: type[Configuration], path: str = "") -> Iterator[tuple[str, Option, Any]]:
-    """Yield the path, the option and the type, without `None`, of each field that is a flag."""
+def _options(
+    schema: type[Configuration], path: str = ""
+) -> Iterator[tuple[str, Option, Any, tuple[str, str]]]:
+    """Yield path, option, type without `None`, and group and help of each field that is a flag."""
     described = _described(schema)
     for name, hint in _hints(schema).items():
         if isinstance(hint, type) and issubclass(hint, Configuration):
             yield from _options(hint, f"{path}{name}.")
+            continue
         option = next((part for part in get_args(hint) if isinstance(part, Option)), None)
         if option is None and schema._all_flags:
             option = Option()
         if option is not None:
-            group, help = described.get(name, ("", ""))
-            option = dataclasses.replace(
-                option, help=option.help or help, group=option.group or group
-            )
-            yield f"{path}{name}", option, _plain(hint)
+            yield f"{path}{name}", option, _plain(hint), described.get(name, ("", ""))
 
 
 def _described(schema: type[Configuration]) -> dict[str, tuple[str, str]]:
@@ -374,7 +378,7 @@ def _described(schema: type[Configuration]) -> dict[str, tuple[str, str]]:
         text = line.strip()
         indent = len(line) - len(line.lstrip())
         if text and not indent:
-            section, name = text.removesuffix(":"), ""
+            section, name = text.removesuffix(":").replace("Attributes", ""), ""
         elif indent == 4 and ": " in text:
             name, _, text = text.partition(": ")
             found.setdefault(name, (section, text))

@@ -171,7 +171,7 @@ def _of_all_processes(devices: int | Sequence[jax.Device] | None) -> tuple[jax.D
     asked = devices if isinstance(devices, int) or devices is None else len(devices)
     if asked not in (None, len(present)):
         raise ValueError(
-            f"{asked} devices were asked for, but the {distributed.count()} processes of this run "
+            f"{asked} devices were requested, but the {distributed.count()} processes of this run "
             f"were launched with {len(present)}. Leave `devices` out, or launch with "
             f"--num-replicas {asked}."
         )
@@ -181,14 +181,14 @@ def _of_all_processes(devices: int | Sequence[jax.Device] | None) -> tuple[jax.D
 def _of_target(count: int, target: CompileTarget) -> tuple[jax.Device, ...]:
     if count > len(target.devices):
         raise ValueError(
-            f"{count} devices were asked for, but the target {target.name} has "
-            f"{len(target.devices)}. Ask for fewer, or name a larger target."
+            f"{count} devices were requested, but the target {target.name} has "
+            f"{len(target.devices)}. Request fewer, or name a larger target."
         )
     return target.devices[:count]
 
 
 def _too_few(count: int, present: Sequence[jax.Device]) -> str:
-    problem = f"{count} devices were asked for, but JAX has {len(present)} ({present[0].platform})."
+    problem = f"{count} devices were requested, but JAX has {len(present)} ({present[0].platform})."
     if present[0].platform != "cpu":
         return f"{problem} Ask for at most {len(present)}."
     return f"{problem} Set {VARIABLE}={count} before Python starts, in every process."

@@ -156,4 +156,62 @@ def _worth_keeping(equation: JaxprEqn, made_from: Iterable[Var]) -> bool:
 
 
 def _elements(variables: Iterable[Any]) -> int:
-    return sum(prod(var.aval.shape) for var in variables)
+    return sum(prod(_shape(var)) for var in variables)
+
+
+def nested_jaxprs(equation: JaxprEqn) -> list[Jaxpr]:
+    """Return the jaxprs in the parameters of an equation, such as the body of a loop."""
+    values = jax.tree.leaves(list(equation.params.values()))
+    found = [value for value in values if isinstance(value, (ClosedJaxpr, Jaxpr))]
+    return [value.jaxpr if isinstance(value, ClosedJaxpr) else value for value in found]
+
+
+def count_flops(program: ClosedJaxpr, devices: int = 1) -> float:
+    """Return the multiplications and additions of convolutions and matrix products on one device.
+
+    They are those of the traced program, before any compiler changes it. A loop with a known number
+    of iterations is counted that many times. The device loop, whose number of iterations is an
+    argument, is counted once.
+
+    Args:
+        program: the traced program.
+        devices: number of devices over which XLA divides what is not divided explicitly.
+    """
+    return _jaxpr_flops(program.jaxpr, 1 / devices)
+
+
+def _jaxpr_flops(jaxpr: Jaxpr, share: float) -> float:
+    return sum(_equation_flops(equation, share) for equation in jaxpr.eqns)
+
+
+def _equation_flops(equation: JaxprEqn, share: float) -> float:
+    name = equation.primitive.name
+    if name == "dot_general":
+        return share * _dot_flops(equation)
+    if name == "conv_general_dilated":
+        return share * _convolution_flops(equation)
+    # Inside of a `shard_map`, shapes are those of one device.
+    inner_share = 1.0 if name == "shard_map" else share
+    inner = [_jaxpr_flops(jaxpr, inner_share) for jaxpr in nested_jaxprs(equation)]
+    if name == "cond":
+        return max(inner)
+    return sum(inner) * (equation.params["length"] if name == "scan" else 1)
+
+
+def _dot_flops(equation: JaxprEqn) -> float:
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    left, result = _shape(equation.invars[0]), _shape(equation.outvars[0])
+    return 2.0 * prod(result) * prod(left[axis] for axis in contracted)
+
+
+def _convolution_flops(equation: JaxprEqn) -> float:
+    parameters = equation.params
+    kernel, result = _shape(equation.invars[1]), _shape(equation.outvars[0])
+    out_features = kernel[parameters["dimension_numbers"].rhs_spec[0]]
+    # The zeros between the elements of a dilated input are not multiplied.
+    dilation = prod(parameters["lhs_dilation"])
+    return 2.0 * prod(result) * prod(kernel) / out_features / dilation
+
+
+def _shape(atom: Atom) -> tuple[int, ...]:
+    return atom.aval.shape

@@ -1,7 +1,5 @@
 """Attachment of the methods of Convoy's trainer to a Keras model and to its copies."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -9,7 +7,6 @@ from pathlib import Path
 import jax
 import keras
 from convoy import keras_bridge
-from convoy.engine import stock_path
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.prepared_model import PreparedModel
 from convoy.serving import export
@@ -17,7 +14,6 @@ from convoy.trainer.engine_model import EngineModel, ModelStrategy
 from convoy.trainer.methods import TrainerMethods
 from convoy.trainer.options import ModelOptions, OptionMethods
 from convoy.trainer.routing import Routing
-from convoy.trainer.stages import StageMethods
 from convoy.types import PyTree
 
 # Once, for all models: those that no strategy has prepared run as before.
@@ -45,18 +41,17 @@ def attach(
     prepared.devices, prepared.data_budget = tuple(devices), data_budget
     engine_model = EngineModel(model, config, strategy)
     trainer, routing = TrainerMethods(engine_model), Routing(engine_model)
-    options, stages = OptionMethods(engine_model), StageMethods(engine_model)
+    options = OptionMethods(engine_model)
     prepared.use_options = options.use_options
     prepared.methods = {
-        name: routing.route(name, getattr(trainer, name)) for name in stock_path.FUNCTIONS
+        name: routing.route(name, getattr(trainer, name)) for name in keras_bridge.FUNCTIONS
     } | {
         "compile": trainer.compile,
         "__reduce__": lambda: _reduce(model, strategy, options.options()),
         keras_bridge.COPY: lambda clone: copy_to(strategy, options.options(), clone),
     }
     # Not through `setattr`: Keras would track it as a part of the model.
-    for methods in (options, stages):
-        vars(model).update({name: getattr(methods, name) for name in methods.added})
+    vars(model).update({name: getattr(options, name) for name in options.added})
     vars(model)["export_for_serving"] = partial(export_for_serving, model)
 
 

@@ -59,9 +59,9 @@ class Precision:
             raise ValueError(
                 f"The strategy has precision={self.pair!r}, which is Keras's policy "
                 f"{self.policy!r}, but {model.name!r} was made with "
-                f"{' and '.join(map(repr, sorted(found)))}, and a model keeps the policy that it "
-                "was made with. Make the model inside of the strategy's scope (a model that is "
-                "loaded or cloned keeps its own), or leave `precision` out."
+                f"{' and '.join(map(repr, sorted(found)))}. Create the model in the strategy's "
+                "scope, or leave `precision` out. A model that is loaded or cloned keeps its "
+                "policy."
             )
 
 
@@ -107,7 +107,7 @@ def warn_of_half_partials() -> None:
     where JAX requests 16-bit accumulation; for convolutions JAX has no such request.
     """
     warnings.warn(
-        "half_partials=True has no effect: XLA chooses the type in which it accumulates products "
-        "of 16-bit numbers, on a CPU float32, which is more accurate. Leave it out.",
+        "half_partials=True has no effect: XLA chooses the type in which it accumulates 16-bit "
+        "products (on a CPU float32, which is more accurate). Leave it out.",
         stacklevel=3,
     )

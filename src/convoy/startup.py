@@ -12,7 +12,7 @@ def start() -> None:
     versions.warn_of_untested()
     from convoy.cpu import memory
 
-    # Before there are threads: each gets a memory arena of its own, which `keep` does not cover.
+    # Before there are threads: each gets its own memory arena, which `keep` does not cover.
     memory.keep()
     from convoy import compilation_cache, cpu, devices, distributed
 

@@ -281,8 +281,8 @@ def _unpickle(ids: list[int], arguments: dict[str, Any] | None) -> Strategy | No
         return Strategy([available[number] for number in ids], **arguments)
     reason = f"there is no device {missing[0]}" if missing else "a subclass of it cannot be pickled"
     warnings.warn(
-        f"The unpickled model runs by stock Keras, without its strategy: {reason} here. Use "
-        "convoy.prepare(model, strategy) with another one.",
+        f"The unpickled model is a stock Keras model without its strategy: {reason} in this "
+        "process. Use convoy.prepare(model, strategy) with another strategy.",
         stacklevel=2,
     )
     return None

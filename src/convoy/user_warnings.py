@@ -1,5 +1,6 @@
-"""Warnings that point at the user's line, however deep in Convoy or Keras they are raised."""
+"""Warnings that point at the user's line, and errors of other libraries in one line."""
 
+import functools
 import sys
 import warnings
 
@@ -12,3 +13,18 @@ def warn(message: str) -> None:
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in INTERNAL:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, stacklevel=level)
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """Show a warning as `warn` does, the first time only.
+
+    Keras's warnings about its configuration point at a line of Keras, so that Python shows each of
+    them once. A script calls `fit` and `evaluate` at several lines.
+    """
+    warn(message)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or the name of its type if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

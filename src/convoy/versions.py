@@ -38,7 +38,7 @@ def warn_of_untested() -> None:
     if all(tested.includes(installed[name]) for name, tested in TESTED.items()):
         return
     warnings.warn(
-        f"Convoy is tested with {_listed(TESTED)}; installed are {_listed(installed)}. It uses "
+        f"Convoy is tested with {_listed(TESTED)}, but {_listed(installed)} are installed. It uses "
         "internals of both. If something fails, install a tested version.",
         stacklevel=4,  # the line that imports Convoy
     )

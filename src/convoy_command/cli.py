@@ -26,11 +26,11 @@ VERBS = {
     "request": "Send images to a server and measure it.",
     "report": "Turn a recorded run into a page, or compare two.",
     "plan": "Find the fastest parallel configuration: replicas, stages, micro-batches.",
-    "compile": "Compile a run for TPUs or GPUs that are not here: memory, work, communication.",
+    "compile": "Compile a run for TPUs or GPUs without access to them, and show their memory use.",
     "bench": "Run benchmark specs and compare the results with an earlier run.",
-    "data": "Verify datasets, build ImageNet record files, measure reading.",
-    "doctor": "Show what is installed, which devices and kernels there are, and what is wrong.",
-    "completion": "Print a script with which a shell completes this command.",
+    "data": "Verify datasets, build ImageNet record files, measure input throughput.",
+    "doctor": "Show installed packages, devices, kernels and problems.",
+    "completion": "Print a completion script for a shell.",
 }
 """Each verb with its summary. `convoy.cli.<verb>` has its functions `main` and `make_parser`."""
 

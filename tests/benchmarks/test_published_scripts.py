@@ -11,7 +11,7 @@ EQUAL = """
 import keras
 import numpy as np
 
-x = np.random.normal(size=(16, 4)).astype("float32")
+x = np.random.default_rng().normal(size=(16, 4)).astype("float32")
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
 model.compile("sgd", "mse", metrics=["mae"])
 model.fit(x, x[:, :1], batch_size=4, epochs=2, validation_split=0.25)
@@ -57,6 +57,7 @@ assert "convoy" not in sys.modules, "stock only"
 """
 
 
+@pytest.mark.slow
 def test_equal_scripts_pass_and_those_that_differ_or_fail_do_not(tmp_path, capsys):
     (tmp_path / "a.py").write_text(EQUAL)
     (tmp_path / "b.py").write_text(DIFFERENT)
@@ -70,7 +71,8 @@ def test_equal_scripts_pass_and_those_that_differ_or_fail_do_not(tmp_path, capsy
     assert float(cells[0][3].split()[0]) < 1e-5
     assert cells[0][4:] == ["engine", ""]
     assert cells[1][0] == "b.py"
-    assert "(loss); stock Keras, perturbed: " in cells[1][3]
+    assert "(loss); in float64: " in cells[1][3]
+    assert "; stock Keras, perturbed: " in cells[1][3]
     assert cells[1][3].endswith("**failed**")
     assert cells[1][4:] == ["engine and stock", EAGER_NOTICE]
     assert cells[2] == ["c.py", "ok", "AssertionError: stock only", "- **failed**", "-", ""]
@@ -78,6 +80,7 @@ def test_equal_scripts_pass_and_those_that_differ_or_fail_do_not(tmp_path, capsy
     assert lines[-1] == "4 scripts, 2 failed."
 
 
+@pytest.mark.slow
 def test_small_data_takes_the_place_of_downloads(tmp_path, capsys):
     (tmp_path / "small.py").write_text(SMALL_DATA)
     (tmp_path / "files/small").mkdir(parents=True)

@@ -238,8 +238,8 @@ def test_a_port_that_is_taken_is_one_line_and_nothing_starts(tmp_path):
     assert ended.returncode == 2
     assert ended.stdout == ""
     assert ended.stderr == (
-        f"convoy launch: --port {port} cannot be listened on: Address already in use. Pass another "
-        "--port, or end the program that has it.\n"
+        f"convoy launch: --port {port} cannot be used: Address already in use. Pass another "
+        "--port, or end the program that uses it.\n"
     )
     assert not (tmp_path / "started").exists()
 
@@ -260,8 +260,8 @@ def test_a_process_that_cannot_join_prints_one_line(tmp_path):
         )
     assert ended.returncode == 1
     assert ended.stderr == (
-        f"error: {address} cannot be listened on: Address already in use. Pass another --port, or "
-        "end the program that has it.\n"
+        f"error: {address} cannot be used: Address already in use. Pass another --port, or "
+        "end the program that uses it.\n"
     )
 
 

@@ -77,7 +77,10 @@ def test_it_is_said_when_nothing_fits(capsys):
         (("--devices", "2", "--memory", "much"), "'much' is not a size such as 8GB or 512MiB"),
         (("--devices", "2", "--memory", "8"), "--memory: 8 has no unit; write 8GB"),
         (("--devices", "2", "--model", "resnet5000"), "'resnet5000' is not a model. Did you mean"),
-        (("--devices", "2", "--measure", *ELSEWHERE), "--measure times the devices that are here"),
+        (
+            ("--devices", "2", "--measure", *ELSEWHERE),
+            "--measure times the devices of this",
+        ),
     ],
 )
 def test_what_cannot_be_planned_is_one_line(capsys, words, message):

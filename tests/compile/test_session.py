@@ -109,7 +109,7 @@ def test_the_default_strategy_takes_all_devices_of_the_target():
 
 
 def test_more_devices_than_the_target_has_are_an_error():
-    with pytest.raises(ValueError, match="5 devices were asked for, but the target cpus has 4"):
+    with pytest.raises(ValueError, match="5 devices were requested, but the target cpus has 4"):
         compile_on_cpus(lambda: Strategy(5))
 
 

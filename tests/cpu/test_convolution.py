@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from convoy.cpu import kernel_support
+from convoy.cpu import kernel_dtypes
 from convoy.cpu.convolution import ConvolutionParameters, Kind, Tensor, recognise
 from jax import lax
 
@@ -40,9 +40,9 @@ def test_forward_and_both_gradients_are_told_apart():
     found = convolutions(gradients(convolve), X, W)
     forms = {parameters.form for *_, parameters in found}
     assert forms == {
-        kernel_support.FORWARD,
-        kernel_support.INPUT_GRADIENT,
-        kernel_support.WEIGHT_GRADIENT,
+        kernel_dtypes.FORWARD,
+        kernel_dtypes.INPUT_GRADIENT,
+        kernel_dtypes.WEIGHT_GRADIENT,
     }
 
 
@@ -68,8 +68,8 @@ def test_a_transposed_convolution_is_an_input_gradient_and_its_gradients_are_for
 
     found = convolutions(gradients(transposed), X, W)
     forms = [parameters.form for *_, parameters in found]
-    assert forms[0] == kernel_support.INPUT_GRADIENT
-    assert kernel_support.TRANSPOSED_WEIGHT_GRADIENT in forms
+    assert forms[0] == kernel_dtypes.INPUT_GRADIENT
+    assert kernel_dtypes.TRANSPOSED_WEIGHT_GRADIENT in forms
     for *shapes, parameters in found:
         assert recognise(*shapes, parameters) is not None
 

@@ -79,7 +79,7 @@ def test_without_the_native_library_xla_runs_everything_and_says_so_once(monkeyp
     cpu.disable()
     expected = convolve(X, W)
     monkeypatch.setattr(library, "load", missing)
-    library.warn_once.cache_clear()
+    library.find.cache_clear()
     cpu.enable()
     with caplog.at_level(logging.WARNING, "convoy.cpu"):
         convolve(X[:1], W)
@@ -94,4 +94,5 @@ def test_without_the_native_library_xla_runs_everything_and_says_so_once(monkeyp
     assert not status.native
     assert "was not built" in str(status)
     monkeypatch.undo()
+    library.find.cache_clear()
     cpu.disable()

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from convoy import cpu
 from convoy.cpu import lowering
-from convoy.cpu.kernel_support import CpuFeature
+from convoy.cpu.kernel_dtypes import CpuFeature
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax

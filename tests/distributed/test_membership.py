@@ -47,7 +47,7 @@ def test_a_port_that_is_taken_is_said():
         first = start("import convoy", 0, coordinator=address)
         printed, _ = first.communicate(timeout=120)
     assert first.returncode != 0
-    assert f"{address} cannot be listened on" in printed
+    assert f"{address} cannot be used" in printed
 
 
 @pytest.mark.slow

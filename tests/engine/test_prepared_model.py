@@ -22,8 +22,10 @@ def test_a_stock_model_has_state_that_changes_nothing():
 def test_the_state_is_found_again_and_keeps_what_was_known_before():
     model = sequential()
     graph = model_graph(model)
-    assert type(ModelState.of(model)) is ModelState
+    state = ModelState.of(model)
+    assert type(state) is ModelState
     prepared = PreparedModel.of(model)
+    assert prepared is state  # which others may hold
     assert prepared is PreparedModel.of(model) is ModelState.of(model)
     assert prepared.graph is graph
 

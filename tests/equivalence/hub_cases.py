@@ -41,6 +41,14 @@ def _images(size: int) -> Callable[[np.random.Generator], Data]:
     return data
 
 
+def _labelled_pixels(size: int) -> Callable[[np.random.Generator], Data]:
+    def data(rng: np.random.Generator) -> Data:
+        x, _ = _images(size)(rng)
+        return x, np.eye(CLASSES, dtype="float32")[rng.integers(0, CLASSES, x.shape[:3])]
+
+    return data
+
+
 def _words(*names: str) -> Callable[[np.random.Generator], Data]:
     def data(rng: np.random.Generator) -> Data:
         mask = np.ones((SAMPLES, LENGTH), "int32")
@@ -91,6 +99,18 @@ _HEAD = {"num_classes": CLASSES, "dropout": 0.0}
 def _resnet(models: Any, size: int) -> Any:
     return models.ResNetBackbone(
         [64], [3], [64, 8, 8], [1, 1, 1], [1, 2, 2], "basic_block", image_shape=(size, size, 3)
+    )
+
+
+def _deeplab(models: Any) -> Any:
+    return models.DeepLabV3Backbone(
+        _resnet(models, 32),
+        spatial_pyramid_pooling_key="P4",
+        upsampling_size=4,
+        dilation_rates=[2, 4],
+        low_level_feature_key="P2",
+        projection_filters=4,
+        image_shape=(32, 32, 3),
     )
 
 
@@ -243,5 +263,14 @@ CASES = {
         lambda models: models.GemmaCausalLM(models.GemmaBackbone(WORDS, 2, 2, 1, 8, 16, 4)),
         _next_words,
         shares_embedding=True,
+    ),
+}
+
+# In float32 some inputs of ReLUs are zero up to rounding, so that a gradient passes or not.
+FLOAT64_CASES = {
+    "DeepLabV3ImageSegmenter": HubCase(
+        lambda models: models.DeepLabV3ImageSegmenter(_deeplab(models), CLASSES),
+        _labelled_pixels(32),
+        normalizes=True,
     ),
 }

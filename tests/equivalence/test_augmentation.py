@@ -107,12 +107,25 @@ def fit(pictures, **settings):
     return run
 
 
-@pytest.mark.parametrize("name", LAYERS)
+# The usual ones, in the fast tests; those that Keras marks as not compilable follow below.
+USUAL = ("CutMix", "MixUp", "RandomContrast", "RandomFlip", "Resizing")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in USUAL else [pytest.mark.slow]) for name in LAYERS],
+)
 def test_a_layer_in_a_model(pictures, name):
     assert_equivalent(network(name), fit(pictures))
 
 
-@pytest.mark.parametrize("name", sorted(MARKED))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("RandomCrop", "RandomZoom") else [pytest.mark.slow])
+        for name in sorted(MARKED)
+    ],
+)
 def test_a_layer_that_keras_marks_as_not_compilable(pictures, name):
     assert LAYERS[name]().supports_jit is False
     make = network(name)
@@ -176,3 +189,41 @@ def test_gradient_accumulation_and_replicas_train(pictures, name):
     model = make_convoy(network(name), 1, devices=2, gradient_accumulation=2, batch="global")
     losses = fit(pictures, epochs=3)(model)["loss"]
     assert np.isfinite(losses).all()
+
+
+class BuiltByCall(keras.Model):
+    """A model whose `call` takes no `training`, and whose `build` calls it.
+
+    Its sequential part is built in that call, and keeps the value that `training` has in it.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.augmentation = keras.Sequential([layers.RandomFlip(seed=1), layers.RandomZoom(0.2)])
+
+    def build(self, shape):
+        self.flatten, self.dense = layers.Flatten(), layers.Dense(3)
+        super().build(shape)
+
+    def call(self, x):
+        return self.dense(self.flatten(self.augmentation(x)))
+
+
+@pytest.mark.parametrize("first", ["fit", "evaluate", "predict", "predict_on_batch"])
+def test_a_sequential_part_is_first_called_as_stock_keras_calls_it(first):
+    x, y = np.random.default_rng(0).uniform(size=(16, 6, 6, 3)).astype("float32"), np.ones((16, 3))
+
+    def make(steps):
+        model = BuiltByCall()
+        model.compile("sgd", "mse", steps_per_execution=steps)
+        return model
+
+    def run(model):
+        if first.startswith("predict"):
+            found = getattr(model, first)(x)
+        else:
+            found = model.evaluate(x, y, verbose=0) if first == "evaluate" else None
+        history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
+        return found, history, model.evaluate(x, y, verbose=0)
+
+    assert_equivalent(make, run)

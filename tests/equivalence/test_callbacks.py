@@ -212,6 +212,14 @@ def test_batch_hooks_are_called_around_each_device_call(xy, steps, budget):
     assert_same([call[2] for call in actual], [call[2] for call in expected])
 
 
+@pytest.mark.parametrize("division", [{"devices": 2}, {"gradient_accumulation": 2}])
+def test_batch_hooks_with_a_divided_batch(xy, division):
+    expected = recorded(make_stock(lambda _: models.classifier(3)), xy)
+    actual = recorded(make_convoy(models.classifier, 3, batch="global", **division), xy)
+    assert [call[:2] for call in actual] == [call[:2] for call in expected]
+    assert_same([call[2] for call in actual], [call[2] for call in expected])
+
+
 def test_the_callback_knows_how_many_steps_and_epochs_there_will_be(xy):
     class Params(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):

@@ -95,7 +95,7 @@ def test_a_model_that_is_unpickled_without_its_devices_says_so(table, monkeypatc
     stored = pickle.dumps(model)
     one = jax.devices()[:1]
     monkeypatch.setattr(jax, "devices", lambda *_: one)
-    with pytest.warns(UserWarning, match="runs by stock Keras, without its strategy: .* device 1"):
+    with pytest.warns(UserWarning, match="stock Keras model without its strategy: .* device 1"):
         model = pickle.loads(stored)
     monkeypatch.undo()
     assert strategy_of(model) is None

@@ -303,6 +303,7 @@ def test_several_optimizers(table, strategy):
         ({"loss_scale": 4.0}, "loss_scale"),
         ({"stochastic_rounding": "on"}, "stochastic_rounding"),
         ({"activation_checkpointing": "*"}, "activation_checkpointing"),
+        ({"devices": 2, "reduction": "sum"}, "reduction='sum'"),
     ],
 )
 def test_what_needs_the_parts_of_a_step_is_refused(table, strategy, words):
@@ -318,6 +319,26 @@ def test_stages_are_refused(table):
     model.set_pipeline_stage_assignment([0, 0, 1])
     with pytest.raises(ValueError, match=r"overrides train_step, .* for pipeline stages"):
         model.fit(table[0], table[1], batch_size=10, verbose=0)
+
+
+def test_stages_refuse_a_test_step_before_the_first_epoch(table):
+    class Tested(keras.Sequential):
+        def test_step(self, state, data):
+            return super().test_step(state, data)
+
+    def make(steps):
+        model = Tested([keras.Input((6,)), keras.layers.Dense(4), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", steps_per_execution=steps)
+        return model
+
+    model = make_convoy(make, 2, devices=2)
+    model.set_pipeline_stage_assignment([0, 1])
+    x, y, _ = table
+    model.fit(x, y, batch_size=10, verbose=0)
+    before = state(model)
+    with pytest.raises(ValueError, match=r"overrides test_step, .* for pipeline stages\. Leave"):
+        model.fit(x, y, batch_size=10, validation_data=(x, y), verbose=0)
+    assert_same(state(model), before, exact=True)
 
 
 def test_a_step_that_is_set_on_the_instance(table):

@@ -93,5 +93,5 @@ def test_a_mask_with_weights_of_samples(words):
 def test_a_pipeline_refuses_a_loss_that_its_micro_batches_cannot_compute(words):
     model = make_convoy(three_losses, 2, devices=2, gradient_accumulation=2)
     convoy.split(model, ["flatten"])
-    with pytest.raises(ValueError, match="each of 2 micro-batches in a pipeline sees itself only"):
+    with pytest.raises(ValueError, match="each of 2 micro-batches in a pipeline has only its own"):
         model.fit(words[0], targets(words, three_losses), 4, verbose=0)

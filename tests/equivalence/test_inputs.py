@@ -177,6 +177,54 @@ def test_py_dataset_with_class_weight(xy):
     assert_equivalent(models.classifier, run)
 
 
+class Drawing(keras.utils.PyDataset):
+    """Batches of random numbers, which depend on the number and the order of all calls."""
+
+    def __init__(self, name, calls, length):
+        super().__init__()
+        self.name, self.calls, self.length = name, calls, length
+
+    def __len__(self):
+        return self.length
+
+    def _draw(self, call):
+        self.calls.append((self.name, call))
+        return np.random.normal(size=(8, 6)).astype("float32")
+
+    def __getitem__(self, index):
+        x = self._draw(index)
+        return x, (x[:, 0] > 0).astype("int32")
+
+    def on_epoch_begin(self):
+        self._draw("begin")
+
+    def on_epoch_end(self):
+        self._draw("end")
+
+
+def unbuilt_with_dropout(steps):
+    model = keras.Sequential([layers.Dense(8), layers.Dropout(0.5), layers.Dense(3, "softmax")])
+    model.compile(models.momentum(), "sparse_categorical_crossentropy", steps_per_execution=steps)
+    return model
+
+
+@pytest.mark.parametrize("make", [models.with_dropout, unbuilt_with_dropout])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_an_input_that_draws_random_numbers_is_called_as_often_and_in_the_same_order(make, steps):
+    """An example is a shuffled `DataLoader` of PyTorch, which draws when it is iterated over."""
+    calls = []
+
+    def run(model):
+        calls.clear()
+        train, validation = Drawing("train", calls, 4), Drawing("validation", calls, 2)
+        history = model.fit(train, validation_data=validation, epochs=2, verbose=0).history
+        evaluated = model.evaluate(validation, verbose=0)
+        predicted = model.predict(Drawing("predict", calls, 2), verbose=0)
+        return history, evaluated, predicted, [str(call) for call in calls]
+
+    assert_equivalent(make, run, steps)
+
+
 def test_generator_of_finite_length(xy):
     x, y = xy
 
@@ -253,7 +301,8 @@ def test_tf_data(xy):
 
 @pytest.mark.interop
 @parts.needs("torch")
-def test_torch_data_loader(xy):
+@pytest.mark.parametrize("make", [models.with_dropout, unbuilt_with_dropout])
+def test_torch_data_loader(xy, make):
     import torch
 
     def loader():
@@ -263,7 +312,7 @@ def test_torch_data_loader(xy):
             torch.utils.data.TensorDataset(*tensors), batch_size=40, shuffle=True
         )
 
-    assert_equivalent(models.classifier, use(loader, shuffle=False))
+    assert_equivalent(make, use(loader, shuffle=False))
 
 
 # Its length is not known to Keras, so stock Keras warns when it ends.

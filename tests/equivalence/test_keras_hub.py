@@ -9,8 +9,15 @@ import pytest
 from convoy.pipeline.stages import calls_of
 from tests import parts
 
-from .hub_cases import CASES, CLASSES
-from .side_by_side import assert_same, make_convoy, make_stock, state
+from .hub_cases import CASES, CLASSES, FLOAT64_CASES
+from .side_by_side import (
+    FLOAT64_TOLERANCE,
+    assert_same,
+    in_float64,
+    make_convoy,
+    make_stock,
+    state,
+)
 
 pytestmark = [
     pytest.mark.interop,
@@ -19,6 +26,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
+ALL_CASES = CASES | FLOAT64_CASES
 BATCH = 4
 PREPARED = [("ViTImageClassifier", "prepare"), ("BertTextClassifier", "prepare")]
 
@@ -29,7 +37,7 @@ def task(name):
     def make(steps):
         import keras_hub
 
-        model = CASES[name].make(keras_hub.models)
+        model = ALL_CASES[name].make(keras_hub.models)
         optimizer = keras.optimizers.SGD(0.02, momentum=0.9)
         model.compile(optimizer=optimizer, steps_per_execution=steps)
         return model
@@ -39,7 +47,7 @@ def task(name):
 
 def learn(name, model):
     """Train with the task's own `fit`, which makes a dataset of the arrays."""
-    x, y, *weight = CASES[name].data(np.random.default_rng(0))
+    x, y, *weight = ALL_CASES[name].data(np.random.default_rng(0))
     settings = {"sample_weight": weight[0]} if weight else {}
     settings |= {"batch_size": BATCH, "shuffle": False, "verbose": 0}
     history = model.fit(x, y, epochs=2, **settings).history
@@ -54,6 +62,16 @@ def stock(name):
 @pytest.mark.parametrize(("name", "way"), [*((name, "scope") for name in CASES), *PREPARED])
 def test_one_device(name, way):
     assert_same(learn(name, make_convoy(task(name), 2, way=way)), stock(name))
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("name", FLOAT64_CASES)
+def test_in_float64(name, devices):
+    with in_float64():
+        expected = learn(name, make_stock(task(name)))
+        settings = {"devices": devices, "batch": "global", "batch_norm_group": devices}
+        actual = learn(name, make_convoy(task(name), 2, **settings))
+        assert_same(actual, expected, tolerance=FLOAT64_TOLERANCE)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,5 +1,8 @@
 """Every kind of metric gives the same number, in training, validation and evaluation."""
 
+import re
+
+import convoy
 import keras
 import numpy as np
 import pytest
@@ -260,7 +263,8 @@ class Observed(keras.layers.Layer):
         return inputs
 
 
-def test_a_metric_that_a_layer_updates_is_named_in_a_warning(table):
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_metric_that_a_layer_updates_in_call_is_refused(table, stages):
     def make(steps):
         model = keras.Sequential([keras.Input((6,)), Observed(), keras.layers.Dense(1)])
         model.compile("sgd", "mse", steps_per_execution=steps)
@@ -269,5 +273,12 @@ def test_a_metric_that_a_layer_updates_is_named_in_a_warning(table):
     x, y = table[0] + 1, table[1]
     with pytest.raises(TypeError):
         make_stock(make).fit(x, y, batch_size=30, verbose=0)
-    with pytest.warns(UserWarning, match="keeps metric 'seen'. Updates .* are lost on JAX"):
-        make_convoy(make).fit(x, y, batch_size=30, verbose=0)
+    model = make_convoy(make, devices=stages)
+    if stages > 1:
+        convoy.split(model, ["dense"])
+    refusal = "Layer 'observed' updates metric 'seen' in call()"
+    with pytest.raises(ValueError, match=re.escape(refusal)):
+        model.fit(x, y, batch_size=30, verbose=0)
+    with pytest.raises(ValueError, match=re.escape(refusal)):
+        model.evaluate(x, y, batch_size=30, verbose=0)
+    assert model.predict(x, batch_size=30, verbose=0).shape == (len(x), 1)

@@ -14,7 +14,7 @@ def test_begins_with_weights_of_another_run(tmp_path, data, batches):
     warm.train(batches, steps=1)
     assert warm.latest_checkpoint().name == "epoch-0000-step-00000001"
     some = WarmStart(tmp_path / "first", variables="nothing")
-    with pytest.raises(convoy.CheckpointError, match="'nothing' is found in the path of no"):
+    with pytest.raises(convoy.CheckpointError, match="no variable has 'nothing' in its path"):
         Estimator(regression, tmp_path / "third", warm_start_from=some).train(batches, steps=1)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from convoy import keras_bridge
+from convoy import keras_bridge, user_warnings
 
 
 def test_metrics_say_that_their_state_adds_up(model):
@@ -49,6 +49,7 @@ def test_metrics_of_classes_outside_of_keras_are_told_apart(model):
 
 def test_epochs_are_limited_as_keras_is_configured():
     keras.config.set_max_epochs(2)
+    user_warnings.warn_once.cache_clear()
     try:
         with pytest.warns(UserWarning, match="Limiting epochs to 2"):
             assert keras_bridge.limit_epochs(3) == 2

@@ -87,8 +87,8 @@ class WithWeight(Plain):
     ("model", "message"),
     [
         (ByValue, "cannot be traced with symbolic tensors"),
-        (ByTraining, "makes other calls in training than otherwise"),
-        (Unused, "for nothing that it returns"),
+        (ByTraining, "makes other calls in training than in inference"),
+        (Unused, "but returns nothing that depends on it"),
         (Constant, "returns a ndarray"),
         (WithWeight, "belongs to no layer that call"),
     ],

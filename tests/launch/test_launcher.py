@@ -334,6 +334,6 @@ def test_a_run_goes_on_if_its_output_cannot_be_written(tmp_path):
     assert (tmp_path / "done").exists()
     assert ended.returncode == 0
     assert ended.stderr == (
-        "convoy launch: output cannot be written: No space left on device. The processes go on "
-        "without it.\n"
+        "convoy launch: output cannot be written: No space left on device. The processes "
+        "continue without it.\n"
     )

@@ -1,6 +1,7 @@
 """Processes with different addresses: in network namespaces, and over ssh."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -133,9 +134,11 @@ def test_a_broken_link_ends_all_processes_and_is_reported(tmp_path, namespaces):
     finally:
         status, printed = ends(launcher, tmp_path)
     assert status not in (0, -signal.SIGKILL), printed
-    assert "convoy launch: process" in printed
-    assert any(f"on {address} (pid" in printed for address in ADDRESSES)
-    assert "its last lines were" in printed
+    failed = re.search(r"convoy launch: process (\d) on (\S+) \(pid", printed)
+    assert failed, printed
+    assert failed[2] == ADDRESSES[int(failed[1])]
+    # Its last lines are repeated only if those of other processes follow them.
+    assert f"[{failed[1]}] " in printed
     pids = [int(file.read_text()) for file in tmp_path.glob("pid-*")]
     assert len(pids) == 2
     assert not any(map(is_alive, pids))

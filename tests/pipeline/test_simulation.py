@@ -2,6 +2,7 @@ import itertools
 
 import pytest
 from convoy.pipeline import Kind, generate, simulate
+from convoy.pipeline.simulation import peak_stash
 
 
 def test_a_device_does_one_thing_at_a_time_and_nothing_before_what_it_needs():
@@ -47,3 +48,9 @@ def test_a_schedule_that_cannot_be_carried_out_is_refused():
 
 def test_a_simulation_with_default_durations_is_kept_for_its_schedule():
     assert simulate(generate("1f1b", 2, 2)) is simulate(generate("interleaved", 2, 2))
+
+
+def test_what_stages_hold_is_counted_or_added_up_by_size():
+    schedule = generate("1f1b", 2, 4)
+    assert peak_stash(schedule) == simulate(schedule).peak_stash == (2, 1)
+    assert peak_stash(schedule, [10, 7]) == (20, 7)

@@ -94,7 +94,7 @@ def test_the_shares_of_the_stages_are_logged(caplog):
     convoy.split(convoy.prepare(uneven()), stages=2, batch_size=2)
     (record,) = caplog.records
     assert re.fullmatch(
-        r"uneven in 2 stages of \d+\.\d%, \d+\.\d% of the time", record.getMessage()
+        r"uneven is cut into 2 stages with \d+\.\d%, \d+\.\d% of the time", record.getMessage()
     )
 
 

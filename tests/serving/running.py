@@ -7,7 +7,8 @@ import urllib.error
 import urllib.request
 from contextlib import contextmanager
 
-from convoy.serving.server import Server, ServerOptions
+from convoy.serving.flags import ServerOptions
+from convoy.serving.server import Server
 
 
 class Running:

@@ -28,7 +28,9 @@ def test_what_a_request_reserves_is_released_at_its_end():
 def test_a_request_that_could_never_fit_is_too_large():
     with make().request("a") as reservation:
         reservation.reserve(900)
-        with pytest.raises(ServingError, match="needs 1100 bytes of memory; at most 1000") as error:
+        with pytest.raises(
+            ServingError, match="needs 1100 bytes of memory; one request may take at most 1000"
+        ) as error:
             reservation.reserve(200)
     assert (error.value.code, error.value.http_status) == (Code.INVALID_ARGUMENT, 413)
 

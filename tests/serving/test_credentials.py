@@ -12,7 +12,7 @@ import pytest
 from convoy.serving import tensorflow_serving_pb2 as messages
 from convoy.serving.credentials import Certificate, Token
 from convoy.serving.errors import ServingError
-from convoy.serving.server import ServerOptions
+from convoy.serving.flags import ServerOptions
 from convoy.serving.versions import ModelConfig
 from tests import parts
 from tests.serving.running import running

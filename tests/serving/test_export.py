@@ -40,8 +40,8 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(tmp_path)
     global_batch = keras.Input((2,))
     summed = keras.Model(global_batch, keras.ops.sum(global_batch, axis=0))
     refused = [
-        ((keras.Sequential([keras.layers.Dense(2)]),), {}, "does not know the shape"),
-        ((open_size,), {}, "Only the first size"),
+        ((keras.Sequential([keras.layers.Dense(2)]),), {}, "has no known input shape"),
+        ((open_size,), {}, "Only the batch size"),
         ((summed,), {}, "begin with the batch"),
         ((half_plus(2),), {"batch_sizes": [0]}, "1 or more"),
         ((half_plus(2),), {"class_names": ["a", "b"]}, "2 class_names"),

@@ -37,5 +37,5 @@ def test_the_signature_has_names_types_and_shapes():
 
 def test_only_the_batch_may_be_open():
     model = keras.Sequential([keras.Input((None, 3)), keras.layers.Dense(2)])
-    with pytest.raises(ValueError, match="Only the first size, the batch, may be open"):
+    with pytest.raises(ValueError, match="Only the batch size may be unknown"):
         input_specs(model)

@@ -60,7 +60,7 @@ def test_infer_with_binary_tensors(server):
         ({"shape": [2, 1]}, "has the shape [2, 1]; expected [samples]"),
         ({"data": "1"}, "needs 'data', a list"),
         ({"name": "y"}, "is not one of the model's: x"),
-        ({"name": None}, "needs a name of its own"),
+        ({"name": None}, "names of inputs must be strings"),
         ({"datatype": "BYTES", "data": ["AA=="]}, "1 strings for the shape [2]"),
         ({"parameters": {"binary_data_size": 8}}, "is not within the body"),
         ({"parameters": []}, "must be an object"),

@@ -47,7 +47,7 @@ def test_a_port_that_is_in_use_is_named(name, flag):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        message = f"127.0.0.1:{port} cannot be listened on: .* Pass another {flag}"
+        message = f"127.0.0.1:{port} cannot be used: .* Pass another {flag}"
         with pytest.raises(OSError, match=message), running([], **{name: port}):
             pass
 

@@ -1,9 +1,8 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from convoy.serving.data_types import TYPES
 from convoy.serving.errors import ServingError
-from convoy.serving.signature import Signature, TensorSpec
+from convoy.serving.signature import TYPES, Signature, TensorSpec
 from convoy.serving.tensor_protos import from_examples, to_array, to_proto
 from convoy.serving.tensorflow_serving_pb2 import DataType, Input, TensorProto
 

@@ -132,7 +132,7 @@ def test_checkpoints_of_another_model_are_named(application, tmp_path):
     assert "epoch_1.0.weights.h5 does not hold the weights of toy_model" in done.err
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
     (tmp_path / "old" / "epoch_1.0.weights.h5").rename(tmp_path / "old" / "mine.h5")
-    assert "mine.h5 is not named for an epoch" in application(*words).err
+    assert "mine.h5 does not have its epoch in its name" in application(*words).err
 
 
 def test_the_checksum_of_event_files_is_crc32c():

@@ -1,7 +1,8 @@
 import pytest
-from convoy.configuration import ConfigurationError, check, options, read
+from convoy.configuration import ConfigurationError, add_flags, check, options, read
 from convoy.train.flags import Options
 from convoy.train.graphcore_flags import GraphcoreOptions
+from convoy_command.parser import Parser
 
 
 @pytest.fixture(autouse=True)
@@ -10,10 +11,18 @@ def fresh_start():
 
 
 def test_every_option_has_a_help_text_and_a_group():
-    for name, option in options(GraphcoreOptions).items():
-        assert option.help, name
-        assert option.group, name
-        assert not option.help.endswith("."), name
+    parser = Parser(prog="convoy train")
+    add_flags(parser, GraphcoreOptions)
+    groups = {
+        action.dest: (group.title, action.help)
+        for group in parser._action_groups
+        for action in group._group_actions
+    }
+    for name in options(GraphcoreOptions):
+        group, text = groups[name]
+        assert text, name
+        assert group not in (None, "options"), name
+        assert not text.endswith("."), name
 
 
 def test_the_defaults_are_valid():

@@ -119,7 +119,7 @@ def test_a_run_that_is_told_to_leave_goes_on_too(application, tmp_path, monkeypa
         (["--resume"], "--resume continues the run in a folder. Pass --output-dir too."),
         (["--state-every", "sometimes"], "--state-every sometimes: pass epoch, a number"),
         (["--state-every", "0"], "--state-every 0: pass epoch, a number"),
-        (["--resume", "--output-dir", "x", "--state-every", "never"], "does not save"),
+        (["--resume", "--output-dir", "x", "--state-every", "never"], "never saves none"),
     ],
 )
 def test_what_cannot_be_resumed_is_refused(application, tmp_path, words, message):

@@ -136,7 +136,7 @@ def test_deterministic_turns_shuffling_off_and_draws_a_seed():
         ({"weight_updates_per_epoch": 0}, "--weight-updates-per-epoch 0"),
         (
             {"validation_views": 2, "synthetic_data": "ipu"},
-            "--validation-views 2: pass 1, for --synthetic-data ipu",
+            "--validation-views 2: pass 1, because --synthetic-data ipu",
         ),
         ({"crop_padding": -1}, "--crop-padding -1: pass 0 or more"),
         ({"crop_padding": 32}, "less than the 32 pixels of an image"),

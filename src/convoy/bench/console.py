@@ -23,7 +23,7 @@ class Console:
         self.level = logging.getLevelNamesMapping()[level]
         self._log = (folder / "console.log").open("w")
         self._output = (folder / "output.log").open("w")
-        # Each of the two streams of a command is read by a thread of its own.
+        # Each of the two streams of a command is read by a separate thread.
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:

@@ -1,7 +1,5 @@
 """The callback that writes checkpoints, and resumes an interrupted run."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Saving and restoring of the state of callbacks, such as the best value so far or the history."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Conversion between checkpoints and Keras's files, and averaging of checkpoints."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +10,10 @@ import numpy as np
 from convoy import keras_bridge
 from convoy.checkpoint import snapshot, store
 from convoy.checkpoint.errors import CheckpointError
-from convoy.checkpoint.folder import Folder
+from convoy.checkpoint.folder import find_checkpoint
 from convoy.checkpoint.store import Checkpoint
 from convoy.types import Json
+from convoy.user_warnings import first_line
 
 WEIGHTS = ("trainable", "non_trainable")
 
@@ -40,7 +39,7 @@ def to_model(checkpoint: Checkpoint) -> keras.Model:
             # weights do not need them. Keras empties a configuration while it reads it.
             model = _deserialize(json.loads(checkpoint.model) | {"compile_config": None})
     except Exception as error:  # Layers can raise anything.
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         raise CheckpointError(f"The checkpoint's model cannot be built: {reason}") from error
     assign_weights(model, checkpoint)
     return model
@@ -58,14 +57,12 @@ def load_model(path: Path) -> keras.Model:
     """
     if path.suffix == ".keras":
         return keras.models.load_model(path, compile=False)
-    if (path / store.MANIFEST).exists():
-        return to_model(store.read(path))
-    newest = Folder(path).newest() if path.is_dir() else None
-    if newest is None:
+    found = find_checkpoint(path)
+    if found is None:
         raise CheckpointError(
             f"{path} is neither a .keras or .weights.h5 file, nor a folder with a checkpoint."
         )
-    return to_model(newest[1])
+    return to_model(found[1])
 
 
 def assign_weights(model: keras.Model, checkpoint: Checkpoint) -> None:
@@ -90,7 +87,7 @@ def assign_weights(model: keras.Model, checkpoint: Checkpoint) -> None:
         elif kind in WEIGHTS:
             raise CheckpointError(
                 f"The checkpoint's {kind} variables have the shapes {[a.shape for a in arrays]}, "
-                f"and the model's {shapes}. It is of another model."
+                f"but the model's have {shapes}. The checkpoint belongs to another model."
             )
 
 

@@ -1,7 +1,5 @@
 """Errors of reading and writing checkpoints."""
 
-from __future__ import annotations
-
 
 class CheckpointError(RuntimeError):
     """A checkpoint cannot be written, found, or used."""

@@ -1,11 +1,9 @@
-"""Reading of the files of a checkpoint: damage is told apart from errors that may pass.
+"""Reading of the files of a checkpoint, with damage distinguished from temporary errors.
 
 A missing file, or a folder or pipe in its place, shows that the checkpoint is damaged. Anything
 else, such as an error of the disk, missing permission or too many open files, shows nothing about
 the checkpoint: it may be readable in a minute.
 """
-
-from __future__ import annotations
 
 import os
 import stat
@@ -52,7 +50,7 @@ def read_file(path: Path, limit: int) -> bytes:
 
 @contextmanager
 def errors_that_may_pass(path: Path) -> Iterator[None]:
-    """Turn errors of the system in the block, which show no damage, to a `CheckpointError`."""
+    """Turn system errors in the block, which do not prove damage, into a `CheckpointError`."""
     try:
         yield
     except OSError as error:

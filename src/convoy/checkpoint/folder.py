@@ -142,3 +142,12 @@ class Folder:
             removed = self.path / f"{_REMOVED}{position.name}"
             self.at(position).rename(removed)
             shutil.rmtree(removed, ignore_errors=True)
+
+
+def find_checkpoint(path: Path) -> tuple[Path, store.Checkpoint] | None:
+    """Return a checkpoint by its path, or the newest one in a folder, and its path."""
+    if (path / store.MANIFEST).exists():
+        return path, store.read(path)
+    folder = Folder(path)
+    newest = folder.newest()
+    return None if newest is None else (folder.at(newest[0]), newest[1])

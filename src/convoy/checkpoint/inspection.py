@@ -1,7 +1,5 @@
 """Inspection of checkpoints: lists, descriptions and verification, as lines of text."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import Any
 from convoy.checkpoint import store
 from convoy.checkpoint.callback import Checkpoints, parse_best
 from convoy.checkpoint.errors import CheckpointError
-from convoy.checkpoint.folder import Folder, Position
+from convoy.checkpoint.folder import Folder, Position, find_checkpoint
 from convoy.checkpoint.store import Checkpoint
 from convoy.types import Json
 from convoy.units import format_bytes
@@ -22,13 +20,10 @@ def find(path: Path) -> tuple[Path, Checkpoint]:
     Raises:
         CheckpointError: if there is none.
     """
-    if (path / store.MANIFEST).exists():
-        return path, store.read(path)
-    folder = Folder(path)
-    newest = folder.newest()
-    if newest is None:
-        raise _not_found(folder)
-    return folder.at(newest[0]), newest[1]
+    found = find_checkpoint(path)
+    if found is None:
+        raise _not_found(Folder(path))
+    return found
 
 
 def find_all(path: Path) -> list[Path]:

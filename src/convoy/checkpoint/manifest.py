@@ -1,10 +1,8 @@
 """The schema of a checkpoint's manifest.
 
-A checksum shows that a manifest is what somebody wrote, not that Convoy wrote it. So every field is
-checked before it is used: types, ranges, and names of files, which cannot leave the folder.
+A checksum shows that a manifest is complete, not that Convoy wrote it. So every field is checked
+before it is used: types, ranges, and names of files, which cannot leave the folder.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Annotated, Literal
@@ -46,7 +44,7 @@ class _Callback(_Schema):
 
 
 class _State(_Schema):
-    """The fields of a state that have a meaning to this package; some states have few of them."""
+    """The fields of a state that this package reads; some states have only a few of them."""
 
     weights_only: bool = False
     global_step: Size = 0

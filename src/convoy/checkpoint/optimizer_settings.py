@@ -5,8 +5,6 @@ Some settings are variables that a checkpoint restores, such as a constant learn
 are part of the compiled program; for them, the values of the resumed model apply.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

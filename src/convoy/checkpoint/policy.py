@@ -52,7 +52,7 @@ class Interval:
         return self.seconds is not None and time.monotonic() - self._begin_time >= self.seconds
 
     def due(self, progress: Progress) -> bool:
-        """Return whether the interval is over, or the epoch without an interval."""
+        """Return whether the interval is over or, without an interval, the epoch."""
         is_epoch = self.steps is None and self.seconds is None
         return progress.step == 0 if is_epoch else self.is_due(progress.total)
 

@@ -12,8 +12,6 @@ second thread reads it while the main thread is still in the device call:
                                               +-- second signal: exit at once
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

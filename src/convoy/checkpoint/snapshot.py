@@ -1,7 +1,5 @@
 """Capturing and restoring of a run's whole state, as host arrays and JSON."""
 
-from __future__ import annotations
-
 import platform
 import re
 import time
@@ -115,7 +113,8 @@ def resumption(progress: Progress, checkpoint: Checkpoint) -> Resumption | None:
     check_fits(variables, progress, checkpoint)
     if missing := [name for name in _STATE if name not in state]:
         raise CheckpointError(
-            f"The checkpoint has no {missing[0]!r}: no run of fit wrote it. Pass another folder."
+            f"The checkpoint has no {missing[0]!r}: it was not written by fit(). Pass another "
+            "folder."
         )
     random = _valid_random_state(state["random"])
     position = _valid_position(state["place"])

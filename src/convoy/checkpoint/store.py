@@ -4,8 +4,6 @@ The folder is written under a temporary name, synced to the disk, and renamed, s
 sees a part of it. The manifest has a checksum of every array and file, and one of itself.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Such a file contains no code.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -142,7 +140,7 @@ def _checked_entries(
     offset = 0
     for name, entry in entries.items():
         if entry.data_offsets != [offset, offset + entry.nbytes]:
-            raise DamagedError(f"{path} is damaged: {name!r} is not at its place.")
+            raise DamagedError(f"{path} is damaged: {name!r} is not at the expected position.")
         offset += entry.nbytes
     if "" in entries or entries.keys() | {""} != set(names):
         raise DamagedError(f"{path} does not have the arrays that the manifest lists.")

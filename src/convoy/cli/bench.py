@@ -65,7 +65,7 @@ def main(words: Sequence[str], program: str = "convoy bench") -> int:
             console.plain(f"{SEPARATOR} compared with {settings.compare} {SEPARATOR}")
             console.plain("\n".join(comparison_table(now, before)))
         console.plain("\n".join(_summary(results)))
-        console.info(f"Results: {chart or folder / f'{NAME}.json'} and the files beside it")
+        console.info(f"Results: {chart or folder / f'{NAME}.json'} and the other files there")
     if session.interrupted:
         return INTERRUPTED
     return 0 if all(result.passed for result in results) else 1

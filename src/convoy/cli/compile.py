@@ -1,12 +1,9 @@
-"""`convoy compile`: compiles the programs of a run for devices that are not here."""
-
-from __future__ import annotations
+"""`convoy compile`: compiles the programs of a run for devices of other machines."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
 
 from convoy.cli.train import parse
 from convoy.compile import output
@@ -16,7 +13,7 @@ from convoy.compile.session import CompileResult, compile_run
 from convoy.compile.sources import run_program, run_training
 from convoy.compile.targets import parse_target
 from convoy.compile.toolchain import open_target
-from convoy.configuration import Configuration, ConfigurationError, Count, Option, add_flags, read
+from convoy.configuration import Configuration, ConfigurationError, Count, add_flags, read
 from convoy_command.parser import Parser, stop
 
 PROGRAM = "convoy compile"
@@ -24,25 +21,27 @@ USAGE = f"{PROGRAM} --target TARGET [--flag of convoy train ... | script.py its 
 
 
 @dataclass(frozen=True)
-class CompileOptions(Configuration):
-    """Flags of `convoy compile`."""
+class CompileOptions(Configuration, all_flags=True):
+    """Flags of `convoy compile`.
 
-    target: Annotated[
-        str, Option("devices: tpu:v5e:4x4, tpu:v6e:16x16, gpu:h100:8, gpu:h100:4x8 (4 hosts)")
-    ]
-    json: Annotated[bool, Option("print a JSON document instead of text")] = False
-    replicas: Annotated[
-        Count | None,
-        Option("replicas of a script that does not use Convoy; batch_size is the global batch"),
-    ] = None
+    Attributes:
+        target: devices: tpu:v5e:4x4, tpu:v6e:16x16, gpu:h100:8, gpu:h100:4x8 (4 hosts)
+        json: print a JSON document instead of text
+        replicas: replicas of a script that does not use Convoy; batch_size is the global batch
+    """
+
+    target: str
+    json: bool = False
+    replicas: Count | None = None
 
 
 def make_parser() -> Parser:
     parser = Parser(
         prog=PROGRAM,
         usage=USAGE,
-        description="Compile the programs of a run for devices that are not here, and show their "
-        "memory, work and communication. Takes the flags of convoy train, or a script.",
+        description="Compile the programs of a run for devices that this machine does not have, "
+        "and show their memory, work and communication. Takes the flags of convoy train, or a "
+        "script.",
         epilog="The exit status is 0 if all programs fit into the memory of the devices, otherwise "
         "1. It is 2 if the options or the installed compilers are not valid.",
     )

@@ -1,4 +1,4 @@
-"""`convoy completion`: prints a script with which a shell completes the command."""
+"""`convoy completion`: prints a completion script for a shell."""
 
 import argparse
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def make_parser() -> Parser:
     places = "\n".join(f"  convoy completion {shell:<4} > {FOLDERS[shell]}" for shell in FOLDERS)
     parser = Parser(
         prog="convoy completion",
-        description="Print a script with which a shell completes this command.",
+        description="Print a completion script for a shell.",
         epilog=f"To install it for one user, from the next shell on:\n{places}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -29,7 +29,7 @@ def make_parser() -> Parser:
 
 
 def main(words: Sequence[str]) -> int:
-    """Print a script with which a shell completes this command."""
+    """Print a completion script for a shell."""
     shell = make_parser().parse_args(words).shell
     parser = make_whole_parser()
     _complete_values(parser)

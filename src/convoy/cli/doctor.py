@@ -28,7 +28,7 @@ def make_parser() -> Parser:
 
 
 def main(words: Sequence[str]) -> int:
-    """Show what is installed, which devices and kernels there are, and what is wrong."""
+    """Show installed packages, devices, kernels and problems."""
     make_parser().parse_args(words)
     rows = list(properties())
     width = max(len(name) for name, _ in rows)
@@ -68,12 +68,12 @@ def problems() -> Iterator[str]:
     if jax.default_backend() == "cpu" and not (status.active and status.native):
         yield (
             f"convolutions are slow: {status.why_not}. See docs/cpu-kernels.md, or install again "
-            "where there is a C++ compiler"
+            "with a C++ compiler installed"
         )
     folder = compilation_cache.active()
     if folder is not None and not _is_writable(Path(folder)):
         yield (
-            f"the program cache {folder} cannot be written, so every run compiles anew. Set "
+            f"the program cache {folder} cannot be written, so every run compiles again. Set "
             f"{compilation_cache.VARIABLE} to another folder, or to 0"
         )
     if len(jax.devices()) > threads.cores() and jax.default_backend() == "cpu":

@@ -10,7 +10,8 @@ from pathlib import Path
 from convoy.configuration import add_flags, override, read
 from convoy.serving.client import TOKEN_VARIABLE
 from convoy.serving.config import read_config
-from convoy.serving.server import Server, ServerOptions, serve_until_stopped
+from convoy.serving.flags import ServerOptions
+from convoy.serving.server import Server, serve_until_stopped
 from convoy.serving.versions import ModelConfig
 from convoy_command.parser import Parser
 

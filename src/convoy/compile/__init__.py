@@ -1,1 +1,1 @@
-"""Compilation of a model's programs for devices that are not here, and their analysis."""
+"""Compilation of a model's programs for devices of other machines, and their analysis."""

@@ -1,20 +1,39 @@
 """Analysis of a program that was compiled for a target: memory, work and communication."""
 
-from __future__ import annotations
-
 import re
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
 
 import jax
-from convoy.compile.observed_run import ObservedRun
-from convoy.compile.work import count_flops
+import keras
+from convoy.engine.chunk_runner import ModelRunner
+from convoy.engine.execution_config import ExecutionConfig
+from convoy.engine.state import Mode
+from convoy.jaxpr import count_flops, nested_jaxprs
 from convoy.report.hlo import Instruction, Program
 from convoy.report.memory_timeline import by_kind
 from convoy.types import Json, PyTree
+from jax.extend.core import Jaxpr
+
+
+class ObservedRun:
+    """One call of `fit`, `evaluate` or the like.
+
+    Attributes:
+        name: the name of the method.
+        model: the model.
+        config: the configuration of the run.
+        batch: samples of a micro-batch, over all replicas; known after the first device call.
+        data_bytes: bytes of the data of that call on each device that reads it.
+        runners: runners of the model that were used, by mode.
+    """
+
+    def __init__(self, name: str, model: keras.Model, config: ExecutionConfig) -> None:
+        self.name, self.model, self.config = name, model, config
+        self.batch = self.data_bytes = 0
+        self.runners: dict[Mode, ModelRunner] = {}
+
 
 COLLECTIVES = (
     "all-reduce",
@@ -110,7 +129,7 @@ def analyze(
     program = Program.parse(text)
     shardings = jax.tree.leaves(compiled.output_shardings)
     devices = len(shardings[0].device_set) if shardings else 1
-    instructions = list(all_instructions(program))
+    instructions = all_instructions(program)
     return CompiledProgram(
         name=name,
         run=run,
@@ -125,19 +144,17 @@ def analyze(
         collectives=find_collectives(instructions),
         host_calls=find_host_calls(instructions),
         custom_calls=_custom_calls(instructions),
-        convolution_types=_convolution_types(traced.jaxpr),
+        convolution_types=dict(_convolution_types(traced.jaxpr.jaxpr)),
     )
 
 
-def all_instructions(
-    program: Program, computation: str | None = None, times: int = 1
-) -> Iterator[tuple[Instruction, int]]:
-    """Yield each instruction with its number of runs, those inside of fusions included."""
-    name = program.entry if computation is None else computation
-    for instruction in program.computations.get(name, ()):
-        yield instruction, times
-        for called in instruction.called:
-            yield from all_instructions(program, called, times * instruction.trips)
+def all_instructions(program: Program) -> list[tuple[Instruction, int]]:
+    """Return each instruction with its number of runs, those inside of fusions included."""
+    return [
+        (instruction, times)
+        for name, times in program.walk(into_fusions=True)
+        for instruction in program.computations.get(name, ())
+    ]
 
 
 def find_collectives(instructions: list[tuple[Instruction, int]]) -> list[Collective]:
@@ -145,8 +162,8 @@ def find_collectives(instructions: list[tuple[Instruction, int]]) -> list[Collec
 
     An asynchronous operation is counted where it starts.
     """
-    counts: dict[str, int] = defaultdict(int)
-    sizes: dict[str, int] = defaultdict(int)
+    counts: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
     for instruction, times in instructions:
         kind = instruction.opcode.removesuffix("-start")
         if kind in COLLECTIVES:
@@ -170,11 +187,8 @@ def find_host_calls(instructions: list[tuple[Instruction, int]]) -> list[str]:
 
 
 def _custom_calls(instructions: list[tuple[Instruction, int]]) -> dict[str, int]:
-    counts: dict[str, int] = defaultdict(int)
-    for instruction, _ in instructions:
-        if instruction.opcode == "custom-call":
-            counts[instruction.target] += 1
-    return dict(counts)
+    calls = [instruction for instruction, _ in instructions if instruction.opcode == "custom-call"]
+    return dict(Counter(call.target for call in calls))
 
 
 def donated_bytes(traced: jax.stages.Traced, arguments: PyTree) -> int:
@@ -197,23 +211,14 @@ def _aliased_arrays(text: str) -> int:
     return len(re.findall(r"(?:may|must)-alias", text.partition("\n")[0]))
 
 
-def _convolution_types(program: Any) -> dict[str, int]:
-    counts: dict[str, int] = defaultdict(int)
-    for equation in _equations(program.jaxpr):
-        if equation.primitive.name == "conv_general_dilated":
-            counts[str(equation.invars[0].aval.dtype)] += 1
-    return dict(counts)
-
-
-def _equations(jaxpr: Any) -> Iterator[Any]:
+def _convolution_types(jaxpr: Jaxpr) -> Counter[str]:
+    counts: Counter[str] = Counter()
     for equation in jaxpr.eqns:
-        yield equation
-        for value in jax.tree.leaves(
-            list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
-        ):
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                yield from _equations(inner)
+        if equation.primitive.name == "conv_general_dilated":
+            counts[str(equation.invars[0].aval.dtype)] += 1  # type: ignore[attr-defined]
+        for inner in nested_jaxprs(equation):
+            counts += _convolution_types(inner)
+    return counts
 
 
 def to_json(program: CompiledProgram) -> Json:

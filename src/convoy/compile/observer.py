@@ -1,7 +1,5 @@
 """An observer that compiles the programs of runs for the target instead of running them."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator
@@ -12,9 +10,14 @@ import jax
 import keras
 import numpy as np
 from convoy import compile_only
-from convoy.compile.analysis import CompiledProgram, analyze, argument_bytes, donated_bytes
+from convoy.compile.analysis import (
+    CompiledProgram,
+    ObservedRun,
+    analyze,
+    argument_bytes,
+    donated_bytes,
+)
 from convoy.compile.failures import TooLarge, find_shortage
-from convoy.compile.observed_run import ObservedRun
 from convoy.compile.toolchain import compiler_output_hidden
 from convoy.engine.chunk_runner import ChunkRunner, ModelRunner, Outcome
 from convoy.engine.data.chunks import Chunk, Feed
@@ -59,7 +62,7 @@ class CompilingObserver(Observer):
         self, mode: Mode, runner: ModelRunner, feed: Feed, callbacks: EpochCallbacks
     ) -> tuple[ChunkRunner, Feed, EpochCallbacks]:
         run = self.runs[-1]
-        steps = run.config.division(mode).steps_per_update
+        steps = run.config.divisions[mode].steps_per_update
         return _StandInRunner(mode, runner, run), _FirstChunk(feed, steps), callbacks
 
     def end_epoch(self, on_epoch_end: Callable[[int, Logs], None], epoch: int, logs: Logs) -> None:

@@ -1,7 +1,5 @@
 """Results of compiling for a target, as text for readers and as JSON for programs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import jax

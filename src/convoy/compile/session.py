@@ -1,18 +1,14 @@
 """Compilation of everything that a run would execute, and the verdict about it."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import jax
 from convoy import compile_only
-from convoy.compile.advice import advise
-from convoy.compile.analysis import CompiledProgram
+from convoy.compile.analysis import CompiledProgram, ObservedRun
 from convoy.compile.console import Console
-from convoy.compile.failures import TooLarge
-from convoy.compile.observed_run import ObservedRun
+from convoy.compile.failures import TooLarge, advise
 from convoy.compile.observer import CompilingObserver
 from convoy.compile.stage_memory import StageMemory, stage_memory
 from convoy.compile.targets import Target

@@ -1,7 +1,5 @@
 """Runs whose programs are compiled: those of `convoy train`, and those of a user's script."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -48,7 +46,7 @@ def _open(settings: RunSettings, notify: Callable[[str], None]) -> tuple[Images,
     try:
         return open_images(options, settings.info, settings.seed), options
     except ValueError:
-        notify(f"{options.dataset} is not here, so its images are random.")
+        notify(f"{options.dataset} was not found, so random images replace it.")
     options = replace(options, synthetic_data="host")
     return open_images(options, settings.info, settings.seed), options
 
@@ -79,7 +77,7 @@ def run_program(words: Sequence[str], replicas: int | None) -> None:
 
 @contextlib.contextmanager
 def _without_saving() -> Iterator[None]:
-    """Let models not be saved in the block: their weights have no values."""
+    """Disable the saving of models in the block: their weights have no values."""
     originals = {name: getattr(keras.Model, name) for name in SAVING}
     for name in SAVING:
         setattr(keras.Model, name, lambda *_args, **_settings: None)

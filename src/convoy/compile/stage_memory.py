@@ -1,19 +1,15 @@
 """Memory of the devices of a pipeline, which hold the state of their stages between programs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
 from convoy import keras_bridge
-from convoy.compile.analysis import CompiledProgram
-from convoy.compile.observed_run import ObservedRun
+from convoy.compile.analysis import CompiledProgram, ObservedRun
 from convoy.engine.data.placement import tree_bytes
-from convoy.pipeline.runner.stage_program import StageProgram
 from convoy.pipeline.runner.training import TrainingRunner
 from convoy.pipeline.runner.update import RankUpdate
-from convoy.pipeline.schedule import Action, Kind, Schedule
+from convoy.pipeline.simulation import peak_stash
 
 
 @dataclass(frozen=True)
@@ -55,7 +51,7 @@ def stage_memory(run: ObservedRun, programs: Sequence[CompiledProgram]) -> list[
         return []
     by_name = {program.name: program for program in programs if program.run is run}
     stage_programs = [p for made in runner.stage_programs for p in made.programs]
-    residuals = _peak_residuals(runner.schedule, stage_programs)
+    residuals = peak_stash(runner.schedule, [p.residual_bytes for p in stage_programs])
     found = []
     for device, update in enumerate(runner.rank_updates):
         stages = tuple(s for s, rank in enumerate(runner.layout.mapping) if rank == device)
@@ -87,19 +83,3 @@ def _state_bytes(update: RankUpdate) -> int:
 def _working_bytes(program: CompiledProgram) -> int:
     memory = program.memory
     return memory["temp"] + memory["output"] - memory["alias"]
-
-
-def _peak_residuals(schedule: Schedule, programs: Sequence[StageProgram]) -> list[int]:
-    """Return the most that the micro-batches on each device keep at one time."""
-    last = Kind.BACKWARD_WEIGHTS if schedule.splits_backward else Kind.BACKWARD
-
-    def peak(actions: Sequence[Action]) -> int:
-        held = most = 0
-        for action in actions:
-            size = programs[action.stage].residual_bytes
-            held += size * (action.kind == Kind.FORWARD)
-            most = max(most, held)
-            held -= size * (action.kind == last)
-        return most
-
-    return [peak(actions) for actions in schedule.actions]

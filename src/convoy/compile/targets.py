@@ -1,7 +1,5 @@
 """Targets by name: the kinds of devices that programs can be compiled for, and their number."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from math import prod

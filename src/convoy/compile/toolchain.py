@@ -1,7 +1,5 @@
 """The compilers for TPUs and GPUs: check that they are installed, and open a target with them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -13,6 +11,7 @@ import jax
 from convoy.compile.failures import TargetError
 from convoy.compile.targets import GPUS, Target, gpu_configuration
 from convoy.compile_only import CompileTarget
+from convoy.user_warnings import first_line
 from jax.experimental import topologies
 
 CUDA_TOOLS = ("nvidia-cuda-nvcc-cu12", "nvidia-cuda-runtime-cu12", "nvidia-cuda-cupti-cu12")
@@ -45,13 +44,13 @@ def open_target(target: Target) -> CompileTarget:
         with compiler_output_hidden():
             devices = _tpus(target) if target.platform == "tpu" else _gpus(target)
     except (jax.errors.JaxRuntimeError, NotImplementedError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = first_line(error)
         raise TargetError(f"--target {target.name}: {reason}") from None
     return CompileTarget(target.name, devices, target.memory)
 
 
 def compiler_options(platform: str) -> dict[str, str | bool | int]:
-    """Return the options with which programs are compiled for a platform that is not here."""
+    """Return the options with which programs are compiled for a target."""
     return dict(GPU_OPTIONS) if platform == "gpu" else {}
 
 

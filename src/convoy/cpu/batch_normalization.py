@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from convoy.cpu import kernel_support, library, lowering, threads
+from convoy.cpu import kernel_dtypes, library, lowering, threads
 
 Average = Callable[[jax.Array], jax.Array]
 """The mean of a value over the devices that share statistics."""
@@ -51,7 +51,7 @@ Residuals = tuple[Operands, jax.Array | None, bool]
 @jax.custom_vjp
 def moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return mean and variance over all axes but the last."""
-    lowering.count(kernel_support.BATCH_NORMALIZATION)
+    lowering.count(kernel_dtypes.BATCH_NORMALIZATION)
     channels = jax.ShapeDtypeStruct(x.shape[-1:], jnp.float32)
     return _call("convoy_moments", (channels, channels), _rows(x))
 

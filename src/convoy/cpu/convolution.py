@@ -17,8 +17,8 @@ as further convolutions, with other operands in the places of `lhs` and `rhs`:
 
 The forms are told apart by two marks in the parameters: `lhs_dilation` above 1 stands for strides
 that are undone, and a `lhs` whose features (C) come before its batch (N) in memory for a sum over
-the batch. The marks are what counts, not who wrote them: a transposed convolution is an input
-gradient as well. Each form is an identity between sums, so a wrong guess costs time, not
+the batch. Only the marks matter, not how the convolution was written: a transposed convolution is
+an input gradient as well. Each form is an identity between sums, so a wrong guess costs time, not
 correctness. With strides of 1, for one, an input gradient has no mark and runs as a forward
 convolution.
 """
@@ -31,8 +31,8 @@ from enum import IntEnum
 from math import prod
 from typing import Any
 
-from convoy.cpu import kernel_support
-from convoy.cpu.kernel_support import KERNELS
+from convoy.cpu import kernel_dtypes
+from convoy.cpu.kernel_dtypes import KERNELS
 from jax import lax
 
 Shape = tuple[int, ...]
@@ -63,28 +63,28 @@ class ConvolutionParameters:
 
     @property
     def options(self) -> frozenset[str]:
-        """Names of the parameters that differ from a plain convolution, as in `kernel_support`."""
+        """Names of the parameters that differ from a plain convolution, as in `kernel_dtypes`."""
         values = {
-            kernel_support.STRIDES: self.window_strides,
-            kernel_support.INPUT_DILATION: self.lhs_dilation,
-            kernel_support.KERNEL_DILATION: self.rhs_dilation,
-            kernel_support.FEATURE_GROUPS: (self.feature_group_count,),
-            kernel_support.BATCH_GROUPS: (self.batch_group_count,),
+            kernel_dtypes.STRIDES: self.window_strides,
+            kernel_dtypes.INPUT_DILATION: self.lhs_dilation,
+            kernel_dtypes.KERNEL_DILATION: self.rhs_dilation,
+            kernel_dtypes.FEATURE_GROUPS: (self.feature_group_count,),
+            kernel_dtypes.BATCH_GROUPS: (self.batch_group_count,),
         }
         return frozenset(name for name, each in values.items() if any(n > 1 for n in each))
 
     @property
     def form(self) -> str:
-        """Name of the form that the marks belong to, as in `kernel_support`."""
+        """Name of the form that the marks belong to, as in `kernel_dtypes`."""
         batch, features = self.dimension_numbers.lhs_spec[:2]
-        dilated = kernel_support.INPUT_DILATION in self.options
+        dilated = kernel_dtypes.INPUT_DILATION in self.options
         if features < batch:
             return (
-                kernel_support.TRANSPOSED_WEIGHT_GRADIENT
+                kernel_dtypes.TRANSPOSED_WEIGHT_GRADIENT
                 if dilated
-                else kernel_support.WEIGHT_GRADIENT
+                else kernel_dtypes.WEIGHT_GRADIENT
             )
-        return kernel_support.INPUT_GRADIENT if dilated else kernel_support.FORWARD
+        return kernel_dtypes.INPUT_GRADIENT if dilated else kernel_dtypes.FORWARD
 
 
 class Kind(IntEnum):
@@ -193,10 +193,10 @@ class _Form:
 
 
 _FORMS = {
-    kernel_support.FORWARD: _Form(
+    kernel_dtypes.FORWARD: _Form(
         Kind.FORWARD, ("lhs", "rhs", "out"), strides="window_strides", dilations="rhs_dilation"
     ),
-    kernel_support.INPUT_GRADIENT: _Form(
+    kernel_dtypes.INPUT_GRADIENT: _Form(
         Kind.BACKWARD_DATA,
         ("out", "rhs", "lhs"),
         strides="lhs_dilation",
@@ -208,7 +208,7 @@ _FORMS = {
     # The window of this convolution is all of dy: a step of it is a tap of the kernel (so
     # `window_strides` are the dilations), and neighbours in dy are as far apart in x as the strides
     # (so these are `rhs_dilation`).
-    kernel_support.WEIGHT_GRADIENT: _Form(
+    kernel_dtypes.WEIGHT_GRADIENT: _Form(
         Kind.BACKWARD_WEIGHTS,
         ("lhs", "out", "rhs"),
         strides="rhs_dilation",
@@ -217,7 +217,7 @@ _FORMS = {
     ),
     # A transposed convolution runs backwards: what it is given is oneDNN's destination, and what
     # it returns the source. So the operands change places, and dw comes out reversed.
-    kernel_support.TRANSPOSED_WEIGHT_GRADIENT: _Form(
+    kernel_dtypes.TRANSPOSED_WEIGHT_GRADIENT: _Form(
         Kind.BACKWARD_WEIGHTS,
         ("rhs", "out", "lhs"),
         strides="lhs_dilation",

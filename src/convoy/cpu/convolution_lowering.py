@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from convoy.cpu import kernel_support, library, lowering, threads, xla_convolution
+from convoy.cpu import kernel_dtypes, library, lowering, threads, xla_convolution
 from convoy.cpu.convolution import ConvolutionParameters, OneDnnConvolution, recognise
-from convoy.cpu.kernel_support import KERNELS, ONEDNN_TYPES, CpuFeature
+from convoy.cpu.kernel_dtypes import KERNELS, ONEDNN_TYPES, CpuFeature
 from convoy.cpu.lowering import Results, Value
 from jax import Array, lax
 from jax.core import ShapedArray
@@ -34,11 +34,11 @@ def lower(ctx: mlir.LoweringRuleContext, lhs: Value, rhs: Value, **parameters: A
         if results is not None:
             return results
     (lhs_array,) = lowering.arrays(ctx.avals_in[0])
-    has_fast_layout = KERNELS[kernel_support.XLA].takes(CpuFeature.NONE, lhs_array)
+    has_fast_layout = KERNELS[kernel_dtypes.XLA].takes(CpuFeature.NONE, lhs_array)
     if not has_fast_layout or xla_convolution.is_in_fast_layout(convolution):
         lowering.count("convolution by XLA")
         return own(ctx, lhs, rhs, **parameters)
-    lowering.count(kernel_support.XLA)
+    lowering.count(kernel_dtypes.XLA)
     return _rewrite(ctx, lhs, rhs, partial(xla_convolution.convolve, parameters=convolution))
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
-from convoy.cpu import kernel_support, library, lowering, threads
+from convoy.cpu import kernel_dtypes, library, lowering, threads
 from convoy.cpu.convolution import ConvolutionParameters, Kind, recognise
 from convoy.cpu.convolution_lowering import describe
 from convoy.cpu.xla_convolution import bind
@@ -53,8 +53,8 @@ class FusedConvolution:
         """Return the native form of a convolution between such arrays, or `None`."""
         # Whether there is a kernel is decided while a program is traced. Where there is none, the
         # equations stay as they were.
-        kernels = library.find_for(kernel_support.FUSED, lhs, rhs, out)
-        options = kernel_support.KERNELS[kernel_support.FUSED].options
+        kernels = library.find_for(kernel_dtypes.FUSED, lhs, rhs, out)
+        options = kernel_dtypes.KERNELS[kernel_dtypes.FUSED].options
         if kernels is None or parameters.crops or not parameters.options <= options:
             return None
         found = recognise(lhs.shape, rhs.shape, out.shape, parameters)
@@ -75,7 +75,7 @@ class FusedConvolution:
 
     def pack(self, weights: jax.Array) -> jax.Array:
         """Bring weights into the layout that the kernel reads."""
-        # A call of its own: it depends on weights only, so the engine runs it once for many calls.
+        # A separate call: it depends on weights only, so the engine runs it once for many calls.
         packed = jax.ShapeDtypeStruct((self.packed_bytes,), jnp.uint8)
         return self._call("convoy_pack_weights", packed, weights)
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from convoy.cpu.convolution import ConvolutionParameters
 from convoy.cpu.fused_convolution import FoldedConvolution, FusedConvolution
-from convoy.cpu.kernel_support import FOLDED, KERNELS, CpuFeature
+from convoy.cpu.kernel_dtypes import FOLDED, KERNELS, CpuFeature
 from convoy.jaxpr import Atom, Trace, Values, evaluate, named, read
 from jax import lax
 from jax.extend.core import JaxprEqn, Literal, Var

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from convoy.cpu.kernel_support import KERNELS, Array, CpuFeature
+from convoy.cpu.kernel_dtypes import KERNELS, Array, CpuFeature
 from convoy.native_library import installed_file
 
 # The values of `dnnl_cpu_isa_t`. Each contains the bits of the sets that it extends.
@@ -139,25 +139,21 @@ def load() -> Library:
         raise Unavailable("the native library is older than the package: install again") from error
 
 
+@cache
 def find() -> Library | None:
     """Return the library; if there is none, return `None` and log the reason once."""
     try:
         return load()
     except Unavailable as reason:
-        warn_once(str(reason))
+        logging.getLogger("convoy.cpu").warning(
+            "convolutions and poolings run on XLA's own kernels: %s", reason
+        )
         return None
 
 
 def find_for(kernel: str, *arrays: Array) -> Library | None:
-    """Return the library if it runs a kernel of `kernel_support` on these arrays on this CPU."""
+    """Return the library if it runs a kernel of `kernel_dtypes` on these arrays on this CPU."""
     library = find()
     if library is None or not KERNELS[kernel].takes(library.features, *arrays):
         return None
     return library
-
-
-@cache
-def warn_once(reason: str) -> None:
-    logging.getLogger("convoy.cpu").warning(
-        "convolutions and poolings run on XLA's own kernels: %s", reason
-    )

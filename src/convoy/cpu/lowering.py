@@ -1,6 +1,6 @@
 """JAX's lowering rules on CPUs: replacing them, and what a rule needs to know about a program.
 
-The only module of this package that reaches past JAX's documented API. JAX can register a lowering
+The only module of this package that uses undocumented parts of JAX. JAX can register a lowering
 rule, but can neither return the rule in force nor remove one, so the tables of
 `jax.interpreters.mlir` are read.
 """

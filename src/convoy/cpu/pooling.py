@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 from convoy.cpu import library, lowering, threads
-from convoy.cpu.kernel_support import KERNELS, MAX_POOL, MAX_POOL_GRADIENT, SUM_POOL
+from convoy.cpu.kernel_dtypes import KERNELS, MAX_POOL, MAX_POOL_GRADIENT, SUM_POOL
 from convoy.cpu.lowering import Results, Value
 from jax import lax
 from jax.extend.core import Primitive

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import jax
 from convoy.cpu import convolution_lowering, library, lowering, pooling, threads
-from convoy.cpu.kernel_support import INSTRUCTIONS
+from convoy.cpu.kernel_dtypes import INSTRUCTIONS
 from jax import lax
 from jax.extend.core import Primitive
 

@@ -36,7 +36,7 @@ def limit(count: int) -> AbstractContextManager[int | None]:
 
 
 def pinned() -> bool:
-    """Return whether each computing thread is pinned to a core of its own.
+    """Return whether each computing thread is pinned to a separate core.
 
     That is so if there is a core for each of several devices, or for each program that runs
     concurrently on one device with a limit of one thread.

@@ -1,11 +1,12 @@
-"""Fusion of batch normalisation with the operations around it, while a model is traced."""
+"""Faster forms of operations, and fusion with their neighbours, while a model is traced."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from convoy.cpu import kernel_support, library
+from convoy.cpu import kernel_dtypes, library
+from convoy.cpu.affine_transform import affine_transform
 from convoy.cpu.batch_normalization import Average, Operands, moments, normalize
 from convoy.types import Tensor
 
@@ -140,6 +141,9 @@ class Fusion:
             return relu(jnp.asarray(x))
         return self._compute(found.operands, found.epsilon, relu=True)
 
+    def affine_transform(self, original: Operation, *args: Tensor, **options: Tensor) -> Tensor:
+        return affine_transform(original, *args, **options)
+
     def _narrow(self, x: jax.Array) -> jax.Array:
         """Return the array in 16 bits that `x` was cast from, if it was."""
         return self._widened[id(x)][1] if id(x) in self._widened else x
@@ -156,7 +160,7 @@ def relu(x: jax.Array) -> jax.Array:
     """Return the positive part of `x`.
 
     The gradient depends on the result, which is zero where the operand was not positive. As a rule
-    the next layer keeps the result anyway, and the operand need not be kept beside it.
+    the next layer keeps the result anyway, so the operand need not be kept as well.
     """
     return jnp.maximum(x, 0)
 
@@ -179,4 +183,4 @@ def _is_batch_statistics(x: Tensor, axes: Sequence[int]) -> bool:
     channels_last = rank and {axis % rank for axis in axes} == set(range(rank - 1))
     if not channels_last or not x.size:
         return False
-    return library.find_for(kernel_support.BATCH_NORMALIZATION, x) is not None
+    return library.find_for(kernel_dtypes.BATCH_NORMALIZATION, x) is not None

@@ -1,4 +1,4 @@
-"""Convolutions rewritten for XLA:CPU's fast path, where there is no native kernel.
+"""Convolutions rewritten for XLA:CPU's fast path, if no native kernel can run them.
 
 XLA calls its fast convolution only for channels-last operands with the weights as (spatial, in,
 out). At the top level of a program it transposes other layouts by itself. Inside a loop it does

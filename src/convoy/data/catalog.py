@@ -10,6 +10,7 @@ import keras
 import numpy as np
 from convoy.data import dataset_files
 from convoy.data.dataset_files import Split, Splits
+from convoy.user_warnings import first_line
 
 Normalisation = Literal["scale", "standardise", "imagenet", "cifar10"]
 
@@ -145,7 +146,7 @@ def _download(info: DatasetInfo, root: Path) -> Splits:
         files = "train-images-idx3-ubyte and the other idx files (.gz or not)"
         if read is _CIFAR:
             files = " or ".join(folders[1:])
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise ValueError(
             f"{info.name} is not in {root.resolve()}, and downloading it failed ({reason}). Put "
             f"{info.name}.npz, or {files} there, pass --dataset-path, or try --synthetic-data cpu."

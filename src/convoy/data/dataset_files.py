@@ -132,7 +132,7 @@ class _DataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _ALLOWED:
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is not data")
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is not data")
 
 
 def read_cifar_python(path: Path, name: str) -> Split:

@@ -75,7 +75,7 @@ def _length(head: bytes) -> int:
         raise DamagedDataError("the file ends in its length")
     length, checksum = _HEAD.unpack(head)
     if masked_checksum(head[:8]) != checksum:
-        raise DamagedDataError("its length is damaged, and all records after it are lost")
+        raise DamagedDataError("its length is damaged, so the records after it cannot be read")
     return length
 
 

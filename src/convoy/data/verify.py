@@ -14,11 +14,16 @@ from convoy.data.records import DamagedDataError
 
 
 @dataclass(frozen=True)
-class VerifyOptions(Configuration):
-    """The options of `convoy data verify`."""
+class VerifyOptions(Configuration, all_flags=True):
+    """The options of `convoy data verify`.
 
-    dataset: Annotated[str, Option("name of the dataset", choices=DATASETS)]
-    dataset_path: Annotated[Path, Option("folder of the dataset (default: .)")] = Path(".")
+    Attributes:
+        dataset: name of the dataset
+        dataset_path: folder of the dataset (default: .)
+    """
+
+    dataset: Annotated[str, Option(choices=DATASETS)]
+    dataset_path: Path = Path(".")
 
 
 def verify(options: VerifyOptions) -> bool:

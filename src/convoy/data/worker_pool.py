@@ -2,7 +2,7 @@
 
 The pool starts one process, which imports everything and then forks the workers. These exit when
 the process that owns the pool is gone, even if it was killed. Arrays come back in shared memory,
-which has no name and so never outlives the processes.
+which has no name and is freed with the processes.
 
     this process                                worker 0    worker 1
     submit(task 0..3) ---- sockets ---->        0, 2        1, 3
@@ -106,7 +106,7 @@ class WorkerPool(Generic[Task, Result]):
             other.close()
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
-            # The job may be defined beside the user's script, which `-P` keeps off the path.
+            # The job may be defined next to the user's script, which `-P` keeps off the path.
             pickle.dump(sys.path, stdin)
             pickle.dump(self.job, stdin)
         workers = [Connection(own.detach()) for own, _ in pairs]
@@ -187,13 +187,13 @@ class Prefetcher(Generic[Task, Result]):
         self._submitted: deque[int] = deque()
 
     def take(self, position: int) -> tuple[np.ndarray, Result]:
-        """Return the batch at a position, and the job's result beside it."""
+        """Return the batch at a position, and the job's result for it."""
         if not self.workers:
             out = np.empty(self.job.shape, self.job.dtype)
             return out, self.job.run(self.task(position), out)
         if self._pool is None:
             self._pool = WorkerPool(self.job, self.workers, self.slots)
-        # A run that jumps, to resume for one, discards what was made for where it was.
+        # A run that jumps to another position, for example to resume, discards prepared batches.
         if self._submitted and self._submitted[0] != position:
             self._pool.discard()
             self._submitted.clear()

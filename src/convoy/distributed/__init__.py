@@ -14,21 +14,3 @@ from convoy.distributed.collectives import (
 )
 from convoy.distributed.membership import join
 from convoy.distributed.process import address, count, index, is_first
-
-__all__ = [
-    "address",
-    "any_of",
-    "arrays_from",
-    "arrays_from_first",
-    "check_same",
-    "count",
-    "from_all",
-    "from_first",
-    "gathered",
-    "index",
-    "is_first",
-    "join",
-    "totals",
-    "wait_for_all",
-    "who_has",
-]

@@ -84,8 +84,8 @@ def check_same(what: str, described: dict[str, Json]) -> None:
             if first.get(name) != other.get(name):
                 raise RuntimeError(
                     f"Process {number} has another {what} than process 0: {name} is "
-                    f"{other.get(name)!r} there, and {first.get(name)!r} here. Run the same "
-                    "script with the same flags and versions in all processes."
+                    f"{other.get(name)!r} in process {number} and {first.get(name)!r} in process "
+                    "0. Run the same script with the same flags and versions in all processes."
                 )
 
 

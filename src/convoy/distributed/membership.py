@@ -32,6 +32,7 @@ from convoy.distributed.process import (
     requested,
     set_place,
 )
+from convoy.user_warnings import first_line
 from convoy.versions import installed_versions
 from convoy_command import LEFT, JoinError, ended_by_interrupt
 
@@ -67,7 +68,7 @@ def join() -> None:
         except RuntimeError as error:
             raise JoinError(
                 f"Process {asked.index} could not join {asked.count} processes at "
-                f"{asked.coordinator}: {str(error).splitlines()[0]}"
+                f"{asked.coordinator}: {first_line(error)}"
             ) from error
         _set_collectives_address(asked.address)
         set_place(Place(asked.coordinator, jax.process_count(), jax.process_index(), asked.address))
@@ -194,6 +195,6 @@ def _check_can_listen(coordinator: str) -> None:
     except (OSError, ValueError, OverflowError) as error:
         number = getattr(error, "errno", None)
         raise JoinError(
-            f"{coordinator} cannot be listened on: {os.strerror(number) if number else error}. "
-            "Pass another --port, or end the program that has it."
+            f"{coordinator} cannot be used: {os.strerror(number) if number else error}. "
+            "Pass another --port, or end the program that uses it."
         ) from None

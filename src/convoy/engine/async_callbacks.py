@@ -16,7 +16,7 @@ End = Callable[[int, Outcome], None]
 
 
 class AsyncCallbacks:
-    """Calls callbacks from a thread of its own, as results arrive from the devices.
+    """Calls callbacks from a separate thread, as results arrive from the devices.
 
     An exception in a callback is raised by `wait`; no callback is called after it.
 

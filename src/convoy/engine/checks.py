@@ -1,7 +1,5 @@
 """Checks of a model and its data, made before anything is compiled."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal
 
@@ -20,6 +18,9 @@ SPARSE = "sparse_categorical_crossentropy"
 # The kinds of NumPy's types that hold text or objects.
 TEXT = "USO"
 
+# A division that a strategy asks for.
+PIPELINE = "pipeline stages"
+
 STEPS = {
     "fit": "train_step",
     "train_on_batch": "train_step",
@@ -31,7 +32,7 @@ STEPS = {
 
 
 def check_model(model: keras.Model, method: str, settings: Settings) -> None:
-    """Raise an error for a model that cannot run; warn of metrics in its layers.
+    """Raise an error for a model that cannot run.
 
     Args:
         model: the model.
@@ -49,28 +50,23 @@ def check_model(model: keras.Model, method: str, settings: Settings) -> None:
         )
     if method in ("fit", "train_on_batch") and settings.loss_scale is not None:
         check_loss_scale(model)
-    for layer, metric in keras_bridge.layer_metrics(model):
-        user_warnings.warn(
-            f"Layer {layer!r} keeps metric {metric!r}. Updates of a metric in a layer's call() are "
-            "lost on JAX: pass the metric to compile(), or update it in the model's "
-            "compute_metrics()."
-        )
 
 
 def check_custom_step(model: keras.Model, method: str, divisions: list[str]) -> None:
-    """Raise an error if a model's own step cannot be divided as a strategy asks for.
+    """Raise an error if a custom step of a model cannot be divided into parts.
 
     Args:
         model: the model.
         method: the method of the model that was called.
-        divisions: what the strategy asks for that needs the parts of a step one by one.
+        divisions: options of the strategy that run the parts of a step separately.
     """
     step = STEPS[method]
-    if divisions and keras_bridge.overridden(model, (step,)):
+    if keras_bridge.overridden(model, (step,)):
+        # Stages cannot run a `compute_loss` of the model either.
+        advice = "" if PIPELINE in divisions else f", or override compute_loss instead of {step}"
         raise ValueError(
             f"{type(model).__name__} overrides {step}, which cannot be divided for "
-            f"{', '.join(divisions)}. "
-            f"Leave that out, or override compute_loss and compute_metrics instead of {step}."
+            f"{', '.join(divisions)}. Leave that out{advice}."
         )
 
 
@@ -85,8 +81,8 @@ def check_loss_scale(model: keras.Model) -> None:
         return
     raise ValueError(
         f"The strategy has a loss_scale, but the optimizer of {model.name!r} {own}, so the loss "
-        "would be scaled twice. Leave out one of them; a model that was compiled before it came "
-        "into the strategy can be compiled again."
+        "would be scaled twice. Leave out one of them. If the model was compiled outside the "
+        "strategy's scope, compile it again."
     )
 
 
@@ -109,7 +105,8 @@ def check_arrays(data: tuple[Data, Data, Data]) -> int:
             if isinstance(dtype, np.dtype) and dtype.kind in TEXT:
                 raise ValueError(
                     f"{name} holds values of type {leaf.dtype}, but devices compute with numbers. "
-                    "Convert it first: numbers with astype('float32'), words by numbering them."
+                    "Convert it first: with astype('float32') if it contains numbers, or by "
+                    "mapping words to integers."
                 )
     has_none = data[0] is not None and not jax.tree.leaves(data[0])
     # Keras has a message about an input that is missing; the targets have as many samples.
@@ -132,8 +129,8 @@ def check_inputs(model: keras.Model, x: Data) -> None:
     """Raise an error for inputs that the model does not take, before anything is compiled."""
     if not getattr(model, "inputs", None):
         return
-    names = keras_bridge.input_names(model)
-    if isinstance(x, dict) and names:
+    names = keras_bridge.input_names(model) if isinstance(x, dict) else []
+    if names:
         is_complete = all(name in x for name in names)
         leaves = [x[name] for name in names] if is_complete else []
     else:
@@ -171,7 +168,7 @@ def first_not_finite(x: Data) -> str | None:
 
 
 def check_targets(model: keras.Model, y: Data) -> None:
-    """Raise an error for labels that Keras refuses; warn of labels that cannot be meant so."""
+    """Raise an error for labels that Keras refuses; warn of labels that are probably wrong."""
     if y is None:
         return
     outputs = keras_bridge.output_structure(model)

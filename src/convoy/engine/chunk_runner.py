@@ -1,4 +1,4 @@
-"""Interfaces of what runs chunks of data through a model.
+"""Interfaces of the objects that run chunks of data through a model.
 
 `engine.program.Programs` implements them for a whole model, the classes in `pipeline.runner` for a
 model in pipeline stages. Wrappers that observe or time device calls implement `ChunkRunner` only.

@@ -183,10 +183,10 @@ class Composition:
         return lambda *position: jax.lax.with_sharding_constraint(fetch(*position), by_sample)
 
     def _on_global_batch(self, step: Step, max_steps: int) -> Run:
-        """Return the device loop of a model's own step.
+        """Return the device loop of a custom step.
 
-        XLA partitions its computation over the replicas, by the shards of the batch: a step of the
-        user's own may compute anything from it, and must mean what it means on one device.
+        XLA partitions its computation over the replicas, by the shards of the batch: a custom step
+        may combine the samples in any way, and must give the same result as on one device.
         """
         if self.config.placement.mesh is not None:
             shards = self.shards or OptimizerShards(self.config.placement.mesh, ())

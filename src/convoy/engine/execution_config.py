@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 import jax.numpy as jnp
@@ -43,7 +44,7 @@ class ExecutionConfig:
         batch: the meaning of `batch_size` in `fit`: the micro-batch of one replica, or all samples
             of a weight update.
         reduction_bucket: bytes of gradients that are reduced over replicas together; with 0, each
-            gradient is reduced by itself.
+            gradient is reduced separately.
         batch_norm_group: replicas that share batch-normalisation statistics.
         shard_optimizer_state: whether the optimizer's state is sharded over replicas (ZeRO-1).
         activation_checkpointing: patterns of layer names, or a number of bytes; see
@@ -100,18 +101,20 @@ class ExecutionConfig:
         """Micro-batches of a weight update, over all replicas."""
         return self.replicas * self.gradient_accumulation
 
-    def division(self, mode: Mode) -> StepDivision:
-        """Return the division of data into steps."""
+    @cached_property
+    def divisions(self) -> dict[Mode, StepDivision]:
+        """The division of data into steps, in each mode."""
         replicas, gradient_accumulation = self.placement.replicas, self.gradient_accumulation
-        if mode != "train":
-            return StepDivision(replicas)
+        whole = StepDivision(replicas)
         if self.batch == "global":
-            return StepDivision(replicas, micro_batches_per_step=gradient_accumulation)
-        return StepDivision(
-            replicas,
-            steps_per_update=gradient_accumulation,
-            keeps_incomplete=self.micro_batches == 1,
-        )
+            training = StepDivision(replicas, micro_batches_per_step=gradient_accumulation)
+        else:
+            training = StepDivision(
+                replicas,
+                steps_per_update=gradient_accumulation,
+                keeps_incomplete=self.micro_batches == 1,
+            )
+        return {"train": training, "evaluate": whole, "predict": whole}
 
 
 def _is_floating(dtype: str) -> bool:

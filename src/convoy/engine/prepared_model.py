@@ -22,8 +22,8 @@ class DeferredSplit(NamedTuple):
 class PreparedModel(ModelState):
     """Everything that Convoy keeps for a model; `PreparedModel.of(model)` finds it.
 
-    It is no part of what Keras tracks: a model that is saved and loaded comes back without it. A
-    stock Keras model has the values that follow, which change nothing.
+    Keras does not track it, so a model that is saved and loaded does not have it. A stock Keras
+    model has the default values below.
 
     Attributes:
         devices: the devices of the strategy; empty for a stock Keras model.

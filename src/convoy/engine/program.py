@@ -1,5 +1,9 @@
 """The compiled programs of a model, and their cache."""
 
+import contextlib
+import random
+import warnings
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +26,6 @@ from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.observer import NULL_OBSERVER, Observer
 from convoy.engine.state import Mode, State, Variables
 from convoy.engine.step.constant_folding import FoldedStep, FoldedWeights
-from convoy.engine.step.loop import trace_for_shapes
 from convoy.engine.step.replicate import Roles
 from convoy.engine.step.shard_optimizer import OptimizerShards
 from convoy.engine.step.step import custom_step, prediction_step
@@ -166,13 +169,26 @@ class Programs:
 def output_bytes(model: keras.Model, state: State, example: Shapes) -> int:
     """Return the bytes of the outputs for a batch of these shapes and types."""
     step = custom_step(model, "predict", fetch_nothing) or prediction_step(model, fetch_nothing)
-    with trace_for_shapes():
+    with _trace_for_shapes():
         _, outputs = jax.eval_shape(step, state, (example, 0))
     return tree_bytes(outputs)
 
 
+@contextlib.contextmanager
+def _trace_for_shapes() -> Iterator[None]:
+    """Trace a step without effects, before the trace that is compiled.
+
+    Layers should warn once, and draw from Python's generator as often as in stock Keras.
+    """
+    drawn_from = random.getstate()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    random.setstate(drawn_from)
+
+
 def values_of_first_process(state: State) -> State:
-    """Return a state with the first process's values of what is not yet on all devices."""
+    """Return a state whose values that are not on all devices yet are the first process's."""
     values, structure = jax.tree.flatten(state)
     local = [index for index, value in enumerate(values) if not spans_processes(value)]
     shared = distributed.arrays_from_first([np.asarray(values[index]) for index in local])
@@ -194,7 +210,7 @@ class ProgramCache:
     def get(self, mode: Mode) -> ModelRunner:
         """Return the runner of a mode, with the model's variables on its devices."""
         if mode == "train":
-            self._weights.clear()  # the weights are about to change
+            self._weights.kept.clear()  # the weights are about to change
         runner = self._runners.get(mode)
         if runner is None or not runner.still_fits():
             runner = self._runners[mode] = self._make(mode)
@@ -206,7 +222,7 @@ class ProgramCache:
         return self._runners.get(mode)
 
     def release(self) -> None:
-        """Give the variables values of this process alone, where processes shared them."""
+        """Replace values that several processes share by values of this process."""
         if self.config.placement.spans_processes:
             for runner in self._runners.values():
                 values, structure = jax.tree.flatten(runner.variables.read())

@@ -1,7 +1,5 @@
 """Fit, evaluate and predict: the host side of the device loop."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time
@@ -67,7 +65,7 @@ class Runner:
         requested: int | Literal["auto"] = self.model.steps_per_execution
         if self.automatic_steps:
             requested = "auto"
-        return StepsPerExecution(requested, self.current.division(mode).steps_per_update)
+        return StepsPerExecution(requested, self.current.divisions[mode].steps_per_update)
 
     def train(
         self,
@@ -330,7 +328,7 @@ class Runner:
             callbacks = EpochCallbacks(thread.start_at, wait_and_end)
             runner, feed, callbacks = self.observer.epoch(mode, model_runner, feed, callbacks)
             # One weight update at a time; the devices have the next one waiting.
-            max_steps = self.current.division(mode).steps_per_update
+            max_steps = self.current.divisions[mode].steps_per_update
             runner = thread.wrap(runner)
             return run_epoch(
                 feed, runner, callbacks, steps_per_execution, is_stopped, done, max_steps
@@ -344,8 +342,8 @@ class Runner:
         runner = self.observer.runner(mode, self.programs.get(mode))
         block = jax.tree.map(lambda leaf: np.asarray(leaf)[None], batch)
         config = self.current
-        division = replace(config, batch="global").division(mode)
-        sharded = division.divides(jax.tree.leaves(block)[0].shape[1])
+        division = replace(config, batch="global").divisions[mode]
+        sharded = jax.tree.leaves(block)[0].shape[1] % division.parts == 0
         with Uninterrupted():
             outcome = runner.run(block_chunk(block, 1, config.placement, division, sharded))
         return _writable(outcome) if mode == "predict" else outcome
@@ -409,7 +407,7 @@ def run_epoch(
 
 
 class Uninterrupted:
-    """A context in which Ctrl-C takes effect at the end of the block; a second one does at once.
+    """A context in which Ctrl-C takes effect at the end of the block, and a second one at once.
 
     A device call takes the values of the variables away and returns new ones. An exception in
     between would leave the model without weights.

@@ -18,7 +18,7 @@ STEPS_PER_BLOCK = 32
 class StepsPerExecution:
     """`steps_per_execution` of a run: a fixed number, or `"auto"`.
 
-    Automatic, it is as large as keeps callbacks at least once a second.
+    With `"auto"` it is the largest number for which callbacks run at least once a second.
 
     Args:
         steps_per_execution: as passed to `compile`; 1 runs one weight update at a time.

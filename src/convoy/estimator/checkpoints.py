@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 from convoy import keras_bridge
-from convoy.checkpoint import CheckpointError, store
-from convoy.checkpoint.folder import Folder, Position
+from convoy.checkpoint import CheckpointError
+from convoy.checkpoint.folder import Folder, Position, find_checkpoint
 from convoy.checkpoint.snapshot import name_of
 from convoy.checkpoint.store import Checkpoint
 from convoy.engine.observer import pause
@@ -55,13 +55,10 @@ def read(path: str | Path) -> Checkpoint:
     Raises:
         CheckpointError: if there is none.
     """
-    path = Path(path)
-    if Position.parse(path.name) is not None:
-        return store.read(path)
-    found = newest(Folder(path))
+    found = find_checkpoint(Path(path))
     if found is None:
         raise CheckpointError(f"There are no checkpoints in {path}. Pass another path.")
-    return found
+    return found[1]
 
 
 def global_step(content: Checkpoint) -> int:
@@ -106,7 +103,7 @@ def warm_start(model: keras.Model, source: WarmStart) -> None:
                 restored += 1
     if not restored:
         raise CheckpointError(
-            f"warm_start_from: {pattern!r} is found in the path of no variable. The paths are "
+            f"warm_start_from: no variable has {pattern!r} in its path. The paths are "
             f"{', '.join(v.path for v in _variables(model, 'trainable'))}."
         )
 

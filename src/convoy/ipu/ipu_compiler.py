@@ -9,9 +9,9 @@ from convoy.types import PyTree
 def compile(computation: Callable[..., PyTree], inputs: Sequence[PyTree] | None = None) -> PyTree:
     """Compile a function of arrays into one program, and run it.
 
-    It runs on every replica of the logical device of `scopes.ipu_scope`. It has no variables: what
-    it is to keep, it returns. A function that calls `pipelining_ops.pipeline` runs on the host
-    instead, and its pipelines run on the devices.
+    It runs on every replica of the logical device of `scopes.ipu_scope`. It has no variables: it
+    returns all values that are kept. A function that calls `pipelining_ops.pipeline` runs on the
+    host instead, and its pipelines run on the devices.
 
     Args:
         computation: a function of the inputs. It may use `loops` and queues, or `pipeline`.

@@ -59,7 +59,7 @@ class IPULoggingTensorHook(LoggingHook):
         """Log tensors: one, a list, or a dict. Call it once per hook, in the model function.
 
         Returns:
-            An operation for the spec's `train_op`, beside the optimizer.
+            An operation for the spec's `train_op`, in addition to the optimizer.
 
         Raises:
             RuntimeError: if it was called before.

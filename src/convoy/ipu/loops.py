@@ -24,7 +24,7 @@ def repeat(
 ) -> PyTree:
     """Run a function several times, each time on its previous results.
 
-    Outside of a program, the loop is compiled as a program of its own.
+    Outside of a program, the loop is compiled as a separate program.
 
     Args:
         n: number of iterations.
@@ -100,7 +100,7 @@ def while_loop(
 
 
 def _in_program(loop: Body, inputs: PyTree) -> PyTree:
-    """Run a loop in the current program, else in one of its own."""
+    """Run a loop in the current program, or in a separate one."""
     values = as_list(inputs)
     if program.tape() is not None:
         return loop(*values)

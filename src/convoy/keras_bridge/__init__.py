@@ -10,7 +10,6 @@ from convoy.keras_bridge.batches import (
     first_inputs,
     host_arrays,
     is_array_data,
-    is_sparse,
     train_validation_split,
     unpack,
 )
@@ -22,15 +21,14 @@ from convoy.keras_bridge.callbacks import (
     without_file_writers,
 )
 from convoy.keras_bridge.compilability import (
+    FUNCTIONS,
+    StockReason,
     make_crops_compilable,
-    turns_compilation_off,
-    uncompilable_layers,
+    stock_reason,
 )
 from convoy.keras_bridge.graphs import (
     GraphCall,
-    ModelGraph,
     ModelState,
-    NestedCall,
     clear_losses,
     get_keras_mask,
     graph_calls,
@@ -47,7 +45,6 @@ from convoy.keras_bridge.graphs import (
     replay_graph,
     set_keras_mask,
     set_traced_graph,
-    traced_graph,
     with_training,
 )
 from convoy.keras_bridge.models import (
@@ -58,8 +55,6 @@ from convoy.keras_bridge.models import (
     compilation,
     input_names,
     layers_are_built,
-    output_structure,
-    overridden,
     overrides_call,
     policies,
     refusal,
@@ -73,12 +68,14 @@ from convoy.keras_bridge.steps import (
     epoch_logs,
     flat_metrics,
     initial_epoch,
-    layer_metrics,
     limit_epochs,
     limit_steps,
     loss_and_updates,
     metric_results,
+    metric_updates_refused,
     of_custom_metrics,
+    output_structure,
+    overridden,
     set_loss_tracker,
     should_validate,
     update_metrics,

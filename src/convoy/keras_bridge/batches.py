@@ -5,8 +5,6 @@ Keras's own training loop. They determine the order of samples, the draws from r
 the end of an epoch. A copy of them here would differ from stock Keras sooner or later.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import random
@@ -17,6 +15,8 @@ from typing import Any
 
 import keras
 import numpy as np
+from convoy import user_warnings
+from convoy.keras_bridge.compilability import is_sparse
 from convoy.keras_bridge.models import build_for_batch, build_for_prediction, layers_are_built
 from keras import Model
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
@@ -32,13 +32,23 @@ is_array_data = can_convert_arrays
 class_weight_to_sample_weights = data_adapter_utils.class_weight_to_sample_weights
 
 
-def is_sparse(value: Any) -> bool:
-    """Return whether a value is a sparse matrix or tensor of JAX, SciPy or TensorFlow."""
-    return (
-        data_adapter_utils.is_jax_sparse(value)
-        or data_adapter_utils.is_scipy_sparse(value)
-        or data_adapter_utils.is_tensorflow_sparse(value)
+def made_dense(batch: Any) -> Any:
+    """Convert the sparse matrices and tensors in a batch to dense arrays."""
+    if not any(map(is_sparse, keras.tree.flatten(batch))):
+        return batch
+    user_warnings.warn_once(
+        "The input yields sparse batches. Convoy's engine makes them dense. To keep them sparse, "
+        "pass run_eagerly=True to compile(): stock Keras then runs the model."
     )
+    return keras.tree.map_structure(_dense, batch)
+
+
+def _dense(value: Any) -> Any:
+    if data_adapter_utils.is_scipy_sparse(value):
+        return value.toarray()
+    if data_adapter_utils.is_tensorflow_sparse(value):
+        value = data_adapter_utils.tf_sparse_to_jax_sparse(value)
+    return np.asarray(value.todense()) if is_sparse(value) else value
 
 
 def host_arrays(batch: Any) -> Any:
@@ -66,6 +76,7 @@ def first_inputs(x: Any) -> tuple[Any, Any]:
     if isinstance(x, types.GeneratorType):
         batch = next(x)
         return unpack(batch)[0], _restored(batch, x)
+    # A `tf.data.Dataset` knows its shapes; reading a batch could start an expensive pipeline.
     spec = getattr(x, "element_spec", None)
     if spec is not None and not any(None in s.shape[1:] for s in keras.tree.flatten(spec)):
         return unpack(spec)[0], x
@@ -76,6 +87,17 @@ def first_inputs(x: Any) -> tuple[Any, Any]:
 def _restored(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
     yield first
     yield from rest
+
+
+# What `fit` receives, on its way to the engine:
+#
+#     arrays            -> ArrayDataAdapter   --+
+#     PyDataset         -> PyDatasetAdapter   --+--> Batches (EpochIterator) -> Streamed
+#     grain, tf.data, torch, generator  -> ...--+         |
+#                                                         +--> arrays -> Resident
+#
+# Keras's adapter draws the order and makes the batches. `Batches` adds what a device loop and a
+# resumed run need: batches without their step numbers, a position to seek to, and whole arrays.
 
 
 class Batches(EpochIterator):
@@ -92,6 +114,8 @@ class Batches(EpochIterator):
         self._unread = 0
         self._is_read: Callable[[int], bool] | None = None
 
+    # Keras calls it once per epoch, or once for several epochs with `steps_per_epoch`. An override
+    # is the only place to skip batches before the adapter reads them.
     def _get_iterator(self) -> Iterator[Any]:
         if self._is_read is not None:
             _leave_out_in_dataset(self.data_adapter, self._is_read)
@@ -117,6 +141,8 @@ class Batches(EpochIterator):
             before: number of batches that earlier epochs took from the same iterator.
             done: number of batches that the epoch itself took.
         """
+        # Epochs that share an iterator share its order, so the batches of the earlier ones are
+        # passed over too: drawn, but not read.
         self._unread = before + done
         if isinstance(self.data_adapter, PyDatasetAdapter):
             _skip_in_dataset(self.data_adapter, self._unread)
@@ -204,7 +230,7 @@ class Batches(EpochIterator):
 
     def __next__(self) -> Any:
         _, _, (batch,) = super().__next__()
-        return batch
+        return made_dense(batch)
 
     def build(
         self,
@@ -230,22 +256,20 @@ class Batches(EpochIterator):
                 build_for_prediction(model, x)
                 self.reset()
             return
-        reads = not was_built or self._something_is_unbuilt(model)
-        batch = next(iter(self)) if reads else None
-        build_for_batch(model, batch, partial(explain, batch) if explain else None)
+        parts = [*model._flatten_layers(), model._compile_metrics, model._compile_loss]
+        reads = not was_built or not all(part is None or part.built for part in parts)
+        if reads or not (model.optimizer is None or model.optimizer.built):
+            batch = next(iter(self)) if reads else None
+            build_for_batch(model, batch, partial(explain, batch) if explain else None)
         if mode == "train":
             self.reset()
-
-    @staticmethod
-    def _something_is_unbuilt(model: Model) -> bool:
-        parts = [*model._flatten_layers(), model._compile_metrics, model._compile_loss]
-        return not all(part is None or part.built for part in parts)
 
     @property
     def arrays(self) -> Any | None:
         """The input as a structure of host arrays, or `None` if it does not consist of arrays."""
         if not isinstance(self.data_adapter, ArrayDataAdapter):
             return None
+        # The adapter keeps the arrays only in this private attribute, after its own conversions.
         sliceable = array_slicing.convert_to_sliceable(self.data_adapter._inputs, "jax")
         leaves = keras.tree.flatten(sliceable)
         if any(
@@ -283,6 +307,7 @@ def _without_step_limit() -> Iterator[None]:
 
     A step has a batch for each replica. `limit_steps` applies the limit to the steps.
     """
+    # The setting is global: `EpochIterator.__init__` has no argument for it.
     limit = keras.config.max_steps_per_epoch()
     keras.config.set_max_steps_per_epoch(None)
     try:

@@ -1,7 +1,5 @@
 """Keras's callbacks: their state, their use of weights and files, and the thread they run on."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -56,6 +54,7 @@ def weight_reading_callback(callbacks: Any) -> keras.callbacks.Callback | None:
     return None
 
 
+# By class, as Keras's callbacks do not tell whether they read weights or write files.
 _READERS = (
     keras.callbacks.BackupAndRestore,
     keras.callbacks.ModelCheckpoint,
@@ -92,6 +91,7 @@ class Callbacks(keras.callbacks.CallbackList):
     _progbar: keras.callbacks.ProgbarLogger | None
 
     def _on_begin(self) -> None:
+        # Before Keras's own `_on_begin`, which would make a pool of several threads.
         if self._executor is None:
             self._executor = ThreadPoolExecutor(max_workers=1)
         super()._on_begin()
@@ -100,6 +100,7 @@ class Callbacks(keras.callbacks.CallbackList):
         self._has_predict_hook = self._has_hook("on_predict_batch_end")
 
     def _add_default_callbacks(self, add_history: bool, add_progbar: bool) -> None:
+        # Keras would add its own progress bar, which counts past the end of an epoch.
         super()._add_default_callbacks(add_history, add_progbar=False)
         if add_progbar and self._progbar is None:
             self._progbar = ProgressBar()

@@ -1,4 +1,4 @@
-"""Layers and settings that keep a model from being compiled.
+"""Models and data that the engine does not support, and that stock Keras runs instead.
 
 Keras marks layers that cannot be compiled by `supports_jit`. Its image augmentation layers carry
 that mark because of TensorFlow; JAX compiles them, with the same random draws. Two cannot be
@@ -6,11 +6,11 @@ compiled: `AugMix` chooses operations by Python's own generator, and a program w
 choice that was made while it was traced; `RandomElasticTransform` has a kernel of random size.
 """
 
-from __future__ import annotations
-
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import keras
+from convoy.keras_bridge.steps import overridden
 from keras import Model
 from keras.src.layers.preprocessing.image_preprocessing.aug_mix import AugMix
 from keras.src.layers.preprocessing.image_preprocessing.base_image_preprocessing_layer import (
@@ -20,24 +20,91 @@ from keras.src.layers.preprocessing.image_preprocessing.random_crop import Rando
 from keras.src.layers.preprocessing.image_preprocessing.random_elastic_transform import (
     RandomElasticTransform,
 )
+from keras.src.trainers.data_adapters import data_adapter_utils
 
+# A model that overrides one of these compiles its loop itself, and the engine would bypass it.
+FUNCTIONS = {
+    "fit": "make_train_function",
+    "train_on_batch": "make_train_function",
+    "evaluate": "make_test_function",
+    "test_on_batch": "make_test_function",
+    "predict": "make_predict_function",
+    "predict_on_batch": "make_predict_function",
+}
+"""The methods that run a model, and the method by which Keras compiles each."""
 _DECIDE_IN_PYTHON = (AugMix, RandomElasticTransform)
+# Kept at import: calls outside of a program go on to use it.
 _stock_crop = RandomCrop.transform_images
 
 
-def uncompilable_layers(model: Model) -> list[str]:
-    """Return the names and classes of the layers that cannot be part of a compiled program."""
-    return [
+class StockReason(NamedTuple):
+    """The reason why stock Keras runs a model.
+
+    Attributes:
+        why: a sentence for the user.
+        remedy: a sentence about how to run the model on the engine.
+    """
+
+    why: str
+    remedy: str
+
+
+def stock_reason(
+    model: Model, method: str, inputs: list[Any], *, validates: bool = False
+) -> StockReason | None:
+    """Return the reason why stock Keras must run a method of a model, or `None`.
+
+    Args:
+        model: the model.
+        method: the name of the method.
+        inputs: its inputs, and those of its validation.
+        validates: whether `fit` validates the model after epochs.
+    """
+    functions = (FUNCTIONS[method], *([FUNCTIONS["evaluate"]] if validates else []))
+    if own := overridden(model, functions):
+        return StockReason(
+            f"{type(model).__name__} overrides {own[0]}.",
+            "Override train_step, test_step or predict_step instead to use Convoy's engine.",
+        )
+    # Private, but `model.layers` does not list the layers inside of layers.
+    layers = model._flatten_layers()
+    uncompilable = [
         f"{layer.name} ({type(layer).__name__})"
-        for layer in model._flatten_layers()
+        for layer in layers
         if isinstance(layer, _DECIDE_IN_PYTHON)
         or not (layer.supports_jit or isinstance(layer, BaseImagePreprocessingLayer))
     ]
+    if uncompilable:
+        return StockReason(
+            f"{', '.join(uncompilable)} cannot be compiled.",
+            "Apply it to the data outside the model to use Convoy's engine.",
+        )
+    if model.run_eagerly:
+        return StockReason(
+            "run_eagerly=True was passed to compile().", "Leave it out to use Convoy's engine."
+        )
+    # Keras itself sets `jit_compile` to `False` for a model with a marked layer.
+    if not model.jit_compile and all(layer.supports_jit for layer in layers):
+        return StockReason(
+            "jit_compile=False was passed to compile().", "Leave it out to use Convoy's engine."
+        )
+    if keras.distribution.distribution() is not None:
+        return StockReason(
+            "A distribution of keras.distribution is set.",
+            "Unset it, and pass the devices to convoy.Strategy, to use Convoy's engine.",
+        )
+    if any(map(is_sparse, keras.tree.flatten(inputs))):
+        return StockReason("The input is sparse.", "Make it dense to use Convoy's engine.")
+    return None
 
 
-def turns_compilation_off(model: Model) -> bool:
-    """Return whether `compile` received `jit_compile=False`, for a model that can be compiled."""
-    return not model.jit_compile and all(layer.supports_jit for layer in model._flatten_layers())
+def is_sparse(value: Any) -> bool:
+    """Return whether a value is a sparse matrix or tensor of JAX, SciPy or TensorFlow."""
+    return (
+        data_adapter_utils.is_jax_sparse(value)
+        or data_adapter_utils.is_scipy_sparse(value)
+        or data_adapter_utils.is_tensorflow_sparse(value)
+    )
 
 
 def make_crops_compilable() -> None:
@@ -48,6 +115,7 @@ def make_crops_compilable() -> None:
 def _crop(self: RandomCrop, images: Any, transformation: Any, training: bool = True) -> Any:
     if not training or not any(isinstance(start, jax.core.Tracer) for start in transformation):
         return _stock_crop(self, images, transformation, training)
+    # The same cut as Keras's slice, at a start that is known only when the program runs.
     images = self.backend.cast(images, self.compute_dtype)
     sides = (self.height_axis, self.height), (self.width_axis, self.width)
     for start, (axis, size) in zip(transformation, sides, strict=True):

@@ -36,7 +36,7 @@ from keras.src.ops.node import Node
 get_keras_mask = masking.get_keras_mask
 set_keras_mask = masking.set_keras_mask
 _MARK = "_convoy_stage"
-_STATE = "_convoy"
+STATE = "_convoy"
 FIXED = "_convoy_fixed_training"
 """Marks calls whose argument `training` is fixed, whatever the model is called with."""
 Tensors = dict[int, Tensor]
@@ -245,21 +245,15 @@ class ModelState:
     @classmethod
     def of(cls, model: Model) -> Self:
         """Return the state of a model, creating it on first use."""
-        state = vars(model).get(_STATE)
-        if isinstance(state, cls):
-            return state
-        new = cls()
-        if state is not None:
-            vars(new).update(vars(state))
-        # Not through `setattr`: Keras would track it as a part of the model.
-        vars(model)[_STATE] = new
-        return new
-
-    @staticmethod
-    def methods_of(model: Model) -> dict[str, Callable[..., Any]]:
-        """Return the methods of a model, which are none if it has no state."""
-        state = vars(model).get(_STATE)
-        return {} if state is None else state.methods
+        state = vars(model).get(STATE)
+        if state is None:
+            # Not through `setattr`: Keras would track it as a part of the model.
+            state = vars(model)[STATE] = cls()
+        elif not isinstance(state, cls):
+            # In place, because others hold the state already: a subclass adds to it.
+            vars(state).update(vars(cls()) | vars(state))
+            state.__class__ = cls
+        return state
 
 
 class ModelGraph:

@@ -4,8 +4,6 @@ Keras has no hook for the creation of a model, and no public method that builds 
 compiled model needs (`_symbolic_build` is what `fit` calls).
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import warnings
@@ -18,6 +16,7 @@ from keras import Model
 from keras.src.backend import compute_output_spec
 from keras.src.models.functional import Functional
 
+# Scopes may be open in several threads; `Model.__new__` is restored when the last one ends.
 _scopes: list[Callable[[Model], None]] = []
 _scopes_change = threading.Lock()
 _plain_new = Model.__dict__["__new__"]
@@ -47,15 +46,6 @@ def adopt_new_models(adopt: Callable[[Model], None]) -> Iterator[None]:
             _scopes.remove(adopt)
             if not _scopes:
                 Model.__new__ = _plain_new
-
-
-def overridden(model: Model, names: tuple[str, ...]) -> list[str]:
-    """Return the names of the trainer's methods that a model, or its class, overrides."""
-    return [
-        name
-        for name in names
-        if getattr(type(model), name) is not getattr(Model, name) or name in vars(model)
-    ]
 
 
 def overrides_call(model: Model) -> bool:
@@ -100,6 +90,7 @@ def refusal(model: Model, x: Any) -> Exception | None:
 
     Keras adapts some inputs, for example by adding a missing axis.
     """
+    # Shapes are enough: `compute_output_spec` traces the call, and computes nothing.
     symbolic = keras.tree.map_structure(_as_on_device, x)
     try:
         with warnings.catch_warnings():
@@ -108,11 +99,6 @@ def refusal(model: Model, x: Any) -> Exception | None:
     except Exception as error:
         return error
     return None
-
-
-def output_structure(model: Model) -> Any:
-    """Return the symbolic outputs in the structure that the model returns, or `None`."""
-    return getattr(getattr(model, "_functional", None) or model, "_outputs_struct", None)
 
 
 def compilation(model: Model) -> object | None:

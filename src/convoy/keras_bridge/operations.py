@@ -5,8 +5,6 @@ functions for the duration of a trace lets the engine substitute fused kernels, 
 global batch, without a change to any layer.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Iterator
@@ -14,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from keras.src.backend.jax import core as jax_core
+from keras.src.backend.jax import image as jax_image
 from keras.src.backend.jax import nn as jax_nn
 from keras.src.backend.jax import numpy as jax_numpy
 from keras.src.losses import loss as loss_module
@@ -38,6 +37,7 @@ def replaced_operations(replacements: Any) -> Iterator[None]:
         "conv_transpose": jax_nn,
         "max_pool": jax_nn,
         "average_pool": jax_nn,
+        "affine_transform": jax_image,
         "add": jax_numpy,
         "reduce_values": loss_module,
         "apply_mask": loss_module,

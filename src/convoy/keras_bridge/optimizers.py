@@ -8,8 +8,6 @@ the two. So weights get unique names while a copy is built:
     #1_kernel         #1_kernel_momentum   <->  #1_kernel_momentum
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections import Counter
@@ -83,6 +81,7 @@ def _built_copy(
     _exclude_alike(optimizer, copy)
     with _numbered(variables, numbers):
         jax.eval_shape(lambda: copy.build(variables))  # which leaves out the values
+    # The values are in the slots of the whole optimizer, and are passed in with every update.
     for variable in copy.variables:
         variable._value = None
     return copy
@@ -101,6 +100,7 @@ def _exclude_alike(optimizer: keras.optimizers.Optimizer, copy: keras.optimizers
 @contextlib.contextmanager
 def _numbered(variables: Variables, numbers: dict[int, int]) -> Iterator[None]:
     """Prefix the names of weights with unique numbers; nested models repeat names."""
+    # Path and name have no setters, and the optimizer reads both to name its slots.
     before = [(variable._path, variable._name) for variable in variables]
     try:
         for variable, (path, name) in zip(variables, before, strict=True):

@@ -4,22 +4,71 @@
 them one by one, and Keras has them as private methods of its JAX trainer.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 import jax
 import keras
 from convoy import user_warnings
-from convoy.keras_bridge.models import overridden
 from convoy.keras_bridge.variables import Variables
 from keras import Model
 
 
+def overridden(model: Model, names: tuple[str, ...]) -> list[str]:
+    """Return the names of the trainer's methods that a model, or its class, overrides."""
+    # An instance counts too: users assign `model.train_step = ...`, and some wrappers do.
+    return [
+        name
+        for name in names
+        if getattr(type(model), name) is not getattr(Model, name) or name in vars(model)
+    ]
+
+
 def loss_and_updates(model: Model) -> Callable[..., tuple[jax.Array, tuple]]:
     """Return the stateless function of forward pass and loss; its first argument is the weights."""
-    return model.compute_loss_and_updates
+    # Not documented, but without an underscore; Keras differentiates this function itself.
+    if overridden(model, ("compute_metrics", "compute_loss")):
+        return model.compute_loss_and_updates
+
+    def compute(*args: Any, **kwargs: Any) -> tuple[jax.Array, tuple]:
+        with metric_updates_refused(model.layers):
+            return model.compute_loss_and_updates(*args, **kwargs)
+
+    return compute
+
+
+@contextmanager
+def metric_updates_refused(operations: Iterable[keras.Operation]) -> Iterator[None]:
+    """Raise an error if a layer among these operations updates a metric that it owns.
+
+    Keras keeps the state of metrics out of the forward pass, so that the update would be lost.
+    """
+    metrics = [
+        (layer, metric)
+        for operation in operations
+        if isinstance(operation, keras.Layer)
+        for layer in operation._flatten_layers()
+        for metric in layer._metrics
+    ]
+    for layer, metric in metrics:
+        # Not through `setattr`, which Keras forbids once a layer is built.
+        vars(metric)["update_state"] = _refusal(layer.name, metric.name)
+    try:
+        yield
+    finally:
+        for _, metric in metrics:
+            vars(metric).pop("update_state", None)
+
+
+def _refusal(layer: str, metric: str) -> Callable[..., NoReturn]:
+    def update_state(*_: Any, **__: Any) -> NoReturn:
+        raise ValueError(
+            f"Layer {layer!r} updates metric {metric!r} in call(), which Keras cannot do on JAX. "
+            "Pass the metric to compile(), or update it in the model's compute_metrics()."
+        )
+
+    return update_state
 
 
 def custom_step(model: Model, mode: str) -> Callable[[tuple, Any], tuple[Any, tuple]] | None:
@@ -92,6 +141,11 @@ def flat_metrics(model: Model, logs: dict[str, float]) -> Any:
     return model._flatten_metrics_in_order(logs)
 
 
+def output_structure(model: Model) -> Any:
+    """Return the symbolic outputs in the structure that the model returns, or `None`."""
+    return getattr(getattr(model, "_functional", None) or model, "_outputs_struct", None)
+
+
 def compiled_losses(model: Model) -> list[tuple[tuple, Any]]:
     """Return a path into the targets, and the loss, of every output that has a loss.
 
@@ -99,26 +153,16 @@ def compiled_losses(model: Model) -> list[tuple[tuple, Any]]:
     """
     if model._compile_loss is None:
         return []
+    # `_flat_losses` exists only after `build`, which knows the structure of the outputs.
     if not model._compile_loss.built:
         return keras.tree.flatten_with_path(model._compile_loss._user_loss)
     return [(loss.path, loss.loss) for loss in model._compile_loss._flat_losses]
 
 
-def layer_metrics(model: Model) -> list[tuple[str, str]]:
-    """Return the names of the metrics that layers own, with their layers."""
-    if overridden(model, ("compute_metrics", "compute_loss")):
-        return []
-    return [
-        (layer.name, metric.name)
-        for layer in model._flatten_layers(include_self=False)
-        if not isinstance(layer, Model)
-        for metric in layer._metrics
-    ]
-
-
 def of_custom_metrics(model: Model, variables: Variables) -> tuple[bool, ...]:
     """Return for each variable whether it belongs to a compiled metric of a user's class."""
     compiled = model._compile_metrics.metrics if model._compile_metrics is not None else []
+    # Keras's own metrics are known to add up over micro-batches; of others nothing is known.
     own = {
         id(variable)
         for metric in compiled
@@ -136,6 +180,7 @@ def set_loss_tracker(model: Model, metric: keras.metrics.Metric) -> None:
 
 def initial_epoch(model: Model, default: int) -> int:
     """Return the first epoch, which a callback such as `BackupAndRestore` may have set."""
+    # `BackupAndRestore` has no other way to tell `fit` where to begin.
     return model._initial_epoch or default
 
 
@@ -148,7 +193,7 @@ def limit_steps(steps: int | None) -> int | None:
     """Apply `keras.config.set_max_steps_per_epoch`."""
     limit: int | None = keras.config.max_steps_per_epoch()
     if limit and (not steps or limit < steps):
-        user_warnings.warn(f"Limiting steps_per_epoch to {limit}")
+        user_warnings.warn_once(f"Limiting steps_per_epoch to {limit}")
         return limit
     return steps
 
@@ -157,6 +202,6 @@ def limit_epochs(epochs: int) -> int:
     """Apply `keras.config.set_max_epochs`."""
     limit = keras.config.max_epochs()
     if limit and limit < epochs:
-        user_warnings.warn(f"Limiting epochs to {limit}")
+        user_warnings.warn_once(f"Limiting epochs to {limit}")
         return limit
     return epochs

@@ -4,8 +4,6 @@ Keras records a node for each operation that is called on symbolic tensors, so c
 `call` on such tensors yields the nodes of its graph.
 """
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Iterator
@@ -59,15 +57,21 @@ def is_built(model: Model) -> bool:
     return all(layer.built for layer in model._flatten_layers())
 
 
-def is_built_for(model: Model, inputs: Any) -> bool:
+def is_built_for(model: Model, inputs: Any, *, predicts: bool = False) -> bool:
     """Build a model with a symbolic call, as Keras does, if it is not built yet.
+
+    Args:
+        model: any model.
+        inputs: `keras.KerasTensor`s in the structure that `call` takes.
+        predicts: whether the model is about to predict, instead of being trained or evaluated.
 
     Returns:
         Whether it is built now. If not, Keras raises the error when it builds the model for data.
     """
     if not is_built(model):
-        # The argument may have no default.
-        training = call_training_argument(model, False)
+        # A sequential model in it keeps the value that its layers are first called with, so the
+        # value must be Keras's: `predict` passes none, unless the argument may have no default.
+        training = call_training_argument(model, False) if predicts else {"training": False}
         with warnings.catch_warnings(action="ignore"):
             try:
                 model(inputs, **training)
@@ -110,16 +114,17 @@ def _call(model: Model, inputs: Any, *, training: bool) -> TracedGraph:
     for output in keras.tree.flatten(outputs):
         if not isinstance(output, keras.KerasTensor):
             raise UntraceableError(
-                f"{type(model).__name__}.call() returns a {type(output).__name__}, which no layer "
-                "has made of its inputs. Return what layers or keras.ops return."
+                f"{type(model).__name__}.call() returns a {type(output).__name__} that is not the "
+                "output of a layer. Return what layers or keras.ops return."
             )
     graph = TracedGraph(given, outputs)
     found = {id(node) for nodes in graph._nodes_by_depth.values() for node in nodes}
     for layer in model._flatten_layers(include_self=False):
         if any(id(node) not in found for node in layer._inbound_nodes[before[id(layer)] :]):
             raise UntraceableError(
-                f"{type(model).__name__}.call() calls {layer.name!r} for nothing that it returns, "
-                "so the call would be left out of its stages. Use its output, or leave it out."
+                f"{type(model).__name__}.call() calls {layer.name!r}, but returns nothing that "
+                "depends on it, so no stage would run the call. Use its output, or remove the "
+                "call."
             )
     return graph
 
@@ -158,8 +163,9 @@ def _compare(model: Model, training: TracedGraph, other: TracedGraph) -> None:
     own = {id(layer) for layer in model._flatten_layers()}
     if _describe(training, ours, own) != _describe(other, theirs, own):
         raise UntraceableError(
-            f"{type(model).__name__}.call() makes other calls in training than otherwise, but "
-            "stages hold the same calls. Put the difference into a layer that takes `training`."
+            f"{type(model).__name__}.call() makes other calls in training than in inference, but a "
+            "pipeline needs the same calls in both. Put the difference into a layer that takes "
+            "`training`."
         )
     for node, same in zip(ours, theirs, strict=True):
         passed = node.arguments.kwargs.get("training", True)

@@ -5,17 +5,15 @@ They are replaced in the bases of `keras.Model`, below the classes of users:
     MyModel.fit  -- super().fit() -->  keras.Model.fit  --+--> the engine, for a prepared model
                                                           +--> Keras's own method, for any other
 
-So an override of `fit` runs as it does in stock Keras, and what it calls is the engine.
+So an override of `fit` runs as in stock Keras, and its `super().fit()` runs on the engine.
 """
-
-from __future__ import annotations
 
 import functools
 from collections.abc import Callable
 from typing import Any
 
 import keras
-from convoy.keras_bridge.graphs import ModelState
+from convoy.keras_bridge.graphs import STATE
 from keras import Model
 from keras.src.models import cloning
 from keras.src.saving.keras_saveable import KerasSaveable
@@ -32,6 +30,7 @@ ROUTED = (
 )
 COPY = "copy_to"
 """The name of the method that makes a clone run as its original does."""
+# Taken before anything is replaced, so that stock methods stay reachable.
 _stock_clone = cloning.clone_model
 _stock = {name: getattr(Model, name) for name in ROUTED}
 
@@ -39,7 +38,7 @@ _stock = {name: getattr(Model, name) for name in ROUTED}
 def route_methods() -> None:
     """Make `keras.Model` call the methods that a model's `ModelState` has for it, if any.
 
-    So does `keras.models.clone_model`. Copies and pickles are made by `__reduce__`.
+    `keras.models.clone_model` is replaced in the same way. Copies and pickles use `__reduce__`.
     """
     for name in ROUTED:
         # In the class that defines it: Keras compares these to find out whether one is overridden.
@@ -53,10 +52,16 @@ def _routed(name: str) -> Callable[..., Any]:
 
     @functools.wraps(stock)
     def method(self: Model, *args: Any, **kwargs: Any) -> Any:
-        own = ModelState.methods_of(self).get(name)
+        own = _methods_of(self).get(name)
         return stock(self, *args, **kwargs) if own is None else own(*args, **kwargs)
 
     return method
+
+
+def _methods_of(model: Model) -> dict[str, Callable[..., Any]]:
+    """Return the methods of a model, which are none if it has no state."""
+    state = vars(model).get(STATE)
+    return {} if state is None else state.methods
 
 
 def stock_method(model: Model, name: str) -> Callable[..., Any]:
@@ -64,11 +69,12 @@ def stock_method(model: Model, name: str) -> Callable[..., Any]:
     return functools.partial(_stock[name], model)
 
 
+# Keras has two names for the function, and users import either of them.
 @functools.wraps(_stock_clone)
 def _clone_model(model: Model, *args: Any, **kwargs: Any) -> Model:
     clone = _stock_clone(model, *args, **kwargs)
-    copy_to = ModelState.methods_of(model).get(COPY)
+    copy_to = _methods_of(model).get(COPY)
     # A clone that is made in a scope belongs to that scope.
-    if copy_to is not None and not ModelState.methods_of(clone):
+    if copy_to is not None and not _methods_of(clone):
         copy_to(clone)
     return clone

@@ -4,8 +4,6 @@
 hundreds of values, none of which needs that, so it uses the private `_value`.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 
@@ -18,6 +16,12 @@ from keras.src.random import seed_generator
 from keras.src.utils import rng_utils
 
 Variables = list[keras.Variable]
+
+# A variable is a name for an array that changes with every device call:
+#
+#     variables --values()--> arrays --donated to the program--> new arrays --assign()--> variables
+#
+# Between the two calls a variable refers to a buffer that no longer exists.
 
 
 def values(variables: Variables) -> list[jax.Array]:

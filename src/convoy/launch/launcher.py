@@ -1,7 +1,5 @@
 """Launching a program in the processes of a topology: its command, signals, restarts, clusters."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -92,7 +90,7 @@ def launch(
 
 
 class Output:
-    """The standard output of a run. The run goes on if it cannot be written, as on a full disk."""
+    """The standard output of a run, which continues if output cannot be written (full disk)."""
 
     def __init__(self) -> None:
         self._failed = False
@@ -104,7 +102,10 @@ class Output:
             raise
         except OSError as error:
             if not self._failed:
-                log(f"output cannot be written: {error.strerror}. The processes go on without it.")
+                log(
+                    f"output cannot be written: {error.strerror}. The processes continue without "
+                    "it."
+                )
             self._failed = True
 
 

@@ -6,8 +6,6 @@
 over all replicas, so the results stay the same.
 """
 
-from __future__ import annotations
-
 import sys
 
 from convoy.strategy import Strategy

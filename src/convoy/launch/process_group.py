@@ -1,7 +1,5 @@
 """A group of processes that start, run and end together."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import queue
@@ -103,7 +101,7 @@ class StartError(RuntimeError):
 
 
 class ProcessGroup:
-    """Processes that start together, of which none outlives the group.
+    """Processes that start together and end with the group.
 
     Args:
         tasks: command of each process.
@@ -188,8 +186,8 @@ class ProcessGroup:
     def _must_kill(self) -> bool:
         """Return whether processes that still run are to be killed now.
 
-        After a failure the others get SIGTERM and some time to end. A process that left with a
-        checkpoint (`EXIT_STATUS`) makes the others leave by itself, so they get no signal. After
+        After a failure the others get SIGTERM and some time to end. If a process has exited with a
+        checkpoint (`EXIT_STATUS`), the others also exit by themselves, so they get no signal. After
         a signal from outside nothing is killed, since writing a checkpoint may take long.
         """
         if self.killed_by is not None:

@@ -1,7 +1,5 @@
 """The topology of a launched run: hosts, processes, replicas and devices."""
 
-from __future__ import annotations
-
 import math
 import os
 import socket
@@ -135,8 +133,8 @@ class Topology:
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else error
             raise LaunchError(
-                f"--port {self.port} cannot be listened on: {reason}. Pass another --port, or end "
-                "the program that has it."
+                f"--port {self.port} cannot be used: {reason}. Pass another --port, or end the "
+                "program that uses it."
             ) from None
 
     def describe(self) -> str:

@@ -3,6 +3,7 @@
 from convoy.layers.batch_normalization import UpdateBatchNormalization
 from convoy.layers.cifar_fast import Dirac, Offset, Whiten
 from convoy.layers.preprocessing import Decompress, Preprocess, SyntheticImages
+from convoy.layers.subsample import Subsample
 from convoy.layers.test_time_augmentation import MeanOfViews, Views
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "MeanOfViews",
     "Offset",
     "Preprocess",
+    "Subsample",
     "SyntheticImages",
     "UpdateBatchNormalization",
     "Views",

@@ -31,7 +31,7 @@ class PipelineConfig:
     """Options of a model in pipeline stages.
 
     Attributes:
-        schedule: name of a schedule, or a schedule of your own.
+        schedule: name of a schedule, or a custom schedule.
         device_mapping: device of each stage; by default each stage has its own.
         activation_checkpointing: whether stages keep only their inputs, and run the forward pass
             again before the backward pass. The last stage never does, as its backward pass follows
@@ -54,7 +54,7 @@ class PipelineConfig:
         """Return the schedule for a model in stages.
 
         Raises:
-            ValueError: if a schedule of your own has another number of stages or micro-batches.
+            ValueError: if a custom schedule has another number of stages or micro-batches.
         """
         stages = max(stage_assignment(model) or [0]) + 1
         if isinstance(self.schedule, str):

@@ -242,8 +242,9 @@ class DeviceLayout:
                 if self._rank.setdefault(id(variable), rank) != rank:
                     raise ValueError(
                         f"The layer of {variable.path!r} runs in stages on devices "
-                        f"{self._rank[id(variable)]} and {rank}, but a weight lives on one. Put "
-                        "these stages on one device by device_mapping, or cut elsewhere."
+                        f"{self._rank[id(variable)]} and {rank}, but a weight is stored on one "
+                        "device. Put these stages on one device by device_mapping, or cut "
+                        "elsewhere."
                     )
 
     @property
@@ -283,7 +284,7 @@ class DeviceLayout:
         return np.uint32(offset).astype(seed.dtype)
 
     def replica_values(self) -> ReplicaValues:
-        """Return the values that each replica begins with; each has random seeds of its own."""
+        """Return the values that each replica begins with; each has other random seeds."""
         parts = self.variables.parts
         found: ReplicaValues = {replica: {} for replica in self.replicas}
         for variable in [*parts.trainable, *parts.non_trainable]:
@@ -328,10 +329,10 @@ class DeviceLayout:
 def _agree(
     values: Sequence[jax.typing.ArrayLike], homes: list[list[DeviceGroup]]
 ) -> list[jax.typing.ArrayLike]:
-    """Take the first process's values of everything that is not on its devices in every process.
+    """Take the first process's values of variables that are not on their devices everywhere.
 
-    A value with several homes is always taken from the first process: where it is now does not show
-    which process wrote it.
+    A value that belongs on devices of several processes is always taken from the first process: its
+    present device does not show which process wrote it.
     """
     away = [len(h) > 1 or not h[0].holds(v) for v, h in zip(values, homes, strict=True)]
     strays = [index for index, stray in enumerate(distributed.any_of(away)) if stray]

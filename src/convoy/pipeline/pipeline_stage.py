@@ -11,7 +11,7 @@ from convoy.keras_bridge import UntraceableError, graph_calls, graph_input_specs
 from convoy.types import Data, PyTree
 
 _current: ContextVar[int | None] = ContextVar("convoy_pipeline_stage", default=None)
-_blocks = 0
+entered_blocks = 0
 """Number of `PipelineStage` blocks that this process has entered."""
 
 
@@ -19,8 +19,8 @@ class PipelineStage:
     """Assigns layers to a stage of a pipeline: those created, and those called, in the block.
 
     A call in the block belongs to this stage, wherever its layer was created. A layer that was
-    created in the block takes its stage to calls outside of any block. In a subclassed model the
-    blocks are in `call`, or around the creation of layers in `__init__`.
+    created in the block keeps this stage when it is called outside of any block. In a
+    subclassed model the blocks are in `call`, or around the creation of layers in `__init__`.
 
     Args:
         stage: number of the stage, from 0.
@@ -41,13 +41,13 @@ class PipelineStage:
         self._exit = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        global _blocks
+        global entered_blocks
         inside = _current.get()
         if inside is not None:
             raise RuntimeError(
                 f"PipelineStage({self.stage}) is inside of PipelineStage({inside}). End that first."
             )
-        _blocks += 1
+        entered_blocks += 1
         token = _current.set(self.stage)
         self._exit.callback(_current.reset, token)
         self._exit.enter_context(keras_bridge.marked_calls(_current.get))
@@ -57,7 +57,7 @@ class PipelineStage:
         self._exit.close()
 
 
-def trace_stages(model: keras.Model, x: Data = None) -> None:
+def trace_stages(model: keras.Model, x: Data = None, *, predicts: bool = False) -> None:
     """Trace a subclassed model if it may have stages: if a `PipelineStage` was ever entered.
 
     Subclassed models nested in it, or in a functional model, are traced as well.
@@ -65,6 +65,7 @@ def trace_stages(model: keras.Model, x: Data = None) -> None:
     Args:
         model: any model.
         x: input data that the model is about to run on, if known; else the model must be built.
+        predicts: whether the model is about to predict, instead of being trained or evaluated.
 
     Raises:
         ValueError: if the model uses `PipelineStage` but cannot be traced, or was traced for other
@@ -77,20 +78,20 @@ def trace_stages(model: keras.Model, x: Data = None) -> None:
     if prepared.has_no_stages:
         return
     known = graph_calls(model) is not None
-    if not known and keras_bridge.is_built(model) and not _blocks:
+    if not known and keras_bridge.is_built(model) and not entered_blocks:
         return
     inputs = _symbolic_inputs(x)
     guessed = inputs is None
     if guessed:
         inputs = keras_bridge.built_inputs(model)
-    if inputs is None or not keras_bridge.is_built_for(model, inputs):
+    if inputs is None or not keras_bridge.is_built_for(model, inputs, predicts=predicts):
         return
     if known:
         _check_shapes(model, inputs)
         if not guessed and prepared.has_guessed_types:
             prepared.has_guessed_types = False
             keras_bridge.trace(model, inputs)
-    elif _blocks:
+    elif entered_blocks:
         _trace_if_staged(model, inputs)
         prepared.has_guessed_types = guessed
 
@@ -114,7 +115,7 @@ def trace_built_model(model: keras.Model) -> None:
 
 def _trace_nested(model: keras.Model) -> None:
     """Trace the subclassed models that a model calls outside of any block."""
-    if not _blocks:
+    if not entered_blocks:
         return
     for call in graph_calls(model) or []:
         nested = call.operation
@@ -129,21 +130,21 @@ def _trace_nested(model: keras.Model) -> None:
 
 
 def _trace_if_staged(model: keras.Model, inputs: PyTree) -> None:
-    before = _blocks
+    before = entered_blocks
     try:
         keras_bridge.trace(model, inputs)
     except UntraceableError:
-        if _blocks > before or keras_bridge.has_marked_layers(model):
+        if entered_blocks > before or keras_bridge.has_marked_layers(model):
             raise
     _trace_nested(model)
     calls = graph_calls(model, into_nested=True) or []
     if any(call.mark is not None for call in calls):
         return
     keras_bridge.set_traced_graph(model, None)
-    if _blocks > before:
+    if entered_blocks > before:
         raise ValueError(
             f"{model.name!r} uses PipelineStage inside of layers or models that its call() calls, "
-            "which stay whole. Use it around their calls."
+            "which cannot be divided. Use it around their calls."
         )
     PreparedModel.of(model).has_no_stages = True
 
@@ -176,5 +177,5 @@ def _check_shapes(model: keras.Model, inputs: PyTree) -> None:
             raise ValueError(
                 f"{model.name!r} is in stages that were found for inputs of shape "
                 f"{tuple(traced.shape)}, but received {tuple(given.shape)}. Pass inputs of that "
-                "shape, or make the model anew."
+                "shape, or create the model again."
             )

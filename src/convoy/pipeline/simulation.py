@@ -59,7 +59,7 @@ def _simulate(
         free[device] = ends[action] = start + _duration(action, durations)
         events.append(Event(device, action, start, free[device]))
     events.sort(key=lambda event: (event.start, event.device))
-    return Timeline(tuple(events), schedule.devices, _peak_stash(schedule))
+    return Timeline(tuple(events), schedule.devices, peak_stash(schedule))
 
 
 def _duration(action: Action, durations: Durations) -> float:
@@ -77,15 +77,23 @@ def _transfer(
     return transfers[min(need.stage, action.stage)]
 
 
-def _peak_stash(schedule: Schedule) -> tuple[int, ...]:
-    """Count held activations: from a forward pass to the last action that reads them."""
+def peak_stash(schedule: Schedule, sizes: Sequence[int] | None = None) -> tuple[int, ...]:
+    """Return the most that each device holds at once for backward passes.
+
+    Activations are held from a forward pass to the last action that reads them.
+
+    Args:
+        schedule: a schedule.
+        sizes: bytes that each stage holds for a micro-batch; by default micro-batches are counted.
+    """
     last = Kind.BACKWARD_WEIGHTS if schedule.splits_backward else Kind.BACKWARD
     peaks = []
     for row in schedule.actions:
         held = peak = 0
         for action in row:
-            held += action.kind == Kind.FORWARD
+            size = 1 if sizes is None else sizes[action.stage]
+            held += size * (action.kind == Kind.FORWARD)
             peak = max(peak, held)
-            held -= action.kind == last
+            held -= size * (action.kind == last)
         peaks.append(peak if schedule.trains else min(peak, 1))
     return tuple(peaks)

@@ -1,7 +1,5 @@
 """`convoy.split`: cuts a model into pipeline stages, by names of layers or by measured cost."""
 
-from __future__ import annotations
-
 import difflib
 import logging
 from collections.abc import Sequence
@@ -41,7 +39,7 @@ def split(
     batch_size: int = DEFAULT_BATCH,
     sample: Data = None,
 ) -> keras.Model:
-    """Cut a model into pipeline stages, each for devices of its own.
+    """Cut a model into pipeline stages, each for other devices.
 
     Args:
         model: model to cut, in place; a subclassed model must be built.
@@ -110,7 +108,7 @@ def split_deferred(model: keras.Model, x: Data) -> None:
 
 
 def has_unknown_sizes(model: keras.Model) -> bool:
-    """Return whether an input of a model has an unknown size beside the number of samples."""
+    """Return whether an input of a model has an unknown size other than the batch."""
     return any(None in tensor.shape[1:] for tensor in graph_input_specs(model))
 
 
@@ -213,8 +211,8 @@ def split_by_cost(
     if cuts is None:
         raise ValueError(
             f"{model.name!r} cannot be cut into {stages} stages that fit into the "
-            f"{limit / 1e9:.3g} GB of a device: one would take more, whatever the cut. Ask for "
-            "more stages, or pass a smaller batch_size."
+            f"{limit / 1e9:.3g} GB of a device: in every cut, one stage takes more. Ask for more "
+            "stages, or pass a smaller batch_size."
         )
     if distributed.index() == 0:
         _log_shares(model, calls, seconds, cuts)
@@ -243,7 +241,7 @@ def _log_shares(
     borders = [0, *cuts, len(calls)]
     shares = [sum(seconds[first:end]) / total for first, end in pairwise(borders)]
     logger.info(
-        "%s in %d stages of %s of the time",
+        "%s is cut into %d stages with %s of the time",
         model.name,
         len(shares),
         ", ".join(f"{share:.1%}" for share in shares),

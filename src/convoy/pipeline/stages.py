@@ -1,7 +1,5 @@
 """Pipeline stages of a model: their assignment to its calls, and each stage as a pure function."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -174,18 +172,21 @@ def _use_stages(model: keras.Model, stages: list[int]) -> None:
     prepared.stages, prepared.deferred_split = stages, None
 
 
-def stage_assignment(model: keras.Model, x: Data = None) -> list[int] | None:
+def stage_assignment(
+    model: keras.Model, x: Data = None, *, predicts: bool = False
+) -> list[int] | None:
     """Return the stage of every call of a model, or `None` if it has a single stage.
 
     Args:
         model: any model.
         x: input data that the model is about to run on, if known.
+        predicts: whether the model is about to predict, instead of being trained or evaluated.
 
     Raises:
         ValueError: if only some of its layers have a stage, or the assignment is invalid; or if the
             model has changed since stages were assigned.
     """
-    stages = unchecked_stage_assignment(model, x)
+    stages = unchecked_stage_assignment(model, x, predicts=predicts)
     if stages is None:
         return None
     calls = calls_of(model)
@@ -198,11 +199,13 @@ def stage_assignment(model: keras.Model, x: Data = None) -> list[int] | None:
     return stages
 
 
-def unchecked_stage_assignment(model: keras.Model, x: Data = None) -> list[int] | None:
+def unchecked_stage_assignment(
+    model: keras.Model, x: Data = None, *, predicts: bool = False
+) -> list[int] | None:
     """Return the assignment as `stage_assignment` does, even if the model has changed since."""
     stages = PreparedModel.of(model).stages
     if stages is None or x is not None:
-        trace_stages(model, x)
+        trace_stages(model, x, predicts=predicts)
     if stages is None:
         graph = model_graph(model)
         if graph is None or not graph.is_marked:

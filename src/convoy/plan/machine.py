@@ -2,7 +2,6 @@
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from convoy.engine.data.placement import AXIS, REPLICATED
 from convoy.engine.step.replicate import over_replicas
+from convoy.report.environment import convolve
+from convoy.timing import run_seconds
 from convoy.types import PyTree
 
 # A program is timed RUNS times, or until it has taken SECONDS in MIN_RUNS or more; the median
@@ -83,19 +84,18 @@ def time_together(
         feeds: whether the result becomes the first argument of the next run.
     """
     own = [list(each) for each in arguments]
-    seconds: list[float] = []
-    for run in range(RUNS + 1):
-        start = time.perf_counter()
+
+    def run() -> list[PyTree]:
+        nonlocal own
         for _ in range(IN_A_ROW):
             results = [function(*each) for each in own]
             if feeds:
                 own = [[result, *each[1:]] for each, result in zip(own, results, strict=True)]
-        jax.block_until_ready(results)
-        if run:  # not the first run, which compiles
-            seconds.append((time.perf_counter() - start) / IN_A_ROW)
-        if len(seconds) >= MIN_RUNS and IN_A_ROW * sum(seconds) > SECONDS:
-            break
-    return statistics.median(seconds)
+        return results
+
+    jax.block_until_ready(run())  # compile it
+    times = run_seconds(run, runs=RUNS, seconds=SECONDS, min_runs=MIN_RUNS)
+    return statistics.median(times) / IN_A_ROW
 
 
 def compute_speed(devices: Sequence[jax.Device]) -> tuple[float, float]:
@@ -104,11 +104,6 @@ def compute_speed(devices: Sequence[jax.Device]) -> tuple[float, float]:
     The operations are those of a convolution of ResNet-50, the bytes those of an addition.
     """
     image, kernel = (8, 56, 56, 64), (3, 3, 64, 64)
-
-    def convolve(x: jax.Array, weights: jax.Array) -> jax.Array:
-        numbers = ("NHWC", "HWIO", "NHWC")
-        return jax.lax.conv_general_dilated(x, weights, (1, 1), "SAME", dimension_numbers=numbers)
-
     operations = 2 * np.prod(image) * np.prod(kernel[:3])
     arguments = [_on(device, np.ones(image, "f4"), np.ones(kernel, "f4")) for device in devices]
     flops = operations / time_together(jax.jit(convolve), arguments)

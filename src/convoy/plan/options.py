@@ -20,40 +20,56 @@ SLOTS = {"sgd": 1, "lars": 1, "rmsprop": 2, "adam": 2, "adamw": 2}
 # Default number of devices per host; all stages of a replica are on one.
 PER_HOST = 16
 
-_ELSEWHERE = "devices that are not here"
-
 
 @dataclass(frozen=True)
-class PlanOptions(Configuration):
-    """Flags of `convoy plan`."""
+class PlanOptions(Configuration, all_flags=True):
+    """Flags of `convoy plan`.
 
-    model: Annotated[str, Option("model, as for convoy train", aliases=("model-name",))]
-    devices: Annotated[tuple[Count, ...], Option("number of devices, or several")]
-    global_batch: Annotated[
-        Count, Option("samples per weight update", aliases=("global-batch-size",))
-    ]
-    dataset: Annotated[
-        str | None, Option("dataset with the images (default: by the model)", choices=DATASETS)
-    ] = None
-    memory: Annotated[Size | None, Option("memory of a device, as 8GB (default: one here)")] = None
-    precision: Annotated[str, Option("default: 32.32", choices=PRECISIONS)] = "32.32"
-    optimizer: Annotated[str, Option("for its memory (default: sgd)", choices=SLOTS)] = "sgd"
-    measure: Annotated[bool, Option("time the model here instead of estimating it")] = False
-    devices_per_host: Annotated[
-        Count | None, Option(f"devices of a host (default: {PER_HOST})", _ELSEWHERE)
-    ] = None
-    device_flops: Annotated[Flops | None, Option("speed, as 100TFLOPS", _ELSEWHERE)] = None
-    device_bandwidth: Annotated[Rate | None, Option("of its memory, as 1TB/s", _ELSEWHERE)] = None
-    link: Annotated[Rate | None, Option("between devices, as 50GB/s", _ELSEWHERE)] = None
-    network: Annotated[Rate, Option("between hosts (default: 25Gbit/s)", _ELSEWHERE)] = 3.125e9
-    latency: Annotated[Seconds, Option("between hosts (default: 30us)", _ELSEWHERE)] = 30e-6
-    best: Annotated[Count, Option("number of configurations (default: 5)", "output")] = 5
-    csv: Annotated[Path | None, Option("file for every configuration", "output")] = None
-    page: Annotated[Path | None, Option("Markdown file for the table", "output")] = None
+    Attributes:
+        model: model, as for convoy train
+        devices: number of devices, or several numbers
+        global_batch: samples per weight update
+        dataset: dataset of the images (default: by the model)
+        memory: device memory, such as 8GB (default: as here)
+        precision: precision (default: 32.32)
+        optimizer: optimizer (default: sgd)
+        measure: time the model here instead of estimating it
+
+    other devices:
+        devices_per_host: devices of a host (default: 16)
+        device_flops: speed of a device, such as 100TFLOPS
+        device_bandwidth: memory bandwidth, such as 1TB/s
+        link: bandwidth between devices, such as 50GB/s
+        network: bandwidth between hosts (default: 25Gbit/s)
+        latency: latency between hosts (default: 30us)
+
+    output:
+        best: number of configurations (default: 5)
+        csv: file for every configuration
+        page: Markdown file for the table
+    """
+
+    model: Annotated[str, Option(aliases=("model-name",))]
+    devices: tuple[Count, ...]
+    global_batch: Annotated[Count, Option(aliases=("global-batch-size",))]
+    dataset: Annotated[str | None, Option(choices=DATASETS)] = None
+    memory: Size | None = None
+    precision: Annotated[str, Option(choices=PRECISIONS)] = "32.32"
+    optimizer: Annotated[str, Option(choices=SLOTS)] = "sgd"
+    measure: bool = False
+    devices_per_host: Count | None = None
+    device_flops: Flops | None = None
+    device_bandwidth: Rate | None = None
+    link: Rate | None = None
+    network: Rate = 3.125e9
+    latency: Seconds = 30e-6
+    best: Count = 5
+    csv: Path | None = None
+    page: Path | None = None
 
     def __post_init__(self) -> None:
         if self.measure and (self.device_flops or self.device_bandwidth):
             raise ValueError(
-                "--measure times the devices that are here; --device-flops and --device-bandwidth "
-                "describe others. Pass one or the other."
+                "--measure times the devices of this machine; --device-flops and "
+                "--device-bandwidth describe other devices. Pass one or the other."
             )

@@ -1,14 +1,13 @@
 """Cost profiles of networks: time and memory of their layers, estimated or measured."""
 
-import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import jax
 import keras
 from convoy.engine.data.placement import tree_bytes
-from convoy.jaxpr import Atom
+from convoy.jaxpr import count_flops
 from convoy.pipeline.balance.layer_costs import (
     ForwardBackward,
     LayerSizes,
@@ -21,7 +20,6 @@ from convoy.pipeline.balance.layer_costs import (
 from convoy.pipeline.balance.partition import allowed_cuts
 from convoy.pipeline.stages import calls_of, make_stages
 from convoy.plan.machine import time_together
-from jax.extend.core import Jaxpr, JaxprEqn
 
 # A backward pass computes two products for each one of the forward pass.
 PASSES = 3
@@ -186,31 +184,4 @@ def _normalised(seconds: Sequence[float]) -> tuple[float, ...]:
 def _products(layer: LayerSizes) -> float:
     """Count the floating-point operations of a layer's convolutions and matrix products."""
     traced = jax.make_jaxpr(stage_outputs(layer.stage))(layer.inputs)
-    return sum(map(_operations, _equations(traced.jaxpr)))
-
-
-def _equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
-    for equation in jaxpr.eqns:
-        yield equation
-        for value in equation.params.values():
-            for inner in value if isinstance(value, (tuple, list)) else (value,):
-                inner = getattr(inner, "jaxpr", inner)
-                if isinstance(inner, Jaxpr):
-                    yield from _equations(inner)
-
-
-def _shape(atom: Atom) -> tuple[int, ...]:
-    return atom.aval.shape
-
-
-def _operations(equation: JaxprEqn) -> float:
-    shape = _shape(equation.outvars[0])
-    if equation.primitive.name == "conv_general_dilated":
-        kernel = _shape(equation.invars[1])
-        out_channels = kernel[equation.params["dimension_numbers"].rhs_spec[0]]
-        return 2.0 * math.prod(shape) * math.prod(kernel) / out_channels
-    if equation.primitive.name == "dot_general":
-        (contracted, _), _ = equation.params["dimension_numbers"]
-        left = _shape(equation.invars[0])
-        return 2.0 * math.prod(shape) * math.prod(left[axis] for axis in contracted)
-    return 0.0
+    return count_flops(traced)

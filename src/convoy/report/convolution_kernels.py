@@ -4,8 +4,7 @@ from typing import Any
 
 import numpy as np
 from convoy.cpu import library
-from convoy.report.hlo import Instruction, Instructions, Program, by_name
-from convoy.report.layer_names import find_layer
+from convoy.report.hlo import Instruction, Instructions, Program, by_name, find_layer
 from convoy.report.operation_costs import convolution_flops, kernel_description, window_size
 
 _KINDS = ("forward", "gradient of the input", "gradient of the weights", "inference")

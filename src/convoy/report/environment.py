@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from convoy.timing import run_seconds
 from convoy.versions import installed_versions
 
 # A matrix product and a convolution, large enough to occupy a device.
@@ -64,7 +65,7 @@ def peak(devices: tuple[jax.Device, ...]) -> dict[str, float]:
     large = np.zeros(COPIED // 4, np.float32)
     flops = max(
         product / _fastest(jnp.dot, (square, square), devices),
-        convolution / _fastest(_convolve, (images, kernel), devices),
+        convolution / _fastest(convolve, (images, kernel), devices),
     )
     moved = 2 * COPIED / _fastest(jnp.negative, (large,), devices)
     return {
@@ -74,7 +75,8 @@ def peak(devices: tuple[jax.Device, ...]) -> dict[str, float]:
     }
 
 
-def _convolve(images: jax.Array, kernel: jax.Array) -> jax.Array:
+def convolve(images: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Return a convolution of images with a kernel, of the size of the images."""
     return jax.lax.conv_general_dilated(
         images, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
@@ -86,10 +88,9 @@ def _fastest(
     """Return the shortest time in which all devices run a function, in seconds."""
     program = jax.jit(function)
     given = [[jax.device_put(value, device) for value in arguments] for device in devices]
-    jax.block_until_ready([program(*values) for values in given])
-    seconds: list[float] = []
-    while len(seconds) < MIN_RUNS or (len(seconds) < RUNS and sum(seconds) < SECONDS):
-        begin = time.perf_counter()
-        jax.block_until_ready([program(*values) for values in given])
-        seconds.append(time.perf_counter() - begin)
-    return min(seconds)
+
+    def run() -> list[jax.Array]:
+        return [program(*values) for values in given]
+
+    jax.block_until_ready(run())  # compile it
+    return min(run_seconds(run, runs=RUNS, seconds=SECONDS, min_runs=MIN_RUNS))

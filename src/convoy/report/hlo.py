@@ -1,4 +1,4 @@
-"""Parser of XLA's text form of a compiled program: computations and their instructions."""
+"""Parser of XLA's text form of a compiled program: computations, instructions and their layers."""
 
 from __future__ import annotations
 
@@ -133,23 +133,26 @@ class Program:
         return [i for name in instruction.called for i in self.computations.get(name, ())]
 
     def executed(self) -> Iterator[tuple[Instruction, Instructions, int]]:
-        """Yield each instruction that runs on its own, those beside it, and its number of runs."""
+        """Yield each separate instruction, those of its computation, and its number of runs."""
         for computation, times in self.walk():
             beside = by_name(self.computations.get(computation, ()))
             for instruction in beside.values():
                 yield instruction, beside, times
 
-    def walk(self, computation: str | None = None, times: int = 1) -> Iterator[tuple[str, int]]:
+    def walk(
+        self, computation: str | None = None, times: int = 1, *, into_fusions: bool = False
+    ) -> Iterator[tuple[str, int]]:
         """Yield the computations that run on their own, and the number of their runs.
 
-        Computations that a fusion or a reduction calls are part of it.
+        Computations that a fusion or a reduction calls are part of it, unless `into_fusions`.
         """
         name = self.entry if computation is None else computation
         yield name, times
         for instruction in self.computations.get(name, ()):
-            if instruction.opcode in ("while", "call", "conditional"):
+            if into_fusions or instruction.opcode in ("while", "call", "conditional"):
                 for called in instruction.called:
-                    yield from self.walk(called, times * instruction.trips)
+                    runs = times * instruction.trips
+                    yield from self.walk(called, runs, into_fusions=into_fusions)
 
 
 def _instruction(found: re.Match[str], rest: str) -> Instruction:
@@ -180,3 +183,40 @@ def _size(dtype: str) -> int:
         return _BYTES[dtype]
     bits = re.search(r"\d+", dtype)
     return max(1, int(bits[0]) // 8) if bits else 0
+
+
+# Names in the path of an operation that are not layers.
+_NOT_A_LAYER = re.compile(
+    r"^(jit\(.*\)|pjit|while|body|cond|branch_\d+_fun|closed_call|custom_jvp_call.*|"
+    r"custom_vjp_call.*|checkpoint|activation_checkpointing\d*|rematted_computation|shmap_body|shard_map|jvp|"
+    r"transpose|vmap|core_call|_run_whole|run_steps|_forward|_backward.*|compute)$"
+)
+_WRAPPED = re.compile(r"\b(transpose|jvp|vmap|rematted_computation|checkpoint)\(")
+
+
+def find_layer(path: str, *, trains: bool) -> tuple[str, str]:
+    """Return the layer of an operation, and the pass.
+
+    Args:
+        path: as in `jit(run_steps)/while/body/transpose(jvp(stem))/conv_general_dilated`.
+        trains: whether the program computes gradients. If so, operations outside both passes are
+            part of the weight update.
+
+    Returns:
+        The layer's path, empty if the operation belongs to none; and `"forward"`, `"backward"`,
+        `"update"` (of the weights), or `"other"` (the loop, its data, metrics).
+    """
+    plain = _WRAPPED.sub("", path).replace(")", "")
+    plain = re.sub(r"\bjit\(", "jit:", plain)
+    names = [name for name in plain.split("/")[:-1] if not _is_no_layer(name)]
+    if "transpose(" in path:
+        part = "backward"
+    elif "jvp(" in path or (names and not trains):
+        part = "forward"
+    else:
+        part = "update" if names else "other"
+    return "/".join(dict.fromkeys(names)), part
+
+
+def _is_no_layer(name: str) -> bool:
+    return not name or name.startswith("jit:") or bool(_NOT_A_LAYER.match(name))

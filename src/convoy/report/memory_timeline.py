@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from convoy.report.hlo import ALIASES, Instruction, Program, by_name
-from convoy.report.layer_names import find_layer
+from convoy.report.hlo import ALIASES, Instruction, Program, by_name, find_layer
 from convoy.types import Json
 
 # Their result may reuse the buffer of an operand that is not read afterwards.

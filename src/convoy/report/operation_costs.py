@@ -4,8 +4,7 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass
 from math import prod
 
-from convoy.report.hlo import ALIASES, Instruction, Instructions, Program, by_name
-from convoy.report.layer_names import find_layer
+from convoy.report.hlo import ALIASES, Instruction, Instructions, Program, by_name, find_layer
 
 # Floating-point operations per element of the largest operand, by kernel of `convoy.cpu`.
 _KERNELS = {

@@ -21,14 +21,12 @@ from collections.abc import Hashable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
-from convoy.configuration import Configuration, Count, Option
+from convoy.configuration import Configuration, Count
 from convoy.serving.errors import exhausted, too_large
 from convoy.serving.signature import Signature, TensorSpec
 
-GROUP = "batching and limits"
 # Share of the machine's memory that all requests together may take.
 MEMORY_SHARE = 1 / 4
 # Shares of that budget for one connection, and for one request.
@@ -55,18 +53,18 @@ CGROUP_LIMITS = (
 
 
 @dataclass(frozen=True)
-class AdmissionOptions(Configuration):
-    """Limits of requests, with the flags of `convoy serve` for them."""
+class AdmissionOptions(Configuration, all_flags=True):
+    """Limits of requests, with the flags of `convoy serve` for them.
 
-    max_request_bytes: Annotated[Count, Option("maximum size of a request", GROUP)] = 64 << 20
-    max_memory_bytes: Annotated[
-        Count | None,
-        Option("maximum memory of all requests (default: a quarter of the machine's)", GROUP),
-    ] = None
-    max_requests: Annotated[
-        Count | None,
-        Option("maximum requests at the same time (default: from --max-memory-bytes)", GROUP),
-    ] = None
+    batching and limits:
+        max_request_bytes: maximum size of a request
+        max_memory_bytes: maximum memory of all requests (default: a quarter of the machine's)
+        max_requests: maximum requests at the same time (default: from --max-memory-bytes)
+    """
+
+    max_request_bytes: Count = 64 << 20
+    max_memory_bytes: Count | None = None
+    max_requests: Count | None = None
 
 
 def machine_memory() -> int:
@@ -153,8 +151,8 @@ class Admission:
         """
         if held + more > REQUEST_SHARE * self._memory:
             raise too_large(
-                f"The request needs {held + more} bytes of memory; at most "
-                f"{int(REQUEST_SHARE * self._memory)} are given to one. Send fewer samples."
+                f"The request needs {held + more} bytes of memory; one request may take at most "
+                f"{int(REQUEST_SHARE * self._memory)}. Send fewer samples."
             )
         own = self._bytes_by_connection
         with self._lock:

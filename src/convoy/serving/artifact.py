@@ -9,8 +9,6 @@
 The folder is written under a temporary name and then renamed, so a server never sees a part of it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -6,14 +6,12 @@ eight times as long. So each batch size is timed when a model is loaded, and the
 the smallest sum of times is taken.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-# Time per call beside the model's own: joining requests, switching threads, splitting outputs.
+# Time per call in addition to the model's: joining requests, switching threads, splitting outputs.
 CALL_SECONDS = 2e-4
 # Fraction of the highest throughput that the efficient batch size must reach.
 EFFICIENT = 0.9

@@ -18,8 +18,6 @@ the parts before it could have been computed, so requests that arrive meanwhile 
 the whole.
 """
 
-from __future__ import annotations
-
 import asyncio
 import bisect
 import contextlib
@@ -27,11 +25,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
-from convoy.configuration import Configuration, Count, Option
-from convoy.serving.admission import GROUP
+from convoy.configuration import Configuration, Count
 from convoy.serving.batch_sizes import BatchSizes
 from convoy.serving.errors import Code, ServingError, exhausted
 from convoy.serving.signature import Arrays
@@ -40,22 +36,20 @@ Run = Callable[[Arrays], Arrays]
 
 
 @dataclass(frozen=True)
-class BatchOptions(Configuration):
+class BatchOptions(Configuration, all_flags=True):
     """Options of batching, with the flags of `convoy serve` for them.
 
     With a timeout of 0, a call takes the requests that arrived while the previous one ran.
+
+    batching and limits:
+        max_batch_size: maximum samples per call (default: the largest exported batch size)
+        batch_timeout_micros: how long a request waits for others to join its batch (default: 0)
+        max_enqueued_samples: maximum waiting samples; requests beyond are refused (default: 1000)
     """
 
-    max_batch_size: Annotated[
-        Count | None,
-        Option("maximum samples per call (default: the largest exported batch size)", GROUP),
-    ] = None
-    batch_timeout_micros: Annotated[
-        int, Option("how long a request waits for others to join its batch (default: 0)", GROUP)
-    ] = 0
-    max_enqueued_samples: Annotated[
-        Count, Option("maximum waiting samples; requests beyond are refused (default: 1000)", GROUP)
-    ] = 1000
+    max_batch_size: Count | None = None
+    batch_timeout_micros: int = 0
+    max_enqueued_samples: Count = 1000
 
 
 @dataclass(frozen=True)

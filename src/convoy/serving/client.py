@@ -1,7 +1,5 @@
 """Minimal gRPC and REST clients of a server, for load generation."""
 
-from __future__ import annotations
-
 import difflib
 import http.client
 import json
@@ -15,8 +13,7 @@ from typing import Any, TypeVar
 import grpc
 import numpy as np
 from convoy.serving import tensorflow_serving_pb2 as messages
-from convoy.serving.data_types import NUMPY_NAMES
-from convoy.serving.signature import TensorSpec
+from convoy.serving.signature import NUMPY_NAMES, TensorSpec
 from convoy.serving.tensor_protos import to_array, to_proto
 from convoy.serving.tensorflow_methods import (
     DEFAULT_SIGNATURE,

@@ -1,7 +1,5 @@
 """The configuration file of `convoy serve`: models, versions and labels."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any

@@ -3,17 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import logging
 import os
 import resource
 import select
 import socket
+import struct
+import sys
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 from aiohttp.web_protocol import RequestHandler
 from convoy.serving.credentials import Certificate
-from convoy.serving.last_connections import refuse_new_connections
+
+SO_ATTACH_FILTER = 26
+# Instructions of a packet filter: operation, jump if true, jump if false, operand. They drop the
+# first segment of a connection, which has the flag SYN in byte 13 of its header.
+_FILTER = (
+    (0x30, 0, 0, 13),  # load the byte
+    (0x45, 0, 1, 0x02),  # is the flag set?
+    (0x06, 0, 0, 0),  # then drop the segment
+    (0x06, 0, 0, 0xFFFF),  # otherwise accept it
+)
+
+
+def refuse_new_connections(listener: socket.socket) -> None:
+    """Let the kernel ignore further attempts to connect, where the system can."""
+    if not sys.platform.startswith("linux"):
+        return
+    code = b"".join(struct.pack("HBBI", *instruction) for instruction in _FILTER)
+    buffer = ctypes.create_string_buffer(code)
+    program = struct.pack("HP", len(_FILTER), ctypes.addressof(buffer))
+    with contextlib.suppress(OSError):
+        listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
+
 
 # Clients may send a request on a connection that the server is about to close; at a stop, a
 # connection is kept for this long after its last use.
@@ -52,7 +77,7 @@ class _Refused(asyncio.Protocol):
 
 
 class _Connection(asyncio.Protocol):
-    """A connection whose end is noted.
+    """A connection whose end is recorded.
 
     It stays open for the response when the client has closed its direction.
 
@@ -119,7 +144,7 @@ class HttpConnections:
         """Listen for connections, and return the port.
 
         Raises:
-            OSError: if the port cannot be listened on.
+            OSError: if the port cannot be used.
         """
         await self._runner.setup()
         loop = asyncio.get_running_loop()

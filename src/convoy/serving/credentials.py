@@ -1,7 +1,5 @@
 """The token and the TLS certificate of a server, which can be replaced while it runs."""
 
-from __future__ import annotations
-
 import hmac
 import logging
 import ssl
@@ -75,7 +73,7 @@ class Token:
         try:
             self._token = _read_token(path)
         except (OSError, ValueError) as error:
-            logger.error("The old token stays: %s", error)
+            logger.error("The token is not replaced: %s", error)
         else:
             logger.info("The token was replaced.")
 
@@ -163,7 +161,7 @@ class Certificate:
             _load_pair(self.context, self._certificate, self._key)
         except OSError as error:
             # The certificate may have been replaced, and the key not yet.
-            logger.error("The old certificate stays: %s", describe_error(error))
+            logger.error("The certificate is not replaced: %s", describe_error(error))
         else:
             self._grpc = configuration
             logger.info("The certificate was replaced.")

@@ -5,8 +5,6 @@ Expensive ones, such as long JSON texts and photographs, wait for one separate t
 many arrive, they take one core at most, and other requests do not queue behind them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math
@@ -74,7 +72,7 @@ class Decoders:
         )
 
     def close(self) -> None:
-        """Drop what waits; what runs ends by itself."""
+        """Drop the requests that wait; those that are decoded finish."""
         for threads in (self._cheap, self._expensive):
             threads.shutdown(wait=False, cancel_futures=True)
 

@@ -1,7 +1,5 @@
 """Errors of requests and artifacts, with the codes that gRPC and TensorFlow Serving share."""
 
-from __future__ import annotations
-
 from enum import IntEnum
 from typing import Self
 

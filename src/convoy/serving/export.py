@@ -1,8 +1,5 @@
 """Export of a Keras model as a new version in a model's folder."""
 
-from __future__ import annotations
-
-import importlib.util
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import metadata
@@ -13,6 +10,7 @@ import jax
 import keras
 import numpy as np
 from convoy import cpu
+from convoy.arguments import require_package
 from convoy.serving import artifact
 from convoy.serving.artifact import Artifact, Program
 from convoy.serving.forward_pass import (
@@ -56,7 +54,7 @@ def export(
         class_names: the names of the classes, for a model with one output of class scores.
         preprocessing: a layer, or a function of a symbolic tensor, from the inputs of requests to
             the model's input. The inputs are `uint8` images of the model's shape, unless this is a
-            `keras.Model` with an input of its own.
+            `keras.Model` with a separate input.
         output_names: names of the outputs; by default the keys of a model that returns a
             dictionary, else `output_0`, `output_1`, ...
         format: `"convoy"`; or `"onnx"` (a folder with `model.onnx`) or `"saved_model"`
@@ -76,7 +74,7 @@ def export(
     sizes = _checked_sizes(batch_sizes)
     names = _output_names(served, output_names)
     _check_classes(served, class_names)
-    _check_installed(format)
+    require_package(_PACKAGES[format], f"The format {format}")
     passes = {size: ForwardPass(served, size, cpu.fold) for size in sizes}
     signature = passes[sizes[0]].signature(served, names)
     if format == "onnx":
@@ -102,8 +100,8 @@ def _checked(model: keras.Model) -> keras.Model:
         raise ValueError(f"export() takes a keras.Model, but received {type(model).__name__}.")
     if not getattr(model, "inputs", None):
         raise ValueError(
-            f"{model.name!r} does not know the shape of its input. Only functional and sequential "
-            "models with a keras.Input can be exported."
+            f"{model.name!r} has no known input shape. Only functional and sequential models with "
+            "a keras.Input can be exported."
         )
     # A new model without the optimizer, whose state is not exported.
     return keras.Model(input_structure(model), output_structure(model), name=model.name)
@@ -179,12 +177,6 @@ def _example(model: keras.Model, signature: Signature) -> Arrays:
     for spec, value in zip(signature.outputs, outputs, strict=True):
         arrays[f"={spec.name}"] = np.asarray(value)
     return arrays
-
-
-def _check_installed(format: Format) -> None:
-    package = _PACKAGES[format]
-    if importlib.util.find_spec(package) is None:
-        raise ValueError(f"The format {format} needs the package {package}. Install it with pip.")
 
 
 def _about(model: keras.Model) -> dict[str, Any]:

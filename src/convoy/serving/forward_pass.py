@@ -8,8 +8,6 @@ and stored as constants:
     inputs of a request -------------------------+
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -136,8 +134,8 @@ def input_specs(model: keras.Model) -> tuple[TensorSpec, ...]:
     for leaf in jax.tree.leaves(input_structure(model)):
         if any(size is None for size in leaf.shape[1:]):
             raise ValueError(
-                f"Input {leaf.name!r} has the shape {tuple(leaf.shape)}. Only the first size, the "
-                "batch, may be open: give the model a keras.Input with all others."
+                f"Input {leaf.name!r} has the shape {tuple(leaf.shape)}. Only the batch size may "
+                "be unknown: use a keras.Input that has all other sizes."
             )
         specs.append(TensorSpec(leaf.name, leaf.dtype, tuple(leaf.shape[1:])))
     return tuple(specs)

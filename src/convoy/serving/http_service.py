@@ -1,7 +1,5 @@
 """The HTTP application of a server: its routes, and the checks that every request passes."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import hashlib

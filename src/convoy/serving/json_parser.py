@@ -5,8 +5,6 @@ while it parses megabytes. This one calls it for the parts of a text: an element
 numbers of one. Other threads run in between. The result is the same.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Conversion between arrays and the JSON of TensorFlow Serving's REST API."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Mapping
@@ -14,6 +12,7 @@ from convoy.serving.errors import invalid
 from convoy.serving.images import decode_images
 from convoy.serving.signature import MAX_DIMENSIONS, Arrays, Signature, TensorSpec
 from convoy.serving.tensorflow_methods import example_inputs
+from convoy.user_warnings import first_line
 
 BASE64 = "b64"
 # Longer texts are decoded in the thread for expensive requests.
@@ -49,7 +48,7 @@ def parse(body: bytes, signature: Signature, max_samples: int) -> dict[str, Json
     except json.JSONDecodeError as error:
         raise invalid(f"JSON Parse error: {error.msg} at offset: {error.pos}") from None
     except (UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise invalid(f"JSON Parse error: {_first_line(error)}") from None
+        raise invalid(f"JSON Parse error: {first_line(error)}") from None
     if not isinstance(value, dict):
         raise invalid(f"JSON Value: {_shown(value)} Is not object")
     return value
@@ -307,7 +306,3 @@ def _from_feature(value: Json, spec: TensorSpec) -> np.ndarray | bytes:
 def _shown(value: Json) -> str:
     text = json.dumps(value, default=str) if isinstance(value, Mapping | list) else str(value)
     return text if len(text) <= 100 else f"{text[:97]}..."
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

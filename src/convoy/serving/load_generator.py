@@ -1,7 +1,5 @@
 """Load generator: requests from several processes, and the measured throughput and latency."""
 
-from __future__ import annotations
-
 import multiprocessing
 import time
 from collections.abc import Callable
@@ -15,7 +13,6 @@ from convoy.data.catalog import DATASETS, load
 from convoy.serving.client import (
     CLIENTS,
     FIRST_SECONDS,
-    TOKEN_VARIABLE,
     Address,
     Client,
     RequestError,
@@ -34,25 +31,38 @@ DEFAULT_PORTS = {"grpc": 8500, "rest": 8501}
 
 
 @dataclass(frozen=True)
-class LoadOptions(Configuration):
-    """Options of the load, with the flags of `convoy request` for them."""
+class LoadOptions(Configuration, all_flags=True):
+    """Options of the load, with the flags of `convoy request` for them.
 
-    model: Annotated[str, Option("name of the model")]
-    host: Annotated[str, Option("host of the server")] = "127.0.0.1"
-    port: Annotated[int | None, Option("default: 8500 for gRPC, 8501 for REST")] = None
-    protocol: Annotated[str, Option("protocol", choices=tuple(DEFAULT_PORTS))] = "grpc"
-    token: Annotated[str | None, Option(f"the server's token (default: ${TOKEN_VARIABLE})")] = None
-    processes: Annotated[Count, Option("number of processes that send requests")] = 2
-    num_images: Annotated[Count, Option("images per process")] = 1000
-    batch_size: Annotated[Count, Option("images per request")] = 1
-    use_async: Annotated[bool, Option("whether to send without waiting for responses")] = False
-    request_seconds: Annotated[float, Option("timeout of a request")] = 10.0
-    dataset: Annotated[
-        str | None,
-        Option("send its test images (default: random images)", choices=tuple(DATASETS)),
-    ] = None
-    dataset_path: Annotated[str, Option("folder of the dataset")] = "."
-    verbose: Annotated[bool, Option("whether to print the latency of each request")] = False
+    Attributes:
+        model: name of the model
+        host: host of the server
+        port: default: 8500 for gRPC, 8501 for REST
+        protocol: protocol
+        token: the server's token (default: $CONVOY_SERVING_TOKEN)
+        processes: number of processes that send requests
+        num_images: images per process
+        batch_size: images per request
+        use_async: whether to send without waiting for responses
+        request_seconds: timeout of a request
+        dataset: send its test images (default: random images)
+        dataset_path: folder of the dataset
+        verbose: whether to print the latency of each request
+    """
+
+    model: str
+    host: str = "127.0.0.1"
+    port: int | None = None
+    protocol: Annotated[str, Option(choices=tuple(DEFAULT_PORTS))] = "grpc"
+    token: str | None = None
+    processes: Count = 2
+    num_images: Count = 1000
+    batch_size: Count = 1
+    use_async: bool = False
+    request_seconds: float = 10.0
+    dataset: Annotated[str | None, Option(choices=tuple(DATASETS))] = None
+    dataset_path: str = "."
+    verbose: bool = False
 
     @property
     def address(self) -> Address:

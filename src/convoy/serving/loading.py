@@ -4,8 +4,6 @@ Threads that load are daemons: one that a stalled disk blocks delays neither oth
 end of the process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable
@@ -59,8 +57,8 @@ class Loader:
 
     Args:
         seconds: maximum time to load a version.
-        try_first: whether a version is first loaded in another process, which a version that
-            crashes or hangs takes along.
+        try_first: whether a version is first loaded in another process, so that a version that
+            crashes or hangs does not affect this one.
     """
 
     def __init__(self, seconds: float = 600.0, *, try_first: bool = False) -> None:

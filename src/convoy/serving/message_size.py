@@ -4,8 +4,6 @@ A message of a few megabytes can contain millions of small messages, each of whi
 memory when it is parsed than the two bytes that it is sent in.
 """
 
-from __future__ import annotations
-
 from google.protobuf.descriptor import Descriptor
 
 # Smaller messages are parsed without a look: they cannot contain enough to matter.

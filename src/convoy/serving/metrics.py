@@ -1,7 +1,5 @@
 """Metrics of a server, for Prometheus and for the page."""
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from functools import partial
 

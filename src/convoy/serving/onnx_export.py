@@ -1,7 +1,5 @@
 """Export of a model as ONNX: the JAX operations of convolutional networks as ONNX operators."""
 
-from __future__ import annotations
-
 import string
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The Open Inference Protocol, version 2, over REST, with its binary tensor extension."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +7,6 @@ from typing import Any
 import numpy as np
 from aiohttp import web
 from convoy.serving import admission
-from convoy.serving.data_types import TYPES
 from convoy.serving.errors import invalid
 from convoy.serving.images import decode_images
 from convoy.serving.json_values import (
@@ -22,7 +19,7 @@ from convoy.serving.json_values import (
 )
 from convoy.serving.request_body import read_body
 from convoy.serving.service import Service, Target
-from convoy.serving.signature import MAX_DIMENSIONS, Arrays, Signature, TensorSpec
+from convoy.serving.signature import MAX_DIMENSIONS, TYPES, Arrays, Signature, TensorSpec
 from convoy.serving.versions import LoadedVersion
 from convoy.types import Json
 
@@ -127,7 +124,10 @@ def _parse(
     for entry in entries:
         name = entry.get("name")
         if not isinstance(name, str) or name in arrays:
-            raise invalid(f"Each input needs a name of its own; received {name!r}.")
+            raise invalid(
+                "The names of inputs must be strings, and each must differ from the others; "
+                f"received {name!r}."
+            )
         spec = signature.input(name)
         size = _parameters(entry).get("binary_data_size")
         if size is None:

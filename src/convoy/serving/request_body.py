@@ -1,7 +1,5 @@
 """Reading of a request's body, charged to its reservation as the bytes arrive."""
 
-from __future__ import annotations
-
 from aiohttp import web
 from convoy.serving import admission
 from convoy.serving.errors import too_large

@@ -1,7 +1,5 @@
 """Export of a model as a TensorFlow SavedModel whose program is StableHLO."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

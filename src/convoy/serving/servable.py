@@ -1,8 +1,7 @@
 """One version of a model in memory, compiled for each of its batch sizes."""
 
-from __future__ import annotations
-
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,10 @@ from convoy.cpu import threads
 from convoy.serving import artifact
 from convoy.serving.artifact import Artifact
 from convoy.serving.batch_sizes import measure
-from convoy.serving.custom_calls import unknown_calls
 from convoy.serving.errors import ArtifactError
 from convoy.serving.forward_pass import ForwardPass, input_shapes
 from convoy.serving.signature import Arrays, Signature
+from convoy.user_warnings import first_line
 
 logger = logging.getLogger("convoy.serving")
 
@@ -102,7 +101,7 @@ class Servable:
                     size: ForwardPass(model, size, cpu.fuse) for size in sizes if streams > 1
                 }
         except Exception as error:  # Layers can raise anything.
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            reason = first_line(error)
             logger.warning(
                 "%s cannot be loaded by Keras; the slower portable programs are used: %s",
                 file,
@@ -172,3 +171,38 @@ def _compare(found: Artifact, name: str, value: np.ndarray) -> None:
             f"{found.path}: output {name!r} of the example differs by {difference:.3g} from the "
             f"exported model's (largest value {scale:.3g}). Export the model again."
         )
+
+
+ALLOWED = frozenset(
+    {
+        "ApproxTopK",
+        "SPMDFullToShardShape",
+        "SPMDShardToFullShape",
+        "Sharding",
+        "annotate_device_placement",
+        "cu_threefry2x32_ffi",
+        "hip_threefry2x32_ffi",
+        "shape_assertion",
+        "stablehlo.dynamic_approx_top_k",
+        "stablehlo.dynamic_reduce_window",
+        "stablehlo.dynamic_rng_bit_generator",
+        "stablehlo.dynamic_top_k",
+    }
+)
+_CALL = re.compile(r'custom_call\s+@(?:"([^"]*)"|([\w.$-]+))\(')
+
+
+def unknown_calls(module: str) -> list[str]:
+    """Return the custom calls of a program that are not allowed.
+
+    Args:
+        module: the program as MLIR text.
+    """
+    # Lines of source locations contain file names, which may contain anything.
+    code = "\n".join(line for line in module.splitlines() if not line.startswith("#loc"))
+    names = [quoted or plain for quoted, plain in _CALL.findall(code)]
+    unknown = sorted(set(names) - ALLOWED)
+    # An operation in another syntax counts as unknown.
+    if code.count("custom_call") != len(names):
+        unknown.append("custom_call")
+    return unknown

@@ -1,7 +1,5 @@
 """A server process: its ports, its life cycle, and the polling for new versions."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import faulthandler
@@ -9,23 +7,16 @@ import logging
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated
 
 import grpc
-from convoy.configuration import Configuration, Count, Option
-from convoy.serving.admission import GROUP, AdmissionOptions
-from convoy.serving.batching import BatchOptions
-from convoy.serving.client import TOKEN_VARIABLE
 from convoy.serving.connections import HttpConnections, default_max_connections
-from convoy.serving.credentials import Certificate, Token, check_token
+from convoy.serving.credentials import Certificate, Token
+from convoy.serving.flags import ServerOptions
 from convoy.serving.http_service import HttpService
 from convoy.serving.loading import Loader
 from convoy.serving.service import Service
 from convoy.serving.tensorflow_grpc import GrpcService
 from convoy.serving.versions import ModelConfig
-from pydantic import Field
 
 logger = logging.getLogger("convoy.serving")
 
@@ -33,80 +24,6 @@ logger = logging.getLogger("convoy.serving")
 REFRESH_SECONDS = 1.0
 # Requests that one gRPC connection may have open.
 GRPC_STREAMS = 256
-
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
-Port = Annotated[int, Field(ge=-1, le=65535)]
-
-
-@dataclass(frozen=True)
-class ServerOptions(Configuration):
-    """Options of a server, with the flags of `convoy serve` for them."""
-
-    poll_seconds: Annotated[
-        float, Option("time between searches for new versions; 0: search once", "models")
-    ] = 1.0
-    load_seconds: Annotated[Positive, Option("maximum time to load a version", "models")] = 600.0
-    try_versions: Annotated[
-        bool, Option("whether a separate process loads each version first", "models")
-    ] = True
-    allow_reload: Annotated[
-        bool, Option("whether gRPC clients may change the list of models", "models")
-    ] = False
-    host: Annotated[str, Option("address to listen on", "listening")] = "127.0.0.1"
-    port: Annotated[Port, Option("port of REST; 0: any free port, -1: none", "listening")] = 8501
-    grpc_port: Annotated[Port, Option("port of gRPC; 0: any free port, -1: none", "listening")] = (
-        8500
-    )
-    token: Annotated[
-        str | None,
-        Option(f"token that clients must send (default: ${TOKEN_VARIABLE})", "listening"),
-    ] = None
-    token_file: Annotated[
-        Path | None, Option("a file with the token; read again when it changes", "listening")
-    ] = None
-    tls_certificate: Annotated[Path | None, Option("a PEM file; turns TLS on", "listening")] = None
-    tls_key: Annotated[Path | None, Option("a PEM file", "listening")] = None
-    tls_client_ca: Annotated[
-        Path | None,
-        Option("a PEM file; clients need a certificate of this authority", "listening"),
-    ] = None
-    cors_origin: Annotated[
-        str | None,
-        Option("origin of web pages that may send requests, or * (default: none)", "listening"),
-    ] = None
-    max_connections: Annotated[
-        Count | None,
-        Option("maximum HTTP connections (default: from the limit of open files)", GROUP),
-    ] = None
-    idle_seconds: Annotated[
-        Positive, Option("maximum time of a connection without a complete request", GROUP)
-    ] = 60.0
-    batching: BatchOptions = field(default_factory=BatchOptions)
-    admission: AdmissionOptions = field(default_factory=AdmissionOptions)
-    request_seconds: Annotated[Positive, Option("maximum time of a request", GROUP)] = 60.0
-    drain_seconds: Annotated[
-        NotNegative, Option("time at a stop in which new connections are accepted", GROUP)
-    ] = 1.0
-    stop_seconds: Annotated[
-        NotNegative, Option("maximum time of a stop, with the open requests", GROUP)
-    ] = 30.0
-
-    def __post_init__(self) -> None:
-        if self.token is not None:
-            check_token(self.token, f"--token or ${TOKEN_VARIABLE}")
-            if self.token_file is not None:
-                raise ValueError(f"Pass --token (or ${TOKEN_VARIABLE}), or --token-file, not both.")
-        if (self.tls_certificate is None) != (self.tls_key is None):
-            raise ValueError("--tls-certificate and --tls-key go together. Pass both.")
-        if self.tls_client_ca is not None and self.tls_certificate is None:
-            raise ValueError("--tls-client-ca needs --tls-certificate and --tls-key.")
-        files = (self.token_file, self.tls_certificate, self.tls_key, self.tls_client_ca)
-        for file in files:
-            if file is not None and not file.is_file():
-                raise ValueError(f"{file}: no such file.")
-        if self.port < 0 and self.grpc_port < 0:
-            raise ValueError("--port -1 and --grpc-port -1 leave nothing to listen on.")
 
 
 class Server:
@@ -230,8 +147,7 @@ class Server:
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else error
             raise OSError(
-                f"{options.host}:{options.port} cannot be listened on: {reason}. "
-                "Pass another --port."
+                f"{options.host}:{options.port} cannot be used: {reason}. Pass another --port."
             ) from None
 
     async def _start_grpc(self) -> None:
@@ -258,9 +174,7 @@ class Server:
                 credentials = self._certificate.grpc_credentials()
                 self.grpc_port = self._grpc.add_secure_port(address, credentials)
         except RuntimeError as error:
-            raise OSError(
-                f"{address} cannot be listened on: {error}. Pass another --grpc-port."
-            ) from None
+            raise OSError(f"{address} cannot be used: {error}. Pass another --grpc-port.") from None
         await self._grpc.start()
 
 

@@ -1,7 +1,5 @@
 """The models of a server, for all protocols: lookup, inference, deadlines and request metrics."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,17 +1,21 @@
 """Conversion between arrays and the `TensorProto` and `Example` messages of gRPC requests."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import prod
 
 import numpy as np
 from convoy.data.tensorflow_pb2 import Feature
 from convoy.serving import admission
-from convoy.serving.data_types import NUMPY_NAMES, TYPES
 from convoy.serving.errors import invalid
 from convoy.serving.images import decode_images
-from convoy.serving.signature import MAX_DIMENSIONS, Arrays, Signature, TensorSpec
+from convoy.serving.signature import (
+    MAX_DIMENSIONS,
+    NUMPY_NAMES,
+    TYPES,
+    Arrays,
+    Signature,
+    TensorSpec,
+)
 from convoy.serving.tensorflow_methods import example_inputs
 from convoy.serving.tensorflow_serving_pb2 import DataType, Input, TensorProto
 

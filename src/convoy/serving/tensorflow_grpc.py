@@ -1,7 +1,5 @@
 """TensorFlow Serving's gRPC services: `PredictionService` and `ModelService`."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

@@ -1,15 +1,12 @@
 """Signatures, examples and results, as TensorFlow Serving's REST and gRPC APIs share them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
-from convoy.serving.data_types import TYPES
 from convoy.serving.errors import invalid
 from convoy.serving.images import decode_images
-from convoy.serving.signature import Arrays, Signature, TensorSpec
+from convoy.serving.signature import TYPES, Arrays, Signature, TensorSpec
 from convoy.serving.tensorflow_serving_pb2 import SignatureDefMap
 
 SERVICE_PACKAGE = "tensorflow.serving"

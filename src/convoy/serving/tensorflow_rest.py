@@ -1,7 +1,5 @@
 """TensorFlow Serving's REST API: `/v1/models/...`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 

@@ -10,8 +10,6 @@ the version is refused, and the server goes on:
 The process compiles into JAX's persistent cache, from which the server then takes the programs.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from convoy.arguments import require_package
 from convoy.train.flags import Options
 from convoy.train.metrics import MetricsRow
 from convoy.train.recipe import as_recipe
@@ -23,8 +24,7 @@ def check_installed(options: Options) -> None:
         ValueError: if one is missing.
     """
     for name in _enabled(options):
-        if importlib.util.find_spec(name) is None:
-            raise ValueError(f"--{name} needs the package {name}. Install it: pip install {name}")
+        require_package(name, f"--{name}")
 
 
 @contextlib.contextmanager

@@ -74,7 +74,7 @@ class Options(Configuration, all_flags=True):
             dataset (default: depends on the dataset)
 
     augmentation:
-        augment: random crops and flips, where the dataset has them
+        augment: random crops and flips, if the dataset has them
         flip: mirror images at random, or alternating: each in every second epoch
         crop_padding: pixels of padding before a random crop (default: depends on the dataset)
         crop_border: values of the padding
@@ -130,7 +130,7 @@ class Options(Configuration, all_flags=True):
         clean_dir: delete the run's checkpoints after validation
         output_dir: folder of the run (default: runs/<model>-<dataset>-<time>)
         report: record programs, times and memory, for convoy report
-        mlflow: log to MLflow, as its own settings say
+        mlflow: log to MLflow, with the settings of MLflow
         wandb: log to Weights & Biases
         wandb_run_name: run name in Weights & Biases
         wandb_tags: run tags in Weights & Biases

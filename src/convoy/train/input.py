@@ -1,7 +1,6 @@
 """The input of a run: images in memory, or batches that are read from files during training."""
 
 import contextlib
-import importlib.util
 import os
 import sys
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from convoy.arguments import require_package
 from convoy.data.augment import Output, Transformation
 from convoy.data.batches import AlternatingFlip, Batches, Order, SequentialOrder
 from convoy.data.catalog import DatasetInfo, Split, load, synthetic_split
@@ -62,11 +62,7 @@ def open_images(options: Options, info: DatasetInfo, seed: int) -> Images:
 
 
 def _open_files(options: Options) -> Images:
-    if importlib.util.find_spec("cv2") is None:
-        raise ValueError(
-            "Decoding images needs the package opencv-python-headless. Install it with: "
-            "pip install opencv-python-headless"
-        )
+    require_package("cv2", "Decoding images", "opencv-python-headless")
     root, empty = Path(options.dataset_path), (np.zeros(0), np.zeros(0))
     images = Images(
         find_images(root, "train") if options.training else empty,

@@ -33,7 +33,7 @@ def check_resumable(options: Options) -> None:
     if options.resume and options.output_dir is None:
         raise ValueError("--resume continues the run in a folder. Pass --output-dir too.")
     if options.resume and options.state_every == NEVER:
-        raise ValueError("--resume needs the state that --state-every never does not save.")
+        raise ValueError("--resume needs a saved state, but --state-every never saves none.")
 
 
 def check_folder(options: Options, folder: RunFolder) -> None:

@@ -185,7 +185,9 @@ def epoch_of(checkpoint: Path) -> float:
     """
     match = _NAME.fullmatch(checkpoint.name)
     if match is None:
-        raise ValueError(f"{checkpoint} is not named for an epoch, as epoch_1.0{ENDING} is.")
+        raise ValueError(
+            f"{checkpoint} does not have its epoch in its name, such as epoch_1.0{ENDING}."
+        )
     return float(match[1])
 
 

@@ -1,12 +1,12 @@
 """Settings of a run: options that were checked, and the numbers that follow from them."""
 
-import importlib.util
 import random
 import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
 from convoy import configuration
+from convoy.arguments import require_package
 from convoy.batch_config import BatchConfig
 from convoy.configuration import check, flag_name
 from convoy.data.catalog import CHANNELS, DATASETS, DatasetInfo
@@ -111,7 +111,9 @@ def check_options(options: Options) -> None:
     """
     check(options)
     if not 0 <= options.ema < 1:
-        raise ValueError(f"--ema {options.ema}: pass a momentum from 0 to less than 1, as 0.999.")
+        raise ValueError(
+            f"--ema {options.ema}: pass a momentum from 0 to less than 1, such as 0.999."
+        )
     if options.weight_updates_per_epoch == 0:
         raise ValueError("--weight-updates-per-epoch 0: pass 1 or more, or -1 for all of the data.")
     if options.gradient_accumulation is not None and options.global_batch_size is not None:
@@ -134,11 +136,11 @@ def _check_preprocessing(options: Options) -> None:
             )
     if options.validation_views > 1 and options.synthetic_data in ("ipu", "device"):
         raise ValueError(
-            f"--validation-views {options.validation_views}: pass 1, for --synthetic-data "
+            f"--validation-views {options.validation_views}: pass 1, because --synthetic-data "
             f"{options.synthetic_data} generates each image only once."
         )
-    if options.rand_augment and importlib.util.find_spec("PIL") is None:
-        raise ValueError("--rand-augment needs pillow. Install it with: pip install pillow")
+    if options.rand_augment:
+        require_package("PIL", "--rand-augment", "pillow")
     if options.eight_bit_transfer and options.mixup:
         raise ValueError("--mixup converts bytes to floats; leave --eight-bit-transfer out.")
 

@@ -17,6 +17,7 @@ from convoy.train.network import make_network, with_views
 from convoy.train.run_folder import epoch_of
 from convoy.train.run_log import RunLog
 from convoy.train.run_settings import RunSettings
+from convoy.user_warnings import first_line
 
 
 def validation_strategy(settings: RunSettings) -> convoy.Strategy:
@@ -107,7 +108,7 @@ def load_checkpoint(model: keras.Model, path: Path) -> None:
             warnings.filterwarnings("ignore", message="Skipping variable loading for optimizer")
             model.load_weights(path)
     except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = first_line(error)
         raise ValueError(f"{path} does not hold the weights of {model.name}: {reason}") from None
 
 

@@ -2,8 +2,6 @@
 
 engine_model.py   a model with its configuration, its compiled programs and its strategy
 methods.py        fit, evaluate, predict and their relatives, with Keras's signatures
-input.py          the data of a run
-options.py        options of one model: gradient accumulation, callbacks, pipeline
-stages.py         the pipeline stages of its layers
+options.py        options and stages of one model: accumulation, callbacks, pipeline
 routing.py        the choice between the engine and stock Keras
 """

@@ -1,23 +1,25 @@
 """A model with its configuration, its compiled programs and its strategy."""
 
-from __future__ import annotations
-
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Protocol
 
 import keras
 from convoy import distributed, keras_bridge
-from convoy.engine import checks, stock_path
+from convoy.engine import checks
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.observer import Observer
 from convoy.engine.prepared_model import PreparedModel
 from convoy.engine.run import Runner
+from convoy.pipeline import pipeline_stage
 from convoy.pipeline.config import PipelineConfig, pipeline_placement
 from convoy.pipeline.device_layout import PipelinePlacement
 from convoy.pipeline.split import split_deferred
 from convoy.pipeline.stages import stage_assignment
 from convoy.types import Data
+
+TRAINING = ("fit", "train_on_batch")
 
 
 class ModelStrategy(Protocol):
@@ -39,6 +41,7 @@ class EngineModel:
         runner: runs it, with the programs that were compiled for it.
         strategy: its strategy, whose observer is used from the next run on.
         pipelining: its options of pipeline parallelism.
+        processes: number of processes that run it.
         was_built: whether all of its layers were built when the current run began.
     """
 
@@ -50,14 +53,38 @@ class EngineModel:
         self.runner = Runner(model, config)
         self.strategy = strategy
         self.pipelining = PipelineConfig()
+        self.processes = distributed.count()
         self.was_built = True
         # The graph of a subclassed model that programs were compiled for.
         self._traced_graph = self.prepared.traced_graph
 
     def divisions(self, method: str, has_stages: bool) -> list[str]:
-        """Return what the strategy asks for that needs the parts of a step one by one."""
-        settings = self.prepared.numerics.settings
-        return stock_path.divisions(self.runner.config, settings, method, has_stages)
+        """Return the options of the strategy that run the parts of a step separately.
+
+        Args:
+            method: the method of the model that was called.
+            has_stages: whether the model has pipeline stages.
+        """
+        config, settings = self.runner.config, self.prepared.numerics.settings
+        trains = method in TRAINING
+        found = {
+            checks.PIPELINE: has_stages,
+            f"gradient_accumulation={config.gradient_accumulation}": trains
+            and config.gradient_accumulation > 1,
+            "activation_checkpointing": trains and config.activation_checkpointing is not None,
+            # One replica and one micro-batch have nothing to sum.
+            f"reduction={config.reduction!r}": trains
+            and config.reduction == "sum"
+            and config.replicas > 1,
+            "loss_scale": trains and settings.loss_scale is not None,
+            "stochastic_rounding": trains and settings.rounds,
+        }
+        return [words for words, is_requested in found.items() if is_requested]
+
+    def check_custom_step(self, method: str, has_stages: bool) -> None:
+        """Raise an error if a custom step of the model cannot be divided into parts."""
+        if divisions := self.divisions(method, has_stages):
+            checks.check_custom_step(self.model, method, divisions)
 
     def begin(self, method: str, x: Data) -> Data:
         """Check the model, and choose its configuration: the pipeline's, if it has stages.
@@ -75,9 +102,14 @@ class EngineModel:
 
     def _configure(self, method: str, x: Data) -> None:
         runner, pipelining = self.runner, self.pipelining
-        stages = stage_assignment(self.model, x)
-        divisions = self.divisions(method, stages is not None)
-        checks.check_custom_step(self.model, method, divisions)
+        # If no block was ever entered, no layer has a stage, and the graph need not be known. The
+        # `call` of a model that is not built yet may enter one.
+        may_have_stages = pipeline_stage.entered_blocks or not self.was_built
+        stages = None
+        if may_have_stages or self.prepared.stages is not None:
+            predicts = method.startswith("predict")
+            stages = stage_assignment(self.model, x, predicts=predicts)
+        self.check_custom_step(method, stages is not None)
         observer = self.strategy.observer
         if observer is not runner.observer:
             runner.observe(observer)
@@ -97,18 +129,32 @@ class EngineModel:
             staged = replace(runner.config, placement=placement, pipeline=pipelining)
             runner.use(runner.config, staged)
 
-    def observed(self, name: str) -> AbstractContextManager[None]:
-        """Return a context in which a run is observed."""
-        return self.runner.observer.run(name, self.model, self.runner.current)
+    def run(self, method: str, **arguments: int | None) -> AbstractContextManager[None]:
+        """Return a context for a run, in which it is observed.
 
-    def check_same_run(self, **arguments: int | None) -> None:
-        """Raise an error if other processes were called with other arguments."""
-        if distributed.count() > 1:
-            run = arguments | {
-                "model": [list(variable.shape) for variable in self.model.variables],
-                "gradient_accumulation": self.runner.current.gradient_accumulation,
-                "steps_per_execution": "auto"
-                if self.runner.automatic_steps
-                else int(self.model.steps_per_execution),
-            }
-            distributed.check_same("run", run)
+        Args:
+            method: the method of the model that was called.
+            **arguments: its arguments that must be the same in all processes; none for a method
+                that runs a single batch.
+        """
+        observed = self.runner.observer.run(method, self.model, self.runner.current)
+        if self.processes == 1 or not arguments:
+            return observed
+        return self._shared_run(observed, arguments)
+
+    @contextmanager
+    def _shared_run(
+        self, observed: AbstractContextManager[None], arguments: dict[str, int | None]
+    ) -> Iterator[None]:
+        """Check that all processes were called with the same arguments; share variables."""
+        run = arguments | {
+            "model": [list(variable.shape) for variable in self.model.variables],
+            "gradient_accumulation": self.runner.current.gradient_accumulation,
+            "steps_per_execution": "auto"
+            if self.runner.automatic_steps
+            else int(self.model.steps_per_execution),
+        }
+        distributed.check_same("run", run)
+        with observed:
+            yield
+        self.runner.programs.release()

@@ -1,28 +1,26 @@
 """The methods of `keras.Model` that run on the engine, with Keras's own signatures."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import TypeAlias
 
 import keras
-from convoy import compile_only, distributed, keras_bridge
+from convoy import distributed, keras_bridge
 from convoy.engine import checks, random_state
 from convoy.engine.data.chunks import Feed
-from convoy.engine.data.input import Budget, InputData, check_batch
+from convoy.engine.data.input import Budget, InputData, check_batch, open_input
 from convoy.engine.numerics.numerics import LOGS, Numerics
 from convoy.engine.run import Validate
 from convoy.engine.state import Mode
 from convoy.engine.steps_per_execution import StepsPerExecution
+from convoy.pipeline.stages import stage_assignment
 from convoy.trainer.engine_model import EngineModel
-from convoy.trainer.input import open_feed
 from convoy.types import Batch, Data, Logs, PyTree
 
 Callbacks: TypeAlias = "list[keras.callbacks.Callback] | keras.callbacks.CallbackList | None"
 
 
 class TrainerMethods:
-    """The methods that `keras.Model` calls in place of its own.
+    """The methods that `keras.Model` calls in place of Keras's.
 
     An override in the model's class runs first. The class does not change: the model is saved,
     cloned and printed as under stock Keras.
@@ -36,8 +34,8 @@ class TrainerMethods:
     def compile(self, *args: object, **kwargs: object) -> None:
         """Configure the model for training, as `keras.Model.compile` does.
 
-        `steps_per_execution` is the number of steps in one device call; `"auto"` chooses one that
-        keeps callbacks at least once a second.
+        `steps_per_execution` is the number of steps in one device call; `"auto"` chooses a
+        number for which callbacks run at least once a second.
         """
         requested = checks.check_steps_per_execution(kwargs.get("steps_per_execution", 1))
         self.runner.automatic_steps = requested == "auto"
@@ -75,17 +73,21 @@ class TrainerMethods:
         `batch_size` is the micro-batch of one replica, unless the strategy says otherwise.
         """
         x = self.engine_model.begin("fit", x)
-        if distributed.count() > 1:
+        if self.engine_model.processes > 1:
             random_state.use_state_of_first_process()
         epochs = keras_bridge.limit_epochs(epochs)
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = keras_bridge.train_validation_split(
                 (x, y, sample_weight), validation_split=validation_split
             )
+        validates = validation_data is not None
+        has_own_evaluate = validates and bool(keras_bridge.overridden(self.model, ("evaluate",)))
+        if validates and not has_own_evaluate:
+            has_stages = self.runner.current.pipeline is not None
+            self.engine_model.check_custom_step("evaluate", has_stages)
         budget = Budget(self.engine_model.prepared.data_budget)
         steps_per_execution = self.runner.steps_per_execution("train")
-        feed = open_feed(
-            self.engine_model,
+        feed = self._open(
             "train",
             (x, y, sample_weight),
             budget,
@@ -96,13 +98,12 @@ class TrainerMethods:
             class_weight=class_weight,
         )
         validation: Feed | Validate | None = None
-        if validation_data is not None and keras_bridge.overridden(self.model, ("evaluate",)):
+        if has_own_evaluate:
             validation = self._own_evaluate(
                 validation_data, validation_batch_size or batch_size, validation_steps
             )
         elif validation_data is not None:
-            validation = open_feed(
-                self.engine_model,
+            validation = self._open(
                 "evaluate",
                 keras_bridge.unpack(validation_data),
                 budget,
@@ -110,11 +111,10 @@ class TrainerMethods:
                 batch_size=validation_batch_size or batch_size,
                 steps=validation_steps,
             )
-        self.engine_model.check_same_run(
-            epochs=epochs, steps_per_epoch=feed.steps, batch_size=batch_size
-        )
         callback_list = self._callbacks(callbacks, verbose, feed, epochs=epochs, add_history=True)
-        with self.engine_model.observed("fit"):
+        with self.engine_model.run(
+            "fit", epochs=epochs, steps_per_epoch=feed.steps, batch_size=batch_size
+        ):
             self.runner.train(
                 feed,
                 validation,
@@ -123,7 +123,6 @@ class TrainerMethods:
                 range(initial_epoch, epochs),
                 validation_freq,
             )
-        self.runner.programs.release()
         return self.model.history
 
     def _own_evaluate(
@@ -163,10 +162,8 @@ class TrainerMethods:
         data = x, y, sample_weight
         feed, steps_per_execution, _ = self._open_once("evaluate", data, batch_size, steps)
         callback_list = self._callbacks(callbacks, verbose, feed)
-        self.engine_model.check_same_run(steps=feed.steps, batch_size=batch_size)
-        with self.engine_model.observed("evaluate"):
+        with self.engine_model.run("evaluate", steps=feed.steps, batch_size=batch_size):
             logs = self.runner.evaluate(feed, steps_per_execution, callback_list)
-        self.runner.programs.release()
         return logs if return_dict else keras_bridge.flat_metrics(self.model, logs)
 
     def predict(
@@ -181,12 +178,9 @@ class TrainerMethods:
         x = self.engine_model.begin("predict", x)
         data = x, None, None
         feed, steps_per_execution, budget = self._open_once("predict", data, batch_size, steps)
-        self.engine_model.check_same_run(steps=feed.steps, batch_size=batch_size)
         callback_list = self._callbacks(callbacks, verbose, feed)
-        with self.engine_model.observed("predict"):
-            outputs = self.runner.predict(feed, steps_per_execution, budget, callback_list)
-        self.runner.programs.release()
-        return outputs
+        with self.engine_model.run("predict", steps=feed.steps, batch_size=batch_size):
+            return self.runner.predict(feed, steps_per_execution, budget, callback_list)
 
     def train_on_batch(
         self,
@@ -218,7 +212,7 @@ class TrainerMethods:
         x = self.engine_model.begin("predict_on_batch", x)
         x = keras_bridge.host_arrays(x)
         keras_bridge.build_for_prediction(self.model, x)
-        with self.engine_model.observed("predict_on_batch"):
+        with self.engine_model.run("predict_on_batch"):
             return self.runner.run_once("predict", (x,))
 
     def _on_batch(
@@ -229,7 +223,7 @@ class TrainerMethods:
         keras_bridge.build_for_batch(self.model, batch, explain)
         check_batch(self.model, batch)
         self.model.reset_metrics()
-        with self.engine_model.observed(f"{'train' if mode == 'train' else 'test'}_on_batch"):
+        with self.engine_model.run(f"{'train' if mode == 'train' else 'test'}_on_batch"):
             logs = keras_bridge.python_logs(self.runner.run_once(mode, batch))
         if return_dict:
             return logs
@@ -241,16 +235,45 @@ class TrainerMethods:
     ) -> tuple[Feed, StepsPerExecution, Budget]:
         budget = Budget(self.engine_model.prepared.data_budget)
         steps_per_execution = self.runner.steps_per_execution(mode)
-        feed = open_feed(
-            self.engine_model,
-            mode,
-            data,
-            budget,
-            steps_per_execution,
-            batch_size=batch_size,
-            steps=steps,
+        feed = self._open(
+            mode, data, budget, steps_per_execution, batch_size=batch_size, steps=steps
         )
         return feed, steps_per_execution, budget
+
+    def _open(
+        self,
+        mode: Mode,
+        data: InputData,
+        budget: Budget,
+        steps_per_execution: StepsPerExecution,
+        *,
+        batch_size: int | None,
+        steps: int | None,
+        shuffle: bool | str = False,
+        class_weight: dict[int, float] | None = None,
+    ) -> Feed:
+        """Return the feed of a run, after checking its data and building the model for it."""
+        config, was_built = self.runner.current, self.engine_model.was_built
+        feed = open_input(
+            self.model,
+            mode,
+            data,
+            config,
+            budget,
+            steps_per_execution.maximum,
+            batch_size=batch_size,
+            steps=steps,
+            shuffle=shuffle,
+            class_weight=class_weight,
+            was_built=was_built,
+        )
+        self.engine_model.was_built = True
+        if not was_built and config.pipeline is None and stage_assignment(self.model) is not None:
+            raise ValueError(
+                f"{self.model.name!r} has pipeline stages, which were found only when it was built "
+                "for its data. Call the model on some inputs first, for example model(x[:1])."
+            )
+        return feed
 
     def _callbacks(
         self,
@@ -261,19 +284,20 @@ class TrainerMethods:
         epochs: int = 1,
         add_history: bool = False,
     ) -> keras.callbacks.CallbackList:
-        if compile_only.target() is not None:
+        placement = self.runner.current.placement
+        if placement.is_compile_only:
             # Nothing is computed that callbacks could use, and some of them write files.
             verbose, callbacks = 0, None
         if isinstance(callbacks, keras.callbacks.CallbackList):
             return callbacks
-        reader = keras_bridge.weight_reading_callback(callbacks)
-        if reader is not None and self.runner.current.placement.crosses_processes:
+        reader = placement.crosses_processes and keras_bridge.weight_reading_callback(callbacks)
+        if reader:
             raise ValueError(
                 f"{type(reader).__name__} reads all weights while {self.model.name!r} trains, but "
                 "its stages are in several processes, each with its own weights. Use "
                 "convoy.Checkpoints, or put the stages of a replica into one process."
             )
-        if not distributed.is_first():
+        if self.engine_model.processes > 1 and not distributed.is_first():
             verbose, callbacks = 0, keras_bridge.without_file_writers(callbacks)
         return keras_bridge.Callbacks(
             callbacks,

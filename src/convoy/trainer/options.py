@@ -1,6 +1,4 @@
-"""Options of one model, beside those of its strategy."""
-
-from __future__ import annotations
+"""Options and pipeline stages of one model, in addition to the options of its strategy."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,8 +6,14 @@ from typing import NamedTuple
 
 from convoy.engine.execution_config import Reduction
 from convoy.engine.prepared_model import DeferredSplit
-from convoy.pipeline import Schedule
+from convoy.pipeline import Schedule, Timeline
 from convoy.pipeline.config import PipelineConfig
+from convoy.pipeline.stages import (
+    calls_of,
+    reset_stage_assignment,
+    set_stage_assignment,
+    stage_assignment,
+)
 from convoy.trainer.engine_model import EngineModel
 
 
@@ -26,12 +30,22 @@ class ModelOptions(NamedTuple):
 
 
 class OptionMethods:
-    """The methods that set options of a model."""
+    """The methods that set options of a model, assign its layers to stages, and show these."""
 
-    added = ("set_asynchronous_callbacks", "set_gradient_accumulation", "set_pipelining_options")
+    added = (
+        "set_asynchronous_callbacks",
+        "set_gradient_accumulation",
+        "set_pipelining_options",
+        "get_pipeline_timeline",
+        "set_pipeline_stage_assignment",
+        "get_pipeline_stage_assignment",
+        "reset_pipeline_stage_assignment",
+        "print_pipeline_stage_assignment_summary",
+    )
 
     def __init__(self, engine_model: EngineModel) -> None:
         self.engine_model = engine_model
+        self.model = engine_model.model
         self.runner = engine_model.runner
 
     def set_gradient_accumulation(
@@ -98,6 +112,30 @@ class OptionMethods:
         self.engine_model.pipelining = PipelineConfig(
             schedule, mapping, activation_checkpointing, record
         )
+
+    def get_pipeline_timeline(self) -> Timeline | None:
+        """Return the timeline of the last weight update that was timed."""
+        runner = self.runner.programs.find("train")
+        return getattr(runner, "timeline", None)
+
+    def set_pipeline_stage_assignment(self, stages: list[int]) -> None:
+        """Set the stage of every layer, in the order in which layers run."""
+        set_stage_assignment(self.model, stages)
+
+    def get_pipeline_stage_assignment(self) -> list[int] | None:
+        """Return the stage of every layer, or `None` if the model has one stage."""
+        return stage_assignment(self.model)
+
+    def reset_pipeline_stage_assignment(self) -> None:
+        """Put all layers into one stage."""
+        reset_stage_assignment(self.model)
+
+    def print_pipeline_stage_assignment_summary(self) -> None:
+        """Print the stage of every layer."""
+        stages = stage_assignment(self.model)
+        calls = calls_of(self.model)
+        for call, stage in zip(calls, stages or [0] * len(calls), strict=True):
+            print(f"stage {stage}  {type(call.operation).__name__:24} {call.name}")
 
     def options(self) -> ModelOptions:
         """Return the options of this model."""

@@ -60,7 +60,5 @@ def test_the_same_seed_gives_the_same_key(rng):
 
 
 def test_a_way_to_round_must_be_known():
-    with pytest.raises(
-        ValueError, match=r"'never' is not a way to round\. Pass one of 'off', 'on'"
-    ):
+    with pytest.raises(ValueError, match=r"'never' is unknown\. Pass one of 'off', 'on'"):
         Settings(stochastic_rounding="never")

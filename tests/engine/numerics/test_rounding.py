@@ -153,5 +153,5 @@ def test_32_bit_weights_are_untouched_by_it():
 
 
 def test_an_unknown_word_is_refused():
-    with pytest.raises(ValueError, match="'ON' is not a way to round"):
+    with pytest.raises(ValueError, match="'ON' is unknown"):
         convoy.Strategy(stochastic_rounding="ON")

@@ -107,5 +107,5 @@ def test_a_model_without_a_graph_is_refused(data):
         return model
 
     model = make_convoy(make, activation_checkpointing=1000)
-    with pytest.raises(ValueError, match="is a subclassed model, without a graph to divide"):
+    with pytest.raises(ValueError, match="is a subclassed model, which has no graph of layers"):
         model.fit(data[0], np.zeros((48, 3)), verbose=0)

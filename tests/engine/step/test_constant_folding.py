@@ -187,9 +187,9 @@ def test_training_releases_what_was_prepared():
     model = on_engine()
     model.predict_on_batch(X)
     prepared = model.set_gradient_accumulation.__self__.runner.programs._weights
-    assert len(prepared._kept) == 1
+    assert len(prepared.kept) == 1
     train_on_batch(model)
-    assert len(prepared._kept) == 0
+    assert len(prepared.kept) == 0
 
 
 def test_memory_does_not_grow_with_changes_of_weights():
@@ -210,7 +210,7 @@ def test_at_most_a_few_programs_keep_values():
     for batch in range(1, 8):
         model.predict_on_batch(X[:batch])
     prepared = model.set_gradient_accumulation.__self__.runner.programs._weights
-    assert len(prepared._kept) == constant_folding.KEPT_PROGRAMS
+    assert len(prepared.kept) == constant_folding.KEPT_PROGRAMS
 
 
 def test_a_layer_with_effects_is_left_whole(capfd):

@@ -35,18 +35,18 @@ def test_returns_the_logs_of_the_last_step():
     assert logs == {"last": 2.0}
 
 
-def test_another_number_of_steps_needs_no_other_program():
+@pytest.mark.parametrize("repeat", [loop, lambda step: collect(step, max_steps=10)])
+def test_a_step_is_traced_once_for_any_number_of_steps(repeat):
     traces = []
 
     def counted(state, position):
         traces.append(position)
         return add(state, position)
 
-    program = jax.jit(loop(counted))
+    program = jax.jit(repeat(counted))
     program(state(), SOURCE, 3)
-    first = len(traces)
     program(state(), SOURCE, 7)
-    assert len(traces) == first
+    assert len(traces) == 1
 
 
 def test_the_steps_are_a_loop_in_the_program_and_not_copies():

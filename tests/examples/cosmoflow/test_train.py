@@ -204,6 +204,7 @@ def test_the_estimator_resumes_from_its_checkpoint(script, capsys, config):
     assert epochs == ["epoch 2/2"]
 
 
+@pytest.mark.slow
 def test_two_instances_are_one_run_with_their_gradients_exchanged(script, capsys, config):
     tree = yaml.safe_load(config.read_text())
     tree["data"]["shard"] = False  # so that one process has the same order

@@ -129,7 +129,7 @@ def test_says_that_stages_made_anew_have_new_weights(configure, caplog):
         stages, _ = with_layers_inside()
         pipeline(stages, 2, infeed_queue=line.infeed, outfeed_queue=line.outfeed)
         Line().train()  # a method is another for every object
-    assert caplog.text.count("made anew, and with them their weights") == 1
+    assert caplog.text.count("created again, with new weights") == 1
 
 
 def test_a_learning_rate_is_set_on_the_optimizer(configure):

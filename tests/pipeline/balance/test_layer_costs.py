@@ -1,5 +1,6 @@
 import jax
 import keras
+from convoy import timing
 from convoy.pipeline.balance import layer_costs
 from convoy.pipeline.balance.layer_costs import input_shapes, layer_sizes, measure_layers
 from convoy.pipeline.stages import calls_of
@@ -19,7 +20,7 @@ def test_a_busy_second_does_not_decide(monkeypatch):
         return run, list
 
     now = [0.0]
-    monkeypatch.setattr(layer_costs.time, "perf_counter", lambda: now[-1])
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[-1])
     programs = [program(name, seconds) for name, seconds in (("a", 1.0), ("b", 2.0), ("c", 3.0))]
     assert layer_costs.time_in_turns(programs) == [1.0, 2.0, 3.0]
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from convoy.engine.numerics.loss_scale import StaticLossScale
-from convoy.pipeline.runner.stage_function import StageInputs
+from convoy.pipeline.runner.stage_forward import StageInputs
 from convoy.pipeline.runner.stage_program import BackwardInputs, StageProgram
 
 W = jnp.linspace(-1.0, 1.0, 12, dtype=jnp.float32).reshape(3, 4)

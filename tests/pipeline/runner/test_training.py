@@ -326,7 +326,7 @@ def test_a_model_with_a_loss_of_its_own_is_refused(samples):
 
     model = convoy.split(make_convoy(make, devices=2), ["b"])
     x, _ = samples
-    with pytest.raises(ValueError, match="Own overrides compute_loss, which needs the whole model"):
+    with pytest.raises(ValueError, match="Own overrides compute_loss, which needs all outputs"):
         model.fit(x, x[:, 0, 0], verbose=0)
 
 

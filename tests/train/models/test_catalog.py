@@ -1,7 +1,10 @@
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from convoy.train.models import make_model
-from convoy.train.models.cifar_resnet import Subsample
+from convoy.train.models.catalog import MODELS
 
 
 def trainable(model):
@@ -89,14 +92,6 @@ def test_last_norms_of_bottlenecks_begin_at_zero_where_the_shortcut_has_no_weigh
     assert np.all(model.get_layer("conv2_block1_3_bn").gamma.numpy() == 1)
 
 
-def test_subsampling_doubles_channels_with_zeros(rng):
-    x = rng.random((2, 5, 6, 3), "float32")
-    y = np.asarray(Subsample()(x))
-    np.testing.assert_array_equal(y[..., :3], x[:, ::2, ::2])
-    assert not y[..., 3:].any()
-    assert y.shape == (2, 3, 3, 6)
-
-
 @pytest.mark.slow
 def test_a_model_of_keras_applications_by_name_in_any_case():
     model = make_model("MobileNetV2", (32, 32, 3), 7)
@@ -126,7 +121,7 @@ def test_a_function_of_the_users_own(tmp_path, monkeypatch):
 
 
 def test_an_unknown_model_is_refused_with_those_there_are():
-    with pytest.raises(ValueError, match=r"Did you mean cifar_resnet8.* Known are .*toy_model"):
+    with pytest.raises(ValueError, match=r"Did you mean cifar_resnet8.* Pass .*toy_model"):
         make_model("cifar_resnet9", (32, 32, 3), 10)
 
 
@@ -139,3 +134,31 @@ def test_images_that_are_too_small_are_refused():
     message = r"images of shape \(8, 8, 1\): .*output size.*Choose another --model or --dataset"
     with pytest.raises(ValueError, match=message):
         make_model("toy_model", (8, 8, 1), 10)
+
+
+READ_BACK = """
+import sys
+
+import convoy.serving.servable
+import keras
+
+for line in sys.stdin:
+    print(keras.models.model_from_json(line).count_params())
+"""
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "names",
+    [("cifar_resnet8", "cifar_fast"), pytest.param(tuple(MODELS), marks=pytest.mark.slow)],
+    ids=["small", "all"],
+)
+def test_a_server_can_read_networks_back(names):
+    """It imports the layers of `convoy train`, but not `convoy.train`."""
+    networks = [make_model(name, (32, 32, 3), 10) for name in names]
+    texts = "".join(network.to_json() + "\n" for network in networks)
+    done = subprocess.run(
+        [sys.executable, "-c", READ_BACK], input=texts, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(network.count_params()) for network in networks]

@@ -1,7 +1,7 @@
 // The choice between the implementations of a convolution.
 //
 // This is the only place that chooses by type; the rows `winograd` and `direct` of
-// `kernel_support.py` describe the same choice, and a test compares them. The `Takes` of each
+// `kernel_dtypes.py` describe the same choice, and a test compares them. The `Takes` of each
 // implementation decide by form and size: what they can compute, and what they compute faster than
 // oneDNN.
 //

@@ -7,6 +7,7 @@ else is streamed in blocks, the next one moving while this one computes (`stream
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple, Protocol
 
 from convoy.engine.random_state import RandomState
@@ -61,9 +62,10 @@ class StepDivision:
     micro_batches_per_step: int = 1
     keeps_incomplete: bool = True
 
-    def divides(self, samples: int) -> bool:
-        """Return whether the samples of a step divide over replicas and micro-batches."""
-        return samples % (self.replicas * self.micro_batches_per_step) == 0
+    @cached_property
+    def parts(self) -> int:
+        """Parts that the samples of a step are divided into, over replicas and micro-batches."""
+        return self.replicas * self.micro_batches_per_step
 
     def steps_until(self, units: int, units_per_step: int, end: int) -> int:
         """Return the number of steps that take so much data.
@@ -78,17 +80,18 @@ class StepDivision:
         """
         if 0 < end < units:
             raise ValueError(
-                f"The checkpoint was taken {units} into the data, which now ends after {end}. "
-                "Resume with the data that the run began with."
+                f"The checkpoint was saved after {units} samples or batches of the epoch, but the "
+                f"data now ends after {end}. Resume with the data that the run started with."
             )
         steps, left = divmod(units, units_per_step)
         if left and units == end:
             return steps + 1
         if left or steps % self.steps_per_update:
             raise ValueError(
-                f"The checkpoint was taken {units} into the data, but a weight update now takes "
-                f"{units_per_step * self.steps_per_update} and none ends there. Resume with a "
-                f"batch size, devices and accumulation whose product divides {units}."
+                f"The checkpoint was saved after {units} samples or batches of the epoch, which is "
+                f"not a multiple of the {units_per_step * self.steps_per_update} that a weight "
+                "update now takes. Resume with a batch size, devices and accumulation whose "
+                f"product divides {units}."
             )
         return steps
 

@@ -1,5 +1,7 @@
 """Conversion of a user's input data into a feed."""
 
+from dataclasses import dataclass
+
 import keras
 from convoy import keras_bridge, user_warnings
 from convoy.arguments import whole_number
@@ -19,11 +21,11 @@ InputData = tuple[Data, Data, Data]
 """Inputs, targets and sample weights; or a dataset, `None` and `None`."""
 
 
+@dataclass
 class Budget:
-    """Memory that data may take on each device."""
+    """Memory that data may take on each device, in bytes."""
 
-    def __init__(self, size: int) -> None:
-        self.left = size
+    left: int
 
     def reserve(self, size: int) -> bool:
         """Take a part of the budget; return whether there was enough left."""
@@ -66,7 +68,7 @@ def open_input(
     Raises:
         ValueError: if the data does not fit the model.
     """
-    division, steps = config.division(mode), keras_bridge.limit_steps(steps)
+    division, steps = config.divisions[mode], keras_bridge.limit_steps(steps)
     if mode == "train":
         _check_steps(steps, division)
     batches_per_step = 1
@@ -149,7 +151,7 @@ def _check_steps(steps: int | None, division: StepDivision) -> None:
 
 def _check_batch(samples: int, batch: int, division: StepDivision, config: ExecutionConfig) -> None:
     """Check that a batch divides and is not too large; warn of samples that are left out."""
-    if not division.divides(batch):
+    if batch % division.parts:
         unit = config.micro_batches
         raise ValueError(
             f"batch_size={batch} does not divide over {_factors(config)} = {unit} micro-batches. "

@@ -31,6 +31,7 @@ class Placement:
         mesh: the devices, or `None` for JAX's default device.
         replicas: the number of replicas.
         platform: the platform of the devices, such as `"cpu"`.
+        is_compile_only: whether the devices are those of a compile target.
         spans_processes: whether some of the devices belong to other processes.
         crosses_processes: whether parts of one replica are in different processes.
     """
@@ -40,8 +41,9 @@ class Placement:
         self.replicas = mesh.size if mesh else 1
         first = mesh.devices.flat[0] if mesh else compile_only.default_device()
         self.platform: str = first.platform
-        is_here = not compile_only.is_compile_only(first)
-        self.spans_processes = mesh is not None and mesh.is_multi_process and is_here
+        self.is_compile_only = compile_only.is_compile_only(first)
+        is_shared = mesh is not None and mesh.is_multi_process
+        self.spans_processes = is_shared and not self.is_compile_only
         self.crosses_processes = False
 
     def is_own(self, replica: int) -> bool:
@@ -59,7 +61,10 @@ class Placement:
         return self._put(block, SHARDED)
 
     def _put(self, tree: PyTree, spec: PartitionSpec) -> PyTree:
-        return device_put(tree, None if self.mesh is None else NamedSharding(self.mesh, spec))
+        sharding = None if self.mesh is None else NamedSharding(self.mesh, spec)
+        if self.is_compile_only:
+            return compile_only.stand_ins(tree, sharding)
+        return _device_put(tree, sharding)
 
 
 def is_local(device: jax.Device) -> bool:
@@ -73,6 +78,10 @@ def device_put(tree: PyTree, sharding: Sharding | jax.Device | None) -> PyTree:
         sharding = SingleDeviceSharding(sharding)
     if compile_only.has_device_of(sharding):
         return compile_only.stand_ins(tree, sharding)
+    return _device_put(tree, sharding)
+
+
+def _device_put(tree: PyTree, sharding: Sharding | None) -> PyTree:
     if sharding is None or sharding.is_fully_addressable:
         return jax.device_put(tree, sharding)
     return jax.tree.map(lambda value: _put_shards(value, sharding), tree)
@@ -97,7 +106,7 @@ def to_host(value: jax.Array) -> np.ndarray:
 
 
 def to_local(value: jax.Array) -> jax.Array:
-    """Return an array as one of this process alone, for computations that others do not join."""
+    """Return an array that belongs to this process only, for computations without the others."""
     if not spans_processes(value):
         return value
     return (

@@ -37,7 +37,7 @@ class Resident:
         self.batch = batch
         self.shuffle = shuffle
         self.division = division
-        self.is_sharded = division.divides(self.batch)
+        self.is_sharded = self.batch % division.parts == 0
         update = self.batch * division.steps_per_update
         self.complete_steps = self.samples // update * division.steps_per_update
         left = self.samples - self.complete_steps * self.batch
@@ -55,7 +55,7 @@ class Resident:
         self.order: jax.Array | None = None
         self.resume_obstacle: str | None = None
         self.step = self.start = self.end = 0
-        self._is_drawn = False
+        self._is_drawn = self._is_repeatable = False
         self._drawn_from: random_state.RandomState | None = None
 
     def begin_epoch(self) -> None:
@@ -68,7 +68,8 @@ class Resident:
         self._set_end()
 
     def make_repeatable(self) -> None:
-        """Do nothing: the order always depends on the random state alone."""
+        """Note the random state before each order is drawn: the order depends on it alone."""
+        self._is_repeatable = True
 
     def position(self, *, epoch_over: bool) -> DataPosition:
         drawn_from = self._drawn_from if self._is_drawn else None
@@ -138,7 +139,9 @@ class Resident:
 
     def _draw_order(self) -> None:
         """Draw an epoch's order from NumPy's generator exactly as stock Keras does."""
-        self._is_drawn, self._drawn_from = True, random_state.capture()
+        self._is_drawn = True
+        if self._is_repeatable:
+            self._drawn_from = random_state.capture()
         if not self.shuffle:
             self.order = None
             return

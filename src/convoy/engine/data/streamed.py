@@ -243,7 +243,7 @@ class Streamed:
         samples = _samples(group[0]) * self.batches_per_step
         # The last batch of arrays may have fewer samples, and still divide over the replicas.
         is_smaller = self.batches.sliced_from_arrays and samples != self.batches.batch_size
-        if is_smaller or not self.division.divides(samples):
+        if is_smaller or samples % self.division.parts:
             if not is_smaller:
                 self._warn_undivided(samples)
             yield from self._incomplete(group, read)

@@ -150,8 +150,9 @@ class AutomaticLossScale:
         """
         if self.captured_only and not captured:
             raise ValueError(
-                "Only captured gradients are to decide the loss scale, but none is captured. Wrap "
-                "layers in ipu.keras.layers.CaptureUpstreamGradients; models in stages cannot."
+                "captured_only=True counts captured gradients only, but the model captures none. "
+                "Wrap layers in ipu.keras.layers.CaptureUpstreamGradients, which is not supported "
+                "with pipeline stages."
             )
         return captured if self.captured_only else gradients
 

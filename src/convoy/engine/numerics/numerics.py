@@ -1,6 +1,7 @@
 """Mixed-precision settings of a strategy, and the state that training carries for them."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, get_args
 
 import jax
@@ -42,11 +43,11 @@ class Settings:
         words = get_args(StochasticRounding)
         if self.stochastic_rounding not in words:
             raise ValueError(
-                f"stochastic_rounding={self.stochastic_rounding!r} is not a way to round. "
-                f"Pass one of {', '.join(map(repr, words))}."
+                f"stochastic_rounding={self.stochastic_rounding!r} is unknown. Pass one of "
+                f"{', '.join(map(repr, words))}."
             )
 
-    @property
+    @cached_property
     def rounds(self) -> bool:
         return self.stochastic_rounding != "off"
 
@@ -60,17 +61,14 @@ class Numerics:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self._variables: list[keras.Variable] | None = None
 
-    @property
+    @cached_property
     def variables(self) -> list[keras.Variable]:
         """The variables, which checkpoints contain; a saved Keras model does not."""
         settings = self.settings
         if settings.loss_scale is None and not settings.rounds:
             return []
-        if self._variables is None:
-            self._variables = _make_variables(settings.loss_scale)
-        return self._variables
+        return _make_variables(settings.loss_scale)
 
     @property
     def loss_scale_state(self) -> LossScaleState | None:
@@ -81,7 +79,7 @@ class Numerics:
         return LossScaleState(*(np.asarray(variable.value).item() for variable in state))
 
     def logs(self, numerics: Arrays) -> Logs:
-        """Return what training logs beside the metrics."""
+        """Return the values that training logs in addition to the metrics."""
         if self.settings.loss_scale is None or not numerics:
             return {}
         state, _ = unpack(numerics)

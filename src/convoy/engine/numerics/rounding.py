@@ -1,4 +1,4 @@
-"""Stochastic rounding: up or down by chance, so that the mean is the value itself."""
+"""Stochastic rounding: up or down at random, so that the expected result is the value itself."""
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,9 @@ def is_half(value: jax.Array) -> bool:
 def round_stochastically(value: jax.Array, dtype: jnp.dtype, key: jax.Array) -> jax.Array:
     """Round float32 numbers to one of their two neighbours in a 16-bit type.
 
-    The nearer a neighbour, the likelier it is: the mean over many roundings is the number. One
-    that the type can hold stays what it is, and so do infinity and NaN. What rounding to nearest
-    makes infinite is infinite here too; nothing else is.
+    The nearer a neighbour, the likelier it is: the mean over many roundings is the number. A
+    number that the type can represent does not change, and neither do infinity and NaN. A number
+    becomes infinite only if rounding to nearest makes it infinite too.
 
     Args:
         value: numbers in float32.
@@ -28,8 +28,8 @@ def round_stochastically(value: jax.Array, dtype: jnp.dtype, key: jax.Array) -> 
     """
     bits = jax.lax.bitcast_convert_type(value, jnp.uint32)
     random = jax.random.bits(key, value.shape, jnp.uint32)
-    # The bits that the type has no room for: adding a random number carries into those that it
-    # has as often as their share of one unit says. A sign in front changes nothing about that.
+    # `spare` bits are dropped. Adding a random number to them carries into the kept bits with a
+    # probability equal to the dropped fraction of one unit. The sign bit has no effect on this.
     spare = 16 if dtype == jnp.bfloat16 else 13
     kept = (bits + (random >> (32 - spare))) >> spare << spare
     if dtype == jnp.bfloat16:

@@ -63,9 +63,8 @@ def segments_of(
     calls = None if is_subclassed(model) else graph_calls(model)
     if calls is None:
         raise ValueError(
-            f"activation_checkpointing was passed, but {model.name!r} is a subclassed model, "
-            "without a graph to divide. Make it functional, or use keras.remat inside of its "
-            "call()."
+            f"activation_checkpointing was passed, but {model.name!r} is a subclassed model, which "
+            "has no graph of layers. Make it functional, or use keras.remat in its call()."
         )
     if isinstance(activation_checkpointing, int):
         return _by_memory(calls, activation_checkpointing, samples)

@@ -43,7 +43,7 @@ def reducer(reduction: Reduction, reduction_bucket: int) -> Reduce:
     Args:
         reduction: `"mean"` or `"sum"`.
         reduction_bucket: bytes up to which gradients of one type are joined and reduced together;
-            0 reduces each by itself.
+            0 reduces each separately.
     """
 
     def reduce(gradients: Arrays, others: PyTree) -> tuple[Arrays, PyTree]:

@@ -1,4 +1,4 @@
-"""Constant folding for steps that do not train: values that follow from weights alone.
+"""Constant folding for steps that do not train: values that depend only on weights.
 
     weights ----> early equations ----> folded weights ---+
        |         (run when weights change)                |
@@ -7,7 +7,7 @@
 
 The step is traced once, and its equations are divided into those that depend on constants only,
 such as batch normalisation folded into a convolution or weights packed for a CPU kernel, and the
-others. The early ones run when a weight has changed; their results are kept beside the weights.
+others. The early ones run when a weight has changed, and their results are kept.
 """
 
 from __future__ import annotations
@@ -169,14 +169,18 @@ class FoldedStep:
 
 
 class FoldedWeights:
-    """A cache of the folded weights of the programs that ran last."""
+    """A cache of the folded weights of the programs that ran last.
+
+    Attributes:
+        kept: weights and what they were folded to, by step; the one that ran last comes last.
+    """
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[FoldedStep, tuple[list[weakref.ref], Arrays]] = OrderedDict()
+        self.kept: OrderedDict[FoldedStep, tuple[list[weakref.ref], Arrays]] = OrderedDict()
 
     def get(self, step: FoldedStep, constants: Arrays) -> Arrays:
         """Return the arguments of a step's late equations, folded again if a weight has changed."""
-        folded_from, values = self._kept.pop(step, ([], []))
+        folded_from, values = self.kept.pop(step, ([], []))
         unchanged = len(folded_from) == len(constants) and all(
             reference() is value for reference, value in zip(folded_from, constants, strict=True)
         )
@@ -184,13 +188,10 @@ class FoldedWeights:
             del values  # before new ones are computed, so that memory need not hold both
             values = step.fold(constants)
             folded_from = [weakref.ref(value) for value in constants]
-        self._kept[step] = (folded_from, values)
-        if len(self._kept) > KEPT_PROGRAMS:
-            self._kept.popitem(last=False)
+        self.kept[step] = (folded_from, values)
+        if len(self.kept) > KEPT_PROGRAMS:
+            self.kept.popitem(last=False)
         return step.arguments(constants, values)
-
-    def clear(self) -> None:
-        self._kept.clear()
 
 
 def _trace(

@@ -7,7 +7,7 @@ The mean of the losses of all local batches is the loss of the global batch, exc
 - losses that are divided by the weights of their samples, or by what a mask keeps of them. Their
   denominator is a sum over the global batch, of which a local batch knows only its own part;
 - batch normalisation with statistics over several replicas;
-- metrics of the user's own, whose state may be anything.
+- custom metrics, whose state may be of any kind.
 """
 
 from collections.abc import Callable
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 from convoy import keras_bridge
 from convoy.context import bound
 from convoy.engine.data.placement import AXIS, tree_zeros
@@ -36,7 +37,7 @@ class GlobalBatch:
     Attributes:
         local_batches: local batches over which the mean is taken afterwards.
         batch_norm_group: replicas that share batch-normalisation statistics.
-        separate_programs: local batches that run in programs of their own, as in a pipeline.
+        separate_programs: local batches that run in separate programs, as in a pipeline.
     """
 
     local_batches: int
@@ -80,9 +81,9 @@ class GlobalBatch:
         """
         if self.separate_programs > 1:
             raise ValueError(
-                "The loss divides by how much of its batch a mask keeps, or by the weights of its "
-                f"samples, but each of {self.separate_programs} micro-batches in a pipeline sees "
-                "itself only. Use a loss with reduction='sum', or train the model without stages."
+                "The loss divides by a mask or by the weights of its samples, but each of "
+                f"{self.separate_programs} micro-batches in a pipeline has only its own. Use a "
+                "loss with reduction='sum', or train the model without stages."
             )
         mean = mean_denominator(own)
         return jnp.where(mean == 0, 0, own / jnp.where(mean == 0, 1, mean))
@@ -95,9 +96,12 @@ class GlobalBatch:
         if self.batch_norm_group == 1:
             return mean, variance
         dtype = mean.dtype
-        own = mean.astype(jnp.float32)
+        # At least float32: 16 bits would round the statistics of a replica before the average.
+        own, own_variance = (
+            value.astype(np.promote_types(dtype, jnp.float32)) for value in (mean, variance)
+        )
         group_mean = self.over_group(own)
-        group_variance = self.over_group(variance.astype(jnp.float32) + (own - group_mean) ** 2)
+        group_variance = self.over_group(own_variance + (own - group_mean) ** 2)
         return group_mean.astype(dtype), group_variance.astype(dtype)
 
     def over_group(self, value: jax.Array) -> jax.Array:
@@ -188,8 +192,8 @@ def _mean_over_replicas(own: jax.Array) -> jax.Array:
 def metrics_update(model: keras.Model) -> MetricsUpdate:
     """Return a function that updates the state of a model's metrics by one micro-batch.
 
-    Keras's metrics keep sums, so those of replicas are added up later. The state of a user's own
-    metric may be anything, such as a maximum: every replica updates it with all samples.
+    Keras's metrics keep sums, so those of replicas are added up later. The state of a
+    custom metric may be of any kind, such as a maximum: every replica updates it with all samples.
     """
     users_own = keras_bridge.of_custom_metrics(model, model.metrics_variables)
 

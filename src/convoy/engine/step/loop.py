@@ -1,16 +1,14 @@
 """The device loop: many steps in one device call."""
 
-import contextlib
-import random
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from convoy.engine.data.placement import tree_zeros
 from convoy.engine.state import State, like
-from convoy.engine.step.step import ForwardStep, Step
+from convoy.engine.step.step import ForwardStep, Position, Step
 from convoy.types import Logs, PyTree, Shapes
+from jax.extend.core import jaxpr_as_fun
 
 # The host starts one program for many steps, instead of one program for each:
 #
@@ -34,13 +32,15 @@ def loop(step: Step) -> Callable[[State, PyTree, jax.Array], tuple[State, Logs]]
     """
 
     def run(state: State, source: PyTree, steps: jax.Array) -> tuple[State, Logs]:
+        traced, shapes = _trace(step, state, source)
+
         def body(index: jax.Array, carry: tuple[State, Logs]) -> tuple[State, Logs]:
             state, _ = carry
-            new_state, logs = step(state, (source, index))
+            new_state, logs = traced(state, (source, index))
             return like(new_state, state), like(logs, first)
 
         # A carry needs a value before the first step; no step reads it.
-        first = tree_zeros(_outcome_shapes(step, state, source))
+        first = tree_zeros(shapes)
         return jax.lax.fori_loop(0, steps, body, (state, first))
 
     return run
@@ -57,9 +57,11 @@ def collect(
     """
 
     def run(state: State, source: PyTree, steps: jax.Array) -> tuple[State, PyTree]:
+        traced, shapes = _trace(step, state, source)
+
         def body(index: jax.Array, carry: tuple[State, PyTree]) -> tuple[State, PyTree]:
             state, kept = carry
-            new_state, outputs = step(state, (source, index))
+            new_state, outputs = traced(state, (source, index))
             # XLA updates the carry in place: row `index` of each output.
             kept = jax.tree.map(
                 lambda all_steps, one: jax.lax.dynamic_update_index_in_dim(
@@ -70,29 +72,26 @@ def collect(
             )
             return like(new_state, state), kept
 
-        outputs = _outcome_shapes(step, state, source)
-        kept = jax.tree.map(lambda leaf: jnp.zeros((max_steps, *leaf.shape), leaf.dtype), outputs)
+        kept = jax.tree.map(lambda leaf: jnp.zeros((max_steps, *leaf.shape), leaf.dtype), shapes)
         return jax.lax.fori_loop(0, steps, body, (state, kept))
 
     return run
 
 
-def _outcome_shapes(step: Step | ForwardStep, state: State, source: PyTree) -> Shapes:
-    """Return the shapes of what a step returns beside the state."""
-    with trace_for_shapes():
-        _, outcome = jax.eval_shape(lambda: step(state, (source, jnp.int32(0))))
-    return outcome
+def _trace(
+    step: Step | ForwardStep, state: State, source: PyTree
+) -> tuple[Step | ForwardStep, Shapes]:
+    """Trace a step once, for the shapes that the loop's carry needs and for its body.
 
-
-@contextlib.contextmanager
-def trace_for_shapes() -> Iterator[None]:
-    """Trace a step without effects, before the trace that is compiled.
-
-    Layers should warn once, and what they draw from Python's generator while they are traced should
-    be what stock Keras draws.
+    Returns:
+        The traced step, and the shapes of what it returns in addition to the state.
     """
-    drawn_from = random.getstate()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-    random.setstate(drawn_from)
+    trace = jax.make_jaxpr(step, return_shape=True)
+    jaxpr, shapes = trace(state, (source, jnp.int32(0)))
+    structure = jax.tree.structure(shapes)
+
+    def traced(state: State, position: Position) -> tuple[State, PyTree]:
+        outcome = jaxpr_as_fun(jaxpr)(*jax.tree.leaves((state, position)))
+        return jax.tree.unflatten(structure, outcome)
+
+    return traced, shapes[1]

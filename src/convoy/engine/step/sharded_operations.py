@@ -9,8 +9,6 @@ computes these operations by `shard_map`, inside of which every array lies on on
 JAX differentiates `shard_map`: the gradient of a kernel is added up over the replicas.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

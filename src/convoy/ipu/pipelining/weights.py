@@ -51,7 +51,7 @@ class Networks:
         before = _made_by.get(self._code)
         if before and not before & weights:
             notice.once(
-                "The stages of a pipeline were made anew, and with them their weights. To keep the "
+                "The stages of a pipeline were created again, with new weights. To keep the "
                 "weights, define the stages once, or make their layers outside of them."
             )
         _made_by[self._code] = weights

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +20,7 @@ from convoy.keras_bridge import (
     graph_outputs,
 )
 from convoy.pipeline.stages import Stage, Tensors, has_gradient, make_stages
+from convoy.timing import run_seconds
 from convoy.types import Arrays, Data, PyTree
 
 # The costs of a chain of calls a, b, c with a skip from a to c:
@@ -30,7 +30,7 @@ from convoy.types import Arrays, Data, PyTree
 #     activations      of a       of b       of c        held for every micro-batch in flight
 #     live             a          a, b       outputs     would be sent if the model were cut here
 #
-# Every call is timed as a program of its own, so what XLA would fuse across calls is counted twice:
+# Every call is timed as a separate program, so what XLA would fuse across calls is counted twice:
 # times are compared with each other, and their sum is not the time of a step.
 
 # In each turn a layer runs RUNS times, or until it has taken SECONDS; the fastest run counts.
@@ -52,7 +52,7 @@ class LayerSizes:
     """Shapes and sizes of one call of a layer.
 
     Attributes:
-        stage: the call as a stage of its own.
+        stage: the call as a separate stage.
         inputs: shapes of its inputs.
         outputs: shapes of its outputs.
         weights: bytes of its trainable variables, unless an earlier call has them too.
@@ -107,7 +107,7 @@ def layer_sizes(
 def measure_layers(
     model: keras.Model, layers: Sequence[LayerSizes], device: jax.Device
 ) -> list[float]:
-    """Compile and time every call of a model by itself, forward and backward.
+    """Compile and time every call of a model separately, forward and backward.
 
     Calls of equal layers on equal shapes are timed once.
 
@@ -278,19 +278,8 @@ def time_in_turns(programs: Sequence[Program]) -> list[float]:
             arguments = make_arguments()
             if turn == 0:  # compile it
                 jax.block_until_ready(function(*arguments))
-            fastest[index] = min(fastest[index], _fastest_run(function, arguments))
-    return fastest
-
-
-def _fastest_run(function: TimedFunction, arguments: list[PyTree]) -> float:
-    fastest, total = math.inf, 0.0
-    for _ in range(RUNS):
-        start = time.perf_counter()
-        jax.block_until_ready(function(*arguments))
-        seconds = time.perf_counter() - start
-        fastest, total = min(fastest, seconds), total + seconds
-        if total > SECONDS:
-            break
+            times = run_seconds(partial(function, *arguments), runs=RUNS, seconds=SECONDS)
+            fastest[index] = min(fastest[index], *times)
     return fastest
 
 

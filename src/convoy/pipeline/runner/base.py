@@ -28,7 +28,7 @@ from convoy.pipeline.communication import StageCommunication, TensorShapes, tran
 from convoy.pipeline.config import PipelineConfig
 from convoy.pipeline.device_layout import DeviceLayout, PipelinePlacement, data_position
 from convoy.pipeline.runner.metrics import replica_metrics, total_metrics
-from convoy.pipeline.runner.stage_function import (
+from convoy.pipeline.runner.stage_forward import (
     Received,
     StageFunction,
     StageInputs,

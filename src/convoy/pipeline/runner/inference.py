@@ -15,7 +15,7 @@ from convoy.engine.state import Mode
 from convoy.pipeline.communication import LOSS, move
 from convoy.pipeline.device_layout import DeviceLayout
 from convoy.pipeline.runner.base import PipelineCall, PipelineRunner, StagePrograms
-from convoy.pipeline.runner.stage_function import (
+from convoy.pipeline.runner.stage_forward import (
     Computed,
     Received,
     StageFunction,

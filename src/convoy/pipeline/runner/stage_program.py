@@ -11,7 +11,7 @@ from convoy.engine.data.fetch import Fetch
 from convoy.engine.data.placement import tree_bytes
 from convoy.engine.numerics.loss_scale import LossScale
 from convoy.jaxpr import Atom, Trace, Values, evaluate, needed_for, read
-from convoy.pipeline.runner.stage_function import Received, StageFunction, StageInputs, Transform
+from convoy.pipeline.runner.stage_forward import Received, StageFunction, StageInputs, Transform
 from convoy.pipeline.stages import has_gradient
 from convoy.types import Arrays, PyTree
 from jax.extend.core import JaxprEqn, Var
@@ -134,7 +134,7 @@ class StageProgram:
         activation_checkpointing: whether to use activation checkpointing.
         transform: transform under which the function is traced.
         loss_scale: settings of the loss scale; `None` if the loss is not scaled.
-        records: whether every program returns a number of its own, which is ready when it has
+        records: whether every program returns an additional number, which is ready when it has
             ended. Its other results may be donated to a later program before they are waited for.
         program: function that takes each program and its name, and returns the one to call.
     """

@@ -20,7 +20,7 @@ from convoy.pipeline.communication import StageCommunication
 from convoy.pipeline.config import PipelineConfig
 from convoy.pipeline.device_layout import DeviceLayout, ReplicaValues
 from convoy.pipeline.runner.base import PipelineCall, PipelineRunner, StagePrograms
-from convoy.pipeline.runner.stage_function import StageFunction, Transform
+from convoy.pipeline.runner.stage_forward import StageFunction, Transform
 from convoy.pipeline.runner.stage_program import BackwardInputs, StageProgram
 from convoy.pipeline.runner.update import (
     PipelineUpdate,
@@ -308,7 +308,7 @@ def check_model(model: keras.Model, config: ExecutionConfig) -> None:
 
 
 def check_methods(model: keras.Model) -> None:
-    """Reject a model with methods of its own that need all of its outputs in one place.
+    """Reject a model that overrides methods which need all of its outputs on one device.
 
     Raises:
         ValueError: with what to do instead.
@@ -316,6 +316,6 @@ def check_methods(model: keras.Model) -> None:
     replaced = keras_bridge.overridden(model, ("compute_loss", "compute_metrics"))
     if replaced:
         raise ValueError(
-            f"{type(model).__name__} overrides {' and '.join(replaced)}, which needs the whole "
-            "model in one place. Pass a loss and metrics to compile(), or train it without stages."
+            f"{type(model).__name__} overrides {' and '.join(replaced)}, which needs all outputs "
+            "on one device. Pass a loss and metrics to compile(), or train it without stages."
         )

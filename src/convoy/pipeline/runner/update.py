@@ -32,9 +32,9 @@ def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     while isinstance(inner, keras.optimizers.Optimizer):
         if inner.global_clipnorm is not None:
             raise ValueError(
-                f"The optimizer {inner.name!r} inside of {optimizer.name!r} has global_clipnorm="
-                f"{inner.global_clipnorm}, a norm over all stages, which it cannot see. Use "
-                "clipnorm, or train the model without stages."
+                f"The optimizer {inner.name!r} inside of {optimizer.name!r} has "
+                f"global_clipnorm={inner.global_clipnorm}, but cannot compute a norm over all "
+                "stages. Use clipnorm, or train the model without stages."
             )
         inner = getattr(inner, "optimizer", None)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or optimizer.loss_scale_factor:
@@ -45,8 +45,8 @@ def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
         )
     if optimizer.gradient_accumulation_steps:
         raise ValueError(
-            f"The optimizer {optimizer.name!r} accumulates gradients by itself. A pipeline does so "
-            "anyway: pass gradient_accumulation to the strategy instead."
+            f"The optimizer {optimizer.name!r} accumulates gradients by itself, but a pipeline "
+            "already accumulates them. Pass gradient_accumulation to the strategy instead."
         )
 
 

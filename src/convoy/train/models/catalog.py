@@ -109,9 +109,9 @@ def _from_applications(name: str) -> MakeModel:
     }
     if name.lower() not in functions:
         raise ValueError(
-            f"{name!r} is not a model{suggestion(name.lower(), {**MODELS, **functions})} Known are "
-            f"{', '.join(MODELS)}, those of keras.applications (resnet50v2, efficientnetb0, ...), "
-            "and module:function."
+            f"{name!r} is not a model{suggestion(name.lower(), {**MODELS, **functions})} Pass "
+            f"{', '.join(MODELS)}, a name in keras.applications (resnet50v2, efficientnetb0, ...), "
+            "or module:function."
         )
     function = functions[name.lower()]
 

@@ -6,7 +6,8 @@ Reference: He et al., "Deep Residual Learning for Image Recognition", 2015, sect
 from functools import partial
 
 import keras
-from keras import layers, ops
+from convoy.layers import Subsample
+from keras import layers
 
 EPSILON = 1.001e-5
 FILTERS = (16, 32, 64)
@@ -14,19 +15,6 @@ _convolution = partial(
     layers.Conv2D, kernel_size=3, padding="same", use_bias=False, kernel_initializer="he_normal"
 )
 _norm = partial(layers.BatchNormalization, epsilon=EPSILON)
-
-
-@keras.saving.register_keras_serializable(package="convoy")
-class Subsample(layers.Layer):
-    """Subsampling by two in height and width, and zero padding to twice as many channels."""
-
-    def call(self, x: keras.KerasTensor) -> keras.KerasTensor:
-        added = x.shape[-1]
-        return ops.pad(x[:, ::2, ::2], ((0, 0), (0, 0), (0, 0), (0, added)))
-
-    def compute_output_shape(self, shape: tuple) -> tuple:
-        batch, height, width, channels = shape
-        return batch, -(-height // 2), -(-width // 2), 2 * channels
 
 
 def cifar_resnet(shape: tuple[int, int, int], classes: int, *, blocks: int) -> keras.Model:

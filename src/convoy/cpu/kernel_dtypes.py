@@ -121,9 +121,9 @@ KERNELS: Mapping[str, Kernel] = MappingProxyType(
         FUSED: Kernel(ALL_FLOATS, CONVOLUTION_RANKS, _FORWARD_OPTIONS),
         # Batch normalisation multiplied into weights: in 16 bits the product would be rounded.
         FOLDED: Kernel(FLOAT32, range(2, sys.maxsize), _ALL_OPTIONS),
-        # XLA's own, where there is no native library.
+        # XLA's kernels, without the native library.
         XLA: Kernel(XLA_FLOATS, CONVOLUTION_RANKS, _ALL_OPTIONS),
-        # Implementations beside oneDNN's: 3x3 kernels, and products of inference.
+        # Implementations other than oneDNN's: 3x3 kernels, and products of inference.
         WINOGRAD: Kernel(ALL_FLOATS_AVX2, range(4, 5), superseded=INSTRUCTIONS),
         DIRECT: Kernel(FLOAT32_AVX2, CONVOLUTION_RANKS, frozenset({STRIDES, KERNEL_DILATION})),
         MAX_POOL: _POOLING,

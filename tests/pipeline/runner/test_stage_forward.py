@@ -9,7 +9,7 @@ import pytest
 from convoy import keras_bridge
 from convoy.engine.data.chunks import Chunk
 from convoy.pipeline.device_layout import PipelinePlacement
-from convoy.pipeline.runner.stage_function import (
+from convoy.pipeline.runner.stage_forward import (
     StageInputs,
     make_stage_function,
     shapes_between_stages,

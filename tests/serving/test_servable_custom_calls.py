@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from convoy.serving import artifact
-from convoy.serving.custom_calls import unknown_calls
+from convoy.serving.servable import unknown_calls
 
 
 def test_programs_of_an_export_have_no_unknown_calls(pictures):

@@ -6,7 +6,7 @@ import convoy
 import keras
 import numpy as np
 import pytest
-from convoy.engine.turns import Turns
+from convoy.trainer.routing import Turns
 
 
 class Model:

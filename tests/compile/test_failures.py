@@ -1,9 +1,8 @@
 from types import SimpleNamespace
 
 import pytest
-from convoy.compile.advice import advise
-from convoy.compile.failures import Shortage, find_shortage
-from convoy.compile.observed_run import ObservedRun
+from convoy.compile.analysis import ObservedRun
+from convoy.compile.failures import Shortage, advise, find_shortage
 
 GB = 10**9
 

@@ -82,6 +82,7 @@ def make_stage_function(
         replicas: number of replicas whose metrics are added up.
     """
     stage = stages[number]
+    operations = [call.operation for call in stage.calls]
     # A variable that several stages share is regularised by the first of them.
     earlier = {id(v) for other in stages[:number] for v in other.variables}
     regularised = [
@@ -96,9 +97,10 @@ def make_stage_function(
         if stage.reads_data:
             x, y, weight = keras_bridge.unpack(inputs.data)
             tensors |= keras_bridge.graph_input_tensors(model, x)
-        outputs, new, losses = stage.forward(
-            trainable, inputs.non_trainable, tensors, training=mode == "train"
-        )
+        with keras_bridge.metric_updates_refused([] if mode == "predict" else operations):
+            outputs, new, losses = stage.forward(
+                trainable, inputs.non_trainable, tensors, training=mode == "train"
+            )
         if not stage.is_last:
             _check_masks(stage, outputs)
         if mode == "predict":

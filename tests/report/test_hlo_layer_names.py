@@ -1,5 +1,5 @@
 import pytest
-from convoy.report.layer_names import find_layer
+from convoy.report.hlo import find_layer
 
 
 @pytest.mark.parametrize(

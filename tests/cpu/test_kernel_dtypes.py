@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from convoy.cpu import kernel_support, library
+from convoy.cpu import kernel_dtypes, library
 from convoy.cpu.convolution import ConvolutionParameters, Kind, recognise
 from convoy.cpu.convolution_lowering import describe
-from convoy.cpu.kernel_support import KERNELS, CpuFeature
+from convoy.cpu.kernel_dtypes import KERNELS, CpuFeature
 from jax import lax
 
 ALL_FEATURES = CpuFeature.AVX2 | CpuFeature.BFLOAT16 | CpuFeature.FLOAT16
@@ -38,9 +38,7 @@ def test_the_table_is_that_of_the_golden_file(frozen):
 
 def test_every_type_of_a_convolution_has_a_number_of_onednn():
     forms = [kernel for name, kernel in KERNELS.items() if name.startswith("convolution, ")]
-    assert {dtype for kernel in forms for dtype in kernel.dtypes} <= set(
-        kernel_support.ONEDNN_TYPES
-    )
+    assert {dtype for kernel in forms for dtype in kernel.dtypes} <= set(kernel_dtypes.ONEDNN_TYPES)
 
 
 def array(dtype, rank=4):
@@ -60,25 +58,25 @@ def array(dtype, rank=4):
     ],
 )
 def test_a_type_needs_features_and_may_be_superseded(features, dtype, takes):
-    assert KERNELS[kernel_support.WINOGRAD].takes(features, array(dtype)) == takes
+    assert KERNELS[kernel_dtypes.WINOGRAD].takes(features, array(dtype)) == takes
 
 
-@pytest.mark.parametrize("dtype", kernel_support.ALL_FLOATS)
+@pytest.mark.parametrize("dtype", kernel_dtypes.ALL_FLOATS)
 def test_every_kernel_of_training_takes_all_floats_on_every_cpu(dtype):
-    others = {kernel_support.FOLDED, kernel_support.XLA}
-    others |= {kernel_support.WINOGRAD, kernel_support.DIRECT}
+    others = {kernel_dtypes.FOLDED, kernel_dtypes.XLA}
+    others |= {kernel_dtypes.WINOGRAD, kernel_dtypes.DIRECT}
     for name in KERNELS.keys() - others:
         assert KERNELS[name].takes(CpuFeature.NONE, array(dtype))
 
 
 def test_all_arrays_have_one_type():
-    forward = KERNELS[kernel_support.FORWARD]
+    forward = KERNELS[kernel_dtypes.FORWARD]
     assert not forward.takes(ALL_FEATURES, array("float32"), array("bfloat16"))
 
 
 @pytest.mark.parametrize(("rank", "takes"), [(2, False), (3, True), (5, True), (6, False)])
 def test_a_convolution_has_one_to_three_spatial_axes(rank, takes):
-    assert KERNELS[kernel_support.FORWARD].takes(ALL_FEATURES, array("float32", rank)) == takes
+    assert KERNELS[kernel_dtypes.FORWARD].takes(ALL_FEATURES, array("float32", rank)) == takes
 
 
 def parameters_of(convolve, *shapes):
@@ -110,7 +108,7 @@ def test_options_are_the_parameters_that_differ_from_a_plain_convolution(argumen
     parameters, _ = parameters_of(convolve, (4, 8, 8, 8), (3, 3, inputs, 16))
     assert parameters.options == set(argument)
     refused = [name for name in KERNELS if not parameters.options <= KERNELS[name].options]
-    assert kernel_support.WINOGRAD in refused
+    assert kernel_dtypes.WINOGRAD in refused
 
 
 # A convolution that both of Convoy's own implementations take, and changes that some do not.
@@ -150,7 +148,7 @@ def implementation(native, case, dtype, kind):
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_the_native_library_keeps_to_the_rows_of_its_implementations(native, case, kind, dtype):
     parameters, found = implementation(native, case, dtype, kind)
-    names = [kernel_support.WINOGRAD, *[kernel_support.DIRECT] * (kind == Kind.INFERENCE)]
+    names = [kernel_dtypes.WINOGRAD, *[kernel_dtypes.DIRECT] * (kind == Kind.INFERENCE)]
     expected = [
         name
         for name in names
@@ -162,5 +160,5 @@ def test_the_native_library_keeps_to_the_rows_of_its_implementations(native, cas
 
 
 def test_a_kernel_is_found_for_arrays_that_it_takes(native):
-    assert library.find_for(kernel_support.MAX_POOL, array("float32")) is native
-    assert library.find_for(kernel_support.MAX_POOL, array("int32")) is None
+    assert library.find_for(kernel_dtypes.MAX_POOL, array("float32")) is native
+    assert library.find_for(kernel_dtypes.MAX_POOL, array("int32")) is None
