@@ -7,10 +7,12 @@ Each script runs twice, unmodified and in a folder of its own: with stock Keras,
 of both, the largest relative difference between the logs of their epochs and evaluations, whether
 they ran on Convoy's engine or on stock Keras's loop, and the warnings that only Convoy gives.
 
-If the difference is above the tolerance, stock Keras runs once more, from initial weights that
-differ by one rounding unit each. A script whose results then change as much has none to compare
-with that accurately, and the table says so: it depends on the clock or on random numbers without a
-seed, or it amplifies rounding errors.
+If the difference is above the tolerance, more runs find its cause, and the table contains them.
+First both run again in float64. If the difference is then below 1e-9, both compute the same, and
+the script amplifies rounding errors. Otherwise stock Keras runs from initial weights that differ by
+one rounding unit each. A script whose results then change as much has none to compare with that
+accurately: it depends on the clock or on random numbers without a seed, or it amplifies rounding
+errors.
 
 `--samples N` replaces datasets and trained weights by random ones (`small_data.py`), so that no
 script needs the network. `--files DIR` copies the files of `DIR/<script's name without .py>` to the
@@ -41,6 +43,7 @@ SMALL = 1e-3
 ERROR_LENGTH = 160
 # A run has rounding errors at every step, and the perturbed run of stock Keras only at the first.
 ROUNDING = 10
+FLOAT64_TOLERANCE = 1e-9
 
 Log = tuple[str, dict[str, Any]]
 
@@ -89,7 +92,11 @@ class Settings:
 
 
 def run_script(
-    command: list[str], script: Path, settings: Settings, kind: str, *options: str
+    command: list[str],
+    script: Path,
+    settings: Settings,
+    kind: str,
+    *options: str,
 ) -> Outcome:
     """Run a script under the recorder.
 
@@ -196,14 +203,27 @@ def compare(script: Path, settings: Settings) -> Row:
     if not stock.logs and not convoy.logs:
         row.difference = "no fit or evaluate"
         return row
-    difference, name = largest_difference(stock.logs, convoy.logs)
-    row.difference = f"{difference:.1e} ({name})" if difference else "0"
+    difference, row.difference = difference_or_error(stock, convoy)
     if difference > settings.tolerance:
+        exact = run_script(stock_command, script, settings, "stock-float64", "--float64")
+        again = run_script(launch, script, settings, "convoy-float64", "--float64")
+        remains, note = difference_or_error(exact, again)
+        row.difference += f"; in float64: {note}"
+        row.passed = remains <= FLOAT64_TOLERANCE
+    if not row.passed:
         again = run_script(stock_command, script, settings, "perturbed", "--perturb")
-        varies, name = largest_difference(stock.logs, again.logs)
-        row.difference += f"; stock Keras, perturbed: {varies:.1e} ({name})"
-        row.passed = difference <= ROUNDING * varies
+        varies, note = difference_or_error(stock, again)
+        row.difference += f"; stock Keras, perturbed: {note}"
+        row.passed = math.isfinite(varies) and difference <= ROUNDING * varies
     return row
+
+
+def difference_or_error(stock: Outcome, again: Outcome) -> tuple[float, str]:
+    """Return the largest difference of a run from stock Keras, and as text, or the run's error."""
+    if stock.error or again.error:
+        return math.inf, shortened(stock.error or again.error or "")
+    difference, name = largest_difference(stock.logs, again.logs)
+    return difference, f"{difference:.1e} ({name})" if difference else "0"
 
 
 def shortened(error: str) -> str:

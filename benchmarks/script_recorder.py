@@ -9,6 +9,8 @@ and the exception that ended the script.
 """
 
 import argparse
+import contextlib
+import importlib
 import json
 import runpy
 import sys
@@ -72,6 +74,34 @@ def perturb_weights():
     keras.callbacks.CallbackList.on_train_begin = perturbed_begin
 
 
+def compute_in_float64():
+    """Let Keras compute in float64 throughout.
+
+    Keras computes in float32 wherever float64 meets float32, as in batch normalisation; not here.
+    """
+    import jax
+    from keras.src.backend.common.dtypes import BIT64_TO_BIT32_DTYPE
+
+    keras.config.set_floatx("float64")
+    jax.config.update("jax_enable_x64", True)
+    BIT64_TO_BIT32_DTYPE.pop("float64")
+
+
+def set_seed(script):
+    """Set the seed of all random generators that a script may use.
+
+    `keras.utils.set_random_seed` leaves out PyTorch's unless it is the backend, and its
+    `DataLoader` then shuffles each run differently. It also leaves out NumPy's generators that a
+    script creates without a seed.
+    """
+    keras.utils.set_random_seed(SEED)
+    default_rng = np.random.default_rng
+    np.random.default_rng = lambda seed=None: default_rng(SEED if seed is None else seed)
+    if "torch" in Path(script).read_text():
+        with contextlib.suppress(ImportError):
+            importlib.import_module("torch").manual_seed(SEED)
+
+
 def numbers_of(logs):
     """Return the names and values of logs, in any shape that a `train_step` returns them."""
     paths = keras.tree.flatten_with_path(logs) if isinstance(logs, dict) else []
@@ -87,6 +117,7 @@ def parse():
     parser.add_argument(
         "--perturb", action="store_true", help="change initial weights by one rounding unit"
     )
+    parser.add_argument("--float64", action="store_true", help="compute in float64")
     parser.add_argument("logs", type=Path)
     parser.add_argument("script", nargs=argparse.REMAINDER)
     return parser.parse_args()
@@ -102,11 +133,13 @@ def main():
         small_data.replace_downloads(sys.argv[0], options.samples)
     if options.perturb:
         perturb_weights()
+    if options.float64:
+        compute_in_float64()
     sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
     outcome = {"logs": [], "paths": [], "warnings": [], "error": None}
     record_logs(outcome["logs"], outcome["paths"])
     record_warnings(outcome["warnings"])
-    keras.utils.set_random_seed(SEED)
+    set_seed(sys.argv[0])
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
     except BaseException as error:

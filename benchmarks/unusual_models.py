@@ -7,7 +7,7 @@ turns, round by round:
 
 - A small CNN that begins with augmentation layers: stock Keras on JAX and Convoy. Keras marks some
   of these layers as not compilable, and runs a model that has them operation by operation.
-  Expected: at least 3x faster than stock Keras with such layers (all but the first comparison).
+  Expected: at least 3x faster than stock Keras.
 - A residual network whose class overrides `train_step`: stock Keras, Convoy on one device, and
   Convoy on two replicas, where XLA's partitioner divides the step. The same network without the
   override, on two replicas, shows what the partitioner costs.
