@@ -6,14 +6,11 @@ It should report: every request of a good client answered, none wrong, memory fl
 latency with attackers of at most 1.5 times that without. Attackers come and go every few seconds,
 so both are measured in one run. Of the versions, one contains a program that would crash the
 compiler, one is copied slowly, and one would block its reader. The server is a process of its
-own on this machine; the load is bounded in time and in requests that are on their way.
+own on this machine, and so are the attackers; the load is bounded in time and in open requests.
 """
 
 import argparse
 import asyncio
-import base64
-import contextlib
-import io
 import json
 import os
 import random
@@ -28,22 +25,15 @@ from pathlib import Path
 
 import aiohttp
 import convoy
-import grpc
 import keras
 import numpy as np
 from convoy.serving import artifact
-from convoy.serving import tensorflow_serving_pb2 as messages
-from PIL import Image
-from tests.serving.bad_files import picture, png, with_custom_call
+from tests.serving.attackers import NAME, PREDICT, is_attacked
+from tests.serving.bad_files import picture, with_custom_call
 
 CLIENTS = 24
-ATTACKERS = 4
 ROLLOUT_SECONDS = 15.0
-# Attackers pause for this time, then attack for this time.
-PHASE_SECONDS = 10.0
 MAX_SLOWDOWN = 1.5
-NAME = "scaled"
-PREDICT = f"/v1/models/{NAME}:predict"
 MALICIOUS, HALF_COPIED, BLOCKED = 3, 5, 7
 
 
@@ -56,26 +46,18 @@ def model(version):
 
 
 class Soak:
-    def __init__(self, ports, pid, folder, until, rollout_seconds):
-        self.port, self.grpc_port = ports
-        self.url = f"http://127.0.0.1:{self.port}{PREDICT}"
-        self.pid, self.folder, self.until = pid, folder, until
-        self.rollout_seconds, self.rolled_out = rollout_seconds, 1
-        # Made once: attackers share this process with the clients whose latency is measured.
-        self.lists = b'{"instances": [' + b"[]," * 1_000_000 + b"[]]}"
-        self.samples = many_samples()
-        self.images = [
-            json.dumps({"instances": [{"b64": base64.b64encode(file).decode()}]}).encode()
-            for file in image_bombs()
-        ]
+    def __init__(self, port, pid, folder, began, options):
+        self.url = f"http://127.0.0.1:{port}{PREDICT}"
+        self.pid, self.folder = pid, folder
+        self.began, self.until = began, began + options.seconds
+        self.rollout_seconds, self.rolled_out = options.rollout_seconds, 1
         self.codes = Counter()
         self.latencies = []
         self.wrong = 0
         self.lost = 0
         self.versions = Counter()
-        self.misbehaved = Counter()
+        self.attacks = {}
         self.memory = []
-        self.attacked = False
         self.latencies_by_phase = {False: [], True: []}
 
     @property
@@ -86,7 +68,7 @@ class Soak:
         rng = random.Random(seed)
         while self.goes_on:
             rows = [[rng.randrange(10) for _ in range(16)] for _ in range(rng.choice((1, 1, 2, 5)))]
-            began, attacked = time.perf_counter(), self.attacked
+            began, attacked = time.perf_counter(), is_attacked(self.began)
             try:
                 body = json.dumps({"instances": rows})
                 async with session.post(self.url, data=body) as answer:
@@ -97,7 +79,7 @@ class Soak:
             self.codes[answer.status] += 1
             if answer.status == 200:
                 self.latencies.append(time.perf_counter() - began)
-                if attacked == self.attacked:
+                if attacked == is_attacked(self.began):
                     self.latencies_by_phase[attacked].append(self.latencies[-1])
                 self.check(rows, content["predictions"])
 
@@ -109,95 +91,6 @@ class Soak:
         if len(found) != 1 or not exact:
             self.wrong += 1
         self.versions[found.pop()] += 1
-
-    async def misbehave(self, seed):
-        """Attack in some phases, each time in another way."""
-        rng = random.Random(seed)
-        kinds = [getattr(self, name) for name in dir(self) if name.startswith("attack_")]
-        while self.goes_on:
-            if not self.attacked:
-                await asyncio.sleep(0.05)
-                continue
-            attack = rng.choice(kinds)
-            with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
-                async with asyncio.timeout(20):
-                    await attack(rng)
-            self.misbehaved[attack.__name__.removeprefix("attack_")] += 1
-
-    async def send(self, path, body, *headers, length=None, then=None):
-        """Send a request, and return the first bytes of the answer."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        try:
-            size = len(body) if length is None else length
-            lines = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {size}", *headers]
-            writer.write("\r\n".join([*lines, "", ""]).encode() + body)
-            await writer.drain()
-            if then is not None:
-                await then(writer)
-            return await reader.read(1000)
-        finally:
-            writer.close()
-
-    async def attack_slow(self, rng):
-        async def wait(writer):
-            await asyncio.sleep(3 * rng.random())
-            writer.transport.abort()
-
-        await self.send(PREDICT, b"{", length=100, then=wait)
-
-    async def attack_half_closed(self, rng):
-        async def close(writer):
-            writer.write_eof()
-
-        await self.send(PREDICT, b"{", length=100, then=close)
-
-    async def attack_oversized(self, rng):
-        await self.send(PREDICT, b" " * 65536, length=1 << 30)
-
-    async def attack_nonsense(self, rng):
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(rng.randbytes(500) + b"\r\n\r\n")
-        await reader.read(100)
-        writer.close()
-
-    async def attack_silent(self, rng):
-        opened = [await asyncio.open_connection("127.0.0.1", self.port) for _ in range(20)]
-        await asyncio.sleep(rng.random())
-        for _, writer in opened:
-            writer.close()
-
-    async def attack_lists(self, rng):
-        await self.send(PREDICT, self.lists)
-
-    async def attack_samples(self, rng):
-        header, data = self.samples
-        name = f"Inference-Header-Content-Length: {len(header)}"
-        await self.send(f"/v2/models/{NAME}/infer", header + data, name)
-
-    async def attack_claimed_shape(self, rng):
-        request = messages.PredictRequest()
-        request.model_spec.name = NAME
-        tensor = request.inputs["x"]
-        tensor.dtype = 1
-        for size in (1 << 26, 16):
-            tensor.tensor_shape.dim.add(size=size)
-        tensor.float_val.append(1.0)
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{self.grpc_port}") as channel:
-            call = channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
-            with contextlib.suppress(grpc.RpcError):
-                await call(request.SerializeToString(), timeout=10)
-
-    async def attack_images(self, rng):
-        for body in self.images:
-            await self.send("/v1/models/pictures:predict", body)
-
-    async def phases(self):
-        while self.goes_on:
-            self.attacked = False
-            await asyncio.sleep(PHASE_SECONDS)
-            self.attacked = True
-            await asyncio.sleep(PHASE_SECONDS)
-        self.attacked = False
 
     async def roll_out(self):
         version = 1
@@ -228,8 +121,7 @@ class Soak:
         connector = aiohttp.TCPConnector(limit=CLIENTS)
         async with aiohttp.ClientSession(connector=connector) as session:
             clients = [self.client(session, seed) for seed in range(CLIENTS)]
-            bad = [self.misbehave(seed) for seed in range(ATTACKERS)]
-            await asyncio.gather(*clients, *bad, self.phases(), self.roll_out(), self.watch())
+            await asyncio.gather(*clients, self.roll_out(), self.watch())
 
     @property
     def slowdown(self):
@@ -255,25 +147,10 @@ class Soak:
                 f"| p99 with attackers over p99 without | {self.slowdown:.2f} |",
                 f"| versions rolled out, and that answered | {self.rolled_out}, "
                 f"{len(self.versions)} |",
-                f"| attacks | {dict(sorted(self.misbehaved.items()))} |",
+                f"| attacks | {self.attacks} |",
                 f"| memory in MB, second quarter and last quarter | {early:.0f}, {late:.0f} |",
             ]
         )
-
-
-def image_bombs():
-    """Return small files with many pixels: one that is refused, one that is not."""
-    file = io.BytesIO()
-    Image.new("RGB", (3000, 3000)).save(file, "PNG")
-    return png(1, 50_000_000, 10), file.getvalue()
-
-
-def many_samples():
-    """Return the header and the data of a request with far too many samples."""
-    data = bytes(16 * 4 * 200_000)
-    tensor = {"name": "x", "shape": [200_000, 16], "datatype": "FP32"}
-    tensor["parameters"] = {"binary_data_size": len(data)}
-    return json.dumps({"inputs": [tensor]}).encode(), data
 
 
 def copy_badly(folder, source, blocks):
@@ -306,11 +183,14 @@ def main():
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             try:
                 lines = [server.stdout.readline() for _ in range(2)]
-                ports = [int(line.rstrip("/\n").split(":")[-1]) for line in lines]
+                ports = [line.rstrip("/\n").split(":")[-1] for line in lines]
                 began = time.monotonic()
-                until = began + options.seconds
-                soak = Soak(ports, server.pid, folder, until, options.rollout_seconds)
-                asyncio.run(soak.run())
+                soak = Soak(ports[0], server.pid, folder, began, options)
+                command = [sys.executable, "-m", "tests.serving.attackers", *ports]
+                command += [str(began), str(options.seconds)]
+                with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as attackers:
+                    asyncio.run(soak.run())
+                    soak.attacks = json.loads(attackers.communicate(timeout=60)[0])
             finally:
                 server.send_signal(signal.SIGTERM)
             status = server.wait(60)
