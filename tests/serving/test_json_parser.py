@@ -85,3 +85,12 @@ def test_other_threads_run_while_a_long_text_is_parsed(shape):
 
     whole = min(longest_wait(json.loads) for _ in range(3))
     assert min(longest_wait(json_parser.loads) for _ in range(3)) < whole / 3
+
+
+def test_lists_are_freed_in_steps(monkeypatch):
+    monkeypatch.setattr(json_parser, "_FREED", 3)
+    value = json_parser.loads('{"a": [[1, 2], [3, 4, 5, 6]], "b": [1, 2, 3, 4], "c": "d"}')
+    rows = value["a"][:]
+    json_parser.free(value)
+    assert rows == [[], []]
+    assert value == {"a": [], "b": [], "c": "d"}

@@ -9,8 +9,10 @@ import json
 import re
 from typing import Any
 
-# Characters of a list of numbers that are parsed at once.
-STEP = 1 << 16
+# Characters of a list of numbers that are parsed at once, in about half a millisecond.
+STEP = 1 << 13
+# Values that are freed at once.
+_FREED = 1 << 13
 
 _space = re.compile(r"[ \t\n\r]*").match
 _bracket_or_string = re.compile(r'[\[\]{}"]').search
@@ -28,6 +30,23 @@ def loads(text: str) -> Any:
     if position != len(text):
         raise json.JSONDecodeError("Extra data", text, position)
     return value
+
+
+def free(value: Any, depth: int = 0) -> None:
+    """Empty the outer lists of a parsed value in short steps, when it is no longer used.
+
+    Python would free all numbers of a list at once, which takes 12 ms for a million.
+    """
+    if isinstance(value, dict):
+        for entry in value.values():
+            free(entry, depth + 1)
+    if not isinstance(value, list):
+        return
+    if depth < 4 and value and isinstance(value[0], list | dict):
+        for entry in value:
+            free(entry, depth + 1)
+    while value:
+        del value[-_FREED:]
 
 
 def _skip(text: str, position: int) -> int:

@@ -18,7 +18,7 @@ BASE64 = "b64"
 # Longer texts are decoded in the thread for expensive requests.
 EXPENSIVE_JSON_BYTES = 1 << 20
 # Values of an array that are read or written at once; other threads can run in between.
-_CHUNK_VALUES = 1 << 14
+_CHUNK_VALUES = 1 << 13
 # Longer texts are parsed in steps.
 _LONG_BYTES = 1 << 16
 _TYPE_NAMES = {str: "String", bool: "Bool", dict: "Object", type(None): "Null"}

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 from aiohttp import web
-from convoy.serving import json_values
+from convoy.serving import json_parser, json_values
 from convoy.serving.errors import invalid
 from convoy.serving.request_body import read_body
 from convoy.serving.service import Service, Target
@@ -43,7 +43,7 @@ class RestApi:
     async def _predict(self, request: web.Request) -> web.Response:
         method = request.match_info["method"].lower()
         target = Target.from_path(request.match_info)
-        body = await read_body(request, self.service.admission.max_request_bytes)
+        body = await read_body(request, self.service.max_body_bytes(target))
         max_samples = self.service.admission.max_samples
         with self.service.using(target, method) as loaded:
             key, arrays = await self.service.decoders.run(
@@ -79,8 +79,16 @@ async def _no_model(_: web.Request) -> web.Response:
 
 def _parse(body: bytes, method: str, loaded: LoadedVersion, max_samples: int) -> tuple[str, Arrays]:
     """Return the key of the response, and the inputs."""
-    signature = loaded.servable.signature
-    request = json_values.parse(body, signature, max_samples)
+    request = json_values.parse(body, loaded.servable.signature, max_samples)
+    try:
+        return _inputs(request, method, loaded.servable.signature, max_samples)
+    finally:
+        json_parser.free(request)
+
+
+def _inputs(
+    request: Json, method: str, signature: Signature, max_samples: int
+) -> tuple[str, Arrays]:
     name = request.get("signature_name", "")
     if not isinstance(name, str):
         raise invalid(
