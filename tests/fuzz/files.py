@@ -34,7 +34,7 @@ class FileFuzz:
         copy = self.work / self.original.name
         shutil.copytree(self.original, copy)
         try:
-            change = self._craft(copy) if self.rng.random() < 0.5 else self._damage(copy)
+            change = self.change(copy)
             try:
                 self._read(copy)
                 outcome = "read"
@@ -48,6 +48,10 @@ class FileFuzz:
             self.outcomes[outcome] += 1
         finally:
             shutil.rmtree(copy)
+
+    def change(self, folder):
+        """Damage a folder, or craft one with right checksums; return what was changed."""
+        return self._craft(folder) if self.rng.random() < 0.5 else self._damage(folder)
 
     def _damage(self, folder):
         file = self.rng.choice(sorted(folder.iterdir()))

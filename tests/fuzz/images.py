@@ -2,10 +2,15 @@
 
 import functools
 import io
+import random
 import struct
 import zlib
+from collections import Counter
 
 import numpy as np
+from convoy.serving.errors import ServingError
+from convoy.serving.images import decode_image
+from convoy.serving.signature import TensorSpec
 from PIL import Image
 
 from .mutation import EDGES, mutate
@@ -59,3 +64,28 @@ def generate(rng):
         return rng.choice(FOREIGN)
     data = encoded(rng.choice(FORMATS), rng.randrange(12))
     return data if kind == 2 else mutate(rng, data)
+
+
+class ImageFuzz:
+    """Decodes images of requests."""
+
+    SPEC = TensorSpec("image", "uint8", (8, 8, 3))
+
+    def __init__(self, seed):
+        self.rng = random.Random(f"{seed}/ImageFuzz")
+        self.outcomes = Counter()
+        self.faults = []
+
+    def run_one(self):
+        data = generate(self.rng)
+        try:
+            pixels = decode_image(data, self.SPEC)
+            outcome = "decoded"
+            if (pixels.shape, pixels.dtype) != (self.SPEC.shape, np.uint8):
+                self.faults.append(f"{pixels.shape} {pixels.dtype} of {data.hex()}"[:2000])
+        except ServingError:
+            outcome = "refused"
+        except Exception as error:
+            outcome = type(error).__name__
+            self.faults.append(f"{error!r}: {data.hex()}"[:2000])
+        self.outcomes[outcome] += 1

@@ -1,6 +1,7 @@
 """Requests to a server: REST, Open Inference Protocol, gRPC, and plain connections."""
 
 import base64
+import gzip
 import json
 from typing import NamedTuple
 
@@ -11,6 +12,11 @@ from . import images
 from .mutation import EDGES, mutate, mutate_json
 
 MODELS = ("half", "pictures")
+# Names in paths: missing, of control characters, long, of other folders, and of other scripts.
+NAMES = (
+    *("nothing", "%00", "a" * 3000, "..", "half/versions/1", "%2e%2e%2fhalf", "..%2f..%2fetc"),
+    *("%E6%A8%A1%E5%9E%8B", "%F0%9F%9A%82", "%ff%fe", "%D9%A1", "half%0d%0aX:%20y", "%s%n", "{}"),
+)
 METHODS = ("POST", "POST", "POST", "GET", "PUT", "DELETE", "HEAD", "OPTIONS")
 REMOTE_METHODS = (
     "PredictionService/Predict",
@@ -23,6 +29,29 @@ REMOTE_METHODS = (
     "PredictionService/Nothing",
 )
 HEADER_LENGTH = "Inference-Header-Content-Length"
+# Header lines that two servers could understand differently.
+SMUGGLED = (
+    b"Transfer-Encoding: chunked",
+    b"Transfer-Encoding: x, chunked",
+    b"Transfer-Encoding : chunked",
+    b"Transfer-Encoding:\x0bchunked",
+    b"Content-Length: 0",
+    b"Content-Length: +5",
+    b"Content-Length: 5, 25",
+    b" Content-Length: 3",
+    b"X: y\n\nGET / HTTP/1.1",
+    b"X: y\r\rHost: z",
+    b"Upgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings",
+    b"Upgrade: websocket\r\nConnection: Upgrade",
+    b"Expect: 100-continue",
+    b"Expect: x",
+    b"Host: other",
+    b"\0: x",
+    b"X" * 9000 + b": y",
+    b"\r\n".join(b"X%d: y" % number for number in range(2000)),
+)
+# A megabyte of spaces in a kilobyte.
+BOMB = gzip.compress(b'{"instances": [1.0' + b" " * (1 << 20) + b"]}", 9)
 
 
 class HttpRequest(NamedTuple):
@@ -36,14 +65,18 @@ class HttpRequest(NamedTuple):
 
 def rest(rng):
     """Return a request to TensorFlow Serving's REST API."""
-    model = rng.choice((*MODELS, "nothing", "%00", "a" * 3000, "..", "half/versions/1"))
+    model = rng.choice((*MODELS * 12, *NAMES))
     verb = rng.choice((":predict", ":classify", ":regress", "", "/metadata", ":nothing"))
     version = rng.choice(("", "", "", "/versions/1", "/versions/" + "9" * 30, "/labels/x"))
     path = f"{rng.choice(('/v1', '/v1', '/v1', '/v3', '//v1'))}/models/{model}{version}{verb}"
     headers = {"Content-Type": rng.choice(("application/json", "text/plain", "\xff", ""))}
-    if rng.random() < 0.1:
-        headers["Content-Encoding"] = rng.choice(("gzip", "deflate", "br", "x"))
-    return HttpRequest(rng.choice(METHODS), path, headers, _json_body(rng, model))
+    body = _json_body(rng, model)
+    if rng.random() < 0.2:
+        headers["Content-Encoding"] = rng.choice(("gzip", "GZIP", "deflate", "br", "x", "identity"))
+        body = rng.choice((body, gzip.compress(body, 1), BOMB, BOMB[:-9]))
+    if rng.random() < 0.05:
+        headers |= {f"X-{number}": "y" * 50 for number in range(rng.choice((10, 100, 1000)))}
+    return HttpRequest(rng.choice(METHODS), path, headers, body)
 
 
 def _json_body(rng, model):
@@ -57,7 +90,11 @@ def _json_body(rng, model):
         return b'{"instances": [' + b"[]," * rng.randrange(20_000) + b"1]}"
     if kind == 2:
         number = rng.choice(
-            (b"NaN", b"-Infinity", b"1e999", b"9" * 5000, b"0x1", b"1" + b"0" * 400)
+            (
+                *(b"NaN", b"-Infinity", b"1e999", b"-1e999", b"1e-999", b"0x1", b"-", b"1."),
+                *(b"9" * 5000, b"9" * 100_000, b"1" + b"0" * 400, b"1e" + b"9" * 5000, b"1_0"),
+                *(b"0." + b"1" * 100_000, b'"\\ud800"', b"true"),
+            )
         )
         return b'{"instances": [' + number + b"]}"
     if kind == 3:
@@ -102,13 +139,35 @@ def open_inference(rng):
 
 def remote(rng):
     """Return a method of TensorFlow Serving's gRPC services, and a message."""
-    method = rng.choice(REMOTE_METHODS[:1] * 6 + REMOTE_METHODS)
+    method = rng.choice(REMOTE_METHODS[:1] * 6 + REMOTE_METHODS[1:4] * 2 + REMOTE_METHODS)
     if rng.random() < 0.2:
         return method, rng.randbytes(rng.randrange(300))
-    request = messages.PredictRequest()
-    request.model_spec.name = rng.choice((*MODELS, "nothing", ""))
+    request = _with_examples(rng, method) or _with_tensor(rng)
+    data = request.SerializeToString()
+    return method, mutate(rng, data) if rng.random() < 0.3 else data
+
+
+def metadata(rng):
+    """Return the metadata of a gRPC call."""
+    if rng.random() < 0.9:
+        return ()
+    count, size = rng.choice(((1, 10), (50, 10), (1, 7000), (1, 100_000), (1000, 100)))
+    return tuple((f"x{number}", "y" * size) for number in range(count))
+
+
+def _model_spec(rng, spec):
+    spec.name = rng.choice((*MODELS * 4, "nothing", "", "../half", "\u6a21\u578b"))
     if rng.random() < 0.2:
-        request.model_spec.version.value = rng.choice((0, 1, -1, 1 << 62))
+        spec.version.value = rng.choice((0, 1, -1, 1 << 62))
+    elif rng.random() < 0.2:
+        spec.version_label = rng.choice(("x", "", "\0"))
+    if rng.random() < 0.1:
+        spec.signature_name = rng.choice(("serving_default", "x"))
+
+
+def _with_tensor(rng):
+    request = messages.PredictRequest()
+    _model_spec(rng, request.model_spec)
     tensor = request.inputs[rng.choice(("x", "image", ""))]
     tensor.dtype = rng.choice((1, 1, 1, 7, 7, 2, 3, 9, 14, 19, 99))
     for _ in range(rng.choice((0, 1, 1, 1, 2, 4, 300))):
@@ -124,8 +183,38 @@ def remote(rng):
         tensor.float_val.extend([0.5] * rng.choice((1, 2, 100)))
     elif kind == 2:
         tensor.string_val.extend(images.generate(rng) for _ in range(rng.choice((1, 1, 3))))
-    data = request.SerializeToString()
-    return method, mutate(rng, data) if rng.random() < 0.3 else data
+    return request
+
+
+def _with_examples(rng, method):
+    """Return a request of examples, or none if the method takes tensors."""
+    kinds = {
+        "PredictionService/Classify": messages.ClassificationRequest,
+        "PredictionService/Regress": messages.RegressionRequest,
+        "PredictionService/MultiInference": messages.MultiInferenceRequest,
+    }
+    if method not in kinds:
+        return None
+    request = kinds[method]()
+    if method.endswith("MultiInference"):
+        for _ in range(rng.choice((0, 1, 2, 50))):
+            task = request.tasks.add()
+            _model_spec(rng, task.model_spec)
+            names = ("tensorflow/serving/classify", "tensorflow/serving/regress", "x")
+            task.method_name = rng.choice(names)
+    else:
+        _model_spec(rng, request.model_spec)
+    examples = request.input.example_list.examples
+    for _ in range(rng.choice((0, 1, 1, 2, 40))):
+        feature = examples.add().features.feature[rng.choice(("x", "x", "image", ""))]
+        kind = rng.randrange(4)
+        if kind == 0:
+            feature.float_list.value.extend([0.5] * rng.choice((0, 1, 1, 2, 192)))
+        elif kind == 1:
+            feature.int64_list.value.extend([rng.choice((0, 1 << 62, -1))] * rng.choice((1, 192)))
+        elif kind == 2:
+            feature.bytes_list.value.append(images.generate(rng))
+    return request
 
 
 def intact_request(port):
@@ -138,7 +227,7 @@ def intact_request(port):
 def connection(rng, port):
     """Return bytes for a connection, and whether the client then half-closes it."""
     whole = intact_request(port)
-    kind = rng.randrange(5)
+    kind = rng.randrange(6)
     if kind == 0:
         data = whole[: rng.randrange(len(whole))]
     elif kind == 1:
@@ -150,6 +239,9 @@ def connection(rng, port):
         data = head + rng.choice(
             (b"5\r\nabc", b"-1\r\n", b"f" * 40 + b"\r\n", b"x\r\n", b"0\r\n\r\n")
         )
+    elif kind == 4:
+        line = rng.choice(SMUGGLED) + b"\r\n"
+        data = whole.replace(b"Content-Length", line + b"Content-Length", 1) + whole
     else:
         data = mutate(rng, whole)
     return data, rng.random() < 0.5

@@ -9,6 +9,7 @@ the loopback address, and ends with the time.
 
 import argparse
 import asyncio
+import shutil
 import sys
 import tempfile
 import time
@@ -21,6 +22,7 @@ from tests.serving.models import CLASSES, classifier, half_plus
 from tests.serving.processes import serving
 
 from .files import ArtifactFuzz, CheckpointFuzz
+from .images import ImageFuzz
 from .jpegs import JpegFuzz
 from .server import ServerFuzz
 
@@ -56,6 +58,7 @@ class Files:
         self.fuzzers = {
             "checkpoints": CheckpointFuzz(train(folder / "run"), work, seed),
             "exported versions": ArtifactFuzz(models["pictures"] / "1", work, seed),
+            "images of requests": ImageFuzz(seed),
             "JPEG decoder": JpegFuzz(seed),
         }
 
@@ -81,9 +84,11 @@ def report(server, files, seconds, status):
     rows += [(f"{n}: {f.outcomes.total()}", show(f.outcomes)) for n, f in files.fuzzers.items()]
     rows += [
         ("bad requests in all", server.bad_requests),
+        ("answers with an error of the server (5xx)", server.server_errors),
         ("refusals that are not JSON", server.not_json),
         ("good requests", show(server.good)),
         ("memory of the server in MB, second and last quarter", f"{early:.0f}, {late:.0f}"),
+        ("highest memory of the server in MB", f"{max(value for _, value in server.memory):.0f}"),
         ("faults", len(faults)),
         ("exit status of the server", status),
     ]
@@ -111,10 +116,15 @@ def main():
         folder = Path(name)
         models = export(folder)
         files = Files(folder, models, options.seed)
-        with serving(folder, **models) as process:
+        rolled = folder / "rolled"
+        shutil.copytree(models["half"], rolled)
+        versions = ArtifactFuzz(models["half"] / "1", folder, f"{options.seed}/versions")
+        with serving(folder, **models, rolled=rolled) as process:
             began = time.monotonic()
             until = began + options.seconds
-            server = ServerFuzz(process, options.seed, lambda _: time.monotonic() < until)
+            server = ServerFuzz(
+                process, options.seed, lambda _: time.monotonic() < until, versions, rolled
+            )
             asyncio.run(attack(server, files, until))
             seconds = time.monotonic() - began
             status = process.process.poll()

@@ -1,8 +1,10 @@
 """Attackers and good clients of one server, and counts of what they saw."""
 
 import asyncio
+import contextlib
 import json
 import random
+import shutil
 import time
 from collections import Counter
 
@@ -26,7 +28,11 @@ REMOTE_REFUSALS = {
     "RESOURCE_EXHAUSTED",
     "PERMISSION_DENIED",
 }
+KINDS = ("REST", "OIP", "gRPC", "connections")
 GOOD_CLIENTS = 2
+# Time between damaged versions, and the time in which the server has to load or refuse one.
+ROLLOUT_SECONDS = 30
+VERSION_SECONDS = 600
 # Channels to one address share a connection otherwise.
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 
@@ -38,15 +44,21 @@ class ServerFuzz:
         server: the process that serves the models `half` and `pictures`.
         seed: seed of all generators.
         goes_on: function that says whether to send more, given the number of bad requests.
+        versions: generator of damaged versions, if these are rolled out too.
+        rolled: folder of the model that they are rolled out for.
     """
 
-    def __init__(self, server, seed, goes_on):
+    def __init__(self, server, seed, goes_on, versions=None, rolled=None):
+        self.versions, self.rolled = versions, rolled
         self.server, self.seed = server, seed
         self.url = f"http://127.0.0.1:{server.port}"
         self._goes_on = goes_on
-        self.answers = {kind: Counter() for kind in ("REST", "OIP", "gRPC", "connections")}
+        self.answers = {kind: Counter() for kind in KINDS}
+        if versions is not None:
+            self.answers["versions"] = Counter()
         self.good = Counter()
         self.not_json = 0
+        self.server_errors = 0
         self.faults = []
         self.memory = []
 
@@ -72,7 +84,7 @@ class ServerFuzz:
             attackers = [self._rest, self._open_inference, self._remote, self._connection]
             tasks = [self._attack(one, index) for index, one in enumerate(attackers)]
             tasks += [self._be_good(index) for index in range(GOOD_CLIENTS)]
-            await asyncio.gather(*tasks, self._watch())
+            await asyncio.gather(*tasks, self._roll_out(), self._watch())
         if (status := self.server.process.poll()) is not None:
             self.faults.append(f"the server ended with status {status}")
 
@@ -103,6 +115,7 @@ class ServerFuzz:
             outcome = response.status
             is_json = response.content_type == "application/json" or request.method == "HEAD"
             self.not_json += outcome in REFUSALS and not is_json
+            self.server_errors += outcome >= 500
             if outcome not in REFUSALS | {200, 204}:
                 self.faults.append(f"{kind}: {outcome} {text[:200]!r} to {str(request)[:2000]}")
         self.answers[kind][outcome] += 1
@@ -111,10 +124,11 @@ class ServerFuzz:
         method, data = requests.remote(rng)
         call = self.channel.unary_unary(f"/tensorflow.serving.{method}")
         try:
-            await call(data, timeout=SECONDS)
+            await call(data, timeout=SECONDS, metadata=requests.metadata(rng), **_compressed(rng))
             outcome = "OK"
         except grpc.aio.AioRpcError as error:
             outcome = error.code().name
+            self.server_errors += outcome in ("INTERNAL", "UNKNOWN", "UNAVAILABLE")
             if outcome not in REMOTE_REFUSALS:
                 self.faults.append(f"gRPC: {outcome} {error.details()!r} to {method} {data[:500]}")
         self.answers["gRPC"][outcome] += 1
@@ -129,7 +143,8 @@ class ServerFuzz:
                 writer.write_eof()
                 answer = await asyncio.wait_for(reader.read(), SECONDS + 10)
                 outcome = answer[9:12].decode(errors="replace") or "closed"
-                if outcome.startswith("5") and outcome != "501":
+                if outcome.startswith("5"):
+                    self.server_errors += 1
                     self.faults.append(f"connection: {answer[:300]} to {data}")
             writer.close()
             await writer.wait_closed()
@@ -176,7 +191,48 @@ class ServerFuzz:
             return np.frombuffer(output.tensor_content, "<f4").tolist()
         return list(output.float_val)
 
+    async def _roll_out(self):
+        """Give the server damaged versions, and wait until each is loaded or refused."""
+        number = 1
+        while self.goes_on and self.versions is not None:
+            number += 1
+            folder = self.rolled / str(number)
+            copy = self.rolled.parent / f"copied-{number}"
+            shutil.copytree(self.versions.original, copy)
+            change = self.versions.change(copy)
+            copy.rename(folder)
+            outcome = await self._state(number)
+            self.answers["versions"][outcome] += 1
+            if outcome == "without an end":
+                self.faults.append(f"version {number} has no end: {change}")
+            shutil.rmtree(folder)
+            await self._pause()
+
+    async def _state(self, number):
+        url = f"{self.url}/v1/models/{self.rolled.name}/versions/{number}"
+        until = time.monotonic() + VERSION_SECONDS
+        while self.goes_on and time.monotonic() < until:
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError, KeyError):
+                async with self.good_session.get(url) as response:
+                    (status,) = (await response.json())["model_version_status"]
+                if status["state"] in ("AVAILABLE", "END"):
+                    return {"AVAILABLE": "loaded", "END": "refused"}[status["state"]]
+            await asyncio.sleep(1)
+        return "without an end" if self.goes_on else "not waited for"
+
+    async def _pause(self):
+        until = time.monotonic() + ROLLOUT_SECONDS
+        while self.goes_on and time.monotonic() < until:
+            await asyncio.sleep(1)
+
     async def _watch(self):
         while self.goes_on:
             self.memory.append((time.monotonic(), resident_megabytes(self.server.process.pid)))
             await asyncio.sleep(1)
+
+
+def _compressed(rng):
+    """Return the compression of a call, for some calls."""
+    if rng.random() < 0.9:
+        return {}
+    return {"compression": rng.choice((grpc.Compression.Gzip, grpc.Compression.Deflate))}

@@ -108,10 +108,10 @@ class OtherClient:
         return max(seconds)
 
 
-def slowdown(server, attack, rounds=3, path="/v1/models/half:predict"):
-    """Return how much longer another client waits during an attack than otherwise.
+def waits(server, attack, rounds=3, path="/v1/models/half:predict"):
+    """Return how long another client waits otherwise, and during an attack.
 
-    It compares the longest of many requests, as a median of several rounds, because an attack that
+    It takes the longest of many requests, as a median of several rounds, because an attack that
     blocks a server for a moment delays few requests.
     """
     quiet, attacked = [], []
@@ -124,4 +124,4 @@ def slowdown(server, attack, rounds=3, path="/v1/models/half:predict"):
             attacked.append(other.longest(thread))
             thread.join()
     assert not other.failures
-    return statistics.median(attacked) / statistics.median(quiet)
+    return statistics.median(quiet), statistics.median(attacked)

@@ -1,3 +1,4 @@
+import json
 import threading
 from contextlib import ExitStack, contextmanager
 
@@ -19,6 +20,8 @@ def test_what_a_request_reserves_is_released_at_its_end():
     made = make()
     with made.request("a") as reservation:
         reservation.reserve(900)
+        assert (made.held_bytes, made.requests) == (900, 0)
+        reservation.start()
         assert (made.held_bytes, made.requests) == (900, 1)
         assert admission.current() is reservation
     assert (made.held_bytes, made.requests) == (0, 0)
@@ -40,7 +43,9 @@ def requests(made, *connections, size=0):
     """Have a request on each of some connections."""
     with ExitStack() as stack:
         for connection in connections:
-            stack.enter_context(made.request(connection)).reserve(size)
+            reservation = stack.enter_context(made.request(connection))
+            reservation.start()
+            reservation.reserve(size)
         yield
 
 
@@ -72,12 +77,12 @@ def test_the_memory_of_all_requests_is_limited():
 def test_the_number_of_requests_is_limited_in_all_and_per_connection():
     made = make(max_requests=4)
     with requests(made, "a", "a"):
-        with pytest.raises(ServingError, match="2 of them on this"), made.request("a"):
+        with pytest.raises(ServingError, match="2 of them on this"), requests(made, "a"):
             pass
         with (
             requests(made, "b", "b"),
             pytest.raises(ServingError, match="4 requests are being handled"),
-            made.request("c"),
+            requests(made, "c"),
         ):
             pass
 
@@ -134,3 +139,27 @@ def test_the_limit_is_that_of_the_container(tmp_path, monkeypatch):
         assert admission.machine_memory() <= expected
     limit.write_text(str(1 << 20))
     assert admission.machine_memory() == 1 << 20
+
+
+def test_messages_that_are_received_are_charged_for_the_largest_size():
+    made = make()
+    assert (made.max_message_bytes, made.max_receives) == (1000, 4)
+    with ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(made.receiving())
+        with requests(made, *range(4), size=1000):
+            with made.request("last") as last, pytest.raises(ServingError, match="take 8000 bytes"):
+                last.reserve(1)
+            with pytest.raises(ServingError, match="Try again"), made.receiving():
+                pass
+    with requests(made, *range(8), size=1000):
+        pass
+
+
+def test_a_body_that_no_batch_of_the_model_has_is_too_large():
+    made = make(samples=100, max_request_bytes=64 << 20)
+    rows = [{"instances": [{"x": np.full((2, 3), -1.2345678901234567e-300).tolist()}] * 100}]
+    assert len(json.dumps(rows, indent=8)) < made.max_body_bytes(SIGNATURE) < 2 << 20
+    images = Signature((TensorSpec("x", "uint8", (8, 8, 3)),), ())
+    assert made.max_body_bytes(images) == 64 << 20
+    assert make(max_request_bytes=1000).max_body_bytes(SIGNATURE) == 1000

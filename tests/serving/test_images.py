@@ -74,6 +74,18 @@ def test_a_file_cut_anywhere_or_damaged_anywhere_is_an_image_or_an_error(kind):
         assert decoded(bytes(damaged)) in (None, 400, 413)
 
 
+def test_a_jpeg_of_many_passes_is_refused():
+    data = io.BytesIO()
+    Image.new("RGB", (400, 400)).save(data, "JPEG", progressive=True)
+    whole = data.getvalue()
+    assert decoded(whole) is None
+    last = whole[whole.rindex(b"\xff\xda") : -2]
+    assert len(last) < 50
+    passes = whole[:-2] + last * images.MAX_JPEG_SCANS + whole[-2:]
+    # Each pass takes as long as one with details.
+    assert decoded(passes) == 413
+
+
 def test_damaged_metadata_are_an_error():
     data = io.BytesIO()
     Image.new("RGB", (8, 8)).save(data, "JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12")

@@ -74,7 +74,10 @@ def test_a_request_has_a_largest_size_and_a_longest_time(half):
         half, admission=AdmissionOptions(max_request_bytes=1000), request_seconds=1.0
     ) as server:
         status, answer = server.json(PREDICT, {"instances": [1.0] * 1000})
-        assert (status, answer["error"]) == (413, "A request has at most 1000 bytes.")
+        assert (status, answer["error"]) == (
+            413,
+            "The request has more than 1000 bytes. Send fewer samples.",
+        )
         assert server.json(PREDICT, ONE)[0] == 200
         with socket.create_connection(("127.0.0.1", server.server.port), 600) as slow:
             slow.sendall(

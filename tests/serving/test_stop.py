@@ -10,6 +10,7 @@ import convoy
 import grpc
 import pytest
 from convoy.serving import tensorflow_serving_pb2 as messages
+from tests.serving.http2 import RawConnection, message_start
 from tests.serving.models import half_plus
 from tests.serving.processes import serving
 
@@ -106,3 +107,15 @@ def test_a_stop_has_a_time_limit(half):
         time.sleep(0.2)
         # The default would be 30 seconds, and the request's time is 60.
         assert server.stop(25) in (0, 1)
+
+
+def test_a_call_that_sends_nothing_does_not_delay_a_stop(half):
+    with (
+        serving(half, *DIRECTLY, half=half / "half") as server,
+        RawConnection(server.grpc_port) as silent,
+    ):
+        silent.call(1)
+        silent.call(3)
+        silent.send({3: message_start(1000) + bytes(10)}, 0.5)
+        # Requests would have 30 seconds.
+        assert server.stop(25) == 0

@@ -5,6 +5,7 @@ import threading
 import convoy
 import numpy as np
 import pytest
+from convoy.serving import artifact
 from convoy.serving import loading as loading_module
 from convoy.serving import versions as versions_module
 from convoy.serving.batching import BatchOptions
@@ -116,6 +117,18 @@ def test_a_folder_with_zeros_in_front_is_a_version(tmp_path):
         await made.close()
 
     asyncio.run(test())
+
+
+def test_a_folder_that_is_not_a_number_of_the_protocols_is_no_version(tmp_path):
+    path = export(tmp_path, 2)
+    # A time in microseconds, digits of another script, a link to itself, and a file.
+    for name in ("20261118140800123456", "\u0663", "-1", "+2", "2.0", "0x3"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "4").symlink_to("4")
+    (tmp_path / "5").touch()
+    assert artifact.versions_in(tmp_path) == {1: path}
+    with pytest.raises(ArtifactError, match="version=9223372036854775808 is not from 0"):
+        convoy.export(half_plus(2), tmp_path, version=2**63, batch_sizes=[1])
 
 
 def loading(folder, load, policy=None):

@@ -5,7 +5,10 @@ of its body as they arrive, its decoded inputs from the shapes or the length of 
 outputs from the model's signature. The budget is a share of the machine's memory, so a request, or
 any number of them, is refused before the machine runs out of it:
 
-    body arrives --> reserve --> decode --> reserve --> queue, compute --> release all
+    body arrives --> reserve --> start --> decode --> reserve --> queue, compute --> release all
+
+A gRPC message shows its size only when it has arrived. While it arrives, it is charged for the
+largest size, and only a few arrive at a time (`message_receiver.py`).
 
 A request that could never fit gets status 413. One that does not fit now gets 429, with the number
 of seconds after which to try again.
@@ -24,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 from convoy.configuration import Configuration, Count
-from convoy.serving.errors import exhausted, too_large
+from convoy.serving.errors import ServingError, exhausted, too_large
 from convoy.serving.signature import Signature, TensorSpec
 
 # Share of the machine's memory that all requests together may take.
@@ -32,6 +35,8 @@ MEMORY_SHARE = 1 / 4
 # Shares of that budget for one connection, and for one request.
 CONNECTION_SHARE = 1 / 2
 REQUEST_SHARE = 1 / 8
+# Share of that budget for gRPC messages that are being received.
+RECEIVE_SHARE = 1 / 2
 # Share of the queue for one connection with several requests.
 QUEUE_SHARE = 3 / 4
 # Memory per request that the default limit of their number assumes.
@@ -40,6 +45,9 @@ MEMORY_PER_REQUEST = 1 << 20
 JSON_VALUE_BYTES = 64
 # Values and lists of a JSON request beyond those of its samples, such as names.
 JSON_OTHER_VALUES = 10_000
+# Bytes of an input value as text, with the white space around it, and of the rest of a request.
+INPUT_VALUE_BYTES = 64
+INPUT_OTHER_BYTES = 1 << 20
 # Memory of an output value as text, with the number that the text is made from.
 TEXT_VALUE_BYTES = 64
 RETRY_SECONDS = 1.0
@@ -82,6 +90,11 @@ class Admission:
     Args:
         options: the limits.
         max_samples: maximum number of samples in the queue of a model, and in one request.
+
+    Attributes:
+        max_request_bytes: maximum size of a request.
+        max_message_bytes: maximum size of a gRPC message.
+        max_receives: maximum number of gRPC messages that are received at the same time.
     """
 
     def __init__(self, options: AdmissionOptions, max_samples: int) -> None:
@@ -91,6 +104,10 @@ class Admission:
         self._memory = memory
         requests = options.max_requests or min(4096, max(64, memory // MEMORY_PER_REQUEST))
         self._requests = requests
+        # A larger message would be refused after it was received.
+        self.max_message_bytes = min(options.max_request_bytes, int(REQUEST_SHARE * memory))
+        self.max_receives = int(RECEIVE_SHARE * memory) // self.max_message_bytes
+        self._receives = 0
         self._held = 0
         self._count = 0
         # Decoders reserve memory in other threads.
@@ -106,12 +123,42 @@ class Admission:
 
     @property
     def requests(self) -> int:
-        """Number of requests of this moment."""
+        """Number of requests that are handled at this moment."""
         return self._count
+
+    def max_body_bytes(self, signature: Signature) -> int:
+        """Return the maximum size of a request over HTTP for a model.
+
+        A request with more bytes has too many samples, and is refused before it is received. The
+        size of an image file does not depend on the model.
+        """
+        if any(spec.is_image for spec in signature.inputs):
+            return self.max_request_bytes
+        # An example has the name of each input.
+        sample = sum(
+            INPUT_VALUE_BYTES * (1 + spec.values) + len(spec.name) for spec in signature.inputs
+        )
+        return min(self.max_request_bytes, self.max_samples * sample + INPUT_OTHER_BYTES)
 
     @contextlib.contextmanager
     def request(self, connection: Hashable) -> Iterator[Reservation]:
-        """Admit a request; what it reserves in the block is released at its end.
+        """Handle a request in the block; what it reserves is released at the end."""
+        reservation = Reservation(self, connection)
+        token = _current.set(reservation)
+        try:
+            yield reservation
+        finally:
+            _current.reset(token)
+            if reservation.is_started:
+                self._count -= 1
+                _subtract(self._requests_by_connection, connection, 1)
+            _subtract(self._samples_by_connection, connection, reservation.samples)
+            with self._lock:
+                self._held -= reservation.held
+                _subtract(self._bytes_by_connection, connection, reservation.held)
+
+    def start(self, connection: Hashable) -> None:
+        """Count a request that has arrived completely.
 
         Raises:
             ServingError: if too many requests are handled at the moment.
@@ -125,18 +172,34 @@ class Admission:
             )
         self._count += 1
         own[connection] += 1
-        reservation = Reservation(self, connection)
-        token = _current.set(reservation)
+
+    @contextlib.contextmanager
+    def receiving(self) -> Iterator[None]:
+        """Charge a gRPC message for the largest size while it is received in the block.
+
+        Raises:
+            ServingError: if there is no memory for it.
+        """
+        with self._lock:
+            if self._taken + self.max_message_bytes > self._memory:
+                raise self._out_of_memory(0)
+            self._receives += 1
         try:
-            yield reservation
+            yield
         finally:
-            _current.reset(token)
-            self._count -= 1
-            _subtract(own, connection, 1)
-            _subtract(self._samples_by_connection, connection, reservation.samples)
             with self._lock:
-                self._held -= reservation.held
-                _subtract(self._bytes_by_connection, connection, reservation.held)
+                self._receives -= 1
+
+    @property
+    def _taken(self) -> int:
+        return self._held + self._receives * self.max_message_bytes
+
+    def _out_of_memory(self, own: int) -> ServingError:
+        return exhausted(
+            f"Requests take {self._taken} bytes of memory, {own} of them by this connection; the "
+            f"limit is {self._memory}. Try again later.",
+            RETRY_SECONDS,
+        )
 
     def take(self, connection: Hashable, held: int, more: int) -> None:
         """Charge a request for more memory.
@@ -157,12 +220,8 @@ class Admission:
         own = self._bytes_by_connection
         with self._lock:
             is_connection_full = own[connection] + more > CONNECTION_SHARE * self._memory
-            if self._held + more > self._memory or is_connection_full:
-                raise exhausted(
-                    f"Requests take {self._held} bytes of memory, {own[connection]} of them by "
-                    f"this connection; the limit is {self._memory}. Try again later.",
-                    RETRY_SECONDS,
-                )
+            if self._taken + more > self._memory or is_connection_full:
+                raise self._out_of_memory(own[connection])
             self._held += more
             own[connection] += more
 
@@ -188,6 +247,7 @@ class Reservation:
     Attributes:
         held: its memory in bytes.
         samples: its samples.
+        is_started: whether it has arrived completely, and counts as one that is handled.
     """
 
     def __init__(self, admission: Admission, connection: Hashable) -> None:
@@ -195,6 +255,18 @@ class Reservation:
         self._connection = connection
         self.held = 0
         self.samples = 0
+        self.is_started = False
+
+    def start(self) -> None:
+        """Count the request, which has arrived completely.
+
+        Until then it takes no place: a client can send the beginnings of any number of requests.
+
+        Raises:
+            ServingError: if too many requests are handled at the moment.
+        """
+        self._admission.start(self._connection)
+        self.is_started = True
 
     def reserve(self, size: int) -> None:
         """Charge the request for memory that it is about to take.

@@ -14,9 +14,12 @@ import struct
 import sys
 
 from aiohttp import web
+from aiohttp.http_exceptions import ContentEncodingError
 from aiohttp.typedefs import Handler
 from aiohttp.web_protocol import RequestHandler
 from convoy.serving.credentials import Certificate
+from convoy.serving.http_service import error_response
+from convoy.serving.request_body import UNSUPPORTED_ENCODING
 
 SO_ATTACH_FILTER = 26
 # Instructions of a packet filter: operation, jump if true, jump if false, operand. They drop the
@@ -76,6 +79,32 @@ class _Refused(asyncio.Protocol):
         transport.close()
 
 
+class _RequestHandler(RequestHandler):
+    """aiohttp's handler of a connection, with errors of the protocol in JSON."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        # It raises an error if a part of another response was sent.
+        super().handle_error(request, status, exc, message)
+        if isinstance(exc, ContentEncodingError):
+            status, text = 415, UNSUPPORTED_ENCODING
+        elif status == 500:
+            text = "The server failed to handle the request."
+        else:
+            reason = (message or "").partition("\n")[0].rstrip(":. ")
+            text = f"Malformed request: {reason}."
+        response = error_response(status, text)
+        response.force_close()
+        return response
+
+
 class _Connection(asyncio.Protocol):
     """A connection whose end is recorded.
 
@@ -123,13 +152,12 @@ class HttpConnections:
         application.middlewares.insert(0, self._track)
         self._runner = web.AppRunner(
             application,
-            access_log=None,
-            keepalive_timeout=idle_seconds,
             # Requests were given their time before.
             shutdown_timeout=0.1,
             handle_signals=False,
-            logger=_quiet_logger(),
         )
+        self._idle_seconds = idle_seconds
+        self._logger = _quiet_logger()
         self._max_connections = max_connections
         self._active: dict[RequestHandler, list[web.Request]] = {}
         self._closing: set[RequestHandler] = set()
@@ -174,8 +202,15 @@ class HttpConnections:
             self._forget_failed(server)
         if len(self._used) >= self._max_connections and not self._close_an_idle_one():
             return _Refused()
-        handler = server()
-        self._used[handler] = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        handler = _RequestHandler(
+            server,
+            loop=loop,
+            access_log=None,  # type: ignore[arg-type]
+            keepalive_timeout=self._idle_seconds,
+            logger=self._logger,
+        )
+        self._used[handler] = loop.time()
         return _Connection(handler, self)
 
     def _forget_failed(self, server: web.Server) -> None:
@@ -207,15 +242,22 @@ class HttpConnections:
     def _close_an_idle_one(self) -> bool:
         """Close the connection that was not used for the longest time, if one is idle.
 
-        Those that never sent a request come first.
+        Those that never sent a request come first. Those whose request is incomplete come last, so
+        that clients that send it slowly do not keep others from connecting.
         """
-        idle = [connection for connection in self._used if connection not in self._active]
+        idle = [connection for connection in self._used if not self._is_answered(connection)]
         if not idle:
             return False
-        oldest = min(idle, key=lambda found: (found in self._known, self._used[found]))
+        oldest = min(
+            idle, key=lambda found: (found in self._active, found in self._known, self._used[found])
+        )
         self.forget(oldest)
         oldest.force_close()
         return True
+
+    def _is_answered(self, connection: RequestHandler) -> bool:
+        """Return whether a complete request of a connection is being handled."""
+        return any(request.content.is_eof() for request in self._active.get(connection, ()))
 
     @web.middleware
     async def _track(self, request: web.Request, handler: Handler) -> web.StreamResponse:

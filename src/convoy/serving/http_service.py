@@ -92,18 +92,18 @@ class HttpService:
                 async with self.service.deadline():
                     return await handler(request)
         except ServingError as error:
-            return _error(error.http_status, error.message, error.retry_seconds)
+            return error_response(error.http_status, error.message, error.retry_seconds)
         except ConnectionResetError:
             # The connection is gone; this response is not sent.
-            return _error(Code.CANCELLED.http_status, "The client closed the connection.")
+            return error_response(Code.CANCELLED.http_status, "The client closed the connection.")
         except (web.RequestPayloadError, HttpProcessingError):
-            return _error(400, "The body of the request does not match its headers.")
+            return error_response(400, "The body of the request does not match its headers.")
         except web.HTTPException as error:
             status = UNKNOWN_PATH.get(request.path[:3], error.status)
-            return _error(status, f"Malformed request: {request.method} {request.path}")
+            return error_response(status, f"Malformed request: {request.method} {request.path}")
         except Exception as error:  # A client gets an answer in JSON, whatever happens.
             logger.error("%s %s: %s", request.method, request.path, describe_error(error))
-            return _error(500, "The server failed to handle the request.")
+            return error_response(500, "The server failed to handle the request.")
 
     async def _status(self, _: web.Request) -> web.Response:
         return web.json_response({"models": [self._describe(name) for name in self.service.models]})
@@ -114,6 +114,11 @@ class HttpService:
         described: Json = {"name": name, "versions": [], "milliseconds": milliseconds}
         with contextlib.suppress(ServingError):
             described["versions"] = status_json(versions.status())["model_version_status"]
+        described["precisions"] = {
+            version: precision.policy
+            for version in versions.available
+            if (precision := versions.find(version).servable.precision) is not None
+        }
         with contextlib.suppress(ServingError):
             servable = versions.find().servable
             described |= {
@@ -122,6 +127,7 @@ class HttpService:
                 "classes": list(servable.class_names),
                 "batch_sizes": list(servable.batch_sizes),
                 "compiled_from": servable.compiled_from,
+                "fallback": servable.fallback,
             }
         return described
 
@@ -165,7 +171,8 @@ def _version() -> str:
     return metadata.version("keras-convoy")
 
 
-def _error(status: int, message: str, retry_seconds: float | None = None) -> web.Response:
+def error_response(status: int, message: str, retry_seconds: float | None = None) -> web.Response:
+    """Return the response to a request that fails, in the JSON of both APIs."""
     text = f'{{ "error": {json.dumps(message)} }}'
     headers = {} if retry_seconds is None else {"Retry-After": str(math.ceil(retry_seconds))}
     return web.Response(

@@ -30,6 +30,9 @@ MAX_SIDE = 16_384
 MAX_PIXELS = 50_000_000
 # Maximum sum of the pixels of all images in a request.
 MAX_REQUEST_PIXELS = 100_000_000
+# Maximum number of passes of a progressive JPEG. Usual files have ten; a pass of a few bytes takes
+# as long to decode as one of megabytes.
+MAX_JPEG_SCANS = 100
 # An image takes four bytes per pixel, and one more copy when it is converted.
 PIXEL_BYTES = 8
 _UNREADABLE = f"The bytes are not an image that can be read: one of {', '.join(FORMATS)}."
@@ -121,6 +124,10 @@ def _open(data: bytes) -> Image:
             f"The image has {width} x {height} pixels; at most {MAX_PIXELS} are read, and "
             f"{MAX_SIDE} in a row or column."
         )
+    # In compressed data a zero follows each byte FF, so the mark is a scan's, or within metadata.
+    scans = data.count(b"\xff\xda") if data.startswith(b"\xff\xd8") else 0
+    if scans > MAX_JPEG_SCANS:
+        raise too_large(f"The JPEG has {scans} scans; at most {MAX_JPEG_SCANS} are read.")
     return opened
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from aiohttp import web
-from convoy.serving import admission
+from convoy.serving import admission, json_parser
 from convoy.serving.errors import invalid
 from convoy.serving.images import decode_images
 from convoy.serving.json_values import (
@@ -63,16 +63,21 @@ class OpenInferenceApi:
 
     async def _model(self, request: web.Request) -> web.Response:
         target = Target.from_path(request.match_info)
-        signature = self.service.find(target).servable.signature
-        return web.json_response(
-            {
-                "name": target.model,
-                "versions": [str(v) for v in self.service.models[target.model].available],
-                "platform": "jax_stablehlo",
-                "inputs": [_describe(spec) for spec in signature.inputs],
-                "outputs": [_describe(spec) for spec in signature.outputs],
-            }
-        )
+        servable = self.service.find(target).servable
+        signature, precision = servable.signature, servable.precision
+        described: Json = {
+            "name": target.model,
+            "versions": [str(v) for v in self.service.models[target.model].available],
+            "platform": "jax_stablehlo",
+            "inputs": [_describe(spec) for spec in signature.inputs],
+            "outputs": [_describe(spec) for spec in signature.outputs],
+        }
+        if precision is not None:
+            # The protocol's properties are texts.
+            described["properties"] = {"precision": precision.policy}
+            if precision.difference is not None:
+                described["properties"]["difference"] = str(precision.difference)
+        return web.json_response(described)
 
     async def _model_ready(self, request: web.Request) -> web.Response:
         target = Target.from_path(request.match_info)
@@ -81,7 +86,7 @@ class OpenInferenceApi:
 
     async def _infer(self, request: web.Request) -> web.Response:
         target = Target.from_path(request.match_info)
-        body = await read_body(request, self.service.admission.max_request_bytes)
+        body = await read_body(request, self.service.max_body_bytes(target))
         length = request.headers.get(HEADER_LENGTH)
         with self.service.using(target, "infer") as loaded:
             signature = loaded.servable.signature
@@ -139,6 +144,7 @@ def _parse(
         binary = binary[size:]
     if len(binary):
         raise invalid(f"{len(binary)} bytes of the body belong to no input.")
+    json_parser.free(header.pop("inputs"))
     return header, arrays
 
 

@@ -2,22 +2,30 @@
 
 from aiohttp import web
 from convoy.serving import admission
-from convoy.serving.errors import too_large
+from convoy.serving.errors import Code, ServingError, too_large
+
+ENCODINGS = ("identity", "gzip", "deflate")
+UNSUPPORTED_ENCODING = (
+    f"The Content-Encoding of the body is not one of {', '.join(ENCODINGS)}. Send it in one of "
+    "these, or without the header."
+)
 
 
 async def read_body(request: web.Request, max_bytes: int) -> bytes:
     """Return the body of a request.
 
     The bytes are charged as they arrive: a client that announces a large body and does not send it
-    takes no room from others.
+    takes no room from others. It counts as one that is handled when it has arrived completely.
 
     Args:
         request: the request.
         max_bytes: maximum size of the body.
 
     Raises:
-        ServingError: if it is too large, or there is no room for it.
+        ServingError: if it is too large, there is no room for it, or its encoding is not known.
     """
+    if request.headers.get("Content-Encoding", "identity").lower() not in ENCODINGS:
+        raise ServingError(Code.INVALID_ARGUMENT, UNSUPPORTED_ENCODING, http_status=415)
     reservation = admission.current()
     chunks, size = list[bytes](), request.content_length or 0
     _check_size(size, max_bytes)
@@ -28,9 +36,11 @@ async def read_body(request: web.Request, max_bytes: int) -> bytes:
         if reservation is not None:
             reservation.reserve(len(chunk))
         chunks.append(chunk)
+    if reservation is not None:
+        reservation.start()
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 def _check_size(size: int, max_bytes: int) -> None:
     if size > max_bytes:
-        raise too_large(f"A request has at most {max_bytes} bytes.")
+        raise too_large(f"The request has more than {max_bytes} bytes. Send fewer samples.")

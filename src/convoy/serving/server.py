@@ -9,11 +9,16 @@ import signal
 from collections.abc import Callable
 
 import grpc
-from convoy.serving.connections import HttpConnections, default_max_connections
+from convoy.serving.connections import (
+    LINGER_SECONDS,
+    HttpConnections,
+    default_max_connections,
+)
 from convoy.serving.credentials import Certificate, Token
 from convoy.serving.flags import ServerOptions
 from convoy.serving.http_service import HttpService
 from convoy.serving.loading import Loader
+from convoy.serving.message_receiver import MessageReceiver
 from convoy.serving.service import Service
 from convoy.serving.tensorflow_grpc import GrpcService
 from convoy.serving.versions import ModelConfig
@@ -22,6 +27,8 @@ logger = logging.getLogger("convoy.serving")
 
 # Time between looks at the files of the token and the certificate.
 REFRESH_SECONDS = 1.0
+# Time in which gRPC clients learn that the server stops.
+LAST_CALL_SECONDS = 0.2
 # Requests that one gRPC connection may have open.
 GRPC_STREAMS = 256
 
@@ -54,6 +61,7 @@ class Server:
         self._tasks: list[asyncio.Task[None]] = []
         self._http: HttpConnections | None = None
         self._grpc: grpc.aio.Server | None = None
+        self._receiver: MessageReceiver | None = None
 
     @property
     def addresses(self) -> list[str]:
@@ -109,14 +117,23 @@ class Server:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         remaining = end - asyncio.get_running_loop().time()
         stops = []
-        if self._grpc is not None:
-            stops.append(self._grpc.stop(max(0.0, remaining)))
+        if self._grpc is not None and self._receiver is not None:
+            # Messages that are on their way are answered; calls that send none do not delay a stop.
+            self._receiver.announce_stop()
+            loop = asyncio.get_running_loop()
+            loop.call_later(LINGER_SECONDS, self._receiver.give_all_up)
+            stops.append(self._stop_grpc(self._grpc, max(0.0, remaining)))
         if self._http is not None:
             stops.append(self._http.stop(end))
         await asyncio.gather(*stops)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(max(end, asyncio.get_running_loop().time() + 0.1)):
                 await self.service.close()
+
+    async def _stop_grpc(self, server: grpc.aio.Server, seconds: float) -> None:
+        # Clients that send one call after the other learn of the stop first.
+        await asyncio.sleep(min(LAST_CALL_SECONDS, seconds))
+        await server.stop(seconds)
 
     def _repeat(self, seconds: float, function: Callable[[], None]) -> None:
         """Call a function again and again until the stop."""
@@ -155,16 +172,20 @@ class Server:
         milliseconds = int(1000 * options.idle_seconds)
         self._grpc = grpc.aio.server(
             options=[
-                ("grpc.max_receive_message_length", options.admission.max_request_bytes),
+                ("grpc.max_receive_message_length", self.service.admission.max_message_bytes),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_concurrent_streams", GRPC_STREAMS),
                 ("grpc.max_allowed_incoming_connections", self._max_connections),
+                # Windows grow with the speed of a connection otherwise, for every call on it.
+                ("grpc.http2.bdp_probe", 0),
                 # Time of a new connection to begin with the protocol.
                 ("grpc.server_handshake_timeout_ms", milliseconds),
+                ("grpc.max_connection_idle_ms", milliseconds),
             ]
         )
         service = GrpcService(self.service, self._token, options.allow_reload)
+        self._receiver = service.receiver
         self._grpc.add_generic_rpc_handlers(service.handlers())
         address = f"{options.host}:{options.grpc_port}"
         try:

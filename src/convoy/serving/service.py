@@ -13,6 +13,7 @@ from typing import Self
 
 from convoy.serving import admission
 from convoy.serving.admission import Admission, AdmissionOptions
+from convoy.serving.artifact import MAX_VERSION
 from convoy.serving.batching import BatchOptions
 from convoy.serving.decoding import Decoders
 from convoy.serving.errors import Code, ServingError, describe_error, invalid, not_found
@@ -30,7 +31,6 @@ from convoy.serving.versions import (
 logger = logging.getLogger("convoy.serving")
 
 _LABEL = re.compile(r"[a-zA-Z0-9_]+")
-_MAX_VERSION = 2**63 - 1
 _deadline: ContextVar[float] = ContextVar("deadline", default=math.inf)
 
 
@@ -50,7 +50,7 @@ class Target:
             ServingError: if the version is too large, or the label has invalid characters.
         """
         version, label = parts.get("version"), parts.get("label")
-        if version is not None and (len(version) > 19 or int(version) > _MAX_VERSION):
+        if version is not None and (len(version) > 19 or int(version) > MAX_VERSION):
             raise invalid(f"Failed to convert version: {version} to numeric.")
         if label is not None and not _LABEL.fullmatch(label):
             raise invalid(f"Label {label!r} has other characters than letters, digits and _.")
@@ -70,6 +70,7 @@ class Service:
     Attributes:
         admission: the budgets of requests.
         decoders: the threads that decode requests.
+        request_seconds: maximum time for one request.
         is_stopping: whether clients should go to another server.
     """
 
@@ -88,7 +89,7 @@ class Service:
         self._loader = loader or Loader()
         self._searches: set[asyncio.Task[None]] = set()
         self.models: dict[str, ModelVersions] = {}
-        self._request_seconds = request_seconds
+        self.request_seconds = request_seconds
         self._options = options
         self._changing = asyncio.Lock()
         for config in configs:
@@ -106,6 +107,14 @@ class Service:
         if target.model not in self.models:
             raise servable_not_found(target.model, target.version)
         return self.models[target.model].find(target.version, target.label)
+
+    def max_body_bytes(self, target: Target) -> int:
+        """Return the maximum size of a request over HTTP."""
+        try:
+            return self.admission.max_body_bytes(self.find(target).servable.signature)
+        except ServingError:
+            # It is answered when the request has arrived.
+            return self.admission.max_request_bytes
 
     def status(self, target: Target) -> list[VersionStatus]:
         """Return the status of all versions of a model, or of the one that the target names.
@@ -137,12 +146,12 @@ class Service:
         Raises:
             ServingError: if it takes longer than `request_seconds`.
         """
-        token = _deadline.set(asyncio.get_running_loop().time() + self._request_seconds)
+        token = _deadline.set(asyncio.get_running_loop().time() + self.request_seconds)
         try:
-            async with asyncio.timeout(self._request_seconds):
+            async with asyncio.timeout(self.request_seconds):
                 yield
         except TimeoutError:
-            message = f"The request took longer than {self._request_seconds:g} seconds."
+            message = f"The request took longer than {self.request_seconds:g} seconds."
             raise ServingError(Code.DEADLINE_EXCEEDED, message) from None
         finally:
             _deadline.reset(token)

@@ -4,6 +4,7 @@ import json
 import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ import grpc
 from convoy.serving import tensorflow_serving_pb2 as messages
 from convoy.serving.credentials import Token
 from convoy.serving.errors import Code, ServingError, describe_error, invalid, too_large
+from convoy.serving.message_receiver import MessageReceiver
 from convoy.serving.message_size import MAX_FIELDS, has_few_fields
 from convoy.serving.service import Service, Target
 from convoy.serving.signature import Arrays, Signature
@@ -46,12 +48,16 @@ class GrpcService:
         service: the models.
         token: the bearer token that clients must send.
         allow_reload: whether clients may change the list of models.
+
+    Attributes:
+        receiver: receives the messages of calls.
     """
 
     def __init__(self, service: Service, token: Token, allow_reload: bool) -> None:
         self.service = service
         self._token = token
         self._allow_reload = allow_reload
+        self.receiver = MessageReceiver(service.admission, service.request_seconds, self._abort)
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
         prediction = {
@@ -99,15 +105,15 @@ class GrpcService:
             except Exception:  # The implementations of protobuf raise different types.
                 raise invalid(f"The bytes are not a {descriptor.name}.") from None
 
-        async def answer(data: bytes, context: Any) -> Message | None:
+        async def answer(_: Any, context: Any) -> Message | None:
             try:
                 given = dict(context.invocation_metadata() or ()).get("authorization", "")
                 self._token.check(str(given), "metadata authorization")
-                if not has_deadline:
-                    return await method(parse(data))
+                data = await self.receiver.receive(context)
                 with self.service.admission.request(context.peer()) as reservation:
+                    reservation.start()
                     reservation.reserve(len(data))
-                    async with self.service.deadline():
+                    async with self.service.deadline() if has_deadline else nullcontext():
                         request = await self.service.decoders.run(lambda: parse(data), len(data))
                         return await method(request)
             except ServingError as error:
@@ -120,7 +126,8 @@ class GrpcService:
                 await self._abort(context, ServingError(Code.INTERNAL, text))
             return None
 
-        return grpc.unary_unary_rpc_method_handler(
+        # To a client, the call is unary. The handler of a stream decides when to receive a message.
+        return grpc.stream_unary_rpc_method_handler(
             answer, None, lambda response: response.SerializeToString()
         )
 

@@ -1,0 +1,134 @@
+"""Receiving of gRPC messages, of which only a few arrive at a time.
+
+gRPC shows a message when it has arrived completely. Until a message is asked for, gRPC accepts only
+its first kilobytes. So the memory of messages is bounded by the number of those that are asked for.
+
+Most messages arrive within milliseconds. When too many arrive at a time, the one that began first
+is given up, on the connection that has most of them: calls that send nothing do not keep others
+from being answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+from convoy.serving.admission import RETRY_SECONDS, Admission
+from convoy.serving.errors import Code, ServingError, exhausted, invalid
+
+Abort = Callable[[Any, ServingError], Awaitable[None]]
+
+
+class _Receive:
+    """A message that is being received.
+
+    Attributes:
+        context: the call's context.
+        connection: the client's address.
+        is_given_up: whether the call is being aborted.
+        ended: is set when the message has arrived, or its memory is free.
+    """
+
+    def __init__(self, context: Any) -> None:
+        self.context = context
+        self.connection: str = context.peer()
+        self.is_given_up = False
+        self.ended = asyncio.Event()
+
+
+class MessageReceiver:
+    """Receives the messages of calls.
+
+    Args:
+        admission: the budgets of the server.
+        seconds: maximum time for a message to arrive.
+        abort: function that ends a call with an error, given its context.
+    """
+
+    def __init__(self, admission: Admission, seconds: float, abort: Abort) -> None:
+        self._admission = admission
+        self._seconds = seconds
+        self._send_error = abort
+        # In the order in which they began.
+        self._receives: dict[_Receive, None] = {}
+        self._aborts: set[asyncio.Task[None]] = set()
+        self._is_stopping = False
+
+    async def receive(self, context: Any) -> bytes:
+        """Return the message of a call.
+
+        Raises:
+            ServingError: if there is no memory for it, the client sends none, or the server stops.
+            AbortError: if the call was given up meanwhile; its client has the status.
+        """
+        if self._is_stopping:
+            raise ServingError(Code.UNAVAILABLE, "The server stops.")
+        while len(self._receives) >= self._admission.max_receives:
+            await self._ending().ended.wait()
+        received = _Receive(context)
+        late = ServingError(
+            Code.DEADLINE_EXCEEDED, f"The request took longer than {self._seconds:g} seconds."
+        )
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self._seconds, self._abort, received, late)
+        self._receives[received] = None
+        try:
+            with self._admission.receiving():
+                message = await context.read()
+        finally:
+            timer.cancel()
+            del self._receives[received]
+            received.ended.set()
+        if message is grpc.aio.EOF:
+            raise invalid("The call has no message.")
+        data: bytes = message
+        return data
+
+    def announce_stop(self) -> None:
+        """Refuse further calls with a status after which clients try another server.
+
+        gRPC would cancel those that arrive while it stops.
+        """
+        self._is_stopping = True
+
+    def give_all_up(self) -> None:
+        """End the calls whose message has not arrived."""
+        for received in list(self._receives):
+            self._abort(received, ServingError(Code.UNAVAILABLE, "The server stops."))
+
+    def _ending(self) -> _Receive:
+        """Return a receive that is being given up.
+
+        If there is none, it is the one that began first on the connection that has most. Otherwise
+        no other is given up: before the places of a flood are free, that could be a client's only
+        message.
+        """
+        for received in self._receives:
+            if received.is_given_up:
+                return received
+        counts = Counter(received.connection for received in self._receives)
+        oldest = max(self._receives, key=lambda received: counts[received.connection])
+        text = "Too many messages are being received. Try again later."
+        self._abort(oldest, exhausted(text, RETRY_SECONDS))
+        return oldest
+
+    def _abort(self, received: _Receive, error: ServingError) -> None:
+        """End a call; the read of its message then ends by itself.
+
+        A read that was cancelled instead could leave its message in memory.
+        """
+        received.is_given_up = True
+
+        async def abort() -> None:
+            if not received.ended.is_set():
+                # gRPC raises an error to end the handler, which this is not; or the client is gone.
+                with contextlib.suppress(Exception):
+                    await self._send_error(received.context, error)
+
+        task = asyncio.create_task(abort())
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
