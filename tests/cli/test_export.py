@@ -7,6 +7,7 @@ from convoy.cli.train import parse
 from convoy.data.augment import normalise
 from convoy.data.catalog import DATASETS
 from convoy.layers import Preprocess
+from convoy.serving import artifact
 from convoy.serving.servable import Servable
 from convoy.train.network import make_network
 from convoy.train.recipe import as_recipe
@@ -85,9 +86,36 @@ def test_keras_files_and_checkpoints_are_exported(tmp_path, monkeypatch):
     assert Servable(tmp_path / "a" / "1").class_names == tuple("abcde")
 
 
+def test_16_bits_are_measured_on_samples_of_a_file(tmp_path, monkeypatch, rng, capsys, caplog):
+    monkeypatch.chdir(tmp_path)
+    classifier().save("model.keras")
+    np.savez("samples.npz", anything=rng.integers(0, 256, (6, 8, 8, 3)).astype(np.uint8))
+    words = ["--checkpoint", "model.keras", "--preprocessing", "scale", "--batch-sizes", "4"]
+    words += ["--precision", "bfloat16", "--samples", "samples.npz"]
+    assert cli.main(["export", "--export-dir", "models", *words]) == 0
+    assert capsys.readouterr().out == "models/1\n"
+    assert "precision bfloat16: on 6 samples, the outputs differ from float32 by" in caplog.text
+    found = artifact.read(tmp_path / "models" / "1")
+    assert found.precision.policy == "bfloat16"
+    assert found.precision.difference.samples == 6
+    assert [spec.dtype for spec in found.signature.inputs + found.signature.outputs] == [
+        "uint8",
+        "float32",
+    ]
+
+
+def test_16_bits_are_measured_on_the_images_of_a_run(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    words = ["--dataset", "digits", "--model", "cifar_resnet8", "--batch-sizes", "64"]
+    assert cli.main(["export", "--export-dir", "models", "--precision", "bf16.16", *words]) == 0
+    assert artifact.read(tmp_path / "models" / "1").precision.difference.samples > 64
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--dataset", "digits", "--precision", "half"], "--precision: 'half' is not one of"),
+        (["--dataset", "digits", "--samples", "none.npz"], "none.npz is not an .npz file"),
         (["--checkpoint", "none"], "--checkpoint none: there is no such file or folder."),
         (["--dataset", "digits", "--modle", "x"], "--modle is not a flag."),
         (["--checkpoint", "."], "neither a .keras or .weights.h5 file"),

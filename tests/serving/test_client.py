@@ -1,4 +1,6 @@
+import contextlib
 import socket
+import threading
 
 import numpy as np
 import pytest
@@ -60,3 +62,37 @@ def test_a_server_that_does_not_listen_yet_is_awaited():
         place = f"127.0.0.1:{port}"
         waiting = f"waiting for a server at {place} for at most 60 s (Ctrl-C stops this)"
         assert messages == [waiting]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[]",
+        b"null",
+        b"{}",
+        b'{"metadata": 3}',
+        b'{"metadata": {"signature_def": {"signature_def": {"serving_default": {"inputs": {}}}}}}',
+        b"[" * 100_000,
+        b"<html>",
+        b"\xff",
+    ],
+)
+@pytest.mark.parametrize("status", ["200 OK", "404 Not Found", "500 x"])
+def test_a_server_of_another_kind_is_one_line(body, status):
+    def answer(listener):
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(10_000)
+                    head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n"
+                    connection.sendall(f"{head}Connection: close\r\n\r\n".encode() + body)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer, args=(listener,))
+        thread.start()
+        with pytest.raises(RequestError) as raised:
+            RestClient(Address("127.0.0.1", listener.getsockname()[1], "x"))
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert "\n" not in str(raised.value)

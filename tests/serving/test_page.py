@@ -68,7 +68,7 @@ def test_a_picture_is_classified_and_other_files_are_refused(server, pictures, t
         await choose(tab, text)
         await tab.until("document.getElementById('error').textContent")
         error = await tab.evaluate("document.getElementById('error').textContent")
-        assert error == "The bytes are not an image that can be read."
+        assert error.startswith("The bytes are not an image that can be read: one of JPEG, PNG")
         assert await tab.evaluate("document.querySelectorAll('#classes li').length") == 0
 
     look(server, tmp_path, steps, height=800)

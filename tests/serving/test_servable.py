@@ -63,10 +63,12 @@ class Doubled(keras.layers.Layer):
 
 def test_a_model_that_keras_cannot_read_is_served_from_its_programs(tmp_path, caplog):
     x = keras.Input((3,), name="x")
-    model = keras.Model(x, Doubled()(x))
-    path = convoy.export(model, tmp_path, batch_sizes=[2])
+    nested = keras.Model(x, Doubled()(x))
+    path = convoy.export(keras.Model(x, nested(x)), tmp_path, batch_sizes=[2])
     served = Servable(path)
     assert served.compiled_from == "stablehlo"
+    assert "Could not locate class 'Doubled'" in served.fallback
+    assert served.fallback in caplog.text
     found = served.run({"x": np.ones((2, 3), np.float32)})
     np.testing.assert_array_equal(found["output_0"], np.full((2, 3), 2, np.float32))
 

@@ -4,19 +4,26 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import keras
+import numpy as np
 from convoy.checkpoint import CheckpointError, convert
 from convoy.cli.train import parse
-from convoy.configuration import Configuration, Whole, add_flags, read
-from convoy.data.catalog import Normalisation
+from convoy.configuration import Configuration, Option, Whole, add_flags, read
+from convoy.data.catalog import Normalisation, load
+from convoy.data.image_folder import FOLDER
+from convoy.precision import CHOICES
+from convoy.serving.accuracy import read_samples
 from convoy.serving.export import BATCH_SIZES, Format, export
+from convoy.train.flags import Options
 from convoy.train.run_folder import ENDING, RUN, RunFolder, find_checkpoints
 from convoy.train.serving_model import make_serving_model, preprocessing_from_bytes
 from convoy_command.parser import Parser
 
 PROGRAM = "convoy export"
+# Enough for the share of equal top-1 classes to be known within a percent.
+MAX_HELD_OUT = 1000
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,10 @@ class ExportOptions(Configuration, all_flags=True):
         class_names: a file with the name of a class on each line
         preprocessing: normalisation of uint8 images in the exported model (default: that of convoy
             train)
+        precision: the precision to compute in; auto is the fastest one on this device (default:
+            that of the model)
+        samples: an .npz file with samples, on which the difference from float32 is measured
+            (default: held-out images of the run's dataset, if their folder is known)
 
     export:
         export_dir: the model's folder
@@ -41,6 +52,8 @@ class ExportOptions(Configuration, all_flags=True):
     checkpoint: Path | None = None
     class_names: Path | None = None
     preprocessing: Normalisation | None = None
+    precision: Annotated[str | None, Option(choices=CHOICES)] = None
+    samples: Path | None = None
     version: Whole | None = None
     batch_sizes: tuple[Whole, ...] = BATCH_SIZES
     format: Format = "convoy"
@@ -52,12 +65,17 @@ def main(words: Sequence[str]) -> int:
     flags, training_flags = parser.parse_known_args(words)
     try:
         options = read(ExportOptions, vars(flags), flags=True)
+        # Before the model is made, which takes longer.
+        samples = None if options.samples is None else read_samples(options.samples)
         model, settings = _find_model(options, training_flags)
         if options.class_names is not None:
             settings["class_names"] = _read_names(options.class_names)
+        if samples is not None:
+            settings["samples"] = samples
         path = export(
             model,
             options.export_dir,
+            precision=options.precision,
             version=options.version,
             batch_sizes=options.batch_sizes,
             format=options.format,
@@ -88,7 +106,7 @@ def _find_model(
     if given is not None and not given.exists():
         raise ValueError(f"--checkpoint {given}: there is no such file or folder.")
     if given is None or given.name.endswith(ENDING) or RunFolder(given).recipe.is_file():
-        return _model_of_training(given, training_flags)
+        return _model_of_training(options, training_flags)
     if training_flags:
         raise ValueError(
             f"{training_flags[0]} is not a flag of convoy export, and {given} needs no flags of "
@@ -108,9 +126,9 @@ def _read_names(file: Path) -> list[str]:
 
 
 def _model_of_training(
-    given: Path | None, training_flags: list[str]
+    chosen: ExportOptions, training_flags: list[str]
 ) -> tuple[keras.Model, dict[str, Any]]:
-    weights = given
+    weights = given = chosen.checkpoint
     if given is not None:
         # Checkpoints are in a subfolder of the run's folder.
         run = RunFolder(given if given.is_dir() else given.resolve().parent.parent)
@@ -126,4 +144,17 @@ def _model_of_training(
     if weights is None:
         print(f"{PROGRAM}: No --checkpoint was given: the weights are random.", file=sys.stderr)
     made = make_serving_model(options, weights)
-    return made.model, {"preprocessing": made.preprocessing, "class_names": made.class_names}
+    return made.model, {
+        "preprocessing": made.preprocessing,
+        "class_names": made.class_names,
+        "samples": None if chosen.precision is None else _held_out(options),
+    }
+
+
+def _held_out(options: Options) -> np.ndarray | None:
+    """Return held-out images of a run's dataset, unless they are files or must be downloaded."""
+    has_folder = options.dataset_path != Options.dataset_path
+    if options.dataset not in ("imagenet", FOLDER) and (options.dataset == "digits" or has_folder):
+        images, _ = load(options.dataset, options.dataset_path).test
+        return images[:MAX_HELD_OUT]
+    return None

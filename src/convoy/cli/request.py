@@ -2,9 +2,11 @@
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 
 from convoy.configuration import ConfigurationError, add_flags, read
+from convoy.progress_bar import Output
 from convoy.serving.client import TOKEN_VARIABLE, RequestError, await_listener
 from convoy.serving.load_generator import LoadOptions, send_load
 from convoy_command.parser import Parser
@@ -12,6 +14,8 @@ from convoy_command.parser import Parser
 PROGRAM = "convoy request"
 # Time for a server that was started at the same moment to listen.
 LISTENER_SECONDS = 60.0
+# Time between two lines about the progress, where there is no terminal.
+LINE_SECONDS = 10.0
 
 
 def main(words: Sequence[str]) -> int:
@@ -24,12 +28,40 @@ def main(words: Sequence[str]) -> int:
         parser.error(str(error))
     try:
         await_listener(options.address, LISTENER_SECONDS, _print_error)
-        result = send_load(options)
+        progress = _Progress(options)
+        try:
+            result = send_load(options, progress.show)
+        finally:
+            progress.output.end()
     except RequestError as error:
         _print_error(f"error: {error}")
         return 1
     print("\n".join(result.lines()))
     return 1 if result.failures else 0
+
+
+class _Progress:
+    """Shows the progress on the standard error: a bar on a terminal, else a line now and then."""
+
+    def __init__(self, options: LoadOptions) -> None:
+        self.options, self.output = options, Output(sys.stderr)
+        self._began = self._line_at = 0.0
+        self._first = 0
+
+    def show(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if not done:
+            return
+        if not self._began:
+            self._began = self._line_at = now
+            self._first = done
+            self.output.begin(total, "sending ...")
+        images = (done - self._first) * self.options.batch_size
+        shown = f"{images / max(1e-9, now - self._began):,.1f} images/s"
+        self.output.advance(done, "requests", {"": shown})
+        if not self.output.is_terminal and now - self._line_at >= LINE_SECONDS:
+            self._line_at = now
+            self.output.line(f"{PROGRAM}: {done:,} of {total:,} requests, {shown}")
 
 
 def _print_error(message: str) -> None:

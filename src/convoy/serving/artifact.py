@@ -23,6 +23,7 @@ import numpy as np
 from convoy.atomic_file import rename_synced, unfinished_folder, write_synced
 from convoy.checkpoint import tensors
 from convoy.checkpoint.errors import DamagedError
+from convoy.serving.accuracy import ExportedPrecision
 from convoy.serving.errors import ArtifactError, describe_error
 from convoy.serving.signature import Arrays, Signature
 from convoy.types import Json
@@ -37,6 +38,8 @@ EXAMPLE = "example.safetensors"
 MODEL = "model.keras"
 CHECKSUM = "sha256"
 MAX_BATCH_SIZE = 1 << 16
+# The protocols have signed numbers of 64 bits.
+MAX_VERSION = 2**63 - 1
 # Manifests are far smaller.
 _MAX_MANIFEST_BYTES = 64 << 20
 
@@ -65,6 +68,7 @@ class Artifact:
         example: the inputs and outputs of one sample; the outputs' names begin with `=`.
         class_names: the names of the classes, for a classifier.
         about: further information, such as package versions.
+        precision: the precision; `None` in artifacts of versions that did not write it.
         path: the folder, for an artifact that was read.
     """
 
@@ -74,6 +78,7 @@ class Artifact:
     example: Arrays
     class_names: tuple[str, ...] = ()
     about: Json = field(default_factory=dict)
+    precision: ExportedPrecision | None = None
     path: Path | None = None
 
     @property
@@ -90,14 +95,19 @@ class Artifact:
 def versions_in(base: Path) -> dict[int, Path]:
     """Return the folders of a model's versions, oldest first.
 
-    Their names may have leading zeros, such as `00000123`.
+    Their names may have leading zeros, such as `00000123`. Folders with other names, and with
+    numbers that the protocols cannot send, are not versions.
     """
     if not base.is_dir():
         return {}
-    folders = [entry for entry in base.iterdir() if entry.name.isdecimal() and entry.is_dir()]
+    folders = [entry for entry in base.iterdir() if _is_version(entry.name) and entry.is_dir()]
     # Of several names of one version, the one without zeros is last, and is used.
     ordered = sorted(folders, key=lambda folder: (int(folder.name), folder.name))
     return {int(folder.name): folder for folder in ordered}
+
+
+def _is_version(name: str) -> bool:
+    return name.isascii() and name.isdecimal() and int(name) <= MAX_VERSION
 
 
 def add_version(base: Path, version: int | None, fill: Callable[[Path], None]) -> Path:
@@ -114,6 +124,8 @@ def add_version(base: Path, version: int | None, fill: Callable[[Path], None]) -
     Raises:
         ArtifactError: if the version exists, or writing fails; no part of the version remains.
     """
+    if version is not None and not 0 <= version <= MAX_VERSION:
+        raise ArtifactError(f"version={version} is not from 0 to {MAX_VERSION}.")
     try:
         with unfinished_folder(base) as unfinished:
             fill(unfinished)
@@ -159,6 +171,8 @@ def write(artifact: Artifact, model: keras.Model | None, folder: Path) -> None:
         "arrays": arrays,
         "about": artifact.about,
     }
+    if artifact.precision is not None:
+        manifest["precision"] = artifact.precision.to_json()
     manifest[CHECKSUM] = _manifest_checksum(manifest)
     write_synced(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
 
@@ -195,12 +209,14 @@ def read(path: Path) -> Artifact:
         }
         signature = Signature.from_json(manifest["signature"])
         class_names, about = tuple(manifest["class_names"]), manifest["about"]
+        entry = manifest.get("precision")
+        precision = None if entry is None else ExportedPrecision.from_json(entry)
         if not programs or not all(1 <= size <= MAX_BATCH_SIZE for size in programs):
             raise ArtifactError(
                 f"{path} has programs for the batch sizes {sorted(programs)}; expected one or "
                 f"more, each from 1 to {MAX_BATCH_SIZE}."
             )
-        return Artifact(signature, programs, weights, example, class_names, about, path)
+        return Artifact(signature, programs, weights, example, class_names, about, precision, path)
     except OSError as error:
         raise ArtifactError(f"{path} cannot be read: {error.strerror or error}.") from error
     except DamagedError as error:

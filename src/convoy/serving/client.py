@@ -1,18 +1,20 @@
 """Minimal gRPC and REST clients of a server, for load generation."""
 
+import contextlib
 import difflib
 import http.client
 import json
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
 import numpy as np
 from convoy.serving import tensorflow_serving_pb2 as messages
+from convoy.serving.errors import describe_error
 from convoy.serving.signature import NUMPY_NAMES, TensorSpec
 from convoy.serving.tensor_protos import to_array, to_proto
 from convoy.serving.tensorflow_methods import (
@@ -26,6 +28,8 @@ from google.protobuf.message import Message
 TOKEN_VARIABLE = "CONVOY_SERVING_TOKEN"
 # Timeout of the first request, during which the server may still load the model.
 FIRST_SECONDS = 1000.0
+# Maximum size of a response.
+MAX_RESPONSE_BYTES = 1 << 30
 # Maximum number of model names in an error message.
 MAX_NAMES = 10
 
@@ -67,7 +71,8 @@ class Client(ABC):
     def __init__(self, address: Address) -> None:
         self._address = address
         try:
-            self.input = self._find_input()
+            with _understood():
+                self.input = self._find_input()
         except RequestError:
             self.close()
             raise
@@ -75,16 +80,34 @@ class Client(ABC):
     @abstractmethod
     def _find_input(self) -> TensorSpec: ...
 
-    @abstractmethod
     def predict(self, images: np.ndarray, seconds: float) -> np.ndarray:
         """Return the model's only output.
 
         Raises:
             RequestError: if the server refuses, or does not answer within some seconds.
         """
+        with _understood():
+            return self._predict(images, seconds)
+
+    @abstractmethod
+    def _predict(self, images: np.ndarray, seconds: float) -> np.ndarray: ...
 
     @abstractmethod
     def close(self) -> None: ...
+
+
+@contextlib.contextmanager
+def _understood() -> Iterator[None]:
+    """Report a response that is not of TensorFlow Serving's API as an error in one line."""
+    try:
+        yield
+    except RequestError:
+        raise
+    except Exception as error:  # Any type of value can be in any place of a response.
+        raise RequestError(
+            f"The response is not one of TensorFlow Serving's API: {describe_error(error)}. Check "
+            "--host and --port."
+        ) from None
 
 
 def await_listener(address: Address, seconds: float, notify: Callable[[str], None]) -> None:
@@ -139,8 +162,11 @@ class GrpcClient(Client):
     """A client of `PredictionService`."""
 
     def __init__(self, address: Address) -> None:
-        unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-        self._channel = grpc.insecure_channel(f"{address.host}:{address.port}", unlimited)
+        limits = [
+            ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
+            ("grpc.max_send_message_length", -1),
+        ]
+        self._channel = grpc.insecure_channel(f"{address.host}:{address.port}", limits)
         super().__init__(address)
 
     def _call(
@@ -171,7 +197,7 @@ class GrpcClient(Client):
         shape = tuple(dim.size for dim in info.tensor_shape.dim)[1:]
         return TensorSpec(name, NUMPY_NAMES[info.dtype], shape)
 
-    def predict(self, images: np.ndarray, seconds: float) -> np.ndarray:
+    def _predict(self, images: np.ndarray, seconds: float) -> np.ndarray:
         request = messages.PredictRequest()
         request.model_spec.name = self._address.model
         request.inputs[self.input.name].CopyFrom(to_proto(images, packed=True))
@@ -219,7 +245,10 @@ class RestClient(Client):
         try:
             connection.request(method, url, body, headers)
             response = connection.getresponse()
-            content = json.loads(response.read())
+            text = response.read(MAX_RESPONSE_BYTES + 1)
+            if len(text) > MAX_RESPONSE_BYTES:
+                raise ValueError(f"The response has more than {MAX_RESPONSE_BYTES} bytes.")
+            content = json.loads(text)
         except (OSError, http.client.HTTPException, ValueError) as error:
             connection.close()
             raise RequestError(str(error)) from None
@@ -233,7 +262,7 @@ class RestClient(Client):
         shape = tuple(int(dim["size"]) for dim in info["tensor_shape"]["dim"])[1:]
         return TensorSpec(name, NUMPY_NAMES[messages.DataType.Value(info["dtype"])], shape)
 
-    def predict(self, images: np.ndarray, seconds: float) -> np.ndarray:
+    def _predict(self, images: np.ndarray, seconds: float) -> np.ndarray:
         body = json.dumps({"instances": images.tolist()}).encode()
         return np.array(self._call("POST", ":predict", body, seconds)["predictions"], np.float32)
 

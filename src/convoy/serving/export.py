@@ -1,6 +1,7 @@
 """Export of a Keras model as a new version in a model's folder."""
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -9,9 +10,17 @@ from typing import Any, Literal
 import jax
 import keras
 import numpy as np
-from convoy import cpu
+from convoy import cpu, devices
+from convoy import precision as precisions
 from convoy.arguments import require_package
 from convoy.serving import artifact
+from convoy.serving.accuracy import (
+    ExportedPrecision,
+    check_finite,
+    check_samples,
+    measure_difference,
+    relative_difference,
+)
 from convoy.serving.artifact import Artifact, Program
 from convoy.serving.forward_pass import (
     ForwardPass,
@@ -22,7 +31,10 @@ from convoy.serving.forward_pass import (
     output_structure,
     stateless_forward,
 )
+from convoy.serving.model_precision import FLOAT32, convert, policies_of
 from convoy.serving.signature import Arrays, Signature
+
+logger = logging.getLogger("convoy.serving")
 
 Format = Literal["convoy", "onnx", "saved_model"]
 BATCH_SIZES = (1, 2, 4, 8, 16)
@@ -40,6 +52,8 @@ def export(
     preprocessing: Callable[[Any], Any] | None = None,
     output_names: Sequence[str] | None = None,
     format: Format = "convoy",
+    precision: str | None = None,
+    samples: Mapping[str, Any] | Any = None,
 ) -> Path:
     """Write a model as a new version that `convoy serve` can serve.
 
@@ -59,6 +73,12 @@ def export(
             dictionary, else `output_0`, `output_1`, ...
         format: `"convoy"`; or `"onnx"` (a folder with `model.onnx`) or `"saved_model"`
             (TensorFlow's), which need the packages onnx and tensorflow.
+        precision: the precision to compute in; by default that of the model. One of
+            `convoy.precision.PRECISIONS`, such as `"bfloat16"`, or `"auto"` for the fastest one on
+            this device. Inputs keep their types, and outputs are float32. The layers that return
+            them compute in float32.
+        samples: samples on which the outputs are compared with those in float32: an array, or
+            arrays by the names of the inputs. The difference is logged and stored.
 
     Returns:
         The version's folder.
@@ -70,13 +90,30 @@ def export(
     Example:
         convoy.export(model, "models/digits", preprocessing=keras.layers.Rescaling(1 / 255))
     """
-    served = _with_preprocessing(_checked(model), preprocessing)
+    plain = _checked(model)
+    converted = plain
+    if precision is not None:
+        converted = convert(plain, devices.find_precision(precision, jax.devices()[0]))
+    served = _with_preprocessing(converted, preprocessing)
     sizes = _checked_sizes(batch_sizes)
     names = _output_names(served, output_names)
     _check_classes(served, class_names)
     require_package(_PACKAGES[format], f"The format {format}")
+    policies = policies_of(converted)
+    if format == "onnx":
+        _check_onnx(policies)
     passes = {size: ForwardPass(served, size, cpu.fold) for size in sizes}
     signature = passes[sizes[0]].signature(served, names)
+    given = None if samples is None else check_samples(samples, signature)
+    reference = served
+    if policies != [FLOAT32]:
+        in_float32 = _in_float32(plain, converted, required=given is not None)
+        reference = _with_preprocessing(in_float32, preprocessing)
+    example, rounding = _example(served, reference, signature, precision is not None)
+    measured = None if given is None else measure_difference(served, reference, given, max(sizes))
+    described = ExportedPrecision(", ".join(policies), rounding, measured)
+    if precision is not None or given is not None:
+        logger.warning("%s", described)
     if format == "onnx":
         from convoy.serving.onnx_export import write_onnx
 
@@ -89,8 +126,7 @@ def export(
         weights: dict[str, np.ndarray] = {}
         programs = {size: _program(forward, weights) for size, forward in passes.items()}
         classes = tuple(map(str, class_names))
-        example = _example(served, signature)
-        content = Artifact(signature, programs, weights, example, classes, _about(model))
+        content = Artifact(signature, programs, weights, example, classes, _about(model), described)
         fill = partial(artifact.write, content, served)
     return artifact.add_version(Path(folder), version, fill)
 
@@ -162,8 +198,34 @@ def _program(forward: ForwardPass, weights: dict[str, np.ndarray]) -> Program:
     return Program(bytes(exported.serialize()), names)
 
 
-def _example(model: keras.Model, signature: Signature) -> Arrays:
-    """Return a random sample, and the outputs of the model as it is, before folding."""
+def _check_onnx(policies: Sequence[str]) -> None:
+    if any("bfloat16" in policy for policy in policies):
+        raise ValueError(
+            "ONNX Runtime has no convolutions in bfloat16. Pass precision='float16' or 'float32' "
+            "for the format onnx."
+        )
+
+
+def _in_float32(plain: keras.Model, converted: keras.Model, *, required: bool) -> keras.Model:
+    """Return the model in float32; if it cannot be converted and need not be, as it is exported."""
+    if policies_of(plain) == [FLOAT32]:
+        return plain
+    try:
+        return convert(plain, precisions.find(FLOAT32))
+    except ValueError:
+        if required:
+            raise
+        return converted
+
+
+def _example(
+    model: keras.Model, reference: keras.Model, signature: Signature, must_be_finite: bool
+) -> tuple[Arrays, float]:
+    """Return a random sample with the outputs of the model, before folding.
+
+    The second result is the largest relative difference from the outputs of the reference, which
+    is the model in float32.
+    """
     rng = np.random.default_rng(0)
     arrays: Arrays = {}
     for spec, shape in zip(signature.inputs, input_shapes(signature.inputs, 1), strict=True):
@@ -172,11 +234,22 @@ def _example(model: keras.Model, signature: Signature) -> Arrays:
         if dtype == np.uint8:
             values = rng.integers(0, 256, shape.shape)
         arrays[spec.name] = np.broadcast_to(values, shape.shape).astype(dtype)
+    inputs = list(arrays.values())
+    outputs = _outputs(model, inputs)
+    expected = outputs if reference is model else _outputs(reference, inputs)
+    differences = [0.0]
+    for spec, value, wanted in zip(signature.outputs, outputs, expected, strict=True):
+        arrays[f"={spec.name}"] = value
+        if must_be_finite:
+            check_finite(value, wanted, model)
+        if np.isfinite(value).all() and np.isfinite(wanted).all():
+            differences.append(relative_difference(value, wanted))
+    return arrays, max(differences)
+
+
+def _outputs(model: keras.Model, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     weights = [variable.value for variable in model_variables(model)]
-    outputs = stateless_forward(model)(weights, *arrays.values())
-    for spec, value in zip(signature.outputs, outputs, strict=True):
-        arrays[f"={spec.name}"] = np.asarray(value)
-    return arrays
+    return [np.asarray(output) for output in stateless_forward(model)(weights, *inputs)]
 
 
 def _about(model: keras.Model) -> dict[str, Any]:

@@ -1,15 +1,22 @@
 """Load generator: requests from several processes, and the measured throughput and latency."""
 
 import multiprocessing
+import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import connection
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 from convoy.configuration import Configuration, Count, Option
-from convoy.data.catalog import DATASETS, load
+from convoy.data.augment import Transformation
+from convoy.data.catalog import DATASETS, Split, load
+from convoy.data.image_batches import BatchRequest, ImageBatchJob
+from convoy.data.image_files import find_images
 from convoy.serving.client import (
     CLIENTS,
     FIRST_SECONDS,
@@ -19,12 +26,19 @@ from convoy.serving.client import (
 )
 from convoy.serving.signature import TensorSpec
 
-BARRIER_SECONDS = 600.0
+# Time for the other processes to be ready; each may wait for the server to load the model.
+BARRIER_SECONDS = FIRST_SECONDS
+# Interval of reports about the progress.
+PROGRESS_SECONDS = 1.0
+# Maximum number of test images that are sent, over and over.
+MAX_TEST_IMAGES = 2000
 # Concurrent requests of one process in asynchronous mode.
 MAX_IN_FLIGHT = 32
 
 Batches = Callable[[int], np.ndarray]
 """Returns the images, or the labels, of a request by its number."""
+Notify = Callable[[int, int], None]
+"""Takes the numbers of requests that were answered or failed, and of all requests."""
 
 
 DEFAULT_PORTS = {"grpc": 8500, "rest": 8501}
@@ -73,6 +87,11 @@ class LoadOptions(Configuration, all_flags=True):
     def requests(self) -> int:
         """Number of requests per process."""
         return -(-self.num_images // self.batch_size)
+
+    @property
+    def total(self) -> int:
+        """Number of requests of all processes."""
+        return self.requests * self.processes
 
 
 @dataclass
@@ -147,57 +166,162 @@ class LoadResult:
         return lines
 
 
-def send_load(options: LoadOptions) -> LoadResult:
+def send_load(options: LoadOptions, notify: Notify | None = None) -> LoadResult:
     """Send requests from several processes at once.
+
+    It ends when every request was answered, has failed or has reached its timeout.
+
+    Args:
+        options: options of the load.
+        notify: function that is called every second while requests are sent.
 
     Raises:
         RequestError: if the server cannot be reached, or a process failed.
     """
-    context = multiprocessing.get_context("spawn")
-    barrier = context.Barrier(options.processes)
-    results: Any = context.Queue()
-    processes = [
-        context.Process(target=_work, args=(options, index, barrier, results), daemon=True)
-        for index in range(options.processes)
-    ]
-    for process in processes:
-        process.start()
-    received: list[ProcessResult] = []
-    try:
-        while len(received) < len(processes):
-            result = results.get(timeout=BARRIER_SECONDS + FIRST_SECONDS)
-            if isinstance(result, str):
-                raise RequestError(result)
-            received.append(result)
-    finally:
+    context = _context()
+    barrier, done = context.Barrier(options.processes), context.Value("q", 0)
+    with tempfile.TemporaryDirectory() as folder:
+        if options.dataset is not None:
+            _write_test_images(options, Path(folder))
+        pipes = [context.Pipe(duplex=False) for _ in range(options.processes)]
+        processes = [
+            context.Process(
+                target=_work, args=(options, folder, index, barrier, done, sender), daemon=True
+            )
+            for index, (_, sender) in enumerate(pipes)
+        ]
         for process in processes:
-            process.join(10) if len(received) == len(processes) else process.terminate()
+            process.start()
+        receivers = [receiver for receiver, _ in pipes]
+        finished = False
+        try:
+            received = _collect(
+                processes, receivers, lambda: notify and notify(done.value, options.total)
+            )
+            finished = True
+        finally:
+            for process in processes:
+                process.join(10) if finished else process.terminate()
     return LoadResult(options, tuple(received))
 
 
-def _work(options: LoadOptions, index: int, barrier: Any, results: Any) -> None:
+def _context() -> Any:
+    """Return a way to start processes that imports the packages once, not in every process."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
+
+
+def _collect(
+    processes: Sequence[Any],
+    receivers: Sequence[connection.Connection],
+    notify: Callable[[], object],
+) -> list[ProcessResult]:
+    """Wait for the results of all processes.
+
+    Raises:
+        RequestError: if one of them failed, or ended without a result.
+    """
+    results: dict[int, ProcessResult] = {}
+    aborted = ""
+    while len(results) < len(processes):
+        waiting = [index for index in range(len(processes)) if index not in results]
+        handles = [receivers[index] for index in waiting]
+        handles += [processes[index].sentinel for index in waiting]
+        if not connection.wait(handles, PROGRESS_SECONDS):
+            notify()
+        for index in waiting:
+            process, receiver = processes[index], receivers[index]
+            if receiver.poll():
+                result = receiver.recv()
+                if isinstance(result, _Aborted):
+                    aborted = str(result)
+                    results[index] = ProcessResult()
+                elif isinstance(result, str):
+                    raise RequestError(result)
+                else:
+                    results[index] = result
+            elif not process.is_alive() and not receiver.poll():
+                raise RequestError(f"A client process ended with status {process.exitcode}.")
+    if aborted:
+        raise RequestError(aborted)
+    notify()
+    return list(results.values())
+
+
+class _Aborted(str):
+    """A message of a process that ended because of another one, which has the reason."""
+
+
+def _work(
+    options: LoadOptions, folder: str, index: int, barrier: Any, done: Any, sender: Any
+) -> None:
+    def count() -> None:
+        with done.get_lock():
+            done.value += 1
+
     try:
         client = CLIENTS[options.protocol](options.address)
-        images, labels = _batches(options, client.input)
+        images, labels = _batches(options, client.input, Path(folder))
         client.predict(images(0), FIRST_SECONDS)
         barrier.wait(BARRIER_SECONDS)
-        result = _send(options, client, images, labels, options.verbose and index == 0)
+        result = _send(options, client, images, labels, options.verbose and index == 0, count)
         client.close()
-        results.put(result)
+        sender.send(result)
+    except threading.BrokenBarrierError:
+        sender.send(_Aborted(f"Not all processes were ready within {BARRIER_SECONDS:g} seconds."))
     except Exception as error:  # The main process raises it.
+        sender.send(str(error) if isinstance(error, RequestError) else repr(error))
         barrier.abort()
-        results.put(str(error) if isinstance(error, RequestError) else repr(error))
 
 
-def _batches(options: LoadOptions, spec: TensorSpec) -> tuple[Batches, Batches | None]:
-    """Return the images of each request, and their labels if known."""
+def _write_test_images(options: LoadOptions, folder: Path) -> None:
+    """Write test images of a dataset to files that all processes read.
+
+    Raises:
+        RequestError: if the dataset is not there, or is damaged.
+    """
+    try:
+        images, labels = _test_images(options)
+    except ValueError as error:
+        raise RequestError(str(error)) from None
+    np.save(folder / "images.npy", images)
+    np.save(folder / "labels.npy", labels)
+
+
+def _test_images(options: LoadOptions) -> Split:
+    assert options.dataset is not None
+    count = min(MAX_TEST_IMAGES, options.requests * options.batch_size)
+    if options.dataset != "imagenet":
+        images, labels = load(options.dataset, options.dataset_path).test
+        return images[:count], labels[:count]
+    info, files = DATASETS[options.dataset], find_images(Path(options.dataset_path), "test")
+    count = min(count, len(files))
+    job = ImageBatchJob(files, count, Transformation(info, "bytes"), training=False)
+    images = np.empty(job.shape, job.dtype)
+    labels, _ = job.run(BatchRequest(np.arange(count), (0,)), images)
+    return images, labels
+
+
+def _batches(
+    options: LoadOptions, spec: TensorSpec, folder: Path
+) -> tuple[Batches, Batches | None]:
+    """Return the images of each request, and their labels if known.
+
+    Args:
+        options: options of the load.
+        spec: input of the model.
+        folder: folder with the test images of a dataset.
+    """
     size = options.batch_size
     if options.dataset is None:
         rng = np.random.default_rng(0)
         values = rng.random((size, *spec.shape)) * (255 if spec.dtype == "uint8" else 1)
         images = values.astype(spec.numpy_dtype)
         return lambda _: images, None
-    x, y = load(options.dataset, options.dataset_path).test
+    x, y = np.load(folder / "images.npy", mmap_mode="r"), np.load(folder / "labels.npy")
     if x.shape[1:] != spec.shape:
         raise RequestError(
             f"{options.dataset} has images of shape {list(x.shape[1:])}, and the model takes "
@@ -213,7 +337,12 @@ def _batches(options: LoadOptions, spec: TensorSpec) -> tuple[Batches, Batches |
 
 
 def _send(
-    options: LoadOptions, client: Client, images: Batches, labels: Batches | None, verbose: bool
+    options: LoadOptions,
+    client: Client,
+    images: Batches,
+    labels: Batches | None,
+    verbose: bool,
+    count: Callable[[], None] = lambda: None,
 ) -> ProcessResult:
     result = ProcessResult(began=time.time())
 
@@ -238,5 +367,6 @@ def _send(
                 record(number, *future.result())
             except RequestError as error:
                 result.failures.append(str(error))
+            count()
     result.ended = time.time()
     return result
