@@ -37,7 +37,7 @@ def here(original, fill_mode, fill_value=0.0):
     ("fill_mode", "shape"),
     [*((mode, (5, 7, 9, 3)) for mode in FILL_MODES), ("reflect", (2, 1, 9, 1))],
 )
-@pytest.mark.parametrize("strength", [0.02, 1])
+@pytest.mark.parametrize("strength", [1, pytest.param(0.02, marks=pytest.mark.slow)])
 def test_images_and_their_gradient_are_those_of_keras(rng, fill_mode, shape, strength):
     images = rng.uniform(0, 1, shape).astype("float32")
     transform = transforms(rng, len(images), strength)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from convoy.cpu import kernel_dtypes, library
 from convoy.cpu.affine_transform import affine_transform
 from convoy.cpu.batch_normalization import Average, Operands, moments, normalize
@@ -81,7 +82,7 @@ class Fusion:
         self,
         original: Operation,
         x: Tensor,
-        axes: Sequence[int],
+        axes: int | Sequence[int],
         keepdims: bool = False,
         **options: bool,
     ) -> Tensor:
@@ -176,11 +177,11 @@ def _is_like(x: Tensor, other: jax.Array) -> bool:
     return isinstance(x, jax.Array) and (x.shape, x.dtype) == (other.shape, other.dtype)
 
 
-def _is_batch_statistics(x: Tensor, axes: Sequence[int]) -> bool:
+def _is_batch_statistics(x: Tensor, axes: int | Sequence[int]) -> bool:
     """Return whether moments over `axes` are those of a batch normalisation with a kernel."""
     rank = getattr(x, "ndim", 0)
     # Channels last: all axes but the last one are reduced.
-    channels_last = rank and {axis % rank for axis in axes} == set(range(rank - 1))
+    channels_last = rank and set(np.atleast_1d(axes) % rank) == set(range(rank - 1))
     if not channels_last or not x.size:
         return False
     return library.find_for(kernel_dtypes.BATCH_NORMALIZATION, x) is not None

@@ -7,7 +7,7 @@ import keras
 import ml_dtypes
 import numpy as np
 import pytest
-from convoy.engine.numerics.rounding import round_stochastically
+from convoy.engine.numerics.rounding import _random_bits, round_stochastically
 
 pytestmark = pytest.mark.integration
 
@@ -46,6 +46,24 @@ def test_only_the_two_neighbours_occur_and_their_mean_is_the_number(value, name)
     # Six standard deviations of a count of that chance.
     sharded = 6 * np.sqrt(chance * (1 - chance) / DRAWS)
     assert abs(np.mean(rounded == high) - chance) <= sharded
+
+
+def test_random_bits_are_uniform_and_independent():
+    count = 1 << 16
+    keys = [jax.random.fold_in(jax.random.key(3), number) for number in range(3)]
+    words = np.stack([np.asarray(_random_bits(key, (count // 8, 8))).ravel() for key in keys])
+    bits = (words[..., None] >> np.arange(32, dtype=np.uint32) & 1).astype(bool)
+    # Six standard deviations of the mean of that many fair coins.
+    limit = 6 * 0.5 / np.sqrt(count)
+    assert (abs(bits.mean(axis=1) - 0.5) < limit).all()
+    pairs = {
+        "of neighbours": (bits, np.roll(bits, 1, axis=1)),
+        "half an array apart": (bits, np.roll(bits, count // 2, axis=1)),
+        "of two keys": (bits, np.roll(bits, 1, axis=0)),
+        "next to each other in a word": (bits, np.roll(bits, 1, axis=2)),
+    }
+    for name, (one, other) in pairs.items():
+        assert (abs((one == other).mean(axis=1) - 0.5) < limit).all(), name
 
 
 @pytest.mark.parametrize("name", TYPES)

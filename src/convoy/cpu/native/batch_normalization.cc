@@ -2,7 +2,7 @@
 //
 // All are limited by memory bandwidth, so what counts is how often the data is read. Loops run over
 // rows of channels; sums by channel are kept for each thread and joined at the end. They compute in
-// float32: a tile that is stored in 16 bits is converted in the first-level cache (`storage.h`).
+// float32, whatever the stored type (`row_loops.h`).
 #include "batch_normalization.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "parallel.h"
-#include "vectorised.h"
+#include "row_loops.h"
 
 namespace convoy {
 namespace {
@@ -64,99 +64,6 @@ void ForPieces(int64_t first, int64_t count, int64_t size, const Work& work) {
   for (int64_t at = 0; at < count; at += size) work(first + at, std::min(size, count - at));
 }
 
-CONVOY_VECTORISED void AddTo(float* __restrict sum, const float* __restrict x, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) sum[i] += x[i];
-}
-
-CONVOY_VECTORISED void AddSquares(float* __restrict sum, const float* __restrict x,
-                                  const float* __restrict mean, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    const float deviation = x[i] - mean[i];
-    sum[i] += deviation * deviation;
-  }
-}
-
-CONVOY_VECTORISED void Scale(const float* __restrict x, const float* __restrict scale,
-                             const float* __restrict shift, float* __restrict y, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) y[i] = x[i] * scale[i] + shift[i];
-}
-
-CONVOY_VECTORISED void ScaleRectify(const float* __restrict x, const float* __restrict scale,
-                                    const float* __restrict shift, float* __restrict y,
-                                    int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    const float value = x[i] * scale[i] + shift[i];
-    y[i] = value < 0.0f ? 0.0f : value;  // NaN stays NaN
-  }
-}
-
-CONVOY_VECTORISED void ScaleAdd(const float* __restrict x, const float* __restrict scale,
-                                const float* __restrict shift, const float* __restrict addend,
-                                float* __restrict y, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) y[i] = x[i] * scale[i] + shift[i] + addend[i];
-}
-
-CONVOY_VECTORISED void ScaleAddRectify(const float* __restrict x, const float* __restrict scale,
-                                       const float* __restrict shift,
-                                       const float* __restrict addend, float* __restrict y,
-                                       int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    const float value = x[i] * scale[i] + shift[i] + addend[i];
-    y[i] = value < 0.0f ? 0.0f : value;
-  }
-}
-
-CONVOY_VECTORISED void AddProducts(const float* __restrict dy, const float* __restrict x,
-                                   const float* __restrict mean, float* __restrict sum,
-                                   float* __restrict product, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    sum[i] += dy[i];
-    product[i] += dy[i] * (x[i] - mean[i]);
-  }
-}
-
-CONVOY_VECTORISED void AddPassedProducts(const float* __restrict dy, const float* __restrict x,
-                                         const float* __restrict mean,
-                                         const float* __restrict rectified, float* __restrict sum,
-                                         float* __restrict product, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    const float gradient = dy[i];  // read in any case: a load under a condition is not vectorised
-    const float passed = rectified[i] > 0.0f ? gradient : 0.0f;
-    sum[i] += passed;
-    product[i] += passed * (x[i] - mean[i]);
-  }
-}
-
-CONVOY_VECTORISED void Combine(const float* __restrict dy, const float* __restrict x,
-                               const float* __restrict a, const float* __restrict b,
-                               const float* __restrict c, float* __restrict dx, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) dx[i] = dy[i] * a[i] + x[i] * b[i] + c[i];
-}
-
-CONVOY_VECTORISED void CombinePassed(const float* __restrict dy, const float* __restrict x,
-                                     const float* __restrict a, const float* __restrict b,
-                                     const float* __restrict c, const float* __restrict rectified,
-                                     float* __restrict dx, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    const float gradient = dy[i];  // read in any case: a load under a condition is not vectorised
-    const float passed = rectified[i] > 0.0f ? gradient : 0.0f;
-    dx[i] = passed * a[i] + x[i] * b[i] + c[i];
-  }
-}
-
-CONVOY_VECTORISED void CombineKeepPassed(const float* __restrict dy, const float* __restrict x,
-                                         const float* __restrict a, const float* __restrict b,
-                                         const float* __restrict c,
-                                         const float* __restrict rectified, float* __restrict dx,
-                                         float* __restrict kept, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    const float gradient = dy[i];  // read in any case: a load under a condition is not vectorised
-    const float passed = rectified[i] > 0.0f ? gradient : 0.0f;
-    kept[i] = passed;
-    dx[i] = passed * a[i] + x[i] * b[i] + c[i];
-  }
-}
-
 // Mean and sum of squared deviations of some rows. Two of them are combined into one by the formula
 // of Chan, Golub and LeVeque: each row is read from memory once, and no large numbers are
 // subtracted.
@@ -180,12 +87,9 @@ struct Spread {
 template <typename T>
 void JoinRows(const Rows& shape, const T* x, int64_t count, Spread& spread) {
   const int64_t channels = shape.channels, tile = TileOf(shape), rows = count / channels;
-  Tile<T> values(tile);
   std::vector<double> mean(channels), squares(channels);
   Values sums(tile);
-  ForPieces(0, count, tile, [&](int64_t at, int64_t n) {
-    AddTo(sums.data(), values.Read(x + at, n), n);
-  });
+  ForPieces(0, count, tile, [&](int64_t at, int64_t n) { AddRows(x + at, sums.data(), n); });
   Fold(sums, channels, mean.data());
   Values rounded(channels);
   for (int64_t c = 0; c < channels; ++c) {
@@ -195,7 +99,7 @@ void JoinRows(const Rows& shape, const T* x, int64_t count, Spread& spread) {
   const Values means = Repeat(rounded.data(), channels, tile);
   std::fill(sums.begin(), sums.end(), 0.0f);
   ForPieces(0, count, tile, [&](int64_t at, int64_t n) {
-    AddSquares(sums.data(), values.Read(x + at, n), means.data(), n);
+    AddSquares(x + at, means.data(), sums.data(), n);
   });
   Fold(sums, channels, squares.data());
   spread.Join(rows, mean.data(), squares.data());
@@ -229,23 +133,10 @@ void Affine(const Rows& shape, const T* x, const float* scale, const float* shif
   const int64_t tile = TileOf(shape);
   const Values scales = Repeat(scale, shape.channels, tile);
   const Values shifts = Repeat(shift, shape.channels, tile);
-  const float *s = scales.data(), *t = shifts.data();
   ForParts(shape, pool, [&](int64_t first, int64_t count, int64_t) {
-    Tile<T> inputs(tile), addends(tile), results(tile);
     ForPieces(first, count, tile, [&](int64_t at, int64_t n) {
-      const float* const v = inputs.Read(x + at, n);
-      const float* const e = addend ? addends.Read(addend + at, n) : nullptr;
-      float* const to = results.Target(y + at);
-      if (addend && rectify) {
-        ScaleAddRectify(v, s, t, e, to, n);
-      } else if (addend) {
-        ScaleAdd(v, s, t, e, to, n);
-      } else if (rectify) {
-        ScaleRectify(v, s, t, to, n);
-      } else {
-        Scale(v, s, t, to, n);
-      }
-      results.Write(y + at, n);
+      ScaleRows(x + at, scales.data(), shifts.data(), addend ? addend + at : nullptr, rectify,
+                y + at, n);
     });
   });
 }
@@ -260,18 +151,12 @@ void GradientSums(const Rows& shape, const T* dy, const T* x, const float* mean,
   std::vector<std::vector<double>> sums(shape.threads, std::vector<double>(channels));
   auto products = sums;
   const int64_t used = ForParts(shape, pool, [&](int64_t first, int64_t count, int64_t part) {
-    Tile<T> gradients(tile), inputs(tile), outputs(tile);
     // Sums over many rows are in double precision, those over a few in single precision.
     ForPieces(first, count, cached, [&](int64_t piece, int64_t piece_count) {
       Values some(tile), some_products(tile);
       ForPieces(piece, piece_count, tile, [&](int64_t at, int64_t n) {
-        const float *g = gradients.Read(dy + at, n), *v = inputs.Read(x + at, n);
-        if (rectified) {
-          AddPassedProducts(g, v, means.data(), outputs.Read(rectified + at, n), some.data(),
-                            some_products.data(), n);
-        } else {
-          AddProducts(g, v, means.data(), some.data(), some_products.data(), n);
-        }
+        AddProducts(dy + at, x + at, means.data(), rectified ? rectified + at : nullptr,
+                    some.data(), some_products.data(), n);
       });
       Fold(some, channels, sums[part].data());
       Fold(some_products, channels, products[part].data());
@@ -297,21 +182,9 @@ void InputGradient(const Rows& shape, const T* dy, const T* x, const float* a, c
   const Values bs = Repeat(b, shape.channels, tile);
   const Values cs = Repeat(c, shape.channels, tile);
   ForParts(shape, pool, [&](int64_t first, int64_t count, int64_t) {
-    Tile<T> gradients(tile), inputs(tile), outputs(tile), results(tile), kept(tile);
     ForPieces(first, count, tile, [&](int64_t at, int64_t n) {
-      const float *g = gradients.Read(dy + at, n), *v = inputs.Read(x + at, n);
-      const float* const r = rectified ? outputs.Read(rectified + at, n) : nullptr;
-      float* const to = results.Target(dx + at);
-      if (!rectified) {
-        Combine(g, v, as.data(), bs.data(), cs.data(), to, n);
-      } else if (!passed) {
-        CombinePassed(g, v, as.data(), bs.data(), cs.data(), r, to, n);
-      } else {
-        CombineKeepPassed(g, v, as.data(), bs.data(), cs.data(), r, to, kept.Target(passed + at),
-                          n);
-        kept.Write(passed + at, n);
-      }
-      results.Write(dx + at, n);
+      CombineRows(dy + at, x + at, as.data(), bs.data(), cs.data(),
+                  rectified ? rectified + at : nullptr, dx + at, passed ? passed + at : nullptr, n);
     });
   });
 }

@@ -12,6 +12,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "instruction_set.h"
+#include "long_storage.h"
 #include "parallel.h"
 #include "storage.h"
 #include "vectorised.h"
@@ -145,28 +147,131 @@ void Reduce(const Pooling& p, float initial, const T* operand, T* result, int64_
   });
 }
 
-// Writes the gradient of a block of channels of one outer element: to `sums`, which is in float32
-// and zero before, or, if windows tile the operand, to the result.
+// The elements of one window: where they are read, and where their gradient is summed up.
+template <typename T>
+struct Taps {
+  std::vector<const T*> values;
+  std::vector<float*> sums;
+};
+
+// Finds the maximum of a window, and adds the gradient to its sum, with all that is compared in
+// registers. The order of comparisons is that of `Select`.
+template <bool kFull, typename T>
+CONVOY_AVX512_CORE inline void AddAtMaximum(const Taps<T>& taps, const T* gradients, int64_t channel,
+                                            __mmask16 lanes) {
+  const int count = static_cast<int>(taps.values.size());
+  LongVector best = LoadLong<kFull>(taps.values[0] + channel, lanes);
+  __m512i where = _mm512_setzero_si512();
+  for (int tap = 1; tap < count; ++tap) {
+    const LongVector value = LoadLong<kFull>(taps.values[tap] + channel, lanes);
+    const __mmask16 replaces = _mm512_cmp_ps_mask(best, value, _CMP_NGE_UQ);
+    best = _mm512_mask_mov_ps(best, replaces, value);
+    where = _mm512_mask_set1_epi32(where, replaces, tap);
+  }
+  const LongVector gradient = LoadLong<kFull>(gradients + channel, lanes);
+  for (int tap = 0; tap < count; ++tap) {
+    const __mmask16 here = _mm512_cmpeq_epi32_mask(where, _mm512_set1_epi32(tap));
+    float* const sum = taps.sums[tap] + channel;
+    const LongVector before = LoadLong<kFull>(sum, lanes);
+    StoreLong<kFull>(_mm512_mask_add_ps(before, here, before, gradient), sum, lanes);
+  }
+}
+
+template <typename T>
+CONVOY_AVX512_CORE void AddAtMaxima(const Taps<T>& taps, const T* gradients, int64_t channels) {
+  int64_t c = 0;
+  for (; c + kLongLanes <= channels; c += kLongLanes) {
+    AddAtMaximum<true>(taps, gradients, c, 0xffff);
+  }
+  if (c < channels) AddAtMaximum<false>(taps, gradients, c, FirstLanes(channels - c));
+}
+
+// The sums of a gradient, for a block of channels of one outer element. In float32 they are the
+// result itself. In 16 bits they are kept in float32, and each row is rounded once no further window
+// reaches it, so that the rows in between stay in the cache.
+template <typename T>
+class GradientSums {
+ public:
+  GradientSums(const Pooling& p, T* result, int64_t count)
+      : p_(p), result_(result), count_(count), rows_(p.size[0] * p.size[1]) {
+    if constexpr (std::is_same_v<T, float>) {
+      for (int64_t i = 0; i < p.operand_positions(); ++i) std::fill_n(At(i), count, 0.0f);
+    } else {
+      // Windows that also extend over the first axis come back to rows.
+      const int64_t reach = (p.window[1] - 1) * p.dilation[1] + 1;
+      kept_ = p.size[0] == 1 ? std::min(reach, rows_) : rows_;
+      sums_.resize(kept_ * p.size[2] * count);
+    }
+  }
+
+  float* At(int64_t position) {
+    if constexpr (std::is_same_v<T, float>) {
+      return result_ + position * p_.inner;
+    } else {
+      const int64_t row = position / p_.size[2], column = position % p_.size[2];
+      return &sums_[(row % kept_ * p_.size[2] + column) * count_];
+    }
+  }
+
+  // Rounds the rows before this one.
+  void FinishBefore(int64_t row) {
+    if constexpr (!std::is_same_v<T, float>) {
+      for (; finished_ < std::min(row, rows_); ++finished_) {
+        for (int64_t column = 0; column < p_.size[2]; ++column) {
+          const int64_t position = finished_ * p_.size[2] + column;
+          float* const sums = At(position);
+          Narrow(sums, result_ + position * p_.inner, count_);
+          std::fill_n(sums, count_, 0.0f);
+        }
+      }
+    }
+  }
+
+  // The first row that the window reaches, if no later window reaches those before it.
+  void Reach(const Span (&span)[Pooling::kAxes]) {
+    if (p_.size[0] == 1) FinishBefore(span[1].first);
+  }
+
+  void Finish() { FinishBefore(rows_); }
+
+ private:
+  const Pooling& p_;
+  T* const result_;
+  const int64_t count_, rows_;
+  int64_t kept_ = 0, finished_ = 0;
+  std::vector<float> sums_;
+};
+
+// The gradient of a block of channels of one outer element.
 template <typename T>
 class BlockGradient {
  public:
   BlockGradient(const Pooling& p, const T* source, const T* operand, int64_t count)
       : p_(p), source_(source), operand_(operand), count_(count) {}
 
-  void AddTo(float* sums, int64_t step) {
+  void Add(T* result) {
+    GradientSums<T> sums(p_, result, count_);
     ForPooled(p_, [&](int64_t pooled, const auto& span) {
-      FindMaxima(span);
-      const float* const gradients = gradients_.Read(source_ + pooled, count_);
-      int32_t tap = 0;
+      sums.Reach(span);
+      taps_.values.clear();
+      taps_.sums.clear();
       ForWindow(p_, span, [&](int64_t position) {
-        AddWhere(sums + position * step, gradients, where_, tap++, count_);
+        taps_.values.push_back(operand_ + position * p_.inner);
+        taps_.sums.push_back(sums.At(position));
       });
+      if (!taps_.values.empty()) AddWindow(source_ + pooled);
     });
+    sums.Finish();
   }
 
+  // For windows that tile the operand: each element is written once.
   void WriteTiles(T* result) {
     ForPooled(p_, [&](int64_t pooled, const auto& span) {
-      FindMaxima(span);
+      taps_.values.clear();
+      ForWindow(p_, span, [&](int64_t position) {
+        taps_.values.push_back(operand_ + position * p_.inner);
+      });
+      FindMaxima();
       const float* const gradients = gradients_.Read(source_ + pooled, count_);
       int32_t tap = 0;
       ForWindow(p_, span, [&](int64_t position) {
@@ -178,26 +283,34 @@ class BlockGradient {
   }
 
  private:
-  template <typename Spans>
-  void FindMaxima(const Spans& span) {
+  void AddWindow(const T* source) {
+    if (has_avx512_) return AddAtMaxima(taps_, source, count_);
+    FindMaxima();
+    const float* const gradients = gradients_.Read(source, count_);
+    for (size_t tap = 0; tap < taps_.sums.size(); ++tap) {
+      AddWhere(taps_.sums[tap], gradients, where_, static_cast<int32_t>(tap), count_);
+    }
+  }
+
+  void FindMaxima() {
     float best[kBlock];
-    int32_t tap = 0;
-    ForWindow(p_, span, [&](int64_t position) {
-      const float* const values = values_.Read(operand_ + position * p_.inner, count_);
+    for (size_t tap = 0; tap < taps_.values.size(); ++tap) {
+      const float* const values = values_.Read(taps_.values[tap], count_);
       if (tap == 0) {
         std::copy_n(values, count_, best);
         std::fill_n(where_, count_, 0);
       } else {
-        Select(best, where_, values, tap, count_);
+        Select(best, where_, values, static_cast<int32_t>(tap), count_);
       }
-      ++tap;
-    });
+    }
   }
 
   const Pooling& p_;
   const T* const source_;
   const T* const operand_;
   const int64_t count_;
+  const bool has_avx512_ = HasAvx512();
+  Taps<T> taps_;
   Tile<T> values_{kBlock}, gradients_{kBlock}, results_{kBlock};
   int32_t where_[kBlock];
 };
@@ -238,14 +351,10 @@ void MaxPoolGradient(const Pooling& p, const T* source, const T* operand, T* res
     T* const to = result + base;
     BlockGradient<T> gradient(p, source + outer * p.pooled_positions() * p.inner + channel,
                               operand + base, count);
-    if (are_tiles) return gradient.WriteTiles(to);
-    if constexpr (std::is_same_v<T, float>) {
-      for (int64_t i = 0; i < positions; ++i) std::fill_n(to + i * p.inner, count, 0.0f);
-      gradient.AddTo(to, p.inner);
+    if (are_tiles) {
+      gradient.WriteTiles(to);
     } else {
-      std::vector<float> sums(positions * count);
-      gradient.AddTo(sums.data(), count);
-      for (int64_t i = 0; i < positions; ++i) Narrow(&sums[i * count], to + i * p.inner, count);
+      gradient.Add(to);
     }
   });
 }
