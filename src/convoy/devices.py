@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 from convoy import compile_only, cpu, distributed
+from convoy import precision as precisions
 from convoy.arguments import whole_number
 from convoy.compile_only import CompileTarget
 from convoy.cpu import threads
@@ -132,6 +133,18 @@ def fastest_precision(device: jax.Device) -> str:
         capability = getattr(device, "compute_capability", None)
         is_fast = capability is None or float(capability) >= _BFLOAT16_CAPABILITY
     return "mixed_bfloat16" if is_fast else "float32"
+
+
+def find_precision(name: str, device: jax.Device) -> precisions.Precision:
+    """Return the precision of a name, or the fastest one of a device for `"auto"`.
+
+    Raises:
+        ValueError: if there is no such precision.
+    """
+    if name != precisions.AUTO:
+        return precisions.find(name)
+    # All processes must use the same one, even on hosts with different CPUs.
+    return precisions.find(distributed.from_first(fastest_precision(device)))
 
 
 def for_replicas(devices: tuple[jax.Device, ...], replicas: int | None) -> tuple[jax.Device, ...]:

@@ -76,6 +76,9 @@ PRECISIONS = {precision.pair: precision for precision in _PRECISIONS} | {
     precision.policy: precision for precision in _PRECISIONS
 }
 """All precisions by both of their names."""
+AUTO = "auto"
+CHOICES = (*PRECISIONS, AUTO)
+"""The names of all precisions, and the word for the fastest one on the device."""
 
 
 def find(name: str) -> Precision:

@@ -19,7 +19,7 @@ from convoy import precision as precisions
 from convoy.arguments import whole_number
 from convoy.context import bound
 from convoy.engine.data.placement import AXIS, Placement
-from convoy.engine.execution_config import BatchMeaning, ExecutionConfig, Reduction
+from convoy.engine.execution_config import BatchMeaning, ExecutionConfig, Reduction, Shard
 from convoy.engine.numerics import loss_scale as loss_scales
 from convoy.engine.numerics.loss_scale import LossScale
 from convoy.engine.numerics.numerics import Numerics, Settings, StochasticRounding
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 # Large enough that the exchange takes longer than its start, small enough to stay in the cache.
 REDUCTION_BUCKET = 4 << 20
+
+# The part of a device's memory that gathered weights and their gradients may take, if they are
+# gathered once per weight update: small enough that the rest is worth the saved communication.
+GATHERED_PART = 8
 
 _current: ContextVar[Strategy | None] = ContextVar("convoy_strategy", default=None)
 
@@ -60,8 +64,9 @@ class Strategy:
             variable after the other.
         batch_norm_group: replicas that share the statistics of batch normalisation
             (SyncBatchNorm); it must divide their number.
-        shard_optimizer_state: whether each replica keeps a shard of the optimizer's state, instead
-            of all of it (ZeRO-1).
+        shard: the state of which each replica stores a shard, instead of all of it: `"optimizer"`,
+            the optimizer's state (ZeRO-1); or `"weights"`, the weights as well (ZeRO-3, FSDP).
+        shard_optimizer_state: an alias of `shard="optimizer"`.
         activation_checkpointing: names of layers (`"conv2_*"` matches many) whose activations are
             computed again in the backward pass instead of being kept. A number is the bytes that
             activations may take on a device, and `"auto"` is half of its memory: as many layers
@@ -109,6 +114,7 @@ class Strategy:
         reduction: Reduction = "mean",
         reduction_bucket: int = REDUCTION_BUCKET,
         batch_norm_group: int = 1,
+        shard: Shard | None = None,
         shard_optimizer_state: bool = False,
         activation_checkpointing: int | str | Sequence[str] | None = None,
         data_budget: int | None = None,
@@ -123,9 +129,10 @@ class Strategy:
             if name not in ("self", "__class__", "devices", "replicas")
         }
         self.devices = device_choice.for_replicas(device_choice.select(devices), replicas)
+        # All processes must use the same value, even on hosts with different memory.
+        memory = distributed.from_first(device_choice.memory(self.devices))
         if data_budget is None:
-            # All processes must use the same value, even on hosts with different memory.
-            data_budget = distributed.from_first(device_choice.memory(self.devices) // 4)
+            data_budget = memory // 4
         self.data_budget = whole_number("data_budget", data_budget, "a number of bytes", 0)
         self.execution_config = ExecutionConfig(
             Placement(self._mesh()),
@@ -136,7 +143,8 @@ class Strategy:
             batch=batch,
             reduction_bucket=reduction_bucket,
             batch_norm_group=batch_norm_group,
-            shard_optimizer_state=shard_optimizer_state,
+            shard=_shard(shard, shard_optimizer_state),
+            gather_budget=memory // GATHERED_PART,
             activation_checkpointing=self._checkpointing(activation_checkpointing),
         )
         self.precision = self._precision(precision)
@@ -201,12 +209,11 @@ class Strategy:
     def _precision(self, name: str | None) -> precisions.Precision | None:
         if name is None:
             return None
-        if name != "auto":
-            return precisions.find(name)
-        # All processes must use the same one, even on hosts with different CPUs.
-        found = distributed.from_first(device_choice.fastest_precision(self.devices[0]))
-        logging.getLogger("convoy.precision").warning("precision='auto' is %r here", found)
-        return precisions.find(found)
+        found = device_choice.find_precision(name, self.devices[0])
+        if name == precisions.AUTO:
+            logger = logging.getLogger("convoy.precision")
+            logger.warning("precision='auto' is %r here", found.policy)
+        return found
 
     def _mesh(self) -> jax.sharding.Mesh | None:
         # JAX's default device needs no mesh, and its arrays stay uncommitted.
@@ -238,6 +245,18 @@ class Strategy:
 
     def __repr__(self) -> str:
         return f"Strategy({len(self.devices)} x {self.devices[0].platform})"
+
+
+def _shard(shard: Shard | None, shard_optimizer_state: bool) -> Shard | None:
+    if not shard_optimizer_state:
+        return shard
+    if shard not in (None, "optimizer"):
+        raise ValueError(
+            f"shard={shard!r} and shard_optimizer_state=True were passed, but the latter is an "
+            "alias of shard='optimizer'. Leave it out: with shard='weights', the optimizer's state "
+            "is sharded as well."
+        )
+    return "optimizer"
 
 
 def current() -> Strategy | None:

@@ -40,6 +40,24 @@ def test_resumes_at_every_kind_of_point(plain, tmp_path):
     assert_resumes_exactly(plain, tmp_path)
 
 
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"precision": "mixed_bfloat16"},
+        {"precision": "bfloat16", "stochastic_rounding": "on", "devices": 2},
+        pytest.param({"precision": "mixed_float16", "loss_scale": "auto"}, marks=pytest.mark.slow),
+        pytest.param(
+            {"precision": "float16", "stochastic_rounding": "on", "gradient_accumulation": 2},
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=str,
+)
+def test_resumes_exactly_in_16_bits(tmp_path, strategy):
+    subject = Subject(batch=4, optimizer=keras.optimizers.SGD(0.05, momentum=0.9), **strategy)
+    assert_resumes_exactly(subject, tmp_path, POINTS[1:4])
+
+
 def test_checkpoints_change_nothing_about_a_run(plain, tmp_path):
     assert plain.run(convoy.Checkpoints(tmp_path, every=2)) == plain.run()
 

@@ -4,6 +4,7 @@ import convoy
 import keras
 import numpy as np
 import pytest
+from convoy.engine.step import shard_state
 from keras import layers
 
 from .conftest import StopAt, StopError, Subject
@@ -54,12 +55,16 @@ def assert_close(actual, expected):
         ((8, {}), (4, {"devices": 2})),
         ((4, {"devices": 2}), (8, {})),
         ((8, {}), (4, {"gradient_accumulation": 2})),
-        ((4, {"devices": 2, "shard_optimizer_state": True}), (2, {"devices": 4})),
+        ((4, {"devices": 2, "shard": "optimizer"}), (2, {"devices": 4})),
+        ((4, {"devices": 2, "shard": "weights"}), (2, {"devices": 4, "shard": "weights"})),
+        ((2, {"devices": 4, "shard": "weights"}), (8, {})),
+        ((8, {}), (4, {"devices": 2, "shard": "weights"})),
         ((4, {"gradient_accumulation": 2}), (4, {"gradient_accumulation": 2, "stages": True})),
     ],
     ids=str,
 )
-def test_divided_in_another_way(tmp_path, then, now):
+def test_divided_in_another_way(tmp_path, then, now, monkeypatch):
+    monkeypatch.setattr(shard_state, "REPLICATED_ELEMENTS", 0)
     settings = {"devices": 2} if now[1].get("stages") else {}
     first, second = subject(then[0], **then[1]), subject(now[0], **settings, **now[1])
     # One counts micro-batches as steps and the other does not: the losses are those of samples.

@@ -32,7 +32,8 @@ def composition(mode, **options):
     model = make_model()
     variables = Variables(model, mode)
     config = ExecutionConfig(Placement(None), **options)
-    return Composition(model, config, mode, Roles.of(model, variables), None), variables.read()
+    roles = Roles.of(model, variables)
+    return Composition(model, config, mode, roles, None, variables), variables.read()
 
 
 def chunk(steps=2, *, sharded=True):
@@ -48,7 +49,7 @@ def test_only_training_on_complete_batches_accumulates():
 
 
 def test_every_replica_runs_an_incomplete_batch():
-    made = Composition(None, SimpleNamespace(replicas=4), "train", None, None)
+    made = Composition(None, SimpleNamespace(replicas=4), "train", None, None, None)
     assert made.replicas(chunk()) == 4
     assert made.replicas(chunk(sharded=False)) == 1
 
@@ -106,7 +107,8 @@ def test_a_models_own_step_is_not_folded():
     model(jnp.ones((1, 3)))
     variables = Variables(model, "predict")
     roles = Roles.of(model, variables)
-    made = Composition(model, ExecutionConfig(Placement(None)), "predict", roles, None)
+    config = ExecutionConfig(Placement(None))
+    made = Composition(model, config, "predict", roles, None, variables)
     assert made.fold(chunk(), tree_shapes(variables.read())) is None
 
 

@@ -1,5 +1,7 @@
 """Callbacks: order, and state that checkpoints save."""
 
+import re
+
 import keras
 import pytest
 from convoy import keras_bridge
@@ -15,6 +17,18 @@ def test_callbacks_hear_batches_in_order():
         callbacks.on_train_batch_end(step, {})
     callbacks.on_train_end()
     assert heard == list(range(200))
+
+
+def test_a_progress_bar_counts_the_batches_of_all_replicas(capsys):
+    callbacks = keras_bridge.Callbacks(
+        None, add_progbar=True, verbose=1, steps=4, epochs=1, batches_per_step=2
+    )
+    callbacks.on_train_begin()
+    callbacks.on_epoch_begin(0)
+    callbacks.on_train_batch_end(1, {"loss": 1.0})
+    callbacks.on_epoch_end(0, {"loss": 1.0})
+    shown = re.findall(r"(\d+/\d+)", re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out))
+    assert shown == ["4/8", "8/8"]
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,10 @@ def test_an_error_puts_the_operations_back():
         ("batch_normalization", lambda: keras.layers.BatchNormalization()(X)),
         ("reduce_values", lambda: keras.losses.MeanSquaredError()(X, X)),
         ("apply_mask", lambda: keras.losses.MeanSquaredError()(X, X)),
+        (
+            "masked_moments",
+            lambda: keras.layers.BatchNormalization()(X, training=True, mask=np.array([True])),
+        ),
     ],
 )
 def test_keras_calls_each_of_the_replaceable_operations(name, make):

@@ -85,7 +85,7 @@ def test_an_automatic_loss_scale_that_leaves_updates_out(word, replicas, schedul
     history = compare(
         word,
         loss_scale=convoy.AutomaticLossScale(initial=2.0**14, period=2),
-        size=64.0,
+        size=48.0,
         replicas=replicas,
         schedule=schedule,
         stochastic_rounding=rounding,

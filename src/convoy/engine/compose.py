@@ -11,8 +11,9 @@ from convoy.engine.data.chunks import Chunk
 from convoy.engine.data.fetch import Fetch, fetcher, local_batch_shapes
 from convoy.engine.data.placement import AXIS, REPLICATED, SHARDED
 from convoy.engine.execution_config import ExecutionConfig
+from convoy.engine.numerics.loss_scale import AutomaticLossScale
 from convoy.engine.prepared_model import PreparedModel
-from convoy.engine.state import Mode, State
+from convoy.engine.state import Mode, State, Variables
 from convoy.engine.step.accumulate import accumulate
 from convoy.engine.step.activation_checkpointing import checkpoint_activations, segments_of
 from convoy.engine.step.all_reduce import reducer
@@ -26,11 +27,13 @@ from convoy.engine.step.replicate import (
     replicate_forward,
     replicate_gradients,
 )
-from convoy.engine.step.shard_optimizer import OptimizerShards
+from convoy.engine.step.shard_state import StateShards
 from convoy.engine.step.sharded_operations import ShardedOperations
 from convoy.engine.step.step import (
     ForwardStep,
+    Gather,
     GradientStep,
+    Position,
     Step,
     custom_step,
     denominator_step,
@@ -64,8 +67,9 @@ class Composition:
     #      |   |   |   |   |  gradient_step   forward pass, loss, gradients of a micro-batch
     #
     # With data parallelism, each replica runs all of it (shard_map around the loop). With a sharded
-    # optimizer state, shard_map is around the gradients only, and XLA partitions the update. Each
-    # wrapper knows nothing of the others; a model in pipeline stages is not composed here.
+    # state, shard_map is around the gradients only, and XLA partitions the update; `shard_state`
+    # replaces the all-reduce, and gathers sharded weights. Each wrapper knows nothing of the
+    # others; a model in pipeline stages is not composed here.
     #
     # A model's own `train_step` takes the place of all of it but the loop (`_on_global_batch`).
 
@@ -73,7 +77,8 @@ class Composition:
     config: ExecutionConfig
     mode: Mode
     roles: Roles
-    shards: OptimizerShards | None
+    shards: StateShards | None
+    variables: Variables
 
     def gradient_accumulation(self, chunk: Chunk) -> int:
         """Return how many of a chunk's micro-batches make one step of the device loop."""
@@ -120,7 +125,7 @@ class Composition:
         if custom is not None:
             run = self._on_global_batch(custom, max_steps)
         elif self.mode == "train" and self.shards is not None:
-            run = self._with_sharded_optimizer(fetch, chunk, self.shards)
+            run = self._with_sharded_state(fetch, chunk, self.shards)
         else:
             run = self._on_each_replica(fetch, chunk, folded, max_steps)
         program: Program = partial(run_steps, run, self.mode)
@@ -161,17 +166,34 @@ class Composition:
             run, mesh, (REPLICATED, _source_spec(chunk), REPLICATED), (REPLICATED, outcome)
         )
 
-    def _with_sharded_optimizer(self, fetch: Fetch, chunk: Chunk, shards: OptimizerShards) -> Run:
+    def _with_sharded_state(self, fetch: Fetch, chunk: Chunk, shards: StateShards) -> Run:
         """Return the device loop, of which only the gradients run on each replica.
 
-        XLA then partitions the weight update by the shards of the optimizer's state.
+        XLA then partitions the weight update by the shards of the state: an optimizer may combine
+        the elements of a weight, or all weights, in any way.
         """
-        gradients = over_replicas(
-            self._gradients(fetch, chunk),
+        local = self._gradients(fetch, chunk)
+
+        def without_optimizer(state: State, position: Position) -> tuple[State, Arrays, Logs]:
+            new, gradients, logs = local(state, position)
+            return new._replace(optimizer=[]), gradients, logs
+
+        # The loss may read a number of the optimizer, such as a loss scale, but not its shards:
+        # these do not pass through, and XLA removes their gathering.
+        specs = shards.specs_for_gradients
+        # Replicas that do not divide the batch have the same gradients.
+        reduced_specs = shards.gradients if self.replicas(chunk) > 1 else REPLICATED
+        on_replicas = over_replicas(
+            without_optimizer,
             shards.mesh,
-            (REPLICATED, (_source_spec(chunk), REPLICATED)),
-            (REPLICATED, REPLICATED, REPLICATED),
+            (specs, (_source_spec(chunk), REPLICATED)),
+            (specs, reduced_specs, REPLICATED),
         )
+
+        def gradients(state: State, position: Position) -> tuple[State, Arrays, Logs]:
+            new, reduced, logs = on_replicas(state, position)
+            return new._replace(optimizer=state.optimizer), reduced, logs
+
         return self._with_results(loop(shards.constrain(self._updates(gradients))))
 
     def _fetch_global(self, chunk: Chunk) -> Fetch:
@@ -188,9 +210,10 @@ class Composition:
         XLA partitions its computation over the replicas, by the shards of the batch: a custom step
         may combine the samples in any way, and must give the same result as on one device.
         """
-        if self.config.placement.mesh is not None:
-            shards = self.shards or OptimizerShards(self.config.placement.mesh, ())
-            step = shards.constrain(step)
+        mesh = self.config.placement.mesh
+        if mesh is not None:
+            shards = self.shards or StateShards.none(mesh, self.variables)
+            step = shards.on_gathered_weights(step)
         return collect(step, max_steps) if self.mode == "predict" else loop(step)
 
     def _global_batch(self, chunk: Chunk) -> GlobalBatch:
@@ -216,15 +239,35 @@ class Composition:
         return on_replicas(step, (folded or self).roles) if sharded else step
 
     def _gradients(self, fetch: Fetch, chunk: Chunk) -> GradientStep:
-        config, replicas = self.config, self.replicas(chunk)
+        config, replicas, shards = self.config, self.replicas(chunk), self.shards
+        gather = self._gather_by_micro_batch(replicas)
         segments = segments_of(self.model, config.activation_checkpointing, chunk.batch // replicas)
-        step = checkpoint_activations(gradient_step(self.model, fetch), self.model, segments)
+        step = gradient_step(self.model, fetch, gather)
+        step = checkpoint_activations(step, self.model, segments)
         if chunk.sharded:
-            step = accumulate(step, config, denominator_step(self.model, fetch))
+            step = accumulate(step, config, denominator_step(self.model, fetch, gather))
+        if shards is not None and gather is None:
+            step = shards.gather_around(step)
         if replicas > 1:
             reduce = reducer(config.reduction, config.reduction_bucket)
+            if shards is not None:
+                reduce = shards.scatter(reduce, config.reduction, gather is not None)
             step = replicate_gradients(step, self.roles, reduce)
         return step
+
+    def _gather_by_micro_batch(self, replicas: int) -> Gather | None:
+        """Return the function that gathers weights inside of the loss; `None` if that is outside.
+
+        Inside of it, the gradients of all weights never exist on one device.
+        """
+        prepared = PreparedModel.of(self.model)
+        scale = prepared.numerics.settings.loss_scale
+        reads_all_gradients = prepared.gradient_map is not None or isinstance(
+            scale, AutomaticLossScale
+        )
+        if self.shards is None or replicas == 1 or reads_all_gradients:
+            return None
+        return self.shards.gather if self.shards.by_micro_batch else None
 
     def _updates(self, gradients: GradientStep) -> Step:
         settings = PreparedModel.of(self.model).numerics.settings

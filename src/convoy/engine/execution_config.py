@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from convoy.engine.observer import Observer
 
 BatchMeaning = Literal["replica", "global"]
+Shard = Literal["optimizer", "weights"]
 
 
 class Pipeline(Protocol):
@@ -46,7 +47,10 @@ class ExecutionConfig:
         reduction_bucket: bytes of gradients that are reduced over replicas together; with 0, each
             gradient is reduced separately.
         batch_norm_group: replicas that share batch-normalisation statistics.
-        shard_optimizer_state: whether the optimizer's state is sharded over replicas (ZeRO-1).
+        shard: the state that is sharded over replicas: `"optimizer"` (ZeRO-1), or `"weights"` with
+            the optimizer's state (ZeRO-3, FSDP).
+        gather_budget: bytes of weights and gradients on a device up to which sharded weights are
+            gathered once per weight update; above, they are gathered for each micro-batch.
         activation_checkpointing: patterns of layer names, or a number of bytes; see
             `convoy.engine.step.activation_checkpointing`.
         pipeline: the options of a model with pipeline stages, whose placement is then a
@@ -61,7 +65,8 @@ class ExecutionConfig:
     batch: BatchMeaning = "replica"
     reduction_bucket: int = 0
     batch_norm_group: int = 1
-    shard_optimizer_state: bool = False
+    shard: Shard | None = None
+    gather_budget: int = 0
     activation_checkpointing: int | tuple[str, ...] | None = None
     pipeline: Pipeline | None = None
 
@@ -84,6 +89,11 @@ class ExecutionConfig:
             raise ValueError(
                 f"batch={self.batch!r} is unknown. Pass 'replica' (batch_size is the micro-batch "
                 "of one replica) or 'global' (it is all samples of a weight update)."
+            )
+        if self.shard not in (None, *get_args(Shard)):
+            raise ValueError(
+                f"shard={self.shard!r} is unknown. Pass 'optimizer' (each replica stores a shard "
+                "of the optimizer's state) or 'weights' (and of the weights)."
             )
         if self.replicas % self.batch_norm_group:
             divisors = [n for n in range(1, self.replicas + 1) if self.replicas % n == 0]

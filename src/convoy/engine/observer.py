@@ -94,6 +94,31 @@ def observed_by_default(observer: Observer) -> Iterator[None]:
         _default = before
 
 
+_progress_functions: list[Callable[[int], None]] = []
+
+
+def report_progress(micro_batches: int) -> None:
+    """Tell those who follow a long device call that it has computed some micro-batches."""
+    for function in _progress_functions:
+        function(micro_batches)
+
+
+def observe_progress(function: Callable[[int], None]) -> Callable[[], None]:
+    """Call a function from inside of device calls, as far as these can report their progress.
+
+    Pipelines can: the host dispatches each micro-batch of a stage.
+
+    Args:
+        function: takes the number of micro-batches, over all replicas of this process, since the
+            last call.
+
+    Returns:
+        A function that ends this.
+    """
+    _progress_functions.append(function)
+    return lambda: _progress_functions.remove(function)
+
+
 PauseContext = Callable[[str], AbstractContextManager[None]]
 
 _pause_contexts: list[PauseContext] = []

@@ -35,6 +35,8 @@ class PreparedModel(ModelState):
             known.
         has_no_stages: whether a trace of the subclassed model found no pipeline stages.
         has_guessed_types: whether the types of the inputs were unknown when it was traced.
+        counts_batches_of_replicas: whether progress bars count the batches of all replicas, instead
+            of steps.
         use_options: a function that takes the options of a model that this one is a copy of.
     """
 
@@ -48,4 +50,5 @@ class PreparedModel(ModelState):
         self.deferred_split: DeferredSplit | None = None
         self.has_no_stages = False
         self.has_guessed_types = False
+        self.counts_batches_of_replicas = False
         self.use_options: Callable[..., None] = lambda _: None

@@ -27,7 +27,7 @@ from convoy.engine.observer import NULL_OBSERVER, Observer
 from convoy.engine.state import Mode, State, Variables
 from convoy.engine.step.constant_folding import FoldedStep, FoldedWeights
 from convoy.engine.step.replicate import Roles
-from convoy.engine.step.shard_optimizer import OptimizerShards
+from convoy.engine.step.shard_state import StateShards
 from convoy.engine.step.step import custom_step, prediction_step
 from convoy.types import Arrays, PyTree, Shapes
 
@@ -59,9 +59,9 @@ class Programs:
         self.mode = mode
         self.weights = weights
         self.variables = Variables(model, mode)
-        self.shards = OptimizerShards.of(config, self.variables) if mode == "train" else None
+        self.shards = StateShards.of(config, self.variables)
         roles = Roles.of(model, self.variables)
-        self.composition = Composition(model, config, mode, roles, self.shards)
+        self.composition = Composition(model, config, mode, roles, self.shards, self.variables)
         self.compilation = keras_bridge.compilation(model)
         self.max_steps = 1
         """Steps whose outputs one device call can hold; prediction only."""
@@ -114,14 +114,13 @@ class Programs:
         state = self.variables.read()
         if placement.spans_processes:
             state = values_of_first_process(state)
-        placed = State(*placement.replicate(tuple(state._replace(optimizer=[]))))
-        place = placement.replicate if self.shards is None else self.shards.place
-        self.variables.write(placed._replace(optimizer=place(state.optimizer)))
+        self.variables.write(self._on_all_devices(state))
 
     def _on_all_devices(self, state: State) -> State:
-        """Move what callbacks have set since the last device call, the same in all processes."""
-        replicate = self.placement.replicate
-        return jax.tree.map(lambda v: v if spans_processes(v) else replicate(v), state)
+        """Move values to where they are stored; callbacks set the same in all processes."""
+        if self.shards is not None:
+            return self.shards.place(state)
+        return State(*self.placement.replicate(tuple(state)))
 
     def memory(self, chunk: Chunk) -> MemoryStats:
         """Return XLA's own analysis of the memory that a chunk's program takes on a device."""

@@ -59,7 +59,7 @@ from convoy.keras_bridge.models import (
     policies,
     refusal,
 )
-from convoy.keras_bridge.operations import replaced_operations
+from convoy.keras_bridge.operations import count_kept, replaced_operations
 from convoy.keras_bridge.optimizers import split_optimizer
 from convoy.keras_bridge.steps import (
     compiled_loss,

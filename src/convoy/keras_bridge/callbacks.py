@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import jax
 import keras
 from keras.src.utils import python_utils
 
@@ -75,7 +76,15 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
     The number of a batch does, if the last execution has fewer steps than `steps_per_execution`.
     """
 
+    def set_params(self, params: dict[str, Any]) -> None:
+        """Count the batches of a step on all replicas, if `batches_per_step` says so."""
+        super().set_params(params)
+        self._batches_per_step = params.get("batches_per_step", 1)
+        if self.target is not None:
+            self.target *= self._batches_per_step
+
     def _update_progbar(self, batch: int, logs: Any = None) -> None:
+        batch = (batch + 1) * self._batches_per_step - 1
         super()._update_progbar(batch if self.target is None else min(batch, self.target - 1), logs)
 
 
@@ -129,4 +138,5 @@ class Callbacks(keras.callbacks.CallbackList):
 
 def python_logs(logs: dict[str, Any]) -> dict[str, float]:
     """Convert logs to Python numbers, which waits for the device."""
-    return python_utils.pythonify_logs(logs)
+    # Keras would keep a value whose computation failed, and its error would appear later.
+    return python_utils.pythonify_logs(jax.block_until_ready(logs))

@@ -7,10 +7,13 @@ global batch, without a change to any layer.
 
 import contextlib
 import threading
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+from keras.layers import BatchNormalization
 from keras.src.backend.jax import core as jax_core
 from keras.src.backend.jax import image as jax_image
 from keras.src.backend.jax import nn as jax_nn
@@ -26,8 +29,8 @@ def replaced_operations(replacements: Any) -> Iterator[None]:
         replacements: object with any of the methods named below. Each takes Keras's own function,
             followed by that function's arguments.
     """
-    # The module in which layers look each name up.
-    modules = {
+    # The module or class in which layers look each name up.
+    owners = {
         "cast": jax_core,
         "moments": jax_nn,
         "batch_normalization": jax_nn,
@@ -41,19 +44,43 @@ def replaced_operations(replacements: Any) -> Iterator[None]:
         "add": jax_numpy,
         "reduce_values": loss_module,
         "apply_mask": loss_module,
+        # A method: batch normalisation with a mask calls no operation of its own.
+        "masked_moments": BatchNormalization,
     }
-    modules = {name: module for name, module in modules.items() if hasattr(replacements, name)}
+    names = {"masked_moments": "_moments"}
+    replaced = [
+        (owner, names.get(name, name), getattr(replacements, name))
+        for name, owner in owners.items()
+        if hasattr(replacements, name)
+    ]
     # Modules are global, so only one thread traces at a time. The lock is reentrant: replacements
     # nest, as when the engine's are inside of those of the CPU kernels.
     with _replacing:
-        originals = {name: getattr(module, name) for name, module in modules.items()}
-        for name, module in modules.items():
-            setattr(module, name, partial(getattr(replacements, name), originals[name]))
+        originals = [getattr(owner, name) for owner, name, _ in replaced]
+        for (owner, name, replacement), original in zip(replaced, originals, strict=True):
+            setattr(owner, name, _with_original(replacement, original))
         try:
             yield
         finally:
-            for name, module in modules.items():
-                setattr(module, name, originals[name])
+            for (owner, name, _), original in zip(replaced, originals, strict=True):
+                setattr(owner, name, original)
 
 
 _replacing = threading.RLock()
+
+
+def _with_original(replacement: Callable[..., Any], original: Callable[..., Any]) -> Any:
+    """Pass the original as first argument. A `partial` would not be bound as a method."""
+
+    @wraps(original)
+    def operation(*args: Any, **kwargs: Any) -> Any:
+        return replacement(original, *args, **kwargs)
+
+    return operation
+
+
+def count_kept(layer: BatchNormalization, x: jax.Array, mask: jax.Array) -> jax.Array:
+    """Return the number of values in each channel that a mask keeps."""
+    kept = jnp.broadcast_to(jnp.expand_dims(mask, -1), x.shape).astype(x.dtype)
+    # Private: all axes but those of the channels.
+    return jnp.squeeze(jnp.sum(kept, axis=tuple(layer._reduction_axes)))

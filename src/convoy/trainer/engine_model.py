@@ -1,13 +1,13 @@
 """A model with its configuration, its compiled programs and its strategy."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Protocol
 
 import keras
 from convoy import distributed, keras_bridge
-from convoy.engine import checks
+from convoy.engine import checks, out_of_memory
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.observer import Observer
 from convoy.engine.prepared_model import PreparedModel
@@ -129,7 +129,8 @@ class EngineModel:
             staged = replace(runner.config, placement=placement, pipeline=pipelining)
             runner.use(runner.config, staged)
 
-    def run(self, method: str, **arguments: int | None) -> AbstractContextManager[None]:
+    @contextmanager
+    def run(self, method: str, **arguments: int | None) -> Iterator[None]:
         """Return a context for a run, in which it is observed.
 
         Args:
@@ -137,15 +138,17 @@ class EngineModel:
             **arguments: its arguments that must be the same in all processes; none for a method
                 that runs a single batch.
         """
-        observed = self.runner.observer.run(method, self.model, self.runner.current)
-        if self.processes == 1 or not arguments:
-            return observed
-        return self._shared_run(observed, arguments)
+        config = self.runner.current
+        is_shared = self.processes > 1 and bool(arguments)
+        with (
+            out_of_memory.explained(method, self.model.name, config),
+            self._shared_run(arguments) if is_shared else nullcontext(),
+            self.runner.observer.run(method, self.model, config),
+        ):
+            yield
 
     @contextmanager
-    def _shared_run(
-        self, observed: AbstractContextManager[None], arguments: dict[str, int | None]
-    ) -> Iterator[None]:
+    def _shared_run(self, arguments: dict[str, int | None]) -> Iterator[None]:
         """Check that all processes were called with the same arguments; share variables."""
         run = arguments | {
             "model": [list(variable.shape) for variable in self.model.variables],
@@ -155,6 +158,5 @@ class EngineModel:
             else int(self.model.steps_per_execution),
         }
         distributed.check_same("run", run)
-        with observed:
-            yield
+        yield
         self.runner.programs.release()

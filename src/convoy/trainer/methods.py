@@ -14,6 +14,7 @@ from convoy.engine.state import Mode
 from convoy.engine.steps_per_execution import StepsPerExecution
 from convoy.pipeline.stages import stage_assignment
 from convoy.trainer.engine_model import EngineModel
+from convoy.trainer.gathered_state import GatheredState
 from convoy.types import Batch, Data, Logs, PyTree
 
 Callbacks: TypeAlias = "list[keras.callbacks.Callback] | keras.callbacks.CallbackList | None"
@@ -297,10 +298,24 @@ class TrainerMethods:
                 "its stages are in several processes, each with its own weights. Use "
                 "convoy.Checkpoints, or put the stages of a replica into one process."
             )
+        # Decided before some are left out: all processes gather together.
+        gathers = bool(callbacks) and placement.spans_processes and self.runner.current.shard
         if self.engine_model.processes > 1 and not distributed.is_first():
             verbose, callbacks = 0, keras_bridge.without_file_writers(callbacks)
+        if gathers:
+            if self.runner.asynchronous_callbacks:
+                raise ValueError(
+                    "set_asynchronous_callbacks(True) is not supported with "
+                    f"shard={self.runner.current.shard!r} in several processes: callbacks could "
+                    "not read the shards of other processes. Leave one of them out."
+                )
+            callbacks = [GatheredState(placement), *keras.tree.flatten(callbacks)]
+        counted = {}
+        if self.engine_model.prepared.counts_batches_of_replicas:
+            counted["batches_per_step"] = self.runner.current.replicas
         return keras_bridge.Callbacks(
             callbacks,
+            **counted,
             add_progbar=verbose != 0,
             verbose=verbose,
             steps=feed.steps,

@@ -73,6 +73,16 @@ def test_separate_programs_cannot_share_a_denominator():
     assert batch.reduce_values(reduce, LOSSES, jnp.ones(2)) == 2
 
 
+def moments(x, axes, keepdims=False):
+    axes = tuple(axes)
+    return jnp.mean(x, axes, keepdims=keepdims), jnp.var(x, axes, keepdims=keepdims)
+
+
+def on_four_replicas(run, samples):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), (AXIS,))
+    return jax.jit(over_replicas(run, mesh, (REPLICATED,), (REPLICATED,)))(samples)[0]
+
+
 def test_a_group_of_replicas_has_the_moments_of_all_of_its_samples():
     samples = jnp.arange(8.0).reshape(4, 2)
 
@@ -80,20 +90,31 @@ def test_a_group_of_replicas_has_the_moments_of_all_of_its_samples():
         with trace_for_replicas(4):
             own = samples[jax.lax.axis_index(AXIS)]
             batch = GlobalBatch(4, batch_norm_group=2)
-            mean, variance = batch.moments(lambda x: (jnp.mean(x), jnp.var(x)), own)
+            mean, variance = batch.moments(moments, own, [-1])
             found = jnp.stack([mean, variance])
         return (jax.lax.all_gather(found, AXIS),)
 
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), (AXIS,))
-    (found,) = jax.jit(over_replicas(run, mesh, (REPLICATED,), (REPLICATED,)))(samples)
+    found = on_four_replicas(run, samples)
     for replica in range(4):
         group = samples[replica // 2 * 2 : replica // 2 * 2 + 2]
         np.testing.assert_allclose(found[replica], [group.mean(), group.var()], rtol=1e-6)
 
 
 def test_without_a_group_the_moments_are_those_of_the_local_batch():
-    mean, variance = GlobalBatch(2).moments(lambda x: (jnp.mean(x), jnp.var(x)), LOSSES)
+    mean, variance = GlobalBatch(2).moments(moments, LOSSES, [0])
     assert (mean, variance) == (2, 1)
+
+
+def test_moments_of_each_sample_are_not_shared_by_a_group():
+    samples = jnp.arange(16.0).reshape(4, 2, 2)
+
+    def run(samples):
+        with trace_for_replicas(4):
+            own = samples[jax.lax.axis_index(AXIS)]
+            mean, _ = GlobalBatch(4, batch_norm_group=4).moments(moments, own, [-1])
+        return (jax.lax.all_gather(mean, AXIS),)
+
+    np.testing.assert_array_equal(on_four_replicas(run, samples), samples.mean(axis=-1))
 
 
 def test_denominators_are_numbered_within_a_loss():

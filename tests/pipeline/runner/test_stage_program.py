@@ -71,7 +71,7 @@ def test_a_backward_pass_returns_the_gradients(activation_checkpointing):
     np.testing.assert_allclose(added[0], of_weights, rtol=1e-5)
     (gradient,) = received  # the integers have none
     np.testing.assert_allclose(gradient, of_input, rtol=1e-5)
-    assert (counts, done) == ((), None)
+    assert (counts, done.shape) == ((), ())
 
 
 @pytest.mark.parametrize("activation_checkpointing", [False, True])
@@ -125,12 +125,6 @@ def test_a_stage_that_recomputes_keeps_its_inputs_alone():
     received, kept = program.forward([W], (X, CLASSES), given, False).residuals
     assert received[0] is X
     assert kept is given
-
-
-def test_a_program_that_is_timed_returns_a_number_when_it_has_ended():
-    program = make(records=True)
-    *_, done = program.backward(backward_inputs(forward(program)), accumulators(), ())
-    assert done.shape == ()
 
 
 def test_every_program_is_handed_to_the_observer_by_its_name():

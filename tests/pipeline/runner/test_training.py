@@ -4,7 +4,10 @@ import convoy
 import keras
 import numpy as np
 import pytest
+from convoy.engine.observer import observe_progress
 from convoy.pipeline import NAMES, Schedule, config
+from convoy.pipeline.runner import training
+from convoy.pipeline.runner.training import TrainingCall
 from convoy.pipeline.stages import calls_of
 from keras import layers
 from tests.equivalence.side_by_side import assert_same, make_convoy, make_stock, state
@@ -130,6 +133,36 @@ def test_two_replicas_of_a_pipeline(samples, schedule):
     compare(network(), samples, CUTS[2], replicas=2, accumulation=2, schedule=schedule)
 
 
+def test_forward_passes_do_not_run_far_ahead_of_the_backward_passes(samples, monkeypatch):
+    """A CPU would start them as soon as there is an input, and hold the activations of all."""
+    waited = []
+    wait = TrainingCall._wait_before
+
+    def observed(call, action, replica):
+        wait(call, action, replica)
+        unfinished = [not end.is_ready() for end in call._backward_ends[replica, action.stage]]
+        waited.append(sum(unfinished))
+
+    monkeypatch.setattr(TrainingCall, "_wait_before", observed)
+    compare(network(), samples, CUTS[2], accumulation=16, schedule="gpipe")
+    limit = training.MICRO_BATCHES_AHEAD * 2
+    assert max(waited) <= limit + 1
+
+
+def test_a_device_call_reports_its_micro_batches(samples):
+    reports = []
+    stop = observe_progress(reports.append)
+    try:
+        compare(network(), samples, CUTS[2], replicas=2, accumulation=2)
+    finally:
+        stop()
+    # Two epochs of three updates; the last ones may not be ready when the last is dispatched.
+    assert 0 < sum(reports) <= 2 * UPDATES * 2 * 2
+    stop_count = len(reports)
+    compare(network(), samples, CUTS[2])
+    assert len(reports) == stop_count
+
+
 def test_data_that_is_streamed(samples):
     compare(network(), samples, CUTS[3], budget=0)
 
@@ -211,6 +244,7 @@ def test_evaluate_and_predict_go_on_after_it(samples):
     assert_same(*histories)
 
 
+@pytest.mark.slow
 def test_batch_norm_and_dropout_are_those_of_the_whole_model(rng):
     x = rng.normal(size=(32, 8, 8, 2)).astype("float32")
     y = rng.integers(0, 3, 32).astype("int32")
@@ -301,7 +335,8 @@ def test_a_schedule_that_cannot_be_run_is_refused_at_once(schedule, message):
             {"activation_checkpointing": ["a"]},
             "activation_checkpointing is not supported with pipeline stages. Use set_pipelining_o",
         ),
-        ({"shard_optimizer_state": True}, "shard_optimizer_state is not supported with pipeline"),
+        ({"shard": "optimizer"}, "shard='optimizer' is not supported with pipeline"),
+        ({"shard": "weights"}, "shard='weights' is not supported with pipeline"),
         ({"batch_norm_group": 2}, "batch_norm_group is not supported with pipeline stages"),
     ],
 )

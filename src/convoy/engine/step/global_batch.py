@@ -10,7 +10,7 @@ The mean of the losses of all local batches is the loss of the global batch, exc
 - custom metrics, whose state may be of any kind.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -89,11 +89,17 @@ class GlobalBatch:
         return jnp.where(mean == 0, 0, own / jnp.where(mean == 0, 1, mean))
 
     def moments(
-        self, original: Operation, *args: PyTree, **kwargs: PyTree
+        self,
+        original: Operation,
+        x: jax.Array,
+        axes: int | Sequence[int],
+        keepdims: bool = False,
+        **options: bool,
     ) -> tuple[jax.Array, jax.Array]:
-        """Return mean and variance of batch normalisation."""
-        mean, variance = original(*args, **kwargs)
-        if self.batch_norm_group == 1:
+        """Return mean and variance over some axes; over the samples, those of the group."""
+        mean, variance = original(x, axes, keepdims=keepdims, **options)
+        # Layer and group normalisation have statistics of their own for each sample.
+        if self.batch_norm_group == 1 or 0 not in np.atleast_1d(axes) % jnp.ndim(x):
             return mean, variance
         dtype = mean.dtype
         # At least float32: 16 bits would round the statistics of a replica before the average.
@@ -104,10 +110,31 @@ class GlobalBatch:
         group_variance = self.over_group(own_variance + (own - group_mean) ** 2)
         return group_mean.astype(dtype), group_variance.astype(dtype)
 
+    def masked_moments(
+        self,
+        original: Operation,
+        layer: keras.layers.BatchNormalization,
+        x: jax.Array,
+        mask: jax.Array | None,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Return mean and variance of batch normalisation over what a mask keeps."""
+        mean, variance = original(layer, x, mask)
+        if self.batch_norm_group == 1 or mask is None:
+            return mean, variance
+        # Replicas differ in how much their masks keep, so sums are averaged instead of means.
+        kept = keras_bridge.count_kept(layer, x, mask)
+        epsilon = keras.config.epsilon()  # which Keras adds to the denominator, once per batch
+        denominator = self.over_group(kept) + epsilon / self._group_size()
+        group_mean = self.over_group(mean * (kept + epsilon)) / denominator
+        squares = variance * (kept + epsilon) + kept * (mean - group_mean) ** 2
+        return group_mean, self.over_group(squares) / denominator
+
+    def _group_size(self) -> int:
+        return min(self.batch_norm_group, replicas_in_trace())
+
     def over_group(self, value: jax.Array) -> jax.Array:
         """Average over the replicas that share statistics, if there are several."""
-        replicas = replicas_in_trace()
-        size = min(self.batch_norm_group, replicas)
+        replicas, size = replicas_in_trace(), self._group_size()
         if size == 1:
             return value
         groups = [list(range(first, first + size)) for first in range(0, replicas, size)]

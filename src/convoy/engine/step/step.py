@@ -12,6 +12,7 @@ from convoy.engine.state import Mode, State
 from convoy.engine.step.global_batch import metrics_update, number_denominators
 from convoy.engine.step.gradients import map_gradients, value_and_gradients
 from convoy.types import Arrays, Logs, PyTree
+from jax.extend.core import Primitive
 
 Position = tuple[PyTree, jax.Array]
 """The source of a chunk, and the index of a micro-batch in it."""
@@ -20,16 +21,26 @@ GradientStep = Callable[[State, Position], tuple[State, Arrays, Logs]]
 Step = Callable[[State, Position], tuple[State, Logs]]
 ForwardStep = Callable[[State, Position], tuple[State, PyTree]]
 DenominatorStep = Callable[[State, Position], Arrays]
+Gather = Callable[[Arrays], Arrays]
 
 
-def gradient_step(model: keras.Model, fetch: Fetch) -> GradientStep:
+def gradient_step(model: keras.Model, fetch: Fetch, gather: Gather | None = None) -> GradientStep:
     """Return the training step of a model without its weight update.
 
     It runs on the micro-batch that `fetch` finds at a position. The state that it returns has new
     statistics, random states and metrics. The logs are those of an overridden `compute_metrics`,
     otherwise empty: see `results`.
+
+    Args:
+        model: the model.
+        fetch: finds the micro-batch at a position.
+        gather: makes the weights from what the state stores of them, for the forward pass and again
+            for the backward pass; gradients are those of what is stored. By default, the state
+            stores the weights.
     """
     compute = keras_bridge.loss_and_updates(model)
+    if gather is not None:
+        compute = _gathering(compute, gather)
     update_metrics = metrics_update(model)
     numerics = PreparedModel.of(model).numerics
 
@@ -54,14 +65,17 @@ def gradient_step(model: keras.Model, fetch: Fetch) -> GradientStep:
     return step
 
 
-def denominator_step(model: keras.Model, fetch: Fetch) -> DenominatorStep:
+def denominator_step(
+    model: keras.Model, fetch: Fetch, gather: Gather | None = None
+) -> DenominatorStep:
     """Return a function that computes a micro-batch's own parts of the loss's denominators."""
     compute = keras_bridge.loss_and_updates(model)
 
     def step(state: State, position: Position) -> Arrays:
         batch = keras_bridge.unpack(fetch(*position))
+        whole = state if gather is None else state._replace(trainable=gather(state.trainable))
         with number_denominators() as own:
-            compute(*_read_by_loss(state), *batch, **_in_training(state))
+            compute(*_read_by_loss(whole), *batch, **_in_training(state))
         return own or []
 
     return step
@@ -123,6 +137,34 @@ def custom_step(model: keras.Model, mode: Mode, fetch: Fetch) -> Step | None:
         return state._replace(**values), outcome
 
     return step
+
+
+def _gathering(compute: Callable[..., PyTree], gather: Gather) -> Callable[..., PyTree]:
+    """Gather the weights that a loss reads, for the forward and again for the backward pass."""
+
+    def gathering(stored: Arrays, *args: PyTree, **kwargs: PyTree) -> tuple[jax.Array, PyTree]:
+        def on_gathered(stored: Arrays) -> tuple[jax.Array, PyTree, PyTree]:
+            loss, (own, y_pred, *state) = compute(gather(stored), *args, **kwargs)
+            masks = jax.tree.map(keras_bridge.get_keras_mask, y_pred)
+            return loss, (own, y_pred, *state), masks
+
+        loss, updates, masks = jax.checkpoint(on_gathered, policy=_keeps)(stored)
+        # The mask is an attribute of a tensor, which JAX does not return.
+        for tensor, mask in zip(jax.tree.leaves(updates[1]), _leaves(masks), strict=True):
+            if mask is not None:
+                keras_bridge.set_keras_mask(tensor, mask)
+        return loss, updates
+
+    return gathering
+
+
+def _leaves(masks: PyTree) -> PyTree:
+    return jax.tree.leaves(masks, is_leaf=lambda leaf: leaf is None)
+
+
+def _keeps(primitive: Primitive, *_: PyTree, **__: PyTree) -> bool:
+    # Keeping a gathered weight in the type that a layer computes in would be no better.
+    return primitive.name not in ("all_gather", "convert_element_type")
 
 
 def _read_by_loss(state: State) -> tuple[Arrays, Arrays, Arrays]:

@@ -36,7 +36,9 @@ def replica_metrics(layout: DeviceLayout, chunk: Chunk) -> dict[int, Arrays]:
         if replica == 0 or not chunk.sharded:
             return values
         return [
-            jnp.zeros_like(value) if aggregation == "sum" else value
+            device_put(np.zeros(value.shape, value.dtype), group.devices[replica])
+            if aggregation == "sum"
+            else value
             for value, aggregation in zip(values, layout.roles.aggregations, strict=True)
         ]
 

@@ -134,8 +134,6 @@ class StageProgram:
         activation_checkpointing: whether to use activation checkpointing.
         transform: transform under which the function is traced.
         loss_scale: settings of the loss scale; `None` if the loss is not scaled.
-        records: whether every program returns an additional number, which is ready when it has
-            ended. Its other results may be donated to a later program before they are waited for.
         program: function that takes each program and its name, and returns the one to call.
     """
 
@@ -145,7 +143,6 @@ class StageProgram:
     activation_checkpointing: bool
     transform: Transform
     loss_scale: LossScale | None = None
-    records: bool = False
     program: Callable[[str, PyTree], PyTree] = lambda _, program: program
 
     def __post_init__(self) -> None:
@@ -313,25 +310,25 @@ class StageProgram:
 
     def _backward(
         self, inputs: BackwardInputs, accumulators: Arrays, counts: GradientCounts
-    ) -> tuple[Arrays, Arrays, GradientCounts, jax.Array | None]:
+    ) -> tuple[Arrays, Arrays, GradientCounts, jax.Array]:
         values = self._backward_values(inputs)
         evaluate(self._traced.backward, values)
         received = self._received_gradients(values)
-        return received, *self._accumulate(values, accumulators, counts), self._done()
+        return received, *self._accumulate(values, accumulators, counts), _done()
 
-    def _backward_input(self, inputs: BackwardInputs) -> tuple[Arrays, Arrays, jax.Array | None]:
+    def _backward_input(self, inputs: BackwardInputs) -> tuple[Arrays, Arrays, jax.Array]:
         values = self._backward_values(inputs)
         evaluate(self._traced.backward_input, values)
         shared = [values[var] for var in self._traced.shared]
-        return self._received_gradients(values), shared, self._done()
+        return self._received_gradients(values), shared, _done()
 
     def _backward_weights(
         self, inputs: BackwardInputs, shared: Arrays, accumulators: Arrays, counts: GradientCounts
-    ) -> tuple[Arrays, GradientCounts, jax.Array | None]:
+    ) -> tuple[Arrays, GradientCounts, jax.Array]:
         values = self._backward_values(inputs)
         values.update(zip(self._traced.shared, shared, strict=True))
         evaluate(self._traced.backward_weights, values)
-        return *self._accumulate(values, accumulators, counts), self._done()
+        return *self._accumulate(values, accumulators, counts), _done()
 
     def _received_gradients(self, values: Values) -> Arrays:
         return [read(atom, values) for atom in self._traced.received_gradients]
@@ -348,8 +345,13 @@ class StageProgram:
         after = self.loss_scale.count(before, self.loss_scale.select(gradients, []))
         return added, (after.large, after.counted)
 
-    def _done(self) -> jax.Array | None:
-        return jnp.zeros(()) if self.records else None
+
+def _done() -> jax.Array:
+    """Return a number that is ready when the program which returns it has ended.
+
+    Its other results may be donated to a later program before they are waited for.
+    """
+    return jnp.zeros(())
 
 
 def _data_last(inputs: StageInputs) -> tuple:

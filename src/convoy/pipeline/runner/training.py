@@ -1,8 +1,10 @@
 """Training in pipeline stages: runs the actions of a schedule, then the weight update."""
 
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,7 @@ from convoy.engine.data.chunks import Chunk
 from convoy.engine.data.fetch import Fetch
 from convoy.engine.data.placement import device_put
 from convoy.engine.execution_config import ExecutionConfig
-from convoy.engine.observer import NULL_OBSERVER, Observer
+from convoy.engine.observer import NULL_OBSERVER, Observer, report_progress
 from convoy.engine.prepared_model import PreparedModel
 from convoy.pipeline.communication import StageCommunication
 from convoy.pipeline.config import PipelineConfig
@@ -34,6 +36,9 @@ from convoy.pipeline.schedules import DEFAULT, generate
 from convoy.pipeline.simulation import simulate
 from convoy.pipeline.timeline import Timeline, TimelineRecorder
 from convoy.types import Arrays, PyTree
+
+# Micro-batches of a stage that may be dispatched ahead of the devices, for each stage of the model.
+MICRO_BATCHES_AHEAD = 2
 
 
 class TrainingRunner(PipelineRunner[StageProgram]):
@@ -125,7 +130,6 @@ class TrainingRunner(PipelineRunner[StageProgram]):
             and number != self.layout.last,
             transform=transform,
             loss_scale=self.numerics.settings.loss_scale,
-            records=self.pipeline.record,
             program=lambda kind, program: self.observer.program(f"stage {number} {kind}", program),
         )
 
@@ -171,6 +175,10 @@ class TrainingCall(PipelineCall):
         self.first = 0
         """Index of the weight update's first micro-batch in the chunk."""
         self.kept: dict[tuple[int, int, int], PyTree] = {}
+        # Losses of micro-batches that are not reported yet, and ends of backward passes by replica
+        # and stage.
+        self._losses: deque[Any] = deque()
+        self._backward_ends: dict[tuple[int, int], deque[jax.Array]] = defaultdict(deque)
         self.accumulators: ReplicaValues = {replica: {} for replica in self.replicas}
         for v in layout.variables.parts.trainable:
             zeros = np.zeros(v.shape, jnp.dtype(accumulation_dtype or v.dtype))
@@ -189,15 +197,43 @@ class TrainingCall(PipelineCall):
             recorder = make_recorder() if make_recorder is not None and is_last else None
             for action in order:
                 for number, replica in enumerate(self.replicas):
+                    self._wait_before(action, replica)
                     dispatched = time.perf_counter() if recorder else 0.0
                     done = self.dispatch(action, replica)
                     if recorder:
                         recorder.record(action, number, dispatched, done)
+                    if done is not None:
+                        self._note_end(action, replica, done)
             if recorder:
                 self.timeline = recorder.timeline()
             self.update.run(self.values, self.accumulators)
 
-    def run_action(self, action: Action, replica: int) -> jax.Array | None:
+    def _wait_before(self, action: Action, replica: int) -> None:
+        """Wait before a forward pass, if the devices are far behind.
+
+        A CPU starts each program as soon as its inputs are there, whatever was dispatched before
+        it. Without this wait, forward passes would run ahead of the schedule, and hold the
+        activations of many more micro-batches than it allows.
+        """
+        if action.kind == Kind.FORWARD and not self.layout.placement.crosses_processes:
+            ends = self._backward_ends[replica, action.stage]
+            while len(ends) > MICRO_BATCHES_AHEAD * len(self.layout.stages):
+                ends.popleft().block_until_ready()
+
+    def _note_end(self, action: Action, replica: int, done: jax.Array) -> None:
+        """Keep what tells when an action has ended, and report the progress of the call."""
+        if action.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHTS):
+            self._backward_ends[replica, action.stage].append(done)
+        elif action.kind == Kind.FORWARD and action.stage == self.layout.last:
+            self._losses.append(done)
+            computed = 0
+            while self._losses and self._losses[0].is_ready():
+                self._losses.popleft()
+                computed += 1
+            if computed:
+                report_progress(computed)
+
+    def run_action(self, action: Action, replica: int) -> jax.Array:
         run = {
             Kind.FORWARD: self._forward,
             Kind.BACKWARD: self._backward,
@@ -215,7 +251,7 @@ class TrainingCall(PipelineCall):
         self.communication.send_forward(stage, micro_batch, replica, result.outputs, result.loss)
         return result.loss
 
-    def _backward(self, action: Action, replica: int) -> jax.Array | None:
+    def _backward(self, action: Action, replica: int) -> jax.Array:
         received, *added, done = self.programs[action.stage].backward(
             self._backward_inputs(action, replica), *self._accumulators(action.stage, replica)
         )
@@ -223,14 +259,14 @@ class TrainingCall(PipelineCall):
         self.communication.send_backward(action.stage, action.micro_batch, replica, received)
         return done
 
-    def _backward_input(self, action: Action, replica: int) -> jax.Array | None:
+    def _backward_input(self, action: Action, replica: int) -> jax.Array:
         inputs = self._backward_inputs(action, replica)
         received, shared, done = self.programs[action.stage].backward_input(inputs)
         self.kept[replica, action.stage, action.micro_batch] = inputs, shared
         self.communication.send_backward(action.stage, action.micro_batch, replica, received)
         return done
 
-    def _backward_weights(self, action: Action, replica: int) -> jax.Array | None:
+    def _backward_weights(self, action: Action, replica: int) -> jax.Array:
         inputs, shared = self.kept.pop((replica, action.stage, action.micro_batch))
         *added, done = self.programs[action.stage].backward_weights(
             inputs, shared, *self._accumulators(action.stage, replica)
@@ -290,7 +326,7 @@ def check_model(model: keras.Model, config: ExecutionConfig) -> None:
     check_methods(model)
     for value, name, instead in (
         (config.batch_norm_group > 1, "batch_norm_group", "Leave it out."),
-        (config.shard_optimizer_state, "shard_optimizer_state", "Stages divide it already."),
+        (config.shard is not None, f"shard={config.shard!r}", "Stages divide the state already."),
         (
             PreparedModel.of(model).gradient_map is not None,
             "MapGradientOptimizer",

@@ -1,0 +1,68 @@
+"""A device that runs out of memory: one line with the changes that reduce it."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jax
+from convoy.engine.execution_config import ExecutionConfig
+from convoy.units import format_bytes
+
+# "Out of memory while trying to allocate 34359738368 bytes", "Out of memory allocating 8 bytes",
+# and on TPUs "Attempting to allocate 2.50G. That was not possible. There are 1.20G free."
+_REQUEST = re.compile(r"allocat\w*\s+([\d.]+)\s*([KMGT]?)(?:iB|B| bytes)?\b", re.IGNORECASE)
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+class DeviceMemoryError(MemoryError):
+    """A run that does not fit into the memory of a device."""
+
+
+@contextmanager
+def explained(method: str, name: str, config: ExecutionConfig) -> Iterator[None]:
+    """Turn the error of a device without free memory into one line with what to change.
+
+    Args:
+        method: the method of the model that was called.
+        name: the name of the model.
+        config: the configuration of the run.
+
+    Raises:
+        DeviceMemoryError: if a device has run out of memory in the block.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        changes = "; ".join(memory_advice(method, config))
+        raise DeviceMemoryError(
+            f"A device ran out of memory in {method}() of {name!r}{_request(str(error))}. Use one "
+            f"of these: {changes}."
+        ) from None
+
+
+def memory_advice(method: str, config: ExecutionConfig) -> list[str]:
+    """Return changes of a run that take less memory on a device, the smallest one first."""
+    trains, is_pipeline = method in ("fit", "train_on_batch"), config.pipeline is not None
+    found = ["a smaller batch_size"]
+    if trains:
+        found[0] += ", with a larger gradient_accumulation for the same global batch"
+    if trains and is_pipeline:
+        found.append("set_pipelining_options(activation_checkpointing=True)")
+    elif trains and config.activation_checkpointing is None:
+        found.append("Strategy(activation_checkpointing='auto')")
+    if config.replicas > 1 and not is_pipeline and config.shard != "weights":
+        found.append("Strategy(shard='weights')")
+    found.append("a smaller Strategy(data_budget=...) or steps_per_execution")
+    if trains:
+        found.append(f"{'more' if is_pipeline else 'pipeline'} stages (convoy.split)")
+    return found
+
+
+def _request(message: str) -> str:
+    found = _REQUEST.search(message)
+    if found is None:
+        return ""
+    size = float(found[1]) * _UNITS[found[2].upper()]
+    return f", where {format_bytes(size)} were requested"
