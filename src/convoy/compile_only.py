@@ -102,6 +102,9 @@ class CompileOnlyArray(jax.ShapeDtypeStruct):
     def copy_to_host_async(self) -> None:
         """Do nothing."""
 
+    def is_ready(self) -> bool:
+        return True
+
     def block_until_ready(self) -> CompileOnlyArray:
         return self
 

@@ -132,6 +132,7 @@ def test_a_pipeline_across_processes_that_is_killed_ends_with_the_same_bits(tmp_
     assert first == second == in_one_process(2, staged="plain") | {"processes": 2}
 
 
+@pytest.mark.slow
 def test_a_killed_process_ends_the_run_and_a_restart_gives_the_same_bits(two_processes, tmp_path):
     words = [SCRIPT, tmp_path, "--checkpoints", tmp_path / "checkpoints", "--die", "1:3:SIGKILL"]
     ended = launch("--num-instances", 2, "--max-restarts", 1, *words)
@@ -317,17 +318,22 @@ def test_a_cluster_determines_the_index_of_a_process(tmp_path):
     script = tmp_path / "show.py"
     script.write_text(
         "import os\n"
-        "for name in ('COORDINATOR', 'DEVICES', 'DEVICES_PER_REPLICA', 'HEARTBEAT_TIMEOUT'):\n"
+        "for name in ('COORDINATOR', 'PROCESSES', 'PROCESS', 'DEVICES', 'DEVICES_PER_REPLICA',\n"
+        "             'HEARTBEAT_TIMEOUT'):\n"
         "    print(os.environ['CONVOY_' + name])\n"
     )
-    counts = ["--num-instances", "2", "--num-replicas", "4", "--devices-per-replica", "2"]
-    words = [*counts, "--heartbeat-timeout", "9", str(script)]
-    environment = os.environ | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+    counts = ["--num-replicas", "4", "--devices-per-replica", "2", "--max-restarts", "3"]
+    words = [*counts, "--heartbeat-timeout", "9", "--port", "4711", str(script)]
+    variables = {"PROCID": "1", "STEP_NUM_TASKS": "2", "STEP_NODELIST": "localhost"}
+    environment = os.environ | {f"SLURM_{name}": value for name, value in variables.items()}
     ended = subprocess.run(
         [sys.executable, "-m", "convoy", "launch", *words],
         env=environment | {"PYTHONPATH": str(SOURCE)},
         capture_output=True,
         text=True,
     )
-    assert ended.stdout.split() == ["cluster", "4", "2", "9.0"]
-    assert "started by Slurm" in ended.stderr
+    assert ended.stdout.split() == ["127.0.0.1:4711", "2", "1", "4", "2", "9.0"]
+    assert ended.stderr.splitlines() == [
+        "convoy launch: process 1 of 2, started by Slurm.",
+        "convoy launch: without effect in a process of Slurm: --max-restarts.",
+    ]

@@ -6,11 +6,13 @@ import keras
 import pytest
 import yaml
 from convoy.cli.train import parse
+from convoy.compile import toolchain
 from convoy.plan import machine as machines
 from convoy.plan.output import training_command, training_flags
 from convoy.plan.predict import ParallelConfiguration, Predictor
 from convoy.train.run_settings import make_run_settings
 from convoy_command.cli import main
+from tests import parts
 from tests.plan.networks import chain, machine
 
 pytestmark = pytest.mark.integration
@@ -81,6 +83,8 @@ def test_it_is_said_when_nothing_fits(capsys):
             ("--devices", "2", "--measure", *ELSEWHERE),
             "--measure times the devices of this",
         ),
+        ((), "--devices is missing. Pass a number of devices, or a --target."),
+        (("--target", "tpu:v5e:2x2"), "has its own memory. Leave --memory out"),
     ],
 )
 def test_what_cannot_be_planned_is_one_line(capsys, words, message):
@@ -126,3 +130,59 @@ def test_a_small_model_is_measured(capsys, monkeypatch):
     shown = capsys.readouterr()
     assert "costs       measured on 2 x cpu at once, micro-batches of 4" in shown.out
     assert "measuring a whole step, 4 samples ..." in shown.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--target", "tpu:v5:2x2"), "'v5' is not one of v5e, v5p, v6e. Did you mean v5e"),
+        (("--target", "tpv:v5e:2x2"), "gpu:h100:8. Did you mean tpu:v5e:2x2?"),
+        (("--target", "h100:8"), "gpu:h100:8. Did you mean gpu:h100:8?"),
+        (
+            ("--target", "cpu"),
+            "pass a platform, a kind and a number of devices, such as tpu:v5e:4x",
+        ),
+        (("--target", "tpu:v5e:2x2", "--measure"), "has its own measure. Leave --measure out"),
+        (
+            ("--target", "tpu:v5e:2x2", "--precision", "32.32"),
+            "--precision 32.32: the speeds of a target are those of 16 bits. Pass for example",
+        ),
+    ],
+)
+def test_a_target_that_cannot_be_planned_is_one_line(capsys, words, message):
+    words = ("--model", "cifar_resnet8", "--global-batch", "512", "--precision", "bf16.32", *words)
+    assert run(*words) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_missing_compiler_is_one_line(capsys, monkeypatch):
+    def version(name):
+        raise toolchain.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(toolchain.metadata, "version", version)
+    words = ("--model", "cifar_resnet8", "--global-batch", "512", "--precision", "bf16.32")
+    assert run(*words, "--target", "gpu:h100:8") == 2
+    error = capsys.readouterr().err
+    assert "needs the package jax-cuda12-plugin, which is not installed. Install it with" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.targets
+@parts.needs("libtpu")
+def test_memory_and_work_come_from_compiled_programs(capsys):
+    words = ("--model", "cifar_resnet8", "--global-batch", "512", "--precision", "bf16.32")
+    assert run(*words, "--target", "tpu:v5e:2x2", "--best", "3") == 0
+    shown = capsys.readouterr().out
+    compiled = re.findall(
+        r"compiled for tpu:v5e:2x2: 4 x 1 stage, micro-batch (\d+): ([\d.]+) GB of 16.9 GB", shown
+    )
+    assert compiled
+    assert "costs       memory and work compiled for tpu:v5e:2x2, micro-batches of" in shown
+    assert "200 GB/s all-reduce on a host" in shown
+    lines = shown.splitlines()
+    head = next(number for number, line in enumerate(lines) if "samples/s" in line)
+    best = dict(zip(lines[head].split(), lines[head + 1].split(), strict=True))
+    # The first row is one that was compiled.
+    assert (best["micro-batch"], best["GB/device"]) in compiled

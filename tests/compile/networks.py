@@ -1,4 +1,4 @@
-"""A small network and runs of it, for tests that compile."""
+"""Small networks and runs of them, for tests that compile."""
 
 from __future__ import annotations
 
@@ -23,8 +23,27 @@ def network(width: int = 8, side: int = SIDE) -> keras.Model:
     )
 
 
-def data(samples: int) -> tuple[np.ndarray, np.ndarray]:
-    return np.zeros((samples, SIDE, SIDE, 3), np.float32), np.zeros(samples, np.int32)
+def deep(side: int = SIDE, width: int = 32, depth: int = 8) -> keras.Model:
+    """Return a network with many activations."""
+    x = inputs = keras.Input((side, side, 3))
+    for number in range(depth):
+        x = layers.Conv2D(width, 3, padding="same", use_bias=False, name=f"conv{number}")(x)
+        x = layers.Activation("silu", name=f"silu{number}")(x)
+    x = layers.GlobalAveragePooling2D(name="pooling")(x)
+    return keras.Model(inputs, layers.Dense(CLASSES, dtype="float32", name="classifier")(x))
+
+
+def wide(width: int = 1024, depth: int = 4) -> keras.Model:
+    """Return a network with many weights."""
+    x = inputs = keras.Input((SIDE, SIDE, 3))
+    x = layers.Dense(width, name="first")(layers.GlobalAveragePooling2D()(x))
+    for number in range(depth):
+        x = layers.Dense(width, "tanh", use_bias=False, name=f"dense{number}")(x)
+    return keras.Model(inputs, layers.Dense(CLASSES, dtype="float32", name="classifier")(x))
+
+
+def data(samples: int, side: int = SIDE) -> tuple[np.ndarray, np.ndarray]:
+    return np.zeros((samples, side, side, 3), np.float32), np.zeros(samples, np.int32)
 
 
 def compiled_model(strategy: convoy.Strategy, make=network) -> keras.Model:

@@ -13,7 +13,7 @@ def run_of(method="fit", batch=256, replicas=2, **config):
         "gradient_accumulation": 2,
         "pipeline": None,
         "activation_checkpointing": None,
-        "shard_optimizer_state": False,
+        "shard": None,
     }
     run = ObservedRun(method, None, SimpleNamespace(**defaults | config))
     run.batch = batch
@@ -30,9 +30,15 @@ def test_activations_that_are_too_large_need_a_smaller_micro_batch():
 
 
 def test_a_state_that_is_too_large_needs_shards_or_stages():
-    advice = advise(40 * GB, 16 * GB, 30 * GB, run_of())
-    assert "shard_optimizer_state=True" in advice[0]
+    advice = advise(40 * GB, 16 * GB, 30 * GB, run_of(replicas=8))
+    assert 'Strategy(shard="weights")' in advice[0]
     assert "at least 3 pipeline stages" in advice[1]
+
+
+def test_shards_are_not_advised_if_they_would_not_fit():
+    # Half of the state still takes 15 GB.
+    (advice,) = advise(40 * GB, 16 * GB, 30 * GB, run_of(replicas=2))
+    assert "pipeline stages" in advice
 
 
 @pytest.mark.parametrize("batch", [2, 0])

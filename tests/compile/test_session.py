@@ -3,12 +3,14 @@
 import jax
 import numpy as np
 import pytest
-from convoy import Checkpoints, Strategy, compile_only, cpu, split
+from convoy import Checkpoints, Strategy, compile_only, cpu, export, split
 from convoy.compile import output
 from convoy.compile.console import Console
+from convoy.compile.exported import run_exported
 from convoy.compile.session import compile_run
 from convoy.compile.targets import parse_target
 from convoy.compile_only import CompileTarget
+from convoy.engine.step import shard_state
 from tests.compile.networks import CLASSES, SIDE, compiled_model, data
 
 pytestmark = pytest.mark.integration
@@ -100,6 +102,35 @@ def test_the_stages_of_a_pipeline_are_compiled_one_by_one():
     assert first.residuals > 2 * 4 * SIDE * SIDE * 8 * 4
     assert "Fits: device 0 of the pipeline takes" in output.verdict(result)
     assert output.describe_stages(result.stages, TARGET).count("\n") == 3
+
+
+def test_sharded_weights_are_gathered_and_their_gradients_scattered(monkeypatch):
+    monkeypatch.setattr(shard_state, "REPLICATED_ELEMENTS", 100)
+
+    def run():
+        model = compiled_model(Strategy(4, gradient_accumulation=2, shard="weights"))
+        model.fit(*data(64), batch_size=4)
+        model.evaluate(*data(64), batch_size=4)
+
+    train, evaluate = compile_on_cpus(run).programs
+    # The kernel of the convolution is the only large weight.
+    counts = {collective.kind: collective.count for collective in train.collectives}
+    assert counts == {"all-reduce": 1, "all-gather": 1, "reduce-scatter": 1}
+    assert train.donated_arrays == train.aliased_arrays
+    counts = {collective.kind: collective.count for collective in evaluate.collectives}
+    assert counts == {"all-reduce": 1, "all-gather": 1}
+
+
+def test_the_programs_of_an_exported_model_are_those_of_its_newest_version(tmp_path):
+    model = compiled_model(Strategy(1))
+    export(model, tmp_path / "model", batch_sizes=[1])
+    export(model, tmp_path / "model", batch_sizes=[2, 8])
+    result = compile_on_cpus(lambda: run_exported(tmp_path / "model"))
+    assert [program.name for program in result.programs] == ["batch of 2", "batch of 8"]
+    assert result.programs[1].flops > 2 * result.programs[0].flops > 0
+    assert output.describe(result.programs[0], TARGET).startswith("batch of 2 (serve)")
+    with pytest.raises(ValueError, match="nothing has no exported model"):
+        compile_on_cpus(lambda: run_exported(tmp_path / "nothing"))
 
 
 def test_the_default_strategy_takes_all_devices_of_the_target():

@@ -14,6 +14,7 @@ import convoy
 import keras
 import numpy as np
 from convoy import distributed, keras_bridge
+from convoy.engine.step import shard_state
 from keras import layers
 
 SEED = 1
@@ -39,11 +40,13 @@ KINDS = {
 }
 
 
-def strategy_for(kind, devices=None):
+def strategy_for(kind, devices=None, shard=None):
     settings = KINDS.get(kind, {})
     accumulated = settings.get("accumulated", 1)
     scaled = {"loss_scale": "auto", "stochastic_rounding": "on"} if settings.get("scaled") else {}
-    return convoy.Strategy(devices=devices, gradient_accumulation=accumulated, **scaled)
+    return convoy.Strategy(
+        devices=devices, gradient_accumulation=accumulated, shard=shard, **scaled
+    )
 
 
 def branched():
@@ -148,6 +151,17 @@ class Holds(keras.callbacks.Callback):
         self.held = [bool(value.addressable_shards) for value in values]
 
 
+class Reads(keras.callbacks.Callback):
+    """Reads all weights after every device call."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen.append([float(np.abs(weight).sum()) for weight in self.model.get_weights()])
+
+
 class Dies(keras.callbacks.Callback):
     """Sends a signal to its own process after some device calls."""
 
@@ -212,6 +226,7 @@ def main():
     parser.add_argument("--die-in-save", action="store_true")
     parser.add_argument("--staged", choices=KINDS)
     parser.add_argument("--data-set", action="store_true")
+    parser.add_argument("--shard", choices=("optimizer", "weights"))
     options = parser.parse_args()
     (options.output / f"pid-{os.getpid()}").write_text(str(os.getpid()))
     # Each process begins with weights and an order of data of its own: the first one's count.
@@ -229,11 +244,16 @@ def main():
     if options.die_in_save and distributed.is_first() and not mark.exists():
         dies_in_save(options.checkpoints, signal.SIGKILL)
         mark.touch()
-    strategy = strategy_for(options.staged)
+    reads = Reads()
+    if options.shard:
+        shard_state.REPLICATED_ELEMENTS = 0
+        callbacks += [reads, keras.callbacks.ModelCheckpoint(options.output / "saved.keras")]
+    strategy = strategy_for(options.staged, shard=options.shard)
     if options.data_set:
         outcome = train_on_data_set(strategy)
     else:
         outcome = train(strategy, callbacks, staged=options.staged)
+        outcome |= {"read": reads.seen} if options.shard else {}
         (options.output / f"held-{distributed.index()}").write_text(json.dumps(holds.held))
     (options.output / f"{distributed.index()}.json").write_text(json.dumps(outcome))
 

@@ -87,3 +87,11 @@ def test_a_page_compares_numbers_of_devices(monkeypatch):
     assert "| 8 | 1 | nothing fits |" in page
     assert "| 100% |" in page
     assert "| 1 | 100 |" in page  # a micro-batch and its milliseconds
+
+
+def test_a_layer_takes_the_place_of_balanced_stages_for_a_target():
+    profile = chain(shares=(1, 1, 2, 4))
+    flags = {"pipeline-splits": ["auto", "2"], "device-mapping": [0, 0]}
+    assert output.with_named_splits(flags, profile)["pipeline-splits"] == ["layer3"]
+    named = {"pipeline-splits": ["layer1"]}
+    assert output.with_named_splits(named, profile) == named

@@ -8,6 +8,7 @@ from functools import partial
 from convoy.cli.train import parse
 from convoy.compile import output
 from convoy.compile.console import Console
+from convoy.compile.exported import run_exported
 from convoy.compile.failures import TargetError
 from convoy.compile.session import CompileResult, compile_run
 from convoy.compile.sources import run_program, run_training
@@ -17,7 +18,10 @@ from convoy.configuration import Configuration, ConfigurationError, Count, add_f
 from convoy_command.parser import Parser, stop
 
 PROGRAM = "convoy compile"
-USAGE = f"{PROGRAM} --target TARGET [--flag of convoy train ... | script.py its arguments]"
+USAGE = (
+    f"{PROGRAM} --target TARGET "
+    "[--flag of convoy train ... | --exported FOLDER | script.py its arguments]"
+)
 
 
 @dataclass(frozen=True)
@@ -28,11 +32,13 @@ class CompileOptions(Configuration, all_flags=True):
         target: devices: tpu:v5e:4x4, tpu:v6e:16x16, gpu:h100:8, gpu:h100:4x8 (4 hosts)
         json: print a JSON document instead of text
         replicas: replicas of a script that does not use Convoy; batch_size is the global batch
+        exported: folder of a model that convoy export has written; its programs are compiled
     """
 
     target: str
     json: bool = False
     replicas: Count | None = None
+    exported: str | None = None
 
 
 def make_parser() -> Parser:
@@ -40,8 +46,8 @@ def make_parser() -> Parser:
         prog=PROGRAM,
         usage=USAGE,
         description="Compile the programs of a run for devices that this machine does not have, "
-        "and show their memory, work and communication. Takes the flags of convoy train, or a "
-        "script.",
+        "and show their memory, work and communication. Takes the flags of convoy train, a script, "
+        "or an exported model.",
         epilog="The exit status is 0 if all programs fit into the memory of the devices, otherwise "
         "1. It is 2 if the options or the installed compilers are not valid.",
     )
@@ -67,6 +73,10 @@ def main(words: Sequence[str]) -> int:
                     f"{others[0]} is not a flag of {PROGRAM}. Flags of the script follow its name."
                 )
             run = partial(run_program, script, options.replicas)
+        elif options.exported is not None:
+            if others:
+                parser.error(f"{others[0]} cannot be combined with --exported. Leave one out.")
+            run = partial(run_exported, options.exported)
         else:
             run = partial(run_training, parse(others, PROGRAM), console.line)
         try:

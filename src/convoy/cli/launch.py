@@ -3,9 +3,11 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, replace
+from typing import Annotated, NoReturn
 
+from convoy.compile.failures import TargetError
+from convoy.compile.targets import parse_target
 from convoy.configuration import (
     Configuration,
     ConfigurationError,
@@ -18,8 +20,11 @@ from convoy.configuration import (
     read,
 )
 from convoy.distributed.process import SILENCE_SECONDS
-from convoy.launch.launcher import command_name, launch, log, usage
-from convoy.launch.process_group import StartError
+from convoy.launch.cluster import AUTO, CLUSTERS, NONE, Cluster, find_cluster
+from convoy.launch.jobs import WRITERS
+from convoy.launch.jobs.job import Accelerators, Job
+from convoy.launch.launcher import command_name, launch, log, run_in_cluster, usage
+from convoy.launch.process_group import LOCAL, StartError
 from convoy.launch.topology import LaunchError, Topology, parse_hosts
 from convoy_command.parser import Parser
 
@@ -65,6 +70,12 @@ class LaunchOptions(Configuration, all_flags=True):
         heartbeat_timeout: seconds without a heartbeat after which a process counts as hung
             (default: 60)
         only_output_from_instance: index of the only process whose output is shown
+
+    clusters:
+        write: print a job for a cluster instead of launching: slurm, kubernetes or tpu-vm
+        target: devices of the written job, as for convoy compile: tpu:v5e:4x4, gpu:h100:4x8
+        cluster: cluster that has started this process: slurm, mpi, kubernetes, tpu-vm or none
+            (default: recognised by its variables)
     """
 
     num_instances: Annotated[Count | None, Option(aliases=("num-instance",))] = None
@@ -77,6 +88,21 @@ class LaunchOptions(Configuration, all_flags=True):
     max_restarts: WholeNotNegative = 0
     heartbeat_timeout: Positive = SILENCE_SECONDS
     only_output_from_instance: WholeNotNegative | None = None
+    write: Annotated[str | None, Option(choices=WRITERS)] = None
+    target: str | None = None
+    cluster: Annotated[str, Option(choices=(AUTO, NONE, *CLUSTERS))] = AUTO
+
+    def __post_init__(self) -> None:
+        if self.target is not None and self.write is None:
+            raise ValueError(
+                "--target is for a written job: pass --write, too. A launch uses the devices of "
+                "its hosts."
+            )
+        if self.replicas is not None and self.num_replicas not in (None, self.replicas):
+            raise ValueError(
+                f"--replicas {self.replicas} and --num-replicas {self.num_replicas} contradict "
+                "each other. Pass one of them."
+            )
 
 
 def make_parser() -> Parser:
@@ -106,7 +132,15 @@ def main(words: Sequence[str]) -> int:
         options = read(LaunchOptions, flags, flags=True)
         if ignored:
             log(f"{', '.join(ignored)} have no effect here.")
-        topology = _topology(options, parse_hosts(host, options.hostfile))
+        hosts = parse_hosts(host, options.hostfile)
+        if options.write is not None:
+            job = _job(options, program, hosts)
+            print(WRITERS[options.write](job), end="")
+            return 0
+        cluster = find_cluster(options.cluster)
+        if cluster is not None:
+            _run_in_cluster(options, program, cluster)
+        topology = _topology(options, options.num_instances or len(hosts), hosts)
         if prints_topology:
             log(topology.describe())
         return launch(
@@ -116,7 +150,7 @@ def main(words: Sequence[str]) -> int:
             max_restarts=options.max_restarts,
             only_output_from=options.only_output_from_instance,
         )
-    except (ConfigurationError, LaunchError) as error:
+    except (ConfigurationError, LaunchError, TargetError) as error:
         log(str(error))
         return 2
     except StartError as error:
@@ -129,13 +163,7 @@ def poprun() -> int:
     return main(sys.argv[1:])
 
 
-def _topology(options: LaunchOptions, hosts: tuple[str, ...]) -> Topology:
-    if options.replicas is not None and options.num_replicas not in (None, options.replicas):
-        raise LaunchError(
-            f"--replicas {options.replicas} and --num-replicas {options.num_replicas} contradict "
-            "each other. Pass one of them."
-        )
-    instances = options.num_instances or len(hosts)
+def _topology(options: LaunchOptions, instances: int, hosts: tuple[str, ...]) -> Topology:
     return Topology(
         instances,
         options.num_replicas or options.replicas or instances,
@@ -144,6 +172,70 @@ def _topology(options: LaunchOptions, hosts: tuple[str, ...]) -> Topology:
         NUMA_VALUES[options.numa_aware],
         options.port,
         options.heartbeat_timeout,
+    )
+
+
+def _run_in_cluster(options: LaunchOptions, program: Sequence[str], cluster: Cluster) -> NoReturn:
+    """Run the program in this process, which a cluster has started."""
+    place = cluster.find_place(options.num_instances, options.port)
+    log(f"process {place.index} of {place.count}, started by {cluster.title}.")
+    without_effect = {
+        "--max-restarts": options.max_restarts > 0,
+        "--numa-aware": NUMA_VALUES[options.numa_aware],
+        "--only-output-from-instance": options.only_output_from_instance is not None,
+    }
+    if given := [name for name, is_given in without_effect.items() if is_given]:
+        log(f"without effect in a process of {cluster.title}: {', '.join(given)}.")
+    topology = _topology(options, place.count, (LOCAL,))
+    run_in_cluster(program, topology, place, plain_script=options.replicas is not None)
+
+
+def _job(options: LaunchOptions, program: Sequence[str], hosts: tuple[str, ...]) -> Job:
+    """Return the job that `--write` writes."""
+    if options.only_output_from_instance is not None:
+        raise LaunchError("--only-output-from-instance has no meaning in a written job.")
+    words = tuple(program[1:] if program[:1] == ["--"] else program)
+    if not words:
+        raise LaunchError(f"There is no program to run. Usage: {usage()}")
+    names = () if hosts == (LOCAL,) else hosts
+    devices = _accelerators(options.target)
+    hosts_of_devices = devices.hosts if devices else options.num_instances or 1
+    instances = options.num_instances or (len(names) or hosts_of_devices)
+    count = len(names) or min(hosts_of_devices, instances)
+    if instances % count:
+        raise LaunchError(
+            f"--num-instances {instances} is not a multiple of {count} hosts. Pass a multiple of "
+            f"{count}."
+        )
+    replicas = options.num_replicas or options.replicas
+    if replicas is None and devices is not None:
+        replicas = devices.devices // options.devices_per_replica
+    topology = _topology(
+        replace(options, num_replicas=replicas, replicas=None), instances, names or (LOCAL,)
+    )
+    if devices is not None and topology.devices * instances != devices.devices:
+        raise LaunchError(
+            f"--target {options.target} has {devices.devices} devices, but {topology.replicas} "
+            f"replicas with {topology.devices_per_replica} devices take "
+            f"{topology.devices * instances}. Leave --num-replicas out, or pass another target."
+        )
+    return Job(
+        words,
+        topology,
+        count,
+        names,
+        options.max_restarts,
+        options.replicas is not None,
+        devices,
+    )
+
+
+def _accelerators(name: str | None) -> Accelerators | None:
+    if name is None:
+        return None
+    target = parse_target(name)
+    return Accelerators(
+        target.platform, target.kind, target.shape, target.hosts, target.devices // target.hosts
     )
 
 

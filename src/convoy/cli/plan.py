@@ -5,20 +5,30 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import jax
 import keras
 from convoy import devices as device_choice
 from convoy import precision as precisions
+from convoy.cli.train import parse
+from convoy.compile.console import Console
+from convoy.compile.session import compile_run
+from convoy.compile.sources import run_training
+from convoy.compile.targets import Target, parse_target
+from convoy.compile.toolchain import open_target
+from convoy.compile_only import CompileTarget
 from convoy.configuration import add_flags, read
 from convoy.cpu import threads
 from convoy.data.catalog import DATASETS
 from convoy.pipeline.balance.layer_costs import transfer_seconds
 from convoy.plan import machine as machines
 from convoy.plan import output
+from convoy.plan.compiled import CompiledStep, compiled_step, search_compiled
+from convoy.plan.device_speeds import SPEEDS, target_machine
 from convoy.plan.machine import Machine
 from convoy.plan.options import PER_HOST, SLOTS, PlanOptions
-from convoy.plan.predict import Predictor
+from convoy.plan.predict import ParallelConfiguration, Predictor
 from convoy.plan.profile import Profile, estimate_profile, measure_profile
 from convoy.plan.search import SearchResult, search
 from convoy.train.models import find_model, make_model
@@ -27,6 +37,8 @@ from convoy_command.parser import Parser
 
 PROGRAM = "convoy plan"
 LARGEST_MEASURED = 64
+# Accumulated micro-batches in a program that is compiled.
+MAX_ACCUMULATED = 2
 
 
 def make_parser() -> Parser:
@@ -45,31 +57,32 @@ def main(words: Sequence[str]) -> int:
     flags = vars(make_parser().parse_args(words))
     try:
         options = read(PlanOptions, flags, flags=True)
-        devices = local_devices(max(options.devices))
+        target = parse_target(options.target) if options.target else None
+        opened = open_target(target) if target else None
+        devices = () if target else local_devices(max(options.devices))
         model, dataset = build_model(options)
-        profile, machine = find_costs(model, devices, options)
+        common = common_flags(options, dataset)
+        print_model(options, model, dataset)
+        if target and opened:
+            profile, machine, compiled = compiled_costs(model, target, opened, options, common)
+        else:
+            profile, machine = find_costs(model, devices, options)
+            compiled = {}
     except ValueError as error:
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)
         return 2
-    weights = profile.weight_bytes / 1e6
-    print(f"{options.model}: {weights:,.1f} MB of weights, {DATASETS[dataset].shape} images")
-    common: output.Flags = {
-        "model": options.model,
-        "dataset": dataset,
-        "precision": options.precision,
-        "optimizer": options.optimizer,
-    }
+    counts = options.devices or (machine.devices,)
     results: list[tuple[Machine, SearchResult]] = []
-    for count in options.devices:
-        per_host = min(count, options.devices_per_host or PER_HOST)
+    for count in counts:
+        per_host = min(count, machine.per_host if target else options.devices_per_host or PER_HOST)
         own = replace(machine, devices=count, per_host=per_host)
-        predictor = Predictor(profile, own, SLOTS[options.optimizer])
+        predictor = Predictor(profile, own, SLOTS[options.optimizer], compiled)
         _log(f"comparing configurations of {format_count(count, 'device')}")
         found = search(predictor, options.global_batch, None if options.csv else options.best)
         results.append((own, found))
-        if len(options.devices) == 1:
+        if len(counts) == 1:
             print_best(predictor, found, common, options)
-    if len(options.devices) > 1:
+    if len(counts) > 1:
         print(output.assumptions(results[-1][0], profile.source), end="\n\n")
         print(output.table([found.best[0] for _, found in results if found.best]))
     for own, found in results:
@@ -112,6 +125,68 @@ def build_model(options: PlanOptions) -> tuple[keras.Model, str]:
     _log(f"making {name}")
     with precisions.find(options.precision).scope():
         return make_model(name, DATASETS[dataset].shape, DATASETS[dataset].classes), dataset
+
+
+def common_flags(options: PlanOptions, dataset: str) -> output.Flags:
+    """Return the flags of `convoy train` that all configurations share."""
+    common: output.Flags = {
+        "model": options.model,
+        "dataset": dataset,
+        "precision": options.precision,
+        "optimizer": options.optimizer,
+    }
+    if options.target:
+        # Pixels are bytes, which the device normalises.
+        common |= {"accelerator-side-preprocess": True, "eight-bit-transfer": True}
+    return common
+
+
+def print_model(options: PlanOptions, model: keras.Model, dataset: str) -> None:
+    weights = sum(variable.value.nbytes for variable in model.trainable_variables) / 1e6
+    print(f"{options.model}: {weights:,.1f} MB of weights, {DATASETS[dataset].shape} images")
+
+
+def compiled_costs(
+    model: keras.Model,
+    target: Target,
+    opened: CompileTarget,
+    options: PlanOptions,
+    common: output.Flags,
+) -> tuple[Profile, Machine, dict[ParallelConfiguration, float]]:
+    """Return the costs of a model from programs that are compiled for a target.
+
+    Returns:
+        The profile, the devices, and the bytes of each configuration that was compiled.
+    """
+    speed = SPEEDS[target.kind]
+    machine = target_machine(target, options.latency)
+    source = f"estimated for {target.name}"
+    estimated = estimate_profile(model, target.flops, speed.bandwidth, source)
+    slots = SLOTS[options.optimizer]
+
+    def compile_one(predictor: Predictor, configuration: ParallelConfiguration) -> CompiledStep:
+        # The program for more accumulated micro-batches is the same, with more data.
+        accumulated = min(configuration.gradient_accumulation, MAX_ACCUMULATED)
+        one = replace(configuration, gradient_accumulation=accumulated)
+        flags = output.training_flags(predictor.predict(one), predictor.profile, common)
+        flags = output.with_named_splits(flags, predictor.profile)
+        words = output.flag_words(flags | {"validation": "False", "synthetic-data": "host"})
+        with Console() as console:
+            run = partial(run_training, parse(words, PROGRAM), console.line)
+            result = compile_run(target, opened, run, console)
+        return compiled_step(configuration, accumulated, result)
+
+    profile, steps = search_compiled(
+        lambda profile, known: Predictor(profile, machine, slots, known),
+        estimated,
+        target,
+        options.global_batch,
+        options.best,
+        compile_one,
+    )
+    for step in steps:
+        print(output.describe_compiled(step, target))
+    return profile, machine, {step.configuration: step.memory for step in steps}
 
 
 def find_costs(

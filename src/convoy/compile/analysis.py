@@ -2,7 +2,8 @@
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import jax
@@ -45,6 +46,9 @@ COLLECTIVES = (
 )
 _HOST = {"infeed", "outfeed"}
 _HOST_CALL = re.compile("callback|host", re.IGNORECASE)
+# XLA for TPUs divides an operation that overlaps with computation into several fusions: one that
+# starts it, those that it overlaps with, and one that ends it.
+_CHAIN = re.compile(r'chain_id="(\d+)"')
 
 
 @dataclass(frozen=True)
@@ -140,7 +144,7 @@ def analyze(
         donated=donated_bytes(traced, arguments),
         donated_arrays=sum(info.donated for info in jax.tree.leaves(traced.args_info)),
         aliased_arrays=_aliased_arrays(text),
-        flops=count_flops(traced.jaxpr, devices),
+        flops=count_flops(traced.jaxpr, devices) or _flops_of_xla(compiled),
         collectives=find_collectives(instructions),
         host_calls=find_host_calls(instructions),
         custom_calls=_custom_calls(instructions),
@@ -153,7 +157,23 @@ def all_instructions(program: Program) -> list[tuple[Instruction, int]]:
     return [
         (instruction, times)
         for name, times in program.walk(into_fusions=True)
-        for instruction in program.computations.get(name, ())
+        for instruction in _scattered(name, program.computations.get(name, ()))
+    ]
+
+
+def _scattered(name: str, instructions: Sequence[Instruction]) -> Sequence[Instruction]:
+    """Return the instructions of a computation, in which a TPU's reduce-scatter is named so.
+
+    XLA for TPUs writes it as a fusion of an all-reduce and the slice that a device keeps.
+    """
+    if not name.startswith("all-reduce-scatter"):
+        return instructions
+    (kept,) = (instruction.results for instruction in instructions if instruction.is_root)
+    return [
+        replace(instruction, opcode="reduce-scatter", results=kept)
+        if instruction.opcode == "all-reduce"
+        else instruction
+        for instruction in instructions
     ]
 
 
@@ -164,15 +184,20 @@ def find_collectives(instructions: list[tuple[Instruction, int]]) -> list[Collec
     """
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
+    chains: set[tuple[str, str]] = set()
     for instruction, times in instructions:
         kind = instruction.opcode.removesuffix("-start")
         if kind in COLLECTIVES:
+            if chain := _CHAIN.search(instruction.attributes):
+                if (kind, chain[1]) in chains:
+                    continue
+                chains.add((kind, chain[1]))
             counts[kind] += times
             # The result of an asynchronous gather or permute begins with its operands.
             is_pair = instruction.opcode.endswith("-start") and kind != "all-reduce"
-            arrays = instruction.results
-            size = arrays[1].bytes if is_pair and len(arrays) > 1 else instruction.bytes
-            sizes[kind] += times * size
+            arrays, count = instruction.results, len(instruction.operands)
+            own = arrays[count : 2 * count] if is_pair else arrays
+            sizes[kind] += times * sum(array.bytes for array in own)
     return [Collective(kind, counts[kind], sizes[kind]) for kind in COLLECTIVES if counts[kind]]
 
 
@@ -204,6 +229,11 @@ def argument_bytes(arguments: PyTree) -> int:
         prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(arguments)
     )
+
+
+def _flops_of_xla(compiled: jax.stages.Compiled) -> float:
+    """Return XLA's own count, for an exported program, which has no equations to count in."""
+    return float((compiled.cost_analysis() or {}).get("flops", 0))
 
 
 def _aliased_arrays(text: str) -> int:

@@ -94,10 +94,10 @@ def advise(needed: int, available: int, state: int, run: ObservedRun) -> list[st
         run.name == "fit"
         and config.replicas > 1
         and not is_pipeline
-        and not config.shard_optimizer_state
-        and state > available // 4
+        and config.shard != "weights"
+        and needed - state + state / config.replicas <= available * MARGIN
     ):
-        found.append("optimizer state sharded over replicas: Strategy(shard_optimizer_state=True)")
+        found.append('weights sharded over replicas: Strategy(shard="weights")')
     stages = ceil(needed / (available * MARGIN))
     if run.name == "fit":
         found.append(

@@ -24,6 +24,7 @@ from convoy.engine.data.chunks import Chunk, Feed
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.observer import EpochCallbacks, Observer
 from convoy.engine.state import Mode
+from convoy.train.compile_only import FirstChunk
 from convoy.types import Logs, PyTree
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
@@ -63,7 +64,7 @@ class CompilingObserver(Observer):
     ) -> tuple[ChunkRunner, Feed, EpochCallbacks]:
         run = self.runs[-1]
         steps = run.config.divisions[mode].steps_per_update
-        return _StandInRunner(mode, runner, run), _FirstChunk(feed, steps), callbacks
+        return _StandInRunner(mode, runner, run), FirstChunk(feed, steps), callbacks
 
     def end_epoch(self, on_epoch_end: Callable[[int, Logs], None], epoch: int, logs: Logs) -> None:
         on_epoch_end(epoch, logs)
@@ -159,23 +160,3 @@ def _data_bytes(chunk: Chunk) -> int:
     # A pipeline has a copy on each device that reads it.
     first = arrays[0].sharding.device_set
     return argument_bytes([array for array in arrays if array.sharding.device_set == first])
-
-
-class _FirstChunk:
-    """A feed that ends after the first weight update."""
-
-    def __init__(self, feed: Feed, steps: int) -> None:
-        self._feed, self._steps = feed, steps
-        self._is_first = True
-
-    def next(self, max_steps: int) -> Chunk | None:
-        if not self._is_first:
-            return None
-        self._is_first = False
-        return self._feed.next(min(max_steps, self._steps))
-
-    def prefetch(self, max_steps: int) -> None:
-        """Do nothing: there is no further chunk."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._feed, name)

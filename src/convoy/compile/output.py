@@ -58,6 +58,8 @@ def describe(program: CompiledProgram, target: Target) -> str:
 
 
 def _work(program: CompiledProgram, target: Target, per: str) -> str:
+    if not program.flops:
+        return "not known: XLA does not count that of an exported program for this device"
     least = format_seconds(program.flops / target.flops)
     return (
         f"{format_value(program.flops, 'flops')} per {per} and device: at least {least} at "

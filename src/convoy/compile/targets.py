@@ -1,5 +1,7 @@
 """Targets by name: the kinds of devices that programs can be compiled for, and their number."""
 
+import difflib
+import itertools
 import re
 from dataclasses import dataclass
 from math import prod
@@ -21,11 +23,13 @@ class TpuKind:
         axes: number of axes of its topologies.
         memory: bytes of a chip's memory that programs can use, as XLA reports them.
         flops: bfloat16 operations per second of a chip, by Google's page about the generation.
+        largest_host: chips of the largest host; of several hosts, each has `TPU_HOST`.
     """
 
     axes: int
     memory: int
     flops: float
+    largest_host: int
 
 
 @dataclass(frozen=True)
@@ -59,10 +63,11 @@ class GpuKind:
     clock: float
 
 
+TPU_HOST = 4
 TPUS = {
-    "v5e": TpuKind(2, round(15.75 * GIB), 197e12),
-    "v5p": TpuKind(3, round(95.74 * GIB), 459e12),
-    "v6e": TpuKind(2, round(31.25 * GIB), 918e12),
+    "v5e": TpuKind(2, round(15.75 * GIB), 197e12, 8),
+    "v5p": TpuKind(3, round(95.74 * GIB), 459e12, 4),
+    "v6e": TpuKind(2, round(31.25 * GIB), 918e12, 8),
 }
 _KIB, _MIB = 2**10, 2**20
 GPUS = {
@@ -105,6 +110,14 @@ class Target:
         return prod(self.shape)
 
     @property
+    def hosts(self) -> int:
+        """Number of hosts, or of virtual machines in Google's cloud."""
+        if self.platform == "gpu":
+            return self.shape[0]
+        chips = TPUS[self.kind].largest_host
+        return 1 if self.devices <= chips else self.devices // TPU_HOST
+
+    @property
     def memory(self) -> int:
         """Bytes of a device's memory that programs can use."""
         if self.platform == "tpu":
@@ -129,6 +142,7 @@ def parse_target(name: str) -> Target:
     if kinds is None or not kind or not size:
         raise TargetError(
             f"--target {name}: pass a platform, a kind and a number of devices, such as {EXAMPLES}."
+            f"{_nearest(name)}"
         )
     if kind not in kinds:
         known = ", ".join(kinds)
@@ -139,6 +153,15 @@ def parse_target(name: str) -> Target:
         raise TargetError(f"--target {name}: {size!r} is not a size. Pass for example {EXAMPLES}.")
     shape = tuple(map(int, size.split("x")))
     return Target(name, platform, kind, _checked_shape(name, platform, kind, shape))
+
+
+def _nearest(name: str) -> str:
+    """Return a sentence with the target that a name without a known platform may mean."""
+    kinds = dict.fromkeys(TPUS, "tpu") | dict.fromkeys(GPUS, "gpu")
+    for part, rest in itertools.pairwise([*name.strip().lower().split(":"), ""]):
+        if (near := difflib.get_close_matches(part, kinds, 1)) and rest:
+            return f" Did you mean {kinds[near[0]]}:{near[0]}:{rest}?"
+    return ""
 
 
 def _checked_shape(name: str, platform: str, kind: str, shape: tuple[int, ...]) -> tuple[int, ...]:

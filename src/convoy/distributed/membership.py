@@ -57,7 +57,7 @@ def join() -> None:
     if asked is None or asked.count == 1:
         return
     if asked.coordinator != CLUSTER and asked.index == 0:
-        _check_can_listen(asked.coordinator)
+        _check_can_listen(_bind_address(asked))
     # JAX's service would receive SIGTERM instead of Python, and let all processes agree on an end.
     jax.config.update("jax_enable_preemption_service", False)
     atexit.register(_end)
@@ -84,10 +84,19 @@ def _initialize(asked: Place) -> None:
             asked.count,
             asked.index,
             cluster_detection_method="deactivate",
-            coordinator_bind_address=asked.coordinator,
+            coordinator_bind_address=_bind_address(asked),
             initialization_timeout=JOIN_SECONDS,
             heartbeat_timeout_seconds=_silence(),
         )
+
+
+def _bind_address(asked: Place) -> str:
+    """Return the address at which the first process listens.
+
+    It is an address of this host, whose name may mean another one here than on other hosts.
+    """
+    host, _, port = asked.coordinator.rpartition(":")
+    return f"{asked.address or host}:{port}"
 
 
 def set_exit_status(status: int) -> None:

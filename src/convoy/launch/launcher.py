@@ -1,4 +1,4 @@
-"""Launching a program in the processes of a topology: its command, signals, restarts, clusters."""
+"""Launching a program in the processes of a topology: its command, signals and restarts."""
 
 import contextlib
 import os
@@ -9,24 +9,18 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from types import FrameType
+from typing import NoReturn
 
 from convoy.checkpoint.preemption import EXIT_STATUS
-from convoy.devices import PER_REPLICA
-from convoy.devices import VARIABLE as DEVICES
-from convoy.distributed.process import CLUSTER, COORDINATOR, SILENCE
+from convoy.distributed.process import Place
 from convoy.launch.process_group import LAST_LINES, LOCAL, Member, ProcessGroup
 from convoy.launch.topology import LaunchError, Topology
+from convoy_command.cli import drop_output
 
 # Runs Python programs unbuffered and reports their exit status to the other processes.
 RUNNER = ("-u", "-m", "convoy_command.program")
 # Printed by every process when gloo connects; it does not indicate a problem.
 GLOO_GREETING = re.compile(r"\[Gloo\] Rank \d+ is connected to ")
-# Environment variables that a cluster sets in each process that it starts.
-CLUSTERS = {
-    "Slurm": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
-    "MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    "Kubernetes": ("JOB_COMPLETION_INDEX", "KUBERNETES_SERVICE_HOST"),
-}
 # The lines that count as still in view: a failed process's last lines among them are not repeated.
 VISIBLE_LINES = 2 * LAST_LINES
 
@@ -41,8 +35,6 @@ def launch(
 ) -> int:
     """Run a program in all processes of a topology and return the exit status.
 
-    In a process that a cluster has started, the program replaces this process instead.
-
     Args:
         program: Python script or other program, and its arguments.
         topology: processes and devices.
@@ -54,9 +46,6 @@ def launch(
         LaunchError: if the program cannot be run in this way.
     """
     command = _command(program, topology, plain_script=plain_script)
-    for cluster, variables in CLUSTERS.items():
-        if all(variable in os.environ for variable in variables):
-            _replace_process(command, topology, cluster)
     if only_output_from is not None and only_output_from >= topology.instances:
         raise LaunchError(
             f"--only-output-from-instance {only_output_from} does not exist. Pass less than "
@@ -65,12 +54,11 @@ def launch(
     topology.check_port()
     width = len(str(topology.instances - 1))
     visible: deque[tuple[int, str]] = deque(maxlen=VISIBLE_LINES)
-    output = Output()
 
     def show(index: int, line: str) -> None:
         if only_output_from in (None, index) and not GLOO_GREETING.match(line):
             visible.append((index, line))
-            output.print(f"[{index:>{width}}] {line}")
+            print_output(f"[{index:>{width}}] {line}")
 
     for restarts_left in range(max_restarts, -1, -1):
         group = ProcessGroup(
@@ -89,24 +77,35 @@ def launch(
     return status
 
 
-class Output:
-    """The standard output of a run, which continues if output cannot be written (full disk)."""
+def run_in_cluster(
+    program: Sequence[str], topology: Topology, place: Place, *, plain_script: bool = False
+) -> NoReturn:
+    """Replace this process, which a cluster has started, by the program.
 
-    def __init__(self) -> None:
-        self._failed = False
+    Args:
+        program: Python script or other program, and its arguments.
+        topology: processes and devices.
+        place: place of this process among them.
+        plain_script: whether the script does not use Convoy and runs inside a strategy's scope.
 
-    def print(self, line: str) -> None:
-        try:
-            print(line, flush=True)
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            if not self._failed:
-                log(
-                    f"output cannot be written: {error.strerror}. The processes continue without "
-                    "it."
-                )
-            self._failed = True
+    Raises:
+        LaunchError: if the program cannot be run in this way.
+    """
+    command = _command(program, topology, plain_script=plain_script)
+    environment = os.environ | topology.environment_at(place)
+    os.execvpe(command[0], list(command), environment)
+
+
+def print_output(line: str) -> None:
+    """Print a line of a process; the run continues if it cannot be written (full disk)."""
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        log(f"output cannot be written: {error.strerror}. The processes continue without it.")
+        # What is left in the buffer would fail again at the end.
+        drop_output()
 
 
 def command_name() -> str:
@@ -140,18 +139,6 @@ def _command(program: Sequence[str], topology: Topology, *, plain_script: bool) 
     if is_python and len(words) > 2 and words[1] == "-m":
         return [words[0], *RUNNER, *words[1:]]
     return words
-
-
-def _replace_process(command: Sequence[str], topology: Topology, cluster: str) -> None:
-    """Replace this process by the program; JAX finds its place from the cluster's variables."""
-    log(f"started by {cluster}, whose addresses are used.")
-    environment = {
-        COORDINATOR: CLUSTER,
-        SILENCE: str(topology.heartbeat_timeout),
-        DEVICES: str(topology.devices),
-        PER_REPLICA: str(topology.devices_per_replica),
-    }
-    os.execvpe(command[0], list(command), os.environ | environment)
 
 
 def _log_failure(failed: Member, visible: Sequence[str]) -> None:

@@ -163,19 +163,25 @@ class Topology:
         return f"{self.hosts[0]}:{self.port or PORT}"
 
     def _environment(self, index: int, host: str, coordinator: str) -> dict[str, str]:
-        environment: dict[str, str] = {}
+        copied: dict[str, str] = {}
         if host != LOCAL:
-            environment = {k: v for k, v in os.environ.items() if k.startswith(_COPIED)}
-        environment[DEVICES] = str(self.devices)
-        environment[PER_REPLICA] = str(self.devices_per_replica)
-        if self.instances > 1:
+            copied = {k: v for k, v in os.environ.items() if k.startswith(_COPIED)}
+        address = LOOPBACK if self.hosts == (LOCAL,) else host
+        place = variables.Place(coordinator, self.instances, index, address)
+        return copied | self.environment_at(place)
+
+    def environment_at(self, place: variables.Place) -> dict[str, str]:
+        """Return the variables of Convoy for the process at a place."""
+        environment = {DEVICES: str(self.devices), PER_REPLICA: str(self.devices_per_replica)}
+        if place.count > 1:
             environment |= {
-                variables.COORDINATOR: coordinator,
-                variables.COUNT: str(self.instances),
-                variables.INDEX: str(index),
+                variables.COORDINATOR: place.coordinator,
+                variables.COUNT: str(place.count),
+                variables.INDEX: str(place.index),
                 variables.SILENCE: str(self.heartbeat_timeout),
-                variables.ADDRESS: LOOPBACK if self.hosts == (LOCAL,) else host,
             }
+            if place.address is not None:
+                environment[variables.ADDRESS] = place.address
         return environment
 
 

@@ -38,6 +38,7 @@ class Machine:
         latency: seconds before a message between hosts begins to arrive.
         update: bytes of weights per second that an optimizer updates.
         host_action: seconds of host time per action of a pipeline.
+        connected: devices that fast links connect, if these are not just the devices of a host.
     """
 
     devices: int
@@ -49,6 +50,12 @@ class Machine:
     latency: float = 30e-6
     update: float = 1e9
     host_action: float = 250e-6
+    connected: int = 0
+
+    @property
+    def group(self) -> int:
+        """Number of devices that fast links connect."""
+        return min(self.connected or self.per_host, self.devices)
 
     @property
     def hosts(self) -> int:
@@ -58,18 +65,19 @@ class Machine:
         """Return how long `replicas` take to all-reduce gradients of some bytes.
 
         Each device sends and receives 2 (n - 1) / n of them, n being the number of devices that
-        take part: first the devices of a host, then the hosts, which divide what is left over their
-        devices. That takes 2 log2(hosts) consecutive messages.
+        take part: first the devices of a host, or of another group that fast links connect, then
+        the groups, which divide what is left over their devices. That takes 2 log2(groups)
+        consecutive messages.
         """
         if replicas == 1 or not size:
             return 0.0
-        on_a_host = min(replicas, max(1, self.per_host // stages))
-        hosts = math.ceil(replicas / on_a_host)
-        seconds = 2 * (on_a_host - 1) / on_a_host * size / self.exchange
-        if hosts > 1:
-            # All stages of a host share its network.
-            seconds += 2 * (hosts - 1) / hosts * size * stages / self.network
-            seconds += 2 * math.log2(hosts) * self.latency
+        in_a_group = min(replicas, max(1, self.group // stages))
+        groups = math.ceil(replicas / in_a_group)
+        seconds = 2 * (in_a_group - 1) / in_a_group * size / self.exchange
+        if groups > 1:
+            # All stages of a group share its network.
+            seconds += 2 * (groups - 1) / groups * size * stages / self.network
+            seconds += 2 * math.log2(groups) * self.latency
         return seconds
 
 

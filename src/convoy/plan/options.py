@@ -27,7 +27,8 @@ class PlanOptions(Configuration, all_flags=True):
 
     Attributes:
         model: model, as for convoy train
-        devices: number of devices, or several numbers
+        target: devices to compile for, such as tpu:v5e:8x8 or gpu:h100:8
+        devices: number of devices, or several numbers (default: those of the target)
         global_batch: samples per weight update
         dataset: dataset of the images (default: by the model)
         memory: device memory, such as 8GB (default: as here)
@@ -50,8 +51,9 @@ class PlanOptions(Configuration, all_flags=True):
     """
 
     model: Annotated[str, Option(aliases=("model-name",))]
-    devices: tuple[Count, ...]
     global_batch: Annotated[Count, Option(aliases=("global-batch-size",))]
+    target: str | None = None
+    devices: tuple[Count, ...] = ()
     dataset: Annotated[str | None, Option(choices=DATASETS)] = None
     memory: Size | None = None
     precision: Annotated[str, Option(choices=PRECISIONS)] = "32.32"
@@ -68,8 +70,32 @@ class PlanOptions(Configuration, all_flags=True):
     page: Path | None = None
 
     def __post_init__(self) -> None:
+        if self.target is None and not self.devices:
+            raise ValueError("--devices is missing. Pass a number of devices, or a --target.")
+        if self.target is not None:
+            self._check_target()
         if self.measure and (self.device_flops or self.device_bandwidth):
             raise ValueError(
                 "--measure times the devices of this machine; --device-flops and "
                 "--device-bandwidth describe other devices. Pass one or the other."
+            )
+
+    def _check_target(self) -> None:
+        described = {
+            "--measure": self.measure,
+            "--memory": self.memory,
+            "--devices-per-host": self.devices_per_host,
+            "--device-flops": self.device_flops,
+            "--device-bandwidth": self.device_bandwidth,
+            "--link": self.link,
+        }
+        if given := [name for name, value in described.items() if value]:
+            raise ValueError(
+                f"--target {self.target} has its own {given[0].removeprefix('--')}. Leave "
+                f"{given[0]} out, or describe the devices without --target."
+            )
+        if PRECISIONS[self.precision].compute_dtype == "float32":
+            raise ValueError(
+                f"--precision {self.precision}: the speeds of a target are those of 16 bits. Pass "
+                "for example --precision mixed_bfloat16."
             )

@@ -5,11 +5,14 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from itertools import accumulate
 from pathlib import Path
 
 import yaml
 from convoy.bench.results import git_commit
+from convoy.compile.targets import Target
 from convoy.pipeline import render_text
+from convoy.plan.compiled import CompiledStep
 from convoy.plan.machine import Machine
 from convoy.plan.options import PlanOptions
 from convoy.plan.predict import Prediction, Predictor
@@ -36,6 +39,13 @@ COLUMNS: dict[str, Callable[[Prediction], str]] = {
 CSV_COLUMNS = tuple("ms/update" if column == "update" else column for column in COLUMNS)
 PAGE = Path(__file__).with_name("page.md")
 WIDTH = 100
+AUTO_SPLITS = ["auto", "2"]
+LOCAL_SPEEDS = "Devices of a host slow each other down no more than those of this machine did."
+TARGET_SPEEDS = (
+    "A layer takes as long as its work at the device's highest speed, or as its bytes at the\n"
+    "  bandwidth of the memory. Operations that XLA fuses move less, and no program reaches the\n"
+    "  highest speed. Communication does not overlap with compute."
+)
 
 Flags = dict[str, str | int | bool | list[str] | list[int]]
 
@@ -63,20 +73,25 @@ def assumptions(machine: Machine, source: str) -> str:
     def rate(value: float) -> str:
         return f"{format_number(value / 1e9, 3)} GB/s"
 
+    is_host = machine.group == machine.per_host
+    group = "a host" if is_host else f"{machine.group} connected devices"
     lines = [
         f"costs       {source}",
         f"devices     {machine.devices} of {machine.memory / 1e9:.3g} GB, "
         f"{machine.per_host} on each of {format_count(machine.hosts, 'host')}",
         f"transfers   {rate(machine.link)} between stages; {rate(machine.exchange)} all-reduce on "
-        "a host",
+        f"{group}",
         f"update      {rate(machine.update)} of weights; {1e6 * machine.host_action:.0f} us of the "
         "host per pipeline action",
     ]
-    if machine.hosts > 1:
+    if machine.devices > machine.group:
+        between = "hosts" if is_host else "groups of connected devices"
         lines.append(
             f"network     {rate(machine.network)} and {1e6 * machine.latency:.0f} us between "
-            "hosts; the exchange does not overlap with compute"
+            f"{between}"
         )
+    if machine.devices > 1:
+        lines.append("overlap     none: gradients are exchanged after the last micro-batch")
     lines.append("not counted reading and decoding of images, checkpoints, compilation")
     return "\n".join(lines)
 
@@ -132,8 +147,8 @@ def markdown(
     times = [f"| {n} | {format_number(1e3 * seconds)} |" for n, seconds in profile.step_times]
     return PAGE.read_text().format(
         model=options.model,
-        fewest=options.devices[0],
-        most=options.devices[-1],
+        fewest=results[0][0].devices,
+        most=results[-1][0].devices,
         date=datetime.now(UTC).date(),
         command=shlex.join(sys.argv[2:]),
         commit=git_commit()[:7],
@@ -146,6 +161,8 @@ def markdown(
         global_batch=options.global_batch,
         assumptions=assumptions(results[-1][0], profile.source),
         times="\n".join(times),
+        conditions="estimated" if options.target else "with all devices of this machine busy",
+        speeds=TARGET_SPEEDS if options.target else LOCAL_SPEEDS,
     )
 
 
@@ -168,19 +185,45 @@ def training_flags(prediction: Prediction, profile: Profile, common: Flags) -> F
         flags["pipeline-schedule"] = one.schedule
     elif one.activation_checkpointing:
         # With all stages on one device a model trains without stages, with checkpointing.
-        flags["pipeline-splits"] = ["auto", "2"]
+        flags["pipeline-splits"] = AUTO_SPLITS
         flags["device-mapping"] = [0, 0]
     if one.activation_checkpointing:
         flags["activation-checkpointing"] = True
     return flags
 
 
-def training_command(prediction: Prediction, flags: Flags, machine: Machine) -> str:
-    """Return the command line for one host or for several."""
+def with_named_splits(flags: Flags, profile: Profile) -> Flags:
+    """Return flags with a layer in the place of `auto`, which needs devices that can be timed."""
+    if flags.get("pipeline-splits") != AUTO_SPLITS:
+        return flags
+    before = [0.0, *accumulate(profile.time_shares)]
+    middle = min(profile.allowed_cuts, key=lambda cut: abs(before[cut] - 0.5))
+    return flags | {"pipeline-splits": [profile.names[middle]]}
+
+
+def flag_words(flags: Flags) -> list[str]:
+    """Return flags as the words of a command line."""
     words: list[str] = []
     for name, value in flags.items():
         values = value if isinstance(value, list) else [] if value is True else [value]
         words += [f"--{name}", *map(str, values)]
+    return words
+
+
+def describe_compiled(step: CompiledStep, target: Target) -> str:
+    """Return a line about a configuration that was compiled."""
+    one = step.configuration
+    work = f", {step.flops / 1e12:.3g} TFLOP per micro-batch" if step.flops else ""
+    return (
+        f"compiled for {target.name}: {one.replicas} x {format_count(one.stages, 'stage')}, "
+        f"micro-batch {one.micro_batch}: {step.memory / 1e9:.2f} GB of {target.memory / 1e9:.3g} GB"
+        f"{work}"
+    )
+
+
+def training_command(prediction: Prediction, flags: Flags, machine: Machine) -> str:
+    """Return the command line for one host or for several."""
+    words = flag_words(flags)
     one = prediction.configuration
     if one.devices <= machine.per_host:
         return f"convoy train {shlex.join(words)}"

@@ -1,6 +1,6 @@
 """Predictions for parallel configurations: time of a weight update and memory of each device."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -91,11 +91,19 @@ class Predictor:
         profile: costs of the network.
         machine: the devices.
         slots: optimizer slots per weight.
+        compiled: bytes of configurations that were compiled for the devices.
     """
 
-    def __init__(self, profile: Profile, machine: Machine, slots: float) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        machine: Machine,
+        slots: float,
+        compiled: Mapping[ParallelConfiguration, float] | None = None,
+    ) -> None:
         self.profile, self.machine, self.slots = profile, machine, slots
         self._cuts: dict[tuple, tuple[int, ...]] = {}
+        self._compiled = compiled or {}
 
     def predict(self, configuration: ParallelConfiguration) -> Prediction:
         stages, count = configuration.stages, configuration.gradient_accumulation
@@ -185,14 +193,25 @@ class Predictor:
 
     def memory(self, configuration: ParallelConfiguration) -> float:
         """Return the bytes of the device that needs the most."""
+        if configuration in self._compiled:
+            return self._compiled[configuration]
         return self._memory_with(configuration, self.cuts(configuration))
 
     def _memory_with(self, configuration: ParallelConfiguration, cuts: Sequence[int]) -> float:
         calls = len(self.profile.names)
         if configuration.stages == 1 and configuration.activation_checkpointing:
             return self._state(0, calls, configuration) + self._segments(configuration)[1]
+        if configuration.stages == 1 and self.profile.compiled_memory:
+            return self._compiled_memory(configuration)
         stages = zip(pairwise((0, *cuts, calls)), self._peak_stash(configuration), strict=True)
         return max(self._stage_memory(configuration, *ends, held) for ends, held in stages)
+
+    def _compiled_memory(self, configuration: ParallelConfiguration) -> float:
+        """Return the bytes of the compiled program, with activations for another micro-batch."""
+        samples = configuration.micro_batch
+        known = self.profile.compiled_memory
+        size, memory = min(known, key=lambda each: abs(each[0] - samples))
+        return memory + self._activations(0, len(self.profile.names), samples - size)
 
     def _stage_memory(
         self, configuration: ParallelConfiguration, first: int, end: int, held: int

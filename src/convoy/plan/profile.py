@@ -50,6 +50,8 @@ class Profile:
         split_overhead: time of a step in two programs, as in a stage, relative to one program.
         held_share: share of the activations that is held for the backward pass.
         source: origin of the numbers, for people.
+        compiled_memory: micro-batch sizes for which the training program of the model without
+            stages was compiled, with its bytes on a device.
     """
 
     names: tuple[str, ...]
@@ -64,6 +66,7 @@ class Profile:
     split_overhead: float = 1.0
     held_share: float = 1.0
     source: str = ""
+    compiled_memory: tuple[tuple[int, float], ...] = ()
 
     def step_seconds(self, samples: int) -> float:
         """Return the time of a step, by linear interpolation or extrapolation of known ones."""
