@@ -1,7 +1,9 @@
-"""Times of repeated runs."""
+"""Times of repeated runs, and of compilations."""
 
+import time
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import pytest
 from convoy import timing
@@ -34,3 +36,23 @@ def runs(monkeypatch):
 def test_runs_end_by_their_number_or_their_time(runs, limits, count):
     assert timing.run_seconds(runs, **limits) == [1.0] * count
     assert runs.count == count
+
+
+def test_compilations_count_from_a_moment_on_and_each_moment_once(monkeypatch):
+    # Two traces, one inside of the other, and a compilation, from the second 1 on.
+    parts = [(2.0, 3.0), (1.5, 4.0), (4.0, 6.0), (0.0, 0.5)]
+    monkeypatch.setattr(timing, "_compilations", lambda: parts)
+    assert timing.compilation_seconds(since=1.0) == 4.5
+    assert timing.compilation_seconds(since=5.0) == 1.0
+    assert timing.compilation_seconds(since=6.0) == 0.0
+
+
+def test_a_program_that_is_compiled_counts():
+    began = time.perf_counter()
+    timing.compilation_seconds(began)
+    program = jax.jit(lambda x: jnp.sin(x) * 3)
+    program(jnp.ones(7))
+    first = timing.compilation_seconds(began)
+    assert 0 < first < time.perf_counter() - began
+    program(jnp.ones(7))
+    assert timing.compilation_seconds(began) == first

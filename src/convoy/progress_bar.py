@@ -50,7 +50,7 @@ class Output:
                 file=self.stream,
             )
 
-    def advance(self, done: int, label: str, values: Mapping[str, str]) -> None:
+    def advance(self, done: float, label: str, values: Mapping[str, str]) -> None:
         """Show that some steps are done.
 
         Args:

@@ -65,7 +65,7 @@ def _output_is_full() -> bool:
     try:
         os.write(sys.stdout.fileno(), b"\n")
     except OSError:
-        _drop_output()
+        drop_output()
         return True
     return False
 
@@ -80,11 +80,11 @@ def _reader_has_left() -> bool:
     poll.register(output, 0)  # errors are always reported
     if not poll.poll(0):
         return False
-    _drop_output()
+    drop_output()
     return True
 
 
-def _drop_output() -> None:
+def drop_output() -> None:
     # Python flushes the rest of the output at its end, and would raise again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

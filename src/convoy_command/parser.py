@@ -44,8 +44,12 @@ class Parser(argparse.ArgumentParser):
         if not word.startswith("--"):
             return f"{word!r} was not expected; flags begin with --"
         name = word[2:].split("=")[0]
-        # The first name of a flag, without its aliases.
-        flags = [action.option_strings[0][2:] for action in self._actions if action.option_strings]
+        # One name for each flag: the most similar one of its aliases.
+        flags = [
+            max((flag[2:] for flag in action.option_strings), key=lambda flag: _ratio(name, flag))
+            for action in self._actions
+            if action.option_strings
+        ]
         return f"--{name} is not a flag{suggestion(name, flags, '--')}"
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -65,15 +69,18 @@ def suggestion(word: str, known: Iterable[str], prefix: str = "") -> str:
 
     def similarity(name: str) -> float:
         # The word may be the beginning of a longer name, with a typing error.
-        return max(
-            difflib.SequenceMatcher(None, word, part).ratio() for part in (name, name[: len(word)])
-        )
+        return max(_ratio(word, part) for part in (name, name[: len(word)]))
 
     names = list(known)
     near = sorted((name for name in names if similarity(name) >= 0.7), key=similarity, reverse=True)
     # Otherwise the first part of a name may be missing.
     near = near or sorted((name for name in names if f"-{word}" in name), key=len)
     return f". Did you mean {' or '.join(prefix + name for name in near[:2])}?" if near else "."
+
+
+def _ratio(word: str, name: str) -> float:
+    """Return the similarity of two words, from 0 to 1."""
+    return difflib.SequenceMatcher(None, word, name).ratio()
 
 
 def stop(message: str, program: str) -> NoReturn:

@@ -129,6 +129,24 @@ def test_graphcores_spellings_are_aliases():
     assert options.gradient_accumulation == 8
 
 
+def test_the_usual_names_are_flags():
+    words = ["--lr", "0.1", "--momentum", "0.8", "--batch-size", "64", "--epochs", "3"]
+    options = parse([*words, "--replicas", "2"])
+    assert (options.learning_rate, options.momentum) == (0.1, 0.8)
+    assert (options.micro_batch_size, options.num_epochs, options.num_replicas) == (64, 3, 2)
+
+
+def test_defaults_are_those_of_a_recipe_if_the_program_names_one():
+    ours, theirs = parse([]), parse([], defaults="graphcore_defaults")
+    assert (ours.precision, ours.micro_batch_size, ours.lr_schedule) == ("32.32", 32, "cosine")
+    assert (theirs.precision, theirs.micro_batch_size, theirs.lr_schedule) == ("16.16", 1, "const")
+    assert theirs.optimizer_params == {"momentum": 0}
+    # A recipe and flags have priority.
+    words = ["--config", "mnist", "--precision", "bf16.32"]
+    assert parse(words, defaults="graphcore_defaults").micro_batch_size == 128
+    assert parse(words, defaults="graphcore_defaults").precision == "bf16.32"
+
+
 @pytest.mark.parametrize("flag", ["--mod", "--gradient-acc", "--weight", "--model-n"])
 def test_flags_are_exact(capsys, flag):
     assert f"{flag} is not a flag. Did you mean --" in refused(capsys, flag, "1")
@@ -168,7 +186,7 @@ def test_dictionaries_are_yaml_or_json():
     ("words", "message"),
     [
         (["--modle", "x"], "--modle is not a flag. Did you mean --model"),
-        (["--epoch", "3"], "--epoch is not a flag. Did you mean --num-epochs"),
+        (["--epoch", "3"], "--epoch is not a flag. Did you mean --epochs"),
         (["stray"], "'stray' was not expected"),
         (
             ["--pipeline-schedule", "x"],

@@ -154,6 +154,40 @@ def test_two_runs_stand_beside_each_other_on_a_phone(recorded, staged, tmp_path)
     open_page(make_page(first, second), tmp_path, steps, width=390)
 
 
+def test_the_confusion_matrix_and_mistakes_are_shown(recorded, tmp_path):
+    _, _, report = recorded
+    dot = (
+        "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgG"
+        "AWjR9awAAAABJRU5ErkJggg=="
+    )
+    mistake = {
+        "name": "cat/1.jpg",
+        "label": 0,
+        "predicted": 1,
+        "probability": 0.93,
+        "picture": dot,
+    }
+    classified = replace(
+        report,
+        classification={
+            "class_names": ["cat", "<b>dog</b>"],
+            "matrix": [[7, 1], [0, 4]],
+            "mistakes": [mistake],
+        },
+    )
+
+    async def steps(tab):
+        section = "document.getElementById('classification')"
+        shown = await tab.evaluate(f"{section}.innerText")
+        # Names are shown as they are, never as markup.
+        assert "<b>dog</b> (93.0 %), not cat" in shown
+        assert "87.5 %" in shown
+        width = await tab.evaluate(f"{section}.querySelector('img').naturalWidth")
+        assert width == 1
+
+    open_page(make_page(classified), tmp_path, steps)
+
+
 def test_a_run_that_has_only_begun_has_a_page(recorded, tmp_path):
     _, _, report = recorded
     begun = type(report)(
@@ -165,7 +199,7 @@ def test_a_run_that_has_only_begun_has_a_page(recorded, tmp_path):
 
     async def steps(tab):
         shown = await tab.evaluate("document.body.innerText")
-        assert "still running when this page was made" in shown
+        assert "running when this page was made" in shown
 
     open_page(make_page(begun), tmp_path, steps)
 

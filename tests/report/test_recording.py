@@ -7,13 +7,15 @@ import time
 from pathlib import Path
 
 import convoy
+import jax
 import keras
 import numpy as np
 import pytest
 from convoy import cpu
-from convoy.engine.observer import NULL_OBSERVER, Observer
+from convoy.engine.observer import NULL_OBSERVER, EpochCallbacks, Observer
 from convoy.report.figures import figures
 from convoy.report.files import ReportError, read
+from convoy.report.recording import Recording
 from tests.report.conftest import BATCH, CALL, EPOCHS, HELD_OUT, SAMPLES, data, train
 
 pytestmark = pytest.mark.integration
@@ -140,6 +142,23 @@ def test_records_only_while_it_is_open(recorded, tmp_path):
     assert report.run["totals"]["devices"]["predict"]["samples"] == len(x)
     assert report.parts["metrics"] == []
     assert read(tmp_path / "b").run["runs"] == []
+
+
+def test_the_wait_for_a_device_is_no_time_of_the_callbacks(tmp_path):
+    with Recording(tmp_path, jax.devices()[:1]) as recording:
+
+        def reads_a_metric(step, outcomes):
+            recording._waiter.ended = time.perf_counter()
+
+        begin, end = recording.epoch(
+            "train", None, None, EpochCallbacks(lambda step: None, reads_a_metric)
+        )[2]
+        begin(0)
+        end(3, [{"loss": jax.numpy.zeros(())}])
+    assert recording._log.totals["callbacks"]["count"] == 2
+    spans = read(tmp_path).parts["spans"]
+    assert [kind for kind, *_ in spans] == ["callbacks", "wait", "callbacks"]
+    assert spans[1][2] == spans[2][1]  # the callback's own time begins when the device has ended
 
 
 class Fails(keras.callbacks.Callback):

@@ -32,5 +32,6 @@ def test_a_writer_writes_regularly_on_request_and_at_its_end():
 
 def test_only_scalars_of_logs_are_kept():
     logs = {"loss": jnp.array(0.5), "count": 3, "matrix": jnp.ones((2, 2)), "name": "x"}
-    assert scalars(logs) == {"loss": 0.5, "count": 3.0}
-    assert scalars([1, 2]) == {}
+    assert scalars(logs, {}) == {"loss": 0.5, "count": 3.0}
+    assert scalars(logs, {"loss": "logged loss"}) == {"logged loss": 0.5, "count": 3.0}
+    assert scalars([1, 2], {}) == {}

@@ -108,7 +108,7 @@ def test_without_checkpoints_the_final_weights_are_validated(application, tmp_pa
         (["--pipeline-splits", "flatten", "conv2d_1"], "'conv2d_1': it does not come after"),
         (["--dataset-path", "/nowhere"], "/nowhere: there is no such folder"),
         (["--checkpoint-input-dir", "/nowhere"], "/nowhere: there is no such folder"),
-        (["--lr-schedule", "cosine"], "epochs_to_total_decay is missing"),
+        (["--lr-schedule", "polynomial"], "end_learning_rate_ratio, power is missing"),
         (["--optimizer", "lars"], "weight_decay, eeta, epsilon is missing"),
         (["--wandb"], "--wandb needs the package wandb"),
         (["--num-replicas", "64"], "50 images do not make a weight update of 320"),
@@ -217,6 +217,7 @@ FLAGS = {
 }
 
 
+@pytest.mark.slow
 def test_the_fast_recipe_whitens_by_the_data_and_learns(application, tmp_path):
     words = ("--config", "cifar10_fast", "--micro-batch-size", 5, "--num-epochs", 2, "--seed", 1)
     done = application(*words, "--output-dir", "run", "--ckpts-per-epoch", 1)
@@ -361,3 +362,13 @@ def test_an_empty_folder_of_checkpoints_is_said(application, tmp_path):
     assert "empty has no checkpoint." in done.err
     assert "the weights are random" in done.err
     assert len(accuracies(done.out, "validation")) == 1
+
+
+@pytest.mark.slow
+def test_validation_in_stages_has_the_results_of_whole_models(application):
+    words = (*SMALL, "--pipeline-splits", "conv2d_1", "--num-replicas", 2, "--num-epochs", 2)
+    words += ("--pipeline-schedule", "Interleaved", "--gradient-accumulation", 2)
+    whole, staged = application(*words), application(*words, "--pipeline-validation-model")
+    assert (whole.status, staged.status) == (0, 0), staged.err
+    assert "pipeline-validation-model" not in staged.err
+    assert accuracies(staged.out, "validation") == accuracies(whole.out, "validation")

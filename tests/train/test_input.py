@@ -23,7 +23,7 @@ def test_some_images_are_from_all_over_the_data(rng):
 
 def test_some_images_of_files_are_their_middles(tmp_path):
     write_folders(tmp_path)
-    options = Options(dataset="imagenet", dataset_path=str(tmp_path), **BYTES)
+    options = Options(dataset="imagenet", dataset_path=str(tmp_path), micro_batch_size=1, **BYTES)
     settings = make_run_settings(options, 12)
     some = some_images(settings, open_images(options, settings.info, 0))
     assert (some.shape, some.dtype) == ((12, 224, 224, 3), np.uint8)
@@ -46,3 +46,9 @@ def test_alternating_flips_are_done_by_the_host_and_by_nobody_else(rng, side):
     np.testing.assert_array_equal(np.concatenate(first), np.concatenate(second)[:, :, ::-1])
     for layer in make_network(settings.options, settings.info, 1).layers:
         assert not getattr(layer, "flip", False)
+
+
+def test_missing_data_is_said_with_the_flag_for_synthetic_data(tmp_path):
+    options = Options(dataset="mnist", dataset_path=str(tmp_path / "none"))
+    with pytest.raises(ValueError, match=r"no such folder.* --synthetic-data cpu needs no data\.$"):
+        open_images(options, make_run_settings(options).info, seed=1)

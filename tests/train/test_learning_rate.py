@@ -20,12 +20,13 @@ def values(schedule, steps):
     return [float(schedule(step)) for step in steps]
 
 
-def make(name="const", params=RATE, batch=4, updates=10, warm_up=None, staircase=False):
+def make(name="const", params=RATE, batch=4, updates=10, warm_up=None, staircase=False, **options):
     options = Options(
         lr_schedule=name,
         lr_schedule_params=params,
         lr_warmup_params=warm_up,
         lr_staircase=staircase,
+        **options,
     )
     return make_schedule(options, batch, updates)
 
@@ -43,6 +44,27 @@ def test_a_cosine_ends_at_zero_and_stays_there():
     schedule = make("cosine", RATE | {"epochs_to_total_decay": 3})
     expected = [(1 + math.cos(math.pi * min(step, 30) / 30)) for step in range(40)]
     np.testing.assert_allclose(values(schedule, range(40)), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("warm_up", "decay"),
+    [
+        (None, 40),
+        ({"warmup_mode": "shift", "warmup_epochs": 1}, 30),
+        ({"warmup_mode": "mask", "warmup_epochs": 1}, 40),
+    ],
+)
+def test_a_schedule_lasts_as_long_as_the_run(warm_up, decay):
+    default = make("cosine", warm_up=warm_up, num_epochs=4)
+    explicit = make("cosine", RATE | {"epochs_to_total_decay": decay / 10}, warm_up=warm_up)
+    assert values(default, range(45)) == values(explicit, range(45))
+    assert values(default, [40]) == [0]
+
+
+def test_a_learning_rate_is_not_scaled_and_has_priority():
+    assert values(make(learning_rate=0.3, batch=10), [0, 99]) == pytest.approx([0.3, 0.3])
+    schedule = make("cosine", {}, learning_rate=0.3, num_epochs=2)
+    assert values(schedule, [0, 10, 20]) == pytest.approx([0.3, 0.15, 0])
 
 
 def test_a_polynomial_ends_at_its_ratio():
@@ -147,7 +169,20 @@ def test_schedules_in_files_of_earlier_versions_have_the_same_values(name, confi
     ("name", "params", "settings", "message"),
     [
         ("sine", RATE, {}, "--lr-schedule sine is not one of"),
-        ("cosine", RATE, {}, "epochs_to_total_decay is missing"),
+        ("cosine", {}, {}, "has nothing, but initial_learning_rate is missing"),
+        ("polynomial", RATE, {}, "end_learning_rate_ratio, power is missing"),
+        (
+            "cosine",
+            RATE,
+            {"warm_up": {"warmup_mode": "shift", "warmup_epochs": 1}},
+            "a warm-up of 1 epochs leaves nothing of the 1 epochs",
+        ),
+        (
+            "stepped",
+            {"boundaries": [1], "values": [1.0, 0.1]},
+            {"learning_rate": 0.1},
+            "--learning-rate has no effect on --lr-schedule stepped",
+        ),
         ("const", RATE | {"rate": 1}, {}, "rate is unknown"),
         ("stepped", {"boundaries": [1], "values": [1.0]}, {}, "1 boundaries need 2 values"),
         ("cosine", RATE | {"epochs_to_total_decay": 0}, {}, "less than one of the 10"),

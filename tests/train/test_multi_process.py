@@ -51,7 +51,7 @@ def test_two_processes_are_one_run_with_one_folder(small_cifar, tmp_path):
     two.mkdir()
     run(*words, "--num-replicas", 2, folder=one)
     launched = ["-m", "convoy", "launch", "--num-instances", 2, sys.executable]
-    ended = run(*launched, *words, folder=two)
+    ended = run(*launched, *words, "--ckpt-all-instances", folder=two)
     assert (
         "--num-replicas 1 is overridden by the 2 replicas that were launched"
         in ended.stderr + ended.stdout
@@ -61,3 +61,7 @@ def test_two_processes_are_one_run_with_one_folder(small_cifar, tmp_path):
     for ours, theirs in zip(rows(two), rows(one), strict=True):
         assert ours[:3] == theirs[:3]
         assert ours[3:] == pytest.approx(theirs[3:], rel=1e-4)
+    (checkpoints,) = two.glob("runs/*/checkpoints")
+    for rank in ("rank0", "rank1"):
+        saved = sorted(path.name for path in (checkpoints / rank).iterdir())
+        assert saved == ["epoch_1.0.weights.h5", "epoch_2.0.weights.h5"]

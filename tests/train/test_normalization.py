@@ -13,7 +13,7 @@ def network(**options):
 def test_by_default_the_networks_norms_are_per_update():
     norm = network(model="toy_model_bn").get_layer("bn_0")
     assert type(norm) is UpdateBatchNormalization
-    assert norm.momentum == 0.97
+    assert norm.momentum == 0.9
     assert norm.epsilon == pytest.approx(1.001e-5)
 
 

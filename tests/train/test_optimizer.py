@@ -50,6 +50,7 @@ def test_lars_and_adam():
         ({"optimizer": "lars"}, "has momentum, but weight_decay, eeta, epsilon is missing"),
         ({"optimizer_params": {}}, "has nothing, but momentum is missing"),
         ({"optimizer_params": {"momentum": 0, "eeta": 1}}, "eeta is unknown"),
+        ({"optimizer": "adam", "momentum": 0.9}, "--momentum has no effect on --optimizer adam"),
     ],
 )
 def test_missing_and_unknown_parameters_are_refused(options, message):
@@ -57,12 +58,19 @@ def test_missing_and_unknown_parameters_are_refused(options, message):
         make_optimizer(Options(**options), Constant(1.0), 4, 10)
 
 
+def test_momentum_has_priority_over_the_parameters():
+    for params in ({"momentum": 0.5, "nesterov": True}, {"nesterov": True}):
+        options = Options(momentum=0.8, optimizer_params=params)
+        optimizer = make_optimizer(options, Constant(1.0), 4, 10)
+        assert (optimizer.momentum, optimizer.nesterov) == (0.8, True)
+
+
 def test_adaptive_clipping():
     assert step(5.0, adaptive_clip=0.25) == pytest.approx(0.75)
 
 
 def test_weights_are_averaged():
-    optimizer = make_optimizer(Options(ema=0.5, weight_decay=0.0), Constant(1.0), 4, 10)
+    optimizer = make_optimizer(Options(ema=0.5, momentum=0.0), Constant(1.0), 4, 10)
     weight = keras.Variable(np.ones(1, "float32"))
     for _ in range(2):
         optimizer.apply([np.ones(1, "float32")], [weight])

@@ -5,6 +5,7 @@ import math
 import pytest
 from convoy.checkpoint import callback_state
 from convoy.progress_bar import Output
+from convoy.train import progress_callback
 from convoy.train.flags import Options
 from convoy.train.learning_rate import Constant
 from convoy.train.progress_callback import ProgressCallback
@@ -57,6 +58,33 @@ def test_log_lines_are_written_when_they_are_due(make):
     callback.on_train_batch_end(3, logs(3.0))
     assert callback.log.output.stream.getvalue().startswith("batch 4: ['throughput: ")
     assert "'loss: 3.0000'" in callback.log.output.stream.getvalue()
+
+
+def test_throughput_and_compilation_time_exclude_each_other(make, monkeypatch):
+    clock = iter([100.0, 107.0, 109.0])
+    monkeypatch.setattr(progress_callback.time, "perf_counter", lambda: next(clock))
+    # 5 of the first 7 seconds are a compilation.
+    monkeypatch.setattr(
+        progress_callback, "compilation_seconds", lambda since: max(0.0, 105.0 - since)
+    )
+    callback = make(logs_per_epoch=2, ckpts_per_epoch=0)
+    callback.on_train_batch_end(1, logs(4.0))
+    callback.on_train_batch_end(3, logs(3.0))
+    assert [row.throughput for row in callback.calls] == [10.0, 10.0]
+    assert [row.compilation for row in callback.calls] == [5.0, None]
+
+
+def test_a_long_device_call_is_followed_with_an_estimate_for_an_epoch(make, monkeypatch):
+    clock = iter([100.0, 110.0, 140.0, 141.0])
+    monkeypatch.setattr(progress_callback.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(progress_callback, "compilation_seconds", lambda since: 0.0)
+    callback = make(logs_per_epoch=1, ckpts_per_epoch=0)
+    callback.follow(1)  # the speed is that since then
+    callback.follow(1)
+    callback.follow(1)  # too early for another line
+    assert callback.log.output.stream.getvalue() == (
+        "update 2.00 of 8: 0.3 images/s; an epoch takes about 2:00\n"
+    )
 
 
 def test_a_loss_that_is_not_finite_stops_if_that_is_asked_for(make):

@@ -16,6 +16,15 @@ def test_every_recipe_of_the_package_is_valid(name):
     assert read_options({"config": name}).config == name
 
 
+GRAPHCORES = [name for name in recipes_in(RECIPES) if name.startswith("resnet")]
+
+
+@pytest.mark.parametrize("name", GRAPHCORES)
+def test_recipes_of_graphcore_do_not_depend_on_our_defaults(name):
+    recipe, defaults = read_recipe(name, RECIPES), read_recipe("graphcore_defaults", RECIPES)
+    assert set(defaults) <= set(recipe)
+
+
 def test_the_command_line_beats_the_recipe_and_that_the_defaults(tmp_path):
     file = tmp_path / "mine.yml"
     file.write_text("a: {num_epochs: 3, model: cifar_resnet8, device-mapping: [0, 1]}\n")

@@ -88,11 +88,39 @@ def test_validation_takes_all_devices_of_the_training():
     assert (settings.validation_replicas, settings.validation_batch) == (16, 108)
 
 
+def test_validation_in_stages_takes_the_replicas_of_the_training():
+    settings = recipe("resnet56_16ipus_8k_bn_pipeline")
+    assert settings.validates_in_stages
+    assert (settings.validation_replicas, settings.validation_devices) == (4, 16)
+    settings = make_run_settings(
+        Options(pipeline_splits=["a"], pipeline_validation_model=True, validation_num_replicas=3)
+    )
+    assert (settings.validation_replicas, settings.validation_devices) == (3, 6)
+    settings = make_run_settings(Options(pipeline_validation_model=True, num_replicas=2))
+    assert (settings.validation_replicas, settings.validation_devices) == (2, 2)
+    (note,) = settings.notes
+    assert "--pipeline-validation-model (there are no stages without --pipeline-splits)" in note
+
+
+def test_flags_of_earlier_releases_stand_for_todays():
+    made = make_run_settings(
+        Options(checkpoints=False, wandb_params={"run_name": "first", "tags": ["a", "b"]})
+    )
+    assert (made.options.ckpts_per_epoch, made.events.per_checkpoint) == (0, 0)
+    assert (made.options.wandb_run_name, made.options.wandb_tags) == ("first", ["a", "b"])
+    made = make_run_settings(
+        Options(checkpoints=True, wandb_run_name="mine", wandb_params={"run_name": "first"})
+    )
+    assert (made.options.ckpts_per_epoch, made.options.wandb_run_name) == (None, "mine")
+
+
 def test_what_has_no_effect_is_named_once():
     (note,) = make_run_settings(GraphcoreOptions(half_partials=True, conv_dithering=True)).notes
     assert note.count("--half-partials") == note.count("--conv-dithering") == 1
     (note,) = make_run_settings(Options(pipeline_schedule="1f1b")).notes
     assert "--pipeline-schedule (there are no stages without --pipeline-splits)" in note
+    (note,) = make_run_settings(Options(ckpt_all_instances=True)).notes
+    assert "--ckpt-all-instances (there is one process)" in note
     assert make_run_settings(Options()).notes == ()
 
 
@@ -131,6 +159,10 @@ def test_deterministic_turns_shuffling_off_and_draws_a_seed():
         ({"micro_batch_size": 0}, "--micro-batch-size 0: pass 1 or more"),
         ({"micro_batch_size": 60_000}, "50000 images do not make a weight update of 60000"),
         ({"training": False, "validation": False}, "nothing to do"),
+        ({"training": False, "compile_only": True}, "--compile-only compiles the training"),
+        ({"checkpoints": False, "ckpts_per_epoch": Fraction(2)}, "--ckpts-per-epoch is 2"),
+        ({"ckpt_all_instances": True, "checkpoints": False}, "the run writes no checkpoints"),
+        ({"wandb_params": {"name": "x"}}, "'name' is unknown. Pass run_name and tags"),
         ({"lookahead": -1}, "--lookahead -1: pass 0 or more"),
         ({"mixup": -1.0}, "--mixup -1.0: pass 0 or more"),
         ({"weight_updates_per_epoch": 0}, "--weight-updates-per-epoch 0"),
@@ -179,3 +211,11 @@ def test_the_handbooks_wrong_command_has_its_words():
         ValueError, match=r"^It is not possible to log 2\.0 epochs a time for 5 epo"
     ):
         make_run_settings(parse(SEED.format(epochs=5, logs="1/2").split()))
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_automatic_precision_is_settled_once_and_noted(monkeypatch, policy):
+    monkeypatch.setattr("convoy.devices.fastest_precision", lambda device: policy)
+    settings = make_run_settings(parse(["--dataset", "digits", "--precision", "auto"]))
+    assert settings.options.precision == policy
+    assert f"--precision auto is {policy} here." in settings.notes

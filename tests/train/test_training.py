@@ -50,7 +50,7 @@ def run(folder, images, **options):
 
 def test_the_strategy_has_the_devices_and_numbers_of_the_options():
     strategy = training_strategy(
-        settings_of(num_replicas=2, gradient_accumulation=2, loss_scaling=8.0)
+        settings_of(num_replicas=2, gradient_accumulation=2, loss_scale=8.0)
     )
     assert strategy.replicas == 2
     assert strategy.execution_config.gradient_accumulation == 2

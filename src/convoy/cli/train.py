@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from convoy.checkpoint import CheckpointError
 from convoy.configuration import ConfigurationError, add_flags
+from convoy.engine.out_of_memory import DeviceMemoryError
 from convoy.train.application import Application
 from convoy.train.flags import Options
 from convoy.train.graphcore_flags import GraphcoreOptions
@@ -22,8 +23,7 @@ def make_parser(program: str = PROGRAM) -> Parser:
         usage=f"{program} [--flag value ...]",
         description="Train and validate an image classifier.",
         epilog="A first run, on digits that come with the package:\n"
-        "  convoy train --model cifar_resnet8 --dataset digits --precision 32.32 \\\n"
-        "      --micro-batch-size 32 --num-epochs 10\n\n"
+        "  convoy train --model cifar_resnet8 --dataset digits --epochs 10\n\n"
         "Flags have priority over the recipe, and the recipe over the defaults; with --resume,\n"
         "the options of the earlier run replace the defaults.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -40,24 +40,45 @@ def add_training_flags(parser: Parser) -> None:
     config.words = list(recipes_in(RECIPES))  # type: ignore[attr-defined]
 
 
-def parse(words: Sequence[str], program: str = PROGRAM) -> Options:
-    """Return the options of a command line; exits with status 2 if they are not valid."""
+def parse(words: Sequence[str], program: str = PROGRAM, defaults: str | None = None) -> Options:
+    """Return the options of a command line; exits with status 2 if they are not valid.
+
+    Args:
+        words: command line without the program's name.
+        program: name of the program in messages.
+        defaults: name of the recipe with the defaults, as in `read_options`.
+    """
     parser = make_parser(program)
     flags = vars(parser.parse_args(words))
     try:
-        return read_options(flags)
+        return read_options(flags, defaults)
     except ConfigurationError as error:
         parser.error(str(error))
 
 
-def main(words: Sequence[str] | None = None, program: str = PROGRAM) -> int:
-    """Train and validate an image classifier."""
-    options = parse(sys.argv[1:] if words is None else words, program)
+def main(
+    words: Sequence[str] | None = None,
+    program: str = PROGRAM,
+    defaults: str | None = None,
+    error_prefix: str = "",
+) -> int:
+    """Train and validate an image classifier.
+
+    Args:
+        words: command line without the program's name; by default that of this process.
+        program: name of the program in messages.
+        defaults: name of the recipe with the defaults, as in `read_options`.
+        error_prefix: beginning of messages about options that are not possible.
+
+    Returns:
+        The exit status.
+    """
+    options = parse(sys.argv[1:] if words is None else words, program, defaults)
     try:
         with as_one_run(options) as (options, output):
             return Application(options, output).run()
     except ValueError as error:
-        stop(str(error), program)
-    except (FloatingPointError, CheckpointError) as error:
+        stop(f"{error_prefix}{error}", program)
+    except (FloatingPointError, CheckpointError, DeviceMemoryError) as error:
         print(f"{program}: error: {error}", file=sys.stderr)
         return 1

@@ -1,7 +1,7 @@
 """Datasets by name: their description, and loading them into memory."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Literal
@@ -44,6 +44,7 @@ class DatasetInfo:
             image; `"imagenet"` and `"cifar10"` use those of the channels of that dataset.
         crop_padding: padding for random crops, in pixels.
         flip: whether an image flipped from left to right belongs to the same class.
+        class_names: names of the classes, in the order of the labels; empty if they are unknown.
     """
 
     name: str
@@ -54,6 +55,7 @@ class DatasetInfo:
     normalisation: Normalisation
     crop_padding: int = 0
     flip: bool = False
+    class_names: tuple[str, ...] = ()
 
     def size(self, split: str) -> int:
         """Return the number of images of a split, `"train"` or `"test"`."""
@@ -61,7 +63,7 @@ class DatasetInfo:
 
 
 DATASETS = {
-    info.name: info
+    info.name: replace(info, class_names=tuple(CLASS_NAMES.get(info.name, ())))
     for info in (
         DatasetInfo("mnist", 60_000, 10_000, (28, 28, 1), 10, "scale"),
         DatasetInfo("fashion_mnist", 60_000, 10_000, (28, 28, 1), 10, "scale"),
@@ -149,7 +151,7 @@ def _download(info: DatasetInfo, root: Path) -> Splits:
         reason = first_line(error)
         raise ValueError(
             f"{info.name} is not in {root.resolve()}, and downloading it failed ({reason}). Put "
-            f"{info.name}.npz, or {files} there, pass --dataset-path, or try --synthetic-data cpu."
+            f"{info.name}.npz, or {files} there, or pass another folder as --dataset-path."
         ) from None
 
 

@@ -7,7 +7,7 @@ import os
 import re
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -97,8 +97,18 @@ class Folder:
         ]
         if not images:
             raise ValueError(f"{root} has no folders with images in them, one for each class.")
-        names, labels = zip(*images, strict=True)
-        return cls(root, names, np.array(labels, np.int32), classes)
+        return cls.of(root, images, classes)
+
+    @classmethod
+    def of(cls, root: Path, images: Sequence[tuple[str, int]], classes: Sequence[str]) -> Folder:
+        """Return the given images: their paths in a folder, and their labels."""
+        names = tuple(name for name, _ in images)
+        return cls(root, names, np.array([label for _, label in images], np.int32), tuple(classes))
+
+    def select(self, chosen: np.ndarray) -> Folder:
+        """Return the images whose places in an array of booleans are true."""
+        names = tuple(self.names[place] for place in np.flatnonzero(chosen))
+        return replace(self, names=names, labels=self.labels[chosen])
 
     def __len__(self) -> int:
         return len(self.names)
@@ -219,19 +229,22 @@ def _stamps(files: Sequence[Path]) -> np.ndarray:
 
 
 def class_names(root: Path) -> list[str]:
-    """Return the names of the folders in a folder, sorted."""
-    return sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+    """Return the names of the folders in a folder, sorted; hidden ones are left out."""
+    entries = (entry for entry in os.scandir(root) if not entry.name.startswith("."))
+    return sorted(entry.name for entry in entries if entry.is_dir())
 
 
-def find_folder(root: Path, split: str) -> Folder | None:
+def find_folder(root: Path, split: str, classes: Sequence[str] | None = None) -> Folder | None:
     """Return the images of a split in folders by class; `None` if there is no folder for the split.
 
-    Classes are those of the training images, so that labels mean the same in both splits.
+    By default classes are those of the training images, so that labels mean the same in both
+    splits.
     """
     found = {s: [root / n for n in SPLITS[s] if (root / n).is_dir()] for s in SPLITS}
     if not found[split]:
         return None
-    classes = class_names(found["train"][0]) if found["train"] else None
+    if classes is None and found["train"]:
+        classes = class_names(found["train"][0])
     return Folder.find(found[split][0], classes)
 
 

@@ -10,6 +10,7 @@ from convoy.configuration import Configuration, Option
 from convoy.data import jpeg
 from convoy.data.catalog import DATASETS, PARTS, load
 from convoy.data.image_files import ImageFiles, find_images
+from convoy.data.image_folder import FOLDER, find_image_folder
 from convoy.data.records import DamagedDataError
 
 
@@ -22,7 +23,7 @@ class VerifyOptions(Configuration, all_flags=True):
         dataset_path: folder of the dataset (default: .)
     """
 
-    dataset: Annotated[str, Option(choices=DATASETS)]
+    dataset: Annotated[str, Option(choices=(*DATASETS, FOLDER))]
     dataset_path: Path = Path(".")
 
 
@@ -34,6 +35,8 @@ def verify(options: VerifyOptions) -> bool:
     Raises:
         ValueError: if the dataset cannot be read.
     """
+    if options.dataset == FOLDER:
+        return _verify_folder(options.dataset_path)
     info, folder = DATASETS[options.dataset], options.dataset_path
     in_memory = None if info.name == "imagenet" else load(info.name, folder)
     complete = True
@@ -52,6 +55,23 @@ def verify(options: VerifyOptions) -> bool:
         )
     print(f"{options.dataset} is {'complete' if complete else 'not complete'}")
     return complete
+
+
+def _verify_folder(path: Path) -> bool:
+    """Print the number of images of each class of a user's own images."""
+    found = find_image_folder(path, 0.5)
+    counts, problems = np.zeros(len(found.classes), int), list[str]()
+    for files in found:
+        labels, damaged = _read_labels(files)
+        counts += np.bincount(np.array(labels, int), minlength=len(counts))
+        problems += damaged
+    for name in problems:
+        print(f"damaged: {name}", file=sys.stderr)
+    width = max(map(len, found.classes))
+    for name, count in zip(found.classes, counts, strict=True):
+        print(f"{name:<{width}} {count:>7} images")
+    print(f"{counts.sum()} images of {len(counts)} classes, {len(problems)} damaged")
+    return not problems
 
 
 def _read_labels(files: ImageFiles) -> tuple[list[int], list[str]]:

@@ -114,7 +114,8 @@ def _time(report: Report) -> list[Figure]:
         figure("device_share", "devices busy, after compilation", busy_share, "share", "more"),
         figure("input", "waiting for input", _seconds(host, "input"), "seconds", "less"),
         figure("prefetch", "prefetching input", _seconds(host, "prefetch"), "seconds"),
-        figure("callbacks", "callbacks", _seconds(host, "callbacks"), "seconds", "less"),
+        figure("wait", "callbacks, waiting for devices", _seconds(host, "wait"), "seconds"),
+        figure("callbacks", "callbacks, otherwise", _seconds(host, "callbacks"), "seconds", "less"),
         figure("pauses", "checkpoint pauses", checkpoints["seconds"], "seconds", "less"),
         figure("checkpoints", "checkpoints", checkpoints["count"], "count"),
     ]

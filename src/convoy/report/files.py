@@ -20,10 +20,13 @@ from convoy.types import Json
 
 FORMAT, VERSION = "convoy-report", 1
 RUN, PROGRAMS, PARTS = "run.json", "programs", "parts"
+CLASSIFICATION = "classification.json"
+"""Confusion matrix and worst mistakes of a classifier, if a run has them."""
 LISTS = ("spans", "calls", "metrics", "epochs", "pipelines", "host_memory")
 """The lists of a part."""
 
 _RUN_KEYS = ("state", "error", "began", "seconds", "devices", "framework", "peak", "runs", "totals")
+_CLASSIFICATION_KEYS = ("class_names", "matrix", "mistakes")
 _PROGRAM_KEYS = ("name", "seconds", "memory", "memory_course", "flops", "operations")
 
 
@@ -73,15 +76,23 @@ class Report:
         run: the content of `run.json`.
         programs: the contents of the files in `programs/`, in order.
         parts: the rows of all files in `parts/`, for each of `LISTS`.
+        classification: the content of `classification.json`, if there is one.
     """
 
     folder: Path
     run: Json
     programs: list[Json]
     parts: dict[str, list[Any]]
+    classification: Json | None = None
 
     def to_json(self) -> Json:
-        return {"name": str(self.folder), "run": self.run, "programs": self.programs, **self.parts}
+        return {
+            "name": str(self.folder),
+            "run": self.run,
+            "programs": self.programs,
+            "classification": self.classification,
+            **self.parts,
+        }
 
 
 def read(folder: str | os.PathLike[str]) -> Report:
@@ -118,7 +129,11 @@ def read(folder: str | os.PathLike[str]) -> Report:
         content = _load(file)
         for name in LISTS:
             parts[name] += content.get(name, [])
-    return Report(path, run, programs, parts)
+    classification = None
+    if (file := path / CLASSIFICATION).is_file():
+        classification = _load(file)
+        _check(file, classification, _CLASSIFICATION_KEYS)
+    return Report(path, run, programs, parts, classification)
 
 
 def write(path: Path, content: Json) -> None:
@@ -172,7 +187,6 @@ def new_folder(parent: str | os.PathLike[str]) -> Path:
 
 
 def _report_files(folder: Path) -> Iterator[Path]:
-    if (folder / RUN).is_file():
-        yield folder / RUN
+    yield from (file for name in (RUN, CLASSIFICATION) if (file := folder / name).is_file())
     for name in (PROGRAMS, PARTS):
         yield from (folder / name).glob("*.json")

@@ -51,6 +51,7 @@ class Instruction:
         operands: the names of the operands.
         attributes: the text after the operands.
         is_root: whether its result is the result of the computation.
+        value: the text of a constant.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Instruction:
     operands: tuple[str, ...]
     attributes: str
     is_root: bool
+    value: str = ""
 
     @property
     def bytes(self) -> int:
@@ -92,9 +94,10 @@ class Instruction:
         return names
 
     @property
-    def trips(self) -> int:
-        """The number of iterations of a loop; 1 if it is unknown at compile time."""
-        return int(self.attribute(r'"known_trip_count":\{"n":"(\d+)"\}') or 1)
+    def trips(self) -> int | None:
+        """The number of iterations of a loop, if XLA has noted it."""
+        found = self.attribute(r'"known_trip_count":\{"n":"(\d+)"\}')
+        return int(found) if found else None
 
 
 Instructions = dict[str, Instruction]
@@ -132,6 +135,22 @@ class Program:
         """Return the instructions of the computations that an instruction calls."""
         return [i for name in instruction.called for i in self.computations.get(name, ())]
 
+    def trips(self, loop: Instruction) -> int:
+        """Return the number of iterations of a loop; 1 if it is unknown at compile time.
+
+        Without XLA's note, as on TPUs, it is the constant that a counter from 0 stays below.
+        """
+        if loop.opcode != "while" or loop.trips is not None:
+            return loop.trips or 1
+        condition = loop.attribute(r"condition=%([^\s,}]+)")
+        instructions = by_name(self.computations.get(condition or "", ()))
+        ends = [i for i in instructions.values() if i.is_root and i.opcode == "compare"]
+        if not ends or "direction=LT" not in ends[0].attributes:
+            return 1
+        limit = instructions.get(ends[0].operands[-1])
+        is_known = limit is not None and limit.value.isdigit()
+        return int(limit.value) if limit is not None and is_known else 1
+
     def executed(self) -> Iterator[tuple[Instruction, Instructions, int]]:
         """Yield each separate instruction, those of its computation, and its number of runs."""
         for computation, times in self.walk():
@@ -151,7 +170,7 @@ class Program:
         for instruction in self.computations.get(name, ()):
             if into_fusions or instruction.opcode in ("while", "call", "conditional"):
                 for called in instruction.called:
-                    runs = times * instruction.trips
+                    runs = times * self.trips(instruction)
                     yield from self.walk(called, runs, into_fusions=into_fusions)
 
 
@@ -165,7 +184,8 @@ def _instruction(found: re.Match[str], rest: str) -> Instruction:
         for dtype, dims in _ARRAY.findall(shape)
     )
     names = () if opcode in ("parameter", "constant") else re.findall(r"%([^\s,)]+)", operands)
-    return Instruction(found[2], opcode, results, tuple(names), attributes, bool(found[1]))
+    value = operands[1:-1] if opcode == "constant" else ""
+    return Instruction(found[2], opcode, results, tuple(names), attributes, bool(found[1]), value)
 
 
 def _until_balanced(text: str) -> tuple[str, str]:

@@ -17,6 +17,7 @@ SCRIPTS = (
     "memory.js",
     "operations.js",
     "metrics.js",
+    "classification.js",
     "main.js",
 )
 

@@ -5,7 +5,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, cast
@@ -48,6 +48,7 @@ class Recording(observer.Observer):
             processes, the first one writes to this folder and the others to `process-1`,
             `process-2`, ... in it.
         devices: the devices of the strategy.
+        metric_names: names of metrics in the report, by those in Keras's logs, where they differ.
 
     Raises:
         ReportError: if the folder cannot be written.
@@ -55,7 +56,12 @@ class Recording(observer.Observer):
 
     times_actions = True
 
-    def __init__(self, folder: str | os.PathLike[str], devices: Sequence[jax.Device]) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        devices: Sequence[jax.Device],
+        metric_names: Mapping[str, str] | None = None,
+    ) -> None:
         path = Path(folder)
         self.folder = path if distributed.is_first() else path / f"process-{distributed.index()}"
         self._files = ReportWriter(self.folder)
@@ -77,7 +83,7 @@ class Recording(observer.Observer):
         self._in_pipeline = False
         self._compiled_at = 0.0
         self._write()
-        self._waiter = CallWaiter(self._log)
+        self._waiter = CallWaiter(self._log, metric_names)
         self._writer = PeriodicWriter(self._write, self._write_if_running)
         self._end_pauses = observer.observe_pauses(self._pause)
         atexit.register(self.close)
@@ -165,10 +171,25 @@ class Recording(observer.Observer):
 
     def end_epoch(self, on_epoch_end: Callable[[int, Logs], None], epoch: int, logs: Logs) -> None:
         self._timed(on_epoch_end)(epoch, logs)
-        self._log.epoch(epoch, scalars(logs))
+        self._log.epoch(epoch, scalars(logs, self._waiter.names))
 
     def _timed(self, callback: Callable[..., None]) -> Callable[..., None]:
-        return self._log.timed("callbacks")(callback)
+        """Log the time of a callback, apart from its wait for the result of a device call."""
+
+        def call(number: int, *outcome: Any) -> None:
+            begin = time.perf_counter()
+            try:
+                callback(number, *outcome)
+            finally:
+                end = time.perf_counter()
+                # A callback that reads a metric waits until the devices have computed it.
+                waited_until = self._waiter.ended if _is_ready(outcome) else begin
+                own_begin = min(end, max(begin, waited_until))
+                if own_begin > begin:
+                    self._log.span("wait", begin, own_begin)
+                self._log.span("callbacks", own_begin, end)
+
+        return call
 
     # Events --------------------------------------------------------------------------------------
 
@@ -274,6 +295,11 @@ class Recording(observer.Observer):
             "runs": self._runs,
             "totals": self._log.summary(),
         }
+
+
+def _is_ready(outcome: Any) -> bool:
+    arrays: list[Any] = [leaf for leaf in jax.tree.leaves(outcome) if isinstance(leaf, jax.Array)]
+    return all(array.is_ready() for array in arrays)
 
 
 def _timeline_json(timeline: Timeline) -> Json:

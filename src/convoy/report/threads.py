@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
@@ -38,13 +38,21 @@ class CallWaiter:
     """Waits for each device call, and logs its begin and end.
 
     A call begins when it is dispatched and the previous one has ended.
+
+    Args:
+        log: log of the recording.
+        names: names of metrics in the report, by those in the logs, where they differ.
+
+    Attributes:
+        ended: time at which the last call ended.
     """
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: EventLog, names: Mapping[str, str] | None = None) -> None:
         self.log = log
+        self.names = names or {}
+        self.ended = 0.0
         self._queue: SimpleQueue[DeviceCall | threading.Event | None] = SimpleQueue()
         self._steps: dict[str, int] = {}
-        self._ended = 0.0
         self._thread = threading.Thread(target=self._run, name="convoy-report-wait", daemon=True)
         self._thread.start()
 
@@ -75,12 +83,12 @@ class CallWaiter:
         except Exception:
             return  # The training loop raises the error.
         end = time.perf_counter()
-        begin = min(end, max(self._ended, call.started))
-        self._ended = end
+        begin = min(end, max(self.ended, call.started))
+        self.ended = end
         self.log.call(call.mode, call.program, begin, end, call.steps, call.samples)
         step = self._steps[call.mode] = self._steps.get(call.mode, 0) + call.steps
         if call.mode != "predict":
-            self.log.metrics(call.mode, step, scalars(call.outcome))
+            self.log.metrics(call.mode, step, scalars(call.outcome, self.names))
 
 
 class PeriodicWriter:
@@ -116,12 +124,17 @@ class PeriodicWriter:
                 self._periodically()
 
 
-def scalars(logs: Any) -> dict[str, float]:
-    """Return the entries of some logs that are scalars."""
+def scalars(logs: Any, names: Mapping[str, str]) -> dict[str, float]:
+    """Return the entries of some logs that are scalars.
+
+    Args:
+        logs: values by name.
+        names: new names of some of them.
+    """
     if not isinstance(logs, dict):
         return {}
     arrays = {name: np.asarray(value) for name, value in logs.items() if _is_scalar(value)}
-    return {name: float(value) for name, value in arrays.items()}
+    return {names.get(name, name): float(value) for name, value in arrays.items()}
 
 
 def _is_scalar(value: Any) -> bool:

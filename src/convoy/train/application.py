@@ -20,14 +20,22 @@ from convoy.train.experiment_trackers import check_installed, open_trackers
 from convoy.train.flags import Options
 from convoy.train.input import Images, open_images
 from convoy.train.metrics import MetricsRow
+from convoy.train.mistakes import write_classification
 from convoy.train.progress_callback import ProgressCallback
 from convoy.train.recipe import as_recipe
 from convoy.train.run_folder import RunFolder, default_folder, find_checkpoints
 from convoy.train.run_log import RunLog
 from convoy.train.run_settings import make_run_settings
-from convoy.train.training import Training, describe, prepare_training, train, training_strategy
+from convoy.train.training import (
+    Training,
+    compile_programs,
+    describe,
+    prepare_training,
+    train,
+    training_strategy,
+)
 from convoy.train.validation import Validation, load_checkpoint, sweep_metrics, validation_strategy
-from convoy.units import format_clock
+from convoy.units import format_clock, format_seconds
 from convoy_command.parser import INTERRUPTED
 
 
@@ -44,10 +52,11 @@ class Application:
 
     def __init__(self, options: Options, output: Output) -> None:
         self.output = output
-        self.folder = RunFolder(
-            Path(options.output_dir or default_folder(options.model, options.dataset)),
-            Path(options.checkpoint_output_dir) if options.checkpoint_output_dir else None,
-        )
+        path = Path(options.output_dir or default_folder(options.model, options.dataset))
+        checkpoints = Path(options.checkpoint_output_dir or path / "checkpoints")
+        if options.ckpt_all_instances and distributed.count() > 1:
+            checkpoints /= f"rank{distributed.index()}"
+        self.folder = RunFolder(path, checkpoints)
         resume.check_resumable(options)
         self.settings = make_run_settings(options)
         resume.check_folder(options, self.folder)
@@ -76,6 +85,8 @@ class Application:
         """Run training and validation, as far as enabled; return the exit status."""
         images, training, validation = self._prepare()
         options = self.settings.options
+        if options.compile_only and training is not None:
+            return self._compile(images, training)
         self.folder.open(as_recipe(options), resumes=options.resume)
         with (
             contextlib.closing(self.folder),
@@ -84,6 +95,14 @@ class Application:
         ):
             log = RunLog(self.folder, self.output, trackers)
             return self._run_phases(images, training, validation, log)
+
+    def _compile(self, images: Images, training: Training) -> int:
+        describe(training, self.output)
+        (strategy,) = self.strategies
+        for name, seconds in compile_programs(training, images, strategy).items():
+            self.output.line(f"compiled            {name}: {format_seconds(seconds)}")
+        self.output.line("Nothing was trained. The programs are in the compilation cache.")
+        return 0
 
     def _recording(self) -> AbstractContextManager[Any]:
         """Record both phases for `convoy report`, if that is enabled."""
@@ -111,11 +130,9 @@ class Application:
                 if position := resume.resume_position(self.settings, self.folder):
                     self.output.line(f"resumed             {position}")
                 progress = train(training, images, log)
-                if self.settings.options.compile_only:
-                    self.output.line("compiled; its program is in the program cache")
-                    return 0
             if validation is not None:
                 rows = self._validate(validation, training, log)
+                self._write_classification(validation, rows)
         except KeyboardInterrupt:
             self.output.end()
             print(f"Interrupted; the run so far is in {self.folder.path}", file=sys.stderr)
@@ -139,7 +156,8 @@ class Application:
         options = self.settings.options
         # The larger number of devices first: a CPU is divided into devices only once.
         makers = [(training_strategy, self.settings.devices, options.training)]
-        makers += [(validation_strategy, self.settings.validation_replicas, options.validation)]
+        validates = options.validation and not options.compile_only
+        makers += [(validation_strategy, self.settings.validation_devices, validates)]
         makers.sort(key=lambda maker: -maker[1])
         strategies = {make: make(self.settings) for make, _, enabled in makers if enabled}
         self.strategies = list(strategies.values())
@@ -153,7 +171,7 @@ class Application:
         training = validation = None
         if options.training:
             training = prepare_training(self.settings, strategies[training_strategy])
-        if options.validation and not options.compile_only:
+        if validates:
             validation = Validation(self.settings, strategies[validation_strategy], images)
             for path in self.given_checkpoints or []:
                 load_checkpoint(validation.network, path)
@@ -177,13 +195,23 @@ class Application:
         weights = [value.numpy() for value in training.model.weights]
         return [validation.of_weights(weights, float(options.num_epochs), log)]
 
+    def _write_classification(self, validation: Validation, rows: list[MetricsRow]) -> None:
+        """Add the confusion matrix of the best checkpoint to the report of a single process."""
+        if self.report is None or distributed.count() > 1 or self.settings.options.synthetic_data:
+            return
+        best = max(range(len(rows)), key=lambda number: rows[number].accuracy)
+        weights = self.checkpoints[best] if self.checkpoints else None
+        names = self.settings.info.class_names
+        found = validation.probabilities(weights)
+        write_classification(self.report, validation.images.test, found, names)
+
     def _summarise(
         self, progress: ProgressCallback | None, rows: list[MetricsRow], seconds: float
     ) -> None:
         options = self.settings.options
         summary: list[tuple[str, Any]] = []
         if progress is not None and progress.calls:
-            # The first call includes the compilation.
+            # The first call also reads files and fills caches.
             calls = progress.calls[1:] or progress.calls
             speed = len(calls) / sum(1 / call.throughput for call in calls)
             summary.append(("throughput", f"{speed:,.1f} images/s"))

@@ -17,7 +17,6 @@ class GraphcoreOptions(Options):
 
     accepted for compatibility, without effect:
         on_demand: attach late
-        ckpt_all_instances: checkpoints of every process
         accelerator_side_reduction: reduce metrics on the device
         optimizer_state_offloading: optimizer state off the chip
         nanoo: NaN on overflow
@@ -33,11 +32,9 @@ class GraphcoreOptions(Options):
         available_memory_proportion: memory for convolutions
         scheduling_algorithm: compiler schedule
         prefetch_depth: prefetched batches
-        pipeline_validation_model: validate in stages
     """
 
     on_demand: Annotated[bool, _HARDWARE] = True
-    ckpt_all_instances: Annotated[bool, Option(no_effect="the first process writes them")] = False
     accelerator_side_reduction: Annotated[
         bool, Option(no_effect="metrics are always reduced on the device")
     ] = False
@@ -61,9 +58,6 @@ class GraphcoreOptions(Options):
         Literal["CHOOSE_BEST", "CLUSTERING", "POST_ORDER", "LOOK_AHEAD", "SHORTEST_PATH"], _HARDWARE
     ] = "CHOOSE_BEST"
     prefetch_depth: Annotated[Whole, Option(no_effect="the engine decides")] = 1
-    pipeline_validation_model: Annotated[
-        bool, Option(no_effect="validation runs the complete model on every device")
-    ] = False
 
     def __post_init__(self) -> None:
         if self.fused_preprocessing and not self.accelerator_side_preprocess:

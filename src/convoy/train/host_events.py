@@ -53,7 +53,7 @@ class HostEvents:
         after = update - self.first_checkpoint
         return bool(self.per_checkpoint) and after >= 0 and after % self.per_checkpoint == 0
 
-    def epoch_at(self, update: int) -> float:
+    def epoch_at(self, update: float) -> float:
         return update / self.updates_per_epoch
 
 

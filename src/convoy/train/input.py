@@ -15,6 +15,7 @@ from convoy.data.batches import AlternatingFlip, Batches, Order, SequentialOrder
 from convoy.data.catalog import DatasetInfo, Split, load, synthetic_split
 from convoy.data.image_batches import BatchRequest, ImageBatches, ImageBatchJob
 from convoy.data.image_files import ImageFiles, find_images
+from convoy.data.image_folder import FOLDER, find_image_folder
 from convoy.train.flags import Options
 from convoy.train.run_settings import RunSettings
 
@@ -55,19 +56,25 @@ def open_images(options: Options, info: DatasetInfo, seed: int) -> Images:
     if options.synthetic_data in ("ipu", "device"):
         rng = np.random.default_rng(seed)
         return Images(*(_placeholders(info, info.size(part), rng) for part in ("train", "test")))
-    if info.name == "imagenet":
+    if info.name in ("imagenet", FOLDER):
         return _open_files(options)
-    data = load(info.name, options.dataset_path)
+    try:
+        data = load(info.name, options.dataset_path)
+    except ValueError as error:
+        raise ValueError(f"{error} --synthetic-data cpu needs no data.") from None
     return Images(data.train, data.test)
 
 
 def _open_files(options: Options) -> Images:
     require_package("cv2", "Decoding images", "opencv-python-headless")
     root, empty = Path(options.dataset_path), (np.zeros(0), np.zeros(0))
-    images = Images(
-        find_images(root, "train") if options.training else empty,
-        find_images(root, "test") if options.validation else empty,
-    )
+    if options.dataset == FOLDER:
+        images = Images(*find_image_folder(root, options.validation_split, options.classes))
+    else:
+        images = Images(
+            find_images(root, "train") if options.training else empty,
+            find_images(root, "test") if options.validation else empty,
+        )
     for files in (images.train, images.test):
         if not isinstance(files, tuple) and files.damaged and options.damaged_images == "stop":
             raise ValueError(f"{files.damaged[0]}. Pass --damaged-images skip to leave it out.")

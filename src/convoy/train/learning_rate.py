@@ -1,7 +1,7 @@
 """Learning-rate schedules of `convoy train`: those of Keras, with warm-up and staircase.
 
-`updates` is the number of weight updates per epoch. Learning rates are given per sample and are
-multiplied by the global batch size.
+`updates` is the number of weight updates per epoch. `--learning-rate` is the learning rate itself.
+Learning rates in `--lr-schedule-params` are per sample and are multiplied by the global batch size.
 """
 
 from __future__ import annotations
@@ -98,17 +98,14 @@ for _name, _make in _EARLIER.items():
 
 _WARM_UPS: dict[str, type[_Wrapper]] = {"shift": ShiftWarmUp, "mask": MaskWarmUp}
 
-_NEEDS = {
-    "const": ("initial_learning_rate",),
-    "cosine": ("initial_learning_rate", "epochs_to_total_decay"),
+# The required parameters of each schedule, apart from the learning rate and the epochs of decay.
+_NEEDS: dict[str, tuple[str, ...]] = {
+    "const": (),
     "stepped": ("boundaries", "values"),
-    "polynomial": (
-        "initial_learning_rate",
-        "epochs_to_total_decay",
-        "end_learning_rate_ratio",
-        "power",
-    ),
+    "cosine": (),
+    "polynomial": ("end_learning_rate_ratio", "power"),
 }
+_RATE, _DECAY = "initial_learning_rate", "epochs_to_total_decay"
 
 
 def make_schedule(options: Options, batch: int, updates: int) -> Schedule:
@@ -116,33 +113,49 @@ def make_schedule(options: Options, batch: int, updates: int) -> Schedule:
 
     Args:
         options: options of the run. `--lr-schedule-params` are `initial_learning_rate`, per sample;
-            `epochs_to_total_decay`; `end_learning_rate_ratio` and `power`; or `boundaries` in
-            epochs and `values`, which are not per sample.
+            `epochs_to_total_decay`, by default the epochs of the run after its warm-up;
+            `end_learning_rate_ratio` and `power`; or `boundaries` in epochs and `values`, which
+            are not per sample.
         batch: number of samples per weight update.
         updates: number of weight updates per epoch.
 
     Raises:
         ValueError: if a name is unknown, or a parameter is missing or unknown.
     """
-    name, params, warm_up = (
-        options.lr_schedule,
-        options.lr_schedule_params,
-        options.lr_warmup_params,
-    )
+    name, params = options.lr_schedule, options.lr_schedule_params
     if name not in _NEEDS:
         raise ValueError(f"--lr-schedule {name} is not one of {', '.join(_NEEDS)}.")
+    needed = _NEEDS[name]
+    if name == "stepped":
+        if options.learning_rate is not None:
+            raise ValueError(
+                "--learning-rate has no effect on --lr-schedule stepped. Pass its values in "
+                "--lr-schedule-params."
+            )
+    elif options.learning_rate is None:
+        needed = (_RATE, *needed)
     # Recipes inherit parameters of other schedules, which are ignored.
-    every = {key for keys in _NEEDS.values() for key in keys}
-    check_keys("--lr-schedule-params", params, _NEEDS[name], every)
-    schedule = _base(name, params, batch, updates)
-    if warm_up := options.lr_warmup_params:
-        needed = ("warmup_mode", "warmup_epochs")
-        check_keys("--lr-warmup-params", warm_up, needed, set(needed))
-        mode = warm_up["warmup_mode"]
-        if mode not in _WARM_UPS:
-            raise ValueError(f"--lr-warmup-params: warmup_mode {mode!r} is neither shift nor mask.")
-        schedule = _WARM_UPS[mode](schedule, int(warm_up["warmup_epochs"] * updates))
+    every = {key for keys in _NEEDS.values() for key in keys} | {_RATE, _DECAY}
+    check_keys("--lr-schedule-params", params, needed, every)
+    warm_up = _warm_up(options)
+    schedule = _base(options, batch, updates, warm_up)
+    if warm_up is not None:
+        mode, epochs = warm_up
+        schedule = _WARM_UPS[mode](schedule, int(epochs * updates))
     return Staircase(schedule, updates) if options.lr_staircase else schedule
+
+
+def _warm_up(options: Options) -> tuple[str, float] | None:
+    """Return mode and epochs of the warm-up, if there is one."""
+    params = options.lr_warmup_params
+    if not params:
+        return None
+    needed = ("warmup_mode", "warmup_epochs")
+    check_keys("--lr-warmup-params", params, needed, set(needed))
+    mode = params["warmup_mode"]
+    if mode not in _WARM_UPS:
+        raise ValueError(f"--lr-warmup-params: warmup_mode {mode!r} is neither shift nor mask.")
+    return mode, params["warmup_epochs"]
 
 
 def check_keys(
@@ -159,7 +172,11 @@ def check_keys(
         )
 
 
-def _base(name: str, params: Mapping[str, Any], batch: int, updates: int) -> Schedule:
+def _base(
+    options: Options, batch: int, updates: int, warm_up: tuple[str, float] | None
+) -> Schedule:
+    """Return the schedule without its warm-up."""
+    name, params = options.lr_schedule, options.lr_schedule_params
     if name == "stepped":
         boundaries, values = params["boundaries"], params["values"]
         if len(values) != len(boundaries) + 1:
@@ -168,18 +185,36 @@ def _base(name: str, params: Mapping[str, Any], batch: int, updates: int) -> Sch
                 f"values, but there are {len(values)}."
             )
         return _stepped([int(epoch * updates) for epoch in boundaries], values)
-    rate = params["initial_learning_rate"] * batch
+    rate = options.learning_rate
+    if rate is None:
+        rate = params[_RATE] * batch
     if name == "const":
         return Constant(rate)
-    decay = int(params["epochs_to_total_decay"] * updates)
-    if decay < 1:
-        raise ValueError(
-            f"--lr-schedule-params: epochs_to_total_decay {params['epochs_to_total_decay']} is "
-            f"less than one of the {updates} weight updates of an epoch."
-        )
+    decay = _decay_updates(options, updates, warm_up)
     if name == "cosine":
         return CosineDecay(rate, decay)
     return PolynomialDecay(rate, decay, rate * params["end_learning_rate_ratio"], params["power"])
+
+
+def _decay_updates(options: Options, updates: int, warm_up: tuple[str, float] | None) -> int:
+    """Return the number of weight updates until the learning rate has its last value."""
+    epochs = options.lr_schedule_params.get(_DECAY)
+    if epochs is not None:
+        if (decay := int(epochs * updates)) < 1:
+            raise ValueError(
+                f"--lr-schedule-params: {_DECAY} {epochs} is less than one of the {updates} weight "
+                "updates of an epoch."
+            )
+        return decay
+    # A warm-up in the mode "shift" comes before the schedule.
+    shift = warm_up[1] if warm_up is not None and warm_up[0] == "shift" else 0
+    if (decay := int((options.num_epochs - shift) * updates)) < 1:
+        raise ValueError(
+            f"--lr-warmup-params: a warm-up of {shift} epochs leaves nothing of the "
+            f"{options.num_epochs} epochs for --lr-schedule {options.lr_schedule}. Pass more "
+            f"epochs, or {_DECAY} in --lr-schedule-params."
+        )
+    return decay
 
 
 def _stepped(boundaries: Sequence[int], values: Sequence[float]) -> Schedule:

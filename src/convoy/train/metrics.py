@@ -25,7 +25,8 @@ class MetricsRow:
         accuracy: mean over the same samples, from 0 to 1.
         throughput: samples per second.
         learning_rate: learning rate of the last update.
-        compilation: seconds until the end of the first device call, in the row that includes it.
+        compilation: seconds of compilation in the first device call, in the row that includes it.
+            They do not count in its throughput.
         loss_scale: loss scale, if the loss is scaled.
     """
 

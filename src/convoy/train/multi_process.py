@@ -14,6 +14,7 @@ import jax
 from convoy import distributed
 from convoy.progress_bar import Output
 from convoy.train.flags import Options
+from convoy.train.run_folder import default_folder
 from convoy.train.run_settings import stages_and_devices
 
 
@@ -22,7 +23,8 @@ def as_one_run(options: Options) -> Iterator[tuple[Options, Output]]:
     """Yield the same options and an output in each process.
 
     The first process writes to the folder of the run. The others write the same files to temporary
-    folders, so that all processes read and write the same.
+    folders, so that all processes read and write the same. With `--ckpt-all-instances`, checkpoints
+    of all processes go to the run's folder.
 
     Args:
         options: options of the command line; the launch determines the number of replicas.
@@ -40,7 +42,11 @@ def as_one_run(options: Options) -> Iterator[tuple[Options, Output]]:
         if options.resume and options.output_dir and Path(options.output_dir).is_dir():
             shutil.copytree(options.output_dir, own)
         distributed.wait_for_all("folders are there")
-        checkpoints = None if options.checkpoint_output_dir is None else f"{folder}/checkpoints"
+        checkpoints = options.checkpoint_output_dir
+        if options.ckpt_all_instances:
+            checkpoints = checkpoints or f"{options.output_dir}/checkpoints"
+        elif checkpoints is not None:
+            checkpoints = f"{folder}/checkpoints"
         yield (
             replace(options, output_dir=str(own), checkpoint_output_dir=checkpoints),
             Output(null),
@@ -60,4 +66,7 @@ def _common_options(options: Options) -> Options:
     seed = options.seed
     if seed is None:
         seed = distributed.from_first(random.SystemRandom().randrange(2**31))
-    return replace(options, num_replicas=replicas, seed=seed)
+    output_dir = options.output_dir
+    if options.ckpt_all_instances and output_dir is None:
+        output_dir = distributed.from_first(str(default_folder(options.model, options.dataset)))
+    return replace(options, num_replicas=replicas, seed=seed, output_dir=output_dir)

@@ -39,8 +39,15 @@ def make_optimizer(
         for name, value in options.optimizer_params.items()
     }
     if options.optimizer in ("adam", "adamw"):
+        if options.momentum is not None:
+            raise ValueError(
+                f"--momentum has no effect on --optimizer {options.optimizer}. Pass beta_1 in "
+                "--optimizer-params."
+            )
         # The default of `--optimizer-params` has one.
         params.pop("momentum", None)
+    elif options.momentum is not None:
+        params["momentum"] = options.momentum
     make, needed, optional = _OPTIMIZERS[options.optimizer]
     check_keys("--optimizer-params", params, needed, {*needed, *optional})
     if options.optimizer == "rmsprop":

@@ -2,17 +2,24 @@
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 
 import keras
+from convoy import distributed
+from convoy.timing import compilation_seconds
 from convoy.train.learning_rate import Schedule
 from convoy.train.metrics import MetricsRow, average
 from convoy.train.run_log import RunLog
 from convoy.train.run_settings import RunSettings
 from convoy.types import Json, Logs
+from convoy.units import format_clock
 
 # Values that differ between two runs with the same result.
 _TIMES = {"throughput": None, "compilation": None}
+# Time between two updates of the bar inside of a device call, and between two lines about it where
+# there is no terminal.
+BAR_SECONDS, LINE_SECONDS = 0.2, 30.0
 
 
 class ProgressCallback(keras.callbacks.Callback):
@@ -35,6 +42,10 @@ class ProgressCallback(keras.callbacks.Callback):
         self.calls: list[MetricsRow] = []
         self._since_log: list[MetricsRow] = []
         self._steps, self._sums = 0, {"loss": 0.0, "training_accuracy": 0.0}
+        self._in_call = 0
+        """Micro-batches of the current device call that were computed."""
+        self._first: tuple[float, int] | None = None
+        """Time and micro-batches of the first report of the current device call."""
 
     def get_state(self) -> Json:
         """Return the state for a checkpoint, without times: equal runs have equal states."""
@@ -57,7 +68,8 @@ class ProgressCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         del logs
-        self._began = self._time = time.perf_counter()
+        self._time = self._shown_at = time.perf_counter()
+        compilation_seconds(self._time)  # from now on
         self.log.output.begin(self.settings.events.updates, "compiling ...")
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
@@ -79,14 +91,41 @@ class ProgressCallback(keras.callbacks.Callback):
             batches = row.update * self.settings.batch.micro_batches_per_update
             self.log.log(average(self._since_log), f"batch {batches}")
             self._since_log = []
-        if options.compile_only:
-            self.model.stop_training = True
-        elif events.saves_at(row.update):
+        if events.saves_at(row.update):
             self.log.folder.save(self.model, row.epoch, averaged=bool(options.ema))
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         del logs
         self.log.output.end()
+
+    def follow(self, micro_batches: int) -> None:
+        """Show the progress of a device call that has not ended.
+
+        Args:
+            micro_batches: micro-batches of this process that were computed since the last call of
+                this method.
+        """
+        batch, events = self.settings.batch, self.settings.events
+        # Other processes are about as far.
+        self._in_call += micro_batches * distributed.count()
+        now, is_terminal = time.perf_counter(), self.log.output.is_terminal
+        # The speed is that since the first report: before it, data was read and memory allocated.
+        self._first = self._first or (now, self._in_call)
+        since, before = self._first
+        is_due = now - self._shown_at >= (BAR_SECONDS if is_terminal else LINE_SECONDS)
+        if not is_due or self._in_call == before:
+            return
+        self._shown_at = now
+        updates = self._in_call / batch.micro_batches_per_update
+        updates += self._epoch * events.keras_epoch + self._steps // batch.gradient_accumulation
+        speed = (self._in_call - before) * batch.micro_batch / _elapsed(since, now)
+        self._advance(updates, {"": f"{speed:,.1f} images/s"})
+        if not is_terminal:
+            epoch_seconds = events.updates_per_epoch * batch.global_batch / speed
+            self.log.output.line(
+                f"update {updates:.2f} of {events.updates}: {speed:,.1f} images/s; an epoch "
+                f"takes about {format_clock(epoch_seconds)}"
+            )
 
     def _make_row(self, steps: int, logs: Logs) -> MetricsRow:
         """Return the metrics of the last device call, from Keras's means over the epoch so far."""
@@ -100,7 +139,8 @@ class ProgressCallback(keras.callbacks.Callback):
         samples = (steps - self._steps) * batch.micro_batch * batch.replicas
         self._steps = steps
         update = self._epoch * events.keras_epoch + steps // batch.gradient_accumulation
-        elapsed, self._time = now - self._time, now
+        compiling, elapsed = compilation_seconds(self._time), _elapsed(self._time, now)
+        self._time, self._in_call, self._first = now, 0, None
         return MetricsRow(
             "training",
             update,
@@ -109,17 +149,25 @@ class ProgressCallback(keras.callbacks.Callback):
             means["training_accuracy"],
             samples / elapsed,
             float(self.schedule(update - 1)),
-            None if self.calls else now - self._began,
+            None if self.calls else compiling,
             float(logs["loss_scaling_factor"]) if "loss_scaling_factor" in logs else None,
         )
 
     def _show(self, row: MetricsRow) -> None:
-        epochs = self.settings.options.num_epochs
-        current = min(math.ceil(row.epoch), epochs)
         values = {
             "": f"{row.throughput:,.0f} images/s",
             "loss": f"{row.loss:.4f}",
             "accuracy": f"{row.accuracy:.2%}",
             "lr": f"{row.learning_rate:.4g}",
         }
-        self.log.output.advance(row.update, f"epoch {current}/{epochs}", values)
+        self._advance(row.update, values)
+
+    def _advance(self, updates: float, values: Mapping[str, str]) -> None:
+        epochs, events = self.settings.options.num_epochs, self.settings.events
+        current = min(math.ceil(events.epoch_at(updates)), epochs)
+        self.log.output.advance(updates, f"epoch {current}/{epochs}", values)
+
+
+def _elapsed(since: float, now: float) -> float:
+    """Return the time between two moments, without compilation."""
+    return max(1e-9, now - since - compilation_seconds(since))

@@ -17,21 +17,22 @@ RECIPES = Path(__file__).with_name("configs.yml")
 _NOT_IN_RECIPES = ("config", "config_path", "resume")
 
 
-def read_options(flags: Mapping[str, Any]) -> Options:
+def read_options(flags: Mapping[str, Any], defaults: str | None = None) -> Options:
     """Combine flags with the recipe that they name, and with the options of a run to resume.
 
     Args:
-        flags: values of the flags that were given. They have priority over the recipe, and the
-            recipe over the options of the earlier run.
+        flags: values of the flags that were given. They have priority over the recipe, the recipe
+            over the options of the earlier run, and these over the defaults.
+        defaults: name of a recipe whose values replace the defaults of `Options`.
 
     Raises:
         ConfigurationError: if a recipe does not exist, or an option is unknown or not valid.
     """
     given = read(GraphcoreOptions, flags, flags=True)
-    earlier = {}
+    earlier = read_recipe(defaults, RECIPES if defaults else None)
     if given.resume and given.output_dir is not None:
         file = RunFolder(Path(given.output_dir)).recipe
-        earlier = read_recipe(RUN, file) if file.exists() else {}
+        earlier |= read_recipe(RUN, file) if file.exists() else {}
     recipe = read_recipe(given.config, given.config_path)
     return read(GraphcoreOptions, earlier | recipe | dict(flags), flags=True)
 

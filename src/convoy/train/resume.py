@@ -77,7 +77,7 @@ def resume_position(settings: RunSettings, folder: RunFolder) -> str:
 def make_checkpoints(settings: RunSettings, folder: RunFolder) -> convoy.Checkpoints | None:
     """Return the callback that saves and restores the state of a run, if it is enabled."""
     options = settings.options
-    if options.state_every == NEVER or options.compile_only:
+    if options.state_every == NEVER:
         return None
     return convoy.Checkpoints(
         folder.state,

@@ -2,18 +2,25 @@
 
 import random
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
-from convoy import configuration
+from convoy import compile_only, configuration, devices, distributed
+from convoy import precision as precisions
 from convoy.arguments import require_package
 from convoy.batch_config import BatchConfig
 from convoy.configuration import check, flag_name
 from convoy.data.catalog import CHANNELS, DATASETS, DatasetInfo
+from convoy.data.image_folder import FOLDER, find_image_folder
 from convoy.train.flags import Options
 from convoy.train.host_events import HostEvents, make_host_events
 from convoy.train.normalization import check_norm_layer
 
+WANDB_PARAMS = {"run_name": "wandb_run_name", "tags": "wandb_tags"}
+"""The fields of `Options` that the keys of `--wandb-params` stand for."""
 AUTO = "auto"
 """Value of `--pipeline-splits` that splits the model by the costs of its layers."""
 
@@ -66,8 +73,17 @@ class RunSettings:
         return self.options.validation_micro_batch_size or self.options.micro_batch_size
 
     @property
+    def validates_in_stages(self) -> bool:
+        return self.options.pipeline_validation_model and self.in_pipeline
+
+    @property
     def validation_replicas(self) -> int:
-        return self.options.validation_num_replicas or self.devices
+        default = self.batch.replicas if self.validates_in_stages else self.devices
+        return self.options.validation_num_replicas or default
+
+    @property
+    def validation_devices(self) -> int:
+        return self.validation_replicas * (self.width if self.validates_in_stages else 1)
 
 
 def make_run_settings(options: Options, training_samples: int | None = None) -> RunSettings:
@@ -83,10 +99,13 @@ def make_run_settings(options: Options, training_samples: int | None = None) -> 
     notes: list[str] = []
     check_options(options)
     options = _consistent(options, notes)
-    info = _info(options)
+    info = dataset_info(options)
+    if options.dataset == FOLDER:
+        # The recipe in the run's folder holds the classes, so that they keep their labels.
+        options = replace(options, classes=list(info.class_names))
     stages, width = stages_and_devices(options)
     _check_devices(options, stages, width)
-    batch = _batch(options, notes)
+    batch = batch_config(options, notes)
     samples = info.train if training_samples is None else training_samples
     updates = options.weight_updates_per_epoch
     if updates < 0:
@@ -121,10 +140,27 @@ def check_options(options: Options) -> None:
             "--gradient-accumulation and --global-batch-size were both given; one follows "
             "from the other. Pass one of them."
         )
+    if options.compile_only and not options.training:
+        raise ValueError("--compile-only compiles the training; leave --training False out.")
     if not options.training and not options.validation:
         raise ValueError("--training False --validation False leaves nothing to do.")
+    if options.checkpoints is False and options.ckpts_per_epoch:
+        raise ValueError(
+            f"--checkpoints False writes none, but --ckpts-per-epoch is {options.ckpts_per_epoch}. "
+            "Pass one of them."
+        )
+    if options.ckpt_all_instances and not _writes_checkpoints(options):
+        raise ValueError("--ckpt-all-instances: the run writes no checkpoints. Leave it out.")
+    if unknown := sorted({*(options.wandb_params or {})} - {*WANDB_PARAMS}):
+        raise ValueError(
+            f"--wandb-params: {unknown[0]!r} is unknown. Pass {' and '.join(WANDB_PARAMS)}."
+        )
     check_norm_layer(options.norm_layer)
     _check_preprocessing(options)
+
+
+def _writes_checkpoints(options: Options) -> bool:
+    return options.checkpoints is not False and options.ckpts_per_epoch != 0
 
 
 def _check_preprocessing(options: Options) -> None:
@@ -145,9 +181,18 @@ def _check_preprocessing(options: Options) -> None:
         raise ValueError("--mixup converts bytes to floats; leave --eight-bit-transfer out.")
 
 
-def _info(options: Options) -> DatasetInfo:
-    """Return the description of the dataset, with the preprocessing of the options."""
-    info = DATASETS[options.dataset]
+def dataset_info(options: Options, *, count: bool = True) -> DatasetInfo:
+    """Return the description of the dataset, with the preprocessing of the options.
+
+    Args:
+        options: options of the run.
+        count: whether the images of `--dataset folder` are counted. Otherwise the folder is not
+            needed if the options name the classes.
+
+    Raises:
+        ValueError: if the images are not found, or do not have the channels that options need.
+    """
+    info = _folder_info(options, count) if options.dataset == FOLDER else DATASETS[options.dataset]
     if (padding := options.crop_padding) is not None:
         if padding >= (size := min(info.shape[:2])):
             raise ValueError(
@@ -163,6 +208,20 @@ def _info(options: Options) -> DatasetInfo:
             f"{info.name} have {channels}."
         )
     return replace(info, normalisation=options.normalisation)
+
+
+def _folder_info(options: Options, count: bool) -> DatasetInfo:
+    classes: Sequence[str] = options.classes or ()
+    train = test = 0
+    if count or not classes:
+        path = Path(options.dataset_path)
+        found = find_image_folder(path, options.validation_split, options.classes)
+        classes, train, test = found.classes, len(found.train), len(found.test)
+    shape = (options.image_size, options.image_size, 3)
+    names = tuple(classes)
+    return DatasetInfo(
+        FOLDER, train, test, shape, len(names), "imagenet", flip=True, class_names=names
+    )
 
 
 def count_stages(splits: list[str]) -> int:
@@ -216,7 +275,8 @@ def _check_devices(options: Options, stages: int, width: int) -> None:
         )
 
 
-def _batch(options: Options, notes: list[str]) -> BatchConfig:
+def batch_config(options: Options, notes: list[str]) -> BatchConfig:
+    """Return the batch sizes of options, and append messages for the user to `notes`."""
     micro, replicas = options.micro_batch_size, options.num_replicas
     if options.global_batch_size is None:
         return BatchConfig(micro, replicas, options.gradient_accumulation or 1)
@@ -228,7 +288,7 @@ def _batch(options: Options, notes: list[str]) -> BatchConfig:
 
 
 def _consistent(options: Options, notes: list[str]) -> Options:
-    """Resolve conflicts between options, with a note for each, and draw a seed if none is given."""
+    """Resolve conflicts and automatic choices, with a note for each, and draw a missing seed."""
     changes: dict[str, Any] = {}
     if options.deterministic and options.shuffle:
         notes.append("--deterministic turns --shuffle off.")
@@ -236,6 +296,15 @@ def _consistent(options: Options, notes: list[str]) -> Options:
     if options.seed is None:
         # The recipe in the run's folder holds the seed, so that it repeats the run.
         changes["seed"] = random.SystemRandom().randrange(2**31)
+    if options.checkpoints is False:
+        changes["ckpts_per_epoch"] = Fraction(0)
+    for key, value in (options.wandb_params or {}).items():
+        changes[WANDB_PARAMS[key]] = getattr(options, WANDB_PARAMS[key]) or value
+    if options.precision == precisions.AUTO:
+        # The recipe holds the choice, so that the run is resumed in it on any machine.
+        found = devices.find_precision(options.precision, compile_only.default_device())
+        notes.append(f"--precision auto is {found.policy} here.")
+        changes["precision"] = found.policy
     if ignored := _without_effect(options):
         notes.append(f"Without effect here: {'; '.join(ignored)}.")
     return replace(options, **changes)
@@ -247,6 +316,14 @@ def _without_effect(options: Options) -> list[str]:
     for name, option in configuration.options(type(options)).items():
         if option.no_effect and getattr(options, name) != getattr(defaults, name):
             reasons.setdefault(option.no_effect, []).append(flag_name(name))
-    if not options.pipeline_splits and options.pipeline_schedule != defaults.pipeline_schedule:
-        reasons["there are no stages without --pipeline-splits"] = ["--pipeline-schedule"]
+    if not options.pipeline_splits:
+        names = [
+            flag_name(name)
+            for name in ("pipeline_schedule", "pipeline_validation_model")
+            if getattr(options, name) != getattr(defaults, name)
+        ]
+        if names:
+            reasons["there are no stages without --pipeline-splits"] = names
+    if options.ckpt_all_instances and distributed.count() == 1:
+        reasons["there is one process"] = ["--ckpt-all-instances"]
     return [f"{', '.join(names)} ({reason})" for reason, names in reasons.items()]

@@ -7,11 +7,11 @@ from typing import Any
 
 import keras
 from convoy import precision
-from convoy.data.catalog import CLASS_NAMES, DatasetInfo, Normalisation
+from convoy.data.catalog import DatasetInfo, Normalisation
 from convoy.layers import Decompress, Preprocess
 from convoy.train.flags import Options
 from convoy.train.network import make_network
-from convoy.train.run_settings import make_run_settings
+from convoy.train.run_settings import batch_config, check_options, dataset_info
 from convoy.train.validation import load_checkpoint
 
 Preprocessing = Callable[[Any], Any]
@@ -45,17 +45,18 @@ def make_serving_model(options: Options, weights: Path | None) -> ServingModel:
     Raises:
         ValueError: if the options contradict each other, or the weights are another network's.
     """
-    settings = make_run_settings(replace(options, synthetic_data=None, random_erasing=0.0))
-    options, info = settings.options, settings.info
+    options = replace(options, synthetic_data=None, random_erasing=0.0)
+    check_options(options)
+    info = dataset_info(options, count=False)
     with precision.find(options.precision).scope():
-        model = make_network(options, info, settings.batch.gradient_accumulation)
+        model = make_network(options, info, batch_config(options, []).gradient_accumulation)
         if weights is not None:
             load_checkpoint(model, weights)
     preprocessing: Preprocessing | None = None
     if not options.eight_bit_transfer:
         on_device = options.accelerator_side_preprocess
         preprocessing = preprocessing_from_bytes(None if on_device else info.normalisation)
-    return ServingModel(model, preprocessing, info, CLASS_NAMES.get(info.name, []))
+    return ServingModel(model, preprocessing, info, list(info.class_names))
 
 
 def preprocessing_from_bytes(normalisation: Normalisation | None) -> Preprocessing:

@@ -2,13 +2,17 @@
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import convoy
 import keras
+from convoy.engine.observer import observe_progress
 from convoy.pipeline.stages import calls_of
 from convoy.precision import find as find_precision
 from convoy.progress_bar import Output
+from convoy.train.compile_only import CompileOnly
+from convoy.train.fine_tuning import freeze, load_initial_weights
 from convoy.train.input import Images, some_images, training_input
 from convoy.train.learning_rate import Schedule, make_schedule
 from convoy.train.loss import make_accuracy, make_loss
@@ -18,6 +22,7 @@ from convoy.train.progress_callback import ProgressCallback
 from convoy.train.resume import make_checkpoints
 from convoy.train.run_log import RunLog
 from convoy.train.run_settings import AUTO, RunSettings
+from convoy.train.stages import split_into_stages
 
 StochasticRounding = Literal["off", "on", "replica_identical"]
 _ROUNDING: dict[str, StochasticRounding] = {
@@ -29,23 +34,31 @@ _ROUNDING: dict[str, StochasticRounding] = {
 
 @dataclass(frozen=True)
 class Training:
-    """A compiled model with its settings and learning-rate schedule."""
+    """A compiled model with its settings and learning-rate schedule.
+
+    Attributes:
+        settings: settings of the run.
+        model: the model.
+        schedule: its learning-rate schedule.
+        initial_weights: description of the weights before the first update.
+    """
 
     settings: RunSettings
     model: keras.Model
     schedule: Schedule
+    initial_weights: str = "random"
 
 
 def training_strategy(settings: RunSettings) -> convoy.Strategy:
     options = settings.options
-    scale: float | str | None = options.loss_scaling or None
+    static: float | None = options.loss_scale or None
     rounds = find_precision(options.precision).update_dtype != "float32"
     return convoy.Strategy(
         devices=settings.devices,
         gradient_accumulation=settings.batch.gradient_accumulation,
         batch_norm_group=options.batch_norm_group,
         precision=options.precision,
-        loss_scale="auto" if options.auto_loss_scaling else scale,
+        loss_scale="auto" if options.auto_loss_scale else static,
         stochastic_rounding=_ROUNDING[options.stochastic_rounding] if rounds else "off",
         # Stages on one device were a way to forget activations.
         activation_checkpointing="auto"
@@ -65,6 +78,11 @@ def prepare_training(settings: RunSettings, strategy: convoy.Strategy) -> Traini
     schedule = make_schedule(options, batch.global_batch, events.updates_per_epoch)
     with strategy.scope():
         model = make_network(options, settings.info, batch.gradient_accumulation)
+        initial_weights = "random"
+        if options.weights is not None:
+            initial_weights = load_initial_weights(model, Path(options.weights))
+        if options.freeze_until is not None:
+            freeze(model, options.freeze_until)
         model.compile(
             make_optimizer(options, schedule, batch.global_batch, events.updates),
             make_loss(options.label_smoothing, probabilities=settings.mixes_labels),
@@ -72,20 +90,8 @@ def prepare_training(settings: RunSettings, strategy: convoy.Strategy) -> Traini
             steps_per_execution=settings.steps_per_execution,
             auto_scale_loss=False,
         )
-    automatic = options.pipeline_splits[:1] == [AUTO]
-    if automatic and settings.in_pipeline:
-        convoy.split(model, settings.stages, batch_size=batch.micro_batch)
-    elif settings.stages > 1 and not automatic:
-        convoy.split(model, options.pipeline_splits)
-    if settings.in_pipeline:
-        model.set_pipelining_options(
-            schedule=options.pipeline_schedule,
-            device_mapping=options.device_mapping,
-            activation_checkpointing=options.activation_checkpointing,
-        )
-    else:
-        model.reset_pipeline_stage_assignment()
-    return Training(settings, model, schedule)
+    split_into_stages(model, settings, batch.micro_batch)
+    return Training(settings, model, schedule, initial_weights)
 
 
 def first_layers(model: keras.Model) -> list[str]:
@@ -101,6 +107,8 @@ def describe(training: Training, output: Output) -> None:
     settings, batch = training.settings, training.settings.batch
     weights = sum(math.prod(weight.shape) for weight in training.model.trainable_weights)
     output.line(f"model               {training.model.name}, {weights:,} trainable parameters")
+    if settings.options.weights is not None:
+        output.line(f"initial weights     {training.initial_weights}")
     output.line(f"micro batch size    {batch.micro_batch}")
     output.line(f"num replicas        {batch.replicas}")
     output.line(f"grad. accumulation  {batch.gradient_accumulation}")
@@ -127,8 +135,26 @@ def train(training: Training, images: Images, log: RunLog) -> ProgressCallback:
         _warm_up(training, images)
     checkpoints = make_checkpoints(settings, log.folder)
     callbacks = [progress] if checkpoints is None else [progress, checkpoints]
-    _fit(training, images, settings.events.keras_epochs, callbacks)
+    stop_following = observe_progress(progress.follow)
+    try:
+        _fit(training, images, settings.events.keras_epochs, callbacks)
+    finally:
+        stop_following()
     return progress
+
+
+def compile_programs(
+    training: Training, images: Images, strategy: convoy.Strategy
+) -> dict[str, float]:
+    """Compile the programs of the training phase, without training.
+
+    Returns:
+        The time of each compilation in seconds, by the name of the program.
+    """
+    adapt_layers(training.model, lambda: some_images(training.settings, images))
+    strategy.observer = observer = CompileOnly()
+    _fit(training, images, 1, [])
+    return observer.seconds
 
 
 def _warm_up(training: Training, images: Images) -> None:

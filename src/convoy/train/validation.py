@@ -17,12 +17,13 @@ from convoy.train.network import make_network, with_views
 from convoy.train.run_folder import epoch_of
 from convoy.train.run_log import RunLog
 from convoy.train.run_settings import RunSettings
+from convoy.train.stages import split_into_stages
 from convoy.user_warnings import first_line
 
 
 def validation_strategy(settings: RunSettings) -> convoy.Strategy:
     return convoy.Strategy(
-        devices=settings.validation_replicas, precision=settings.options.precision
+        devices=settings.validation_devices, precision=settings.options.precision
     )
 
 
@@ -58,6 +59,8 @@ class Validation:
                     self.samples / (settings.validation_batch * settings.validation_replicas)
                 ),
             )
+        if settings.validates_in_stages:
+            split_into_stages(self.model, settings, settings.validation_batch)
 
     def of_checkpoints(self, paths: Sequence[Path], log: RunLog) -> list[MetricsRow]:
         """Validate checkpoints in the given order."""
@@ -82,6 +85,18 @@ class Validation:
             row = self._evaluate(data, epoch)
         log.log(row, "validation")
         return row
+
+    def probabilities(self, weights: Path | None) -> np.ndarray:
+        """Return the probability of each class for each image, with the weights of a checkpoint.
+
+        Args:
+            weights: path of the checkpoint; without it, the weights stay as they are.
+        """
+        if weights is not None:
+            load_checkpoint(self.network, weights)
+        with test_input(self.settings, self.images) as data:
+            inputs = {name: value for name, value in data.items() if name != "y"}
+            return self.model.predict(**inputs, verbose=0)
 
     def _evaluate(self, data: dict[str, Any], epoch: float) -> MetricsRow:
         began = time.perf_counter()

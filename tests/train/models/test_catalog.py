@@ -1,10 +1,14 @@
 import subprocess
 import sys
 
+import convoy
 import numpy as np
 import pytest
+from convoy import cpu
+from convoy.train.flags import Options
 from convoy.train.models import make_model
 from convoy.train.models.catalog import MODELS
+from convoy.train.serving_model import make_serving_model
 
 
 def trainable(model):
@@ -136,29 +140,38 @@ def test_images_that_are_too_small_are_refused():
         make_model("toy_model", (8, 8, 1), 10)
 
 
-READ_BACK = """
+SERVE = """
 import sys
+from pathlib import Path
 
-import convoy.serving.servable
-import keras
+from convoy.serving.servable import Servable
 
-for line in sys.stdin:
-    print(keras.models.model_from_json(line).count_params())
+for path in sys.argv[1:]:
+    served = Servable(Path(path), timed=False)
+    assert not served.fallback, served.fallback
+    print(served.compiled_from)
 """
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
     "names",
-    [("cifar_resnet8", "cifar_fast"), pytest.param(tuple(MODELS), marks=pytest.mark.slow)],
+    [("cifar_resnet8",), pytest.param(tuple(MODELS), marks=pytest.mark.slow)],
     ids=["small", "all"],
 )
-def test_a_server_can_read_networks_back(names):
-    """It imports the layers of `convoy train`, but not `convoy.train`."""
-    networks = [make_model(name, (32, 32, 3), 10) for name in names]
-    texts = "".join(network.to_json() + "\n" for network in networks)
+def test_networks_are_exported_and_served_by_the_fast_programs(names, tmp_path):
+    """A server imports the layers of `convoy train`, but not `convoy.train`."""
+    paths = []
+    for name in names:
+        options = Options(model=name, dataset="cifar10", precision="32.32", seed=1)
+        made = make_serving_model(options, None)
+        path = convoy.export(
+            made.model, tmp_path / name, batch_sizes=[1], preprocessing=made.preprocessing
+        )
+        paths.append(path)
     done = subprocess.run(
-        [sys.executable, "-c", READ_BACK], input=texts, capture_output=True, text=True, check=False
+        [sys.executable, "-c", SERVE, *paths], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [str(network.count_params()) for network in networks]
+    expected = "keras" if cpu.fuses("cpu") else "stablehlo"
+    assert done.stdout.split() == [expected] * len(names)

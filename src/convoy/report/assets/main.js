@@ -26,6 +26,7 @@ function sections() {
   const has = (name) => reports.some((report) => report[name].length);
   return [
     ["summary", reports.length > 1 ? "Compare" : "Summary", () => summarySection(reports), true],
+    ["classification", "Classification", () => classificationSection(reports), reports.some((r) => r.classification)],
     ["timeline", "Timeline", () => timesSection(reports), has("spans")],
     ["pipeline", "Pipeline", () => pipelineSection(reports), has("pipelines")],
     ["memory", "Memory", () => memorySection(reports), has("programs")],

@@ -2,10 +2,10 @@
 
 const HUES = {
   "input": "orange", "prefetch": "yellow", "device call": "blue", "callbacks": "purple",
-  "checkpoint": "red", "compile": "grey", "train": "green", "evaluate": "sky", "predict": "purple",
+  "wait": "sky", "checkpoint": "red", "compile": "grey", "train": "green", "evaluate": "sky", "predict": "purple",
 };
 const OUTER = new Set(["fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"]);
-const PLAIN = new Set(["input", "prefetch", "device call", "callbacks"]);
+const PLAIN = new Set(["input", "prefetch", "device call", "wait", "callbacks"]);
 
 function timeRows(report) {
   const rows = { outer: [], host: [], inside: [], devices: [] };
@@ -41,7 +41,8 @@ function timesSection(reports) {
   const view = new View(0, end);
   const parts = [
     element("p", {}, "Activity of the host (Python), and below it the device calls. Input is the time that the host " +
-      "waits for data; prefetch is the time that it prepares data while the devices compute."),
+      "waits for data; prefetch is the time that it prepares data while the devices compute. Wait is the time in which " +
+      "callbacks wait for results of the devices."),
     zoomTools(view),
   ];
   for (const report of reports) {
@@ -52,7 +53,7 @@ function timesSection(reports) {
     const left = report.run.totals.rows_left_out;
     if (left) parts.push(element("p", {}, `${format(left, "count")} later spans are included in the totals only.`));
   }
-  const kinds = ["compile", "input", "prefetch", "device call", "callbacks", "checkpoint"];
+  const kinds = ["compile", "input", "prefetch", "device call", "wait", "callbacks", "checkpoint"];
   parts.push(legend([...kinds.map((kind) => [kind, HUES[kind]]), ["training", "green"], ["evaluation", "sky"], ["prediction", "purple"]]));
   return parts;
 }
