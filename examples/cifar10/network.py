@@ -39,7 +39,10 @@ def layers() -> list[keras.layers.Layer]:
 
 def load_data(folder: str) -> tuple[tuple, tuple]:
     """Return training and test data: pixels from 0 to 1, and class numbers."""
-    data = convoy.data.load("cifar10", folder)
+    try:
+        data = convoy.data.load("cifar10", folder)
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from None
     return tuple(
         (images.astype("float32") / 255, labels.astype("int32"))
         for images, labels in (data.train, data.test)

@@ -1,4 +1,4 @@
-"""Train and validate an image classifier: the same as `convoy train`.
+"""Train and validate an image classifier: `convoy train` with Graphcore's defaults.
 
 python examples/cnns/train.py --model cifar_resnet8 --dataset-path DIR --num-epochs 6
 """
@@ -8,4 +8,5 @@ import sys
 from convoy.cli.train import main
 
 if __name__ == "__main__":
-    sys.exit(main(program="train.py"))
+    # Defaults are Graphcore's, and messages begin as those of its program do.
+    sys.exit(main(program="train.py", defaults="graphcore_defaults", error_prefix="ValueError: "))

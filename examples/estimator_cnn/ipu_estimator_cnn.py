@@ -81,7 +81,12 @@ def load(arguments: argparse.Namespace) -> tuple[Split, Split]:
         images = rng.random((GENERATED, 32, 32, 3), dtype="float32")
         labels = rng.integers(0, CLASSES, (GENERATED, 1)).astype("int32")
         return (images, labels), (images, labels)
-    data = convoy.data.load("cifar10", arguments.dataset_path)
+    try:
+        data = convoy.data.load("cifar10", arguments.dataset_path)
+    except ValueError as error:
+        raise SystemExit(
+            f"ipu_estimator_cnn.py: error: {error} --generated-data needs no data."
+        ) from None
     return tuple(
         (images.astype("float32") / 255, labels.astype("int32")[:, None])
         for images, labels in (data.train, data.test)

@@ -121,7 +121,7 @@ def test_hooks_see_every_step_and_can_end_the_run(tmp_path, data, batches, caplo
     caplog.set_level(logging.INFO, logger="convoy.estimator")
     notes = Notes(stop_after=4)
     logged = LoggingHook(at_end=True, names=["loss"], keep="all", formatter=lambda v: f"all {v}")
-    config = RunConfig(steps_per_execution=2, log_every=2)
+    config = RunConfig(steps_per_execution=2, log_every=2, report=tmp_path / "reports")
     estimator = Estimator(own_loss, tmp_path, config)
     estimator.train(batches, steps=8, hooks=[notes, logged])
     assert notes.steps == [2, 4]
@@ -134,6 +134,9 @@ def test_hooks_see_every_step_and_can_end_the_run(tmp_path, data, batches, caplo
     text = caplog.text
     assert f"loss = {notes.losses[0]}, step = 2 (" in text
     assert len([line for line in text.splitlines() if "all {'loss': array([" in line]) == 1
+    (folder,) = (tmp_path / "reports").iterdir()
+    for *_, names in read(folder).parts["metrics"]:
+        assert set(names) == {"loss", "logged errors", "logged loss"}
 
     results = estimator.evaluate(lambda: data)
     predicted = list(estimator.predict(lambda: data[0], predict_keys="outputs"))

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import keras
 import pytest
 from convoy.report.files import read
 from tests.examples.cifar import write_cifar
@@ -52,6 +53,21 @@ def test_steps_fill_device_loops(functions, batch, loop, epochs, training, testi
     arguments = argparse.Namespace(batch_size=batch, batches_per_step=loop, epochs=epochs)
     assert functions["training_steps"](50_000, arguments) == training
     assert functions["test_steps"](10_000, arguments) == testing
+
+
+def test_missing_data_is_one_line_with_the_flags_of_this_script(functions, tmp_path, monkeypatch):
+    def download():
+        raise OSError("no network")
+
+    monkeypatch.setattr(keras.datasets.cifar10, "load_data", download)
+    monkeypatch.setattr("sys.argv", ["ipu_estimator_cnn.py", "--dataset-path", str(tmp_path)])
+    with pytest.raises(SystemExit) as stopped:
+        functions["main"]()
+    message = stopped.value.code
+    assert re.match(rf"ipu_estimator_cnn\.py: error: cifar10 is not in {tmp_path}, ", message)
+    assert message.endswith("as --dataset-path. --generated-data needs no data.")
+    assert "\n" not in message
+    assert "--synthetic-data" not in message
 
 
 def run(folder, images, *flags, environment=None):

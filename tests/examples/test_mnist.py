@@ -53,9 +53,9 @@ def test_the_notebook_runs_in_one_process_with_one_device_and_later_two(digits, 
     script.write_text("\n\n".join(cells()))
     done = run(digits, script)
     assert done.stderr == "Resetting existing IPU configuration before applying new configuration\n"
-    # Batches of 64: with the incomplete one; on one device; on each of two; in updates of 8.
+    # Batches of 64: with the incomplete one; on one device; on two; in updates of 8.
     steps = [int(total) for total in re.findall(r"(\d+)/\1", _plain(done.stdout))]
-    assert {10, 9, 4, 8} <= set(steps)
+    assert {10, 9, 8} <= set(steps)
     for title in ("CPU", "IPU", "steps_per_execution", "replication", "pipelining"):
         assert f"{title}\n" in done.stdout
 
@@ -68,8 +68,7 @@ def _plain(text):
 @pytest.mark.parametrize(
     ("command", "title", "training", "testing"),
     [
-        # Batches of 64: 1700 samples are 26 and a part, or 13 for each of two; 8 of them are an
-        # update.
+        # Batches of 64: 1700 samples are 26 and a part, on all replicas; 8 of them are an update.
         ("demo.py", "running on CPU", 27, 27),
         ("completed_demos/completed_demo_ipu.py", "running on IPU", 26, 26),
         (
@@ -81,8 +80,8 @@ def _plain(text):
         (
             "completed_demos/completed_demo_replicated.py",
             "running on IPU with replication",
-            13,
-            13,
+            26,
+            26,
         ),
         ("completed_demos/completed_demo_pipelining.py", "running on IPU with pipelining", 24, 24),
     ],
@@ -119,7 +118,7 @@ def check_bars(text, steps):
     [
         # Batches of 80, alone; 20 halves on each of two devices; 8 or 4 in an update.
         ("", 21, 20),
-        ("--use-ipu", 20, 100),
+        ("--use-ipu", 40, 100),
         ("--use-ipu --pipelining", 16, 420),
         ("--use-ipu --pipelining --gradient-accumulation-count 4", 20, 100),
     ],

@@ -76,6 +76,8 @@ def _run(networks: Networks, line: CommandLine, output: Output) -> int:
         plan = make_plan(settings)
     except ValueError as error:
         raise ValueError(f"{line.config}: {error}") from None
+    if line.resume and not line.use_estimator:
+        raise ValueError("--resume is for --use-estimator, which writes checkpoints. Pass both.")
     for notice in _notices(line, plan):
         output.line(notice)
     keras.utils.set_random_seed(settings.train.seed)
@@ -97,7 +99,7 @@ def _run(networks: Networks, line: CommandLine, output: Output) -> int:
         else:
             with estimator_training.checkpoint_folder(folder.path) as path:
                 estimator = estimator_training.make_estimator(networks, plan, strategy, path)
-                last_lines = estimator_training.train(estimator, data, progress)
+                last_lines = estimator_training.train(estimator, data, progress, resume=line.resume)
             folder.write_lines("estimator_throughput.txt", progress.throughput.table)
     _summarise(progress, last_lines, print_fom=line.print_fom)
     return 0

@@ -31,6 +31,7 @@ class CommandLine(NamedTuple):
         config: path of the YAML file.
         overrides: values of flags, by section and name, such as `data.n_train`.
         use_estimator: whether to train with an estimator.
+        resume: whether to continue the interrupted run of an estimator.
         data_benchmark: whether to measure the input instead of training.
         print_fom: whether to print the best validation loss at the end.
         verbose: whether to log at DEBUG level.
@@ -40,6 +41,7 @@ class CommandLine(NamedTuple):
     config: Path
     overrides: dict[str, Any]
     use_estimator: bool
+    resume: bool
     data_benchmark: bool
     print_fom: bool
     verbose: bool
@@ -62,6 +64,11 @@ def make_parser(program: str, folder: Path) -> Parser:
         "--data-benchmark",
         action="store_true",
         help="measure the input, and the time that training waits for it",
+    )
+    add(
+        "--resume",
+        action="store_true",
+        help="continue an interrupted run with --use-estimator, instead of adding a run to it",
     )
     add("--print-fom", action="store_true", help="print the best validation loss at the end")
     add("-v", "--verbose", action="store_true", help="log at DEBUG level")

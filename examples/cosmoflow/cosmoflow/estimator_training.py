@@ -31,15 +31,21 @@ from cosmoflow.training import SHOWN, compare
 
 
 class _ProgressHook(Hook):
-    """Reports the device calls of an estimator."""
+    """Reports the device calls of an estimator.
 
-    def __init__(self, progress: Progress) -> None:
+    Args:
+        progress: progress of the run.
+        first: global step at which the run began.
+    """
+
+    def __init__(self, progress: Progress, first: int) -> None:
         self.progress = progress
+        self.first = first
         self.losses: list[float] = []
 
     def after_execution(self, run: Run) -> None:
         self.losses.append(run.loss or 0.0)
-        self.progress.after_call(run.global_step, self.losses[-1])
+        self.progress.after_call(run.global_step - self.first, self.losses[-1])
 
 
 def make_estimator(
@@ -70,24 +76,38 @@ def make_estimator(
     return Estimator(model_fn, config=config)
 
 
-def train(estimator: Estimator, data: Input, progress: Progress) -> list[str]:
+def train(estimator: Estimator, data: Input, progress: Progress, *, resume: bool) -> list[str]:
     """Train from the newest checkpoint on, with validation after every epoch.
+
+    Args:
+        estimator: the estimator.
+        data: input of the run.
+        progress: progress of the run.
+        resume: whether the steps of the checkpoint belong to this run; otherwise the steps of this
+            run are added to them, like `steps` of `Estimator.train`.
 
     Returns:
         Lines about the predictions, to be printed at the end.
     """
     plan = data.plan
     newest = estimator.latest_checkpoint()
-    done = 0 if newest is None else checkpoints.global_step(checkpoints.read(newest))
-    if done >= plan.steps:
-        return [f"Nothing was trained: {newest} has {done} of {plan.steps} steps."]
+    before = 0 if newest is None else checkpoints.global_step(checkpoints.read(newest))
+    if resume and before >= plan.steps:
+        return [f"Nothing was trained: {newest} has {before} of {plan.steps} steps."]
+    first, done = (0, before) if resume else (before, 0)
+    if first:
+        progress.output.line(f"{plan.steps} steps are added to the {first} of {newest}.")
+    # An added run begins with an epoch of the data.
+    epochs_before = -(-first // plan.steps_per_epoch)
     progress.begin(done)
     while done < plan.steps:
         epoch = done // plan.steps_per_epoch + 1
         end = epoch * plan.steps_per_epoch if data.validation is not None else plan.steps
-        hook = _ProgressHook(progress)
-        first = done * plan.batch.replicas
-        estimator.train(lambda first=first: data.local_train_batches(first), [hook], max_steps=end)
+        hook = _ProgressHook(progress, first)
+        batch = (epochs_before * plan.steps_per_epoch + done) * plan.batch.replicas
+        estimator.train(
+            lambda batch=batch: data.local_train_batches(batch), [hook], max_steps=first + end
+        )
         done = end
         values = {"loss": float(np.mean(hook.losses))} | _validate(estimator, data)
         progress.after_epoch(done // plan.steps_per_epoch, values)

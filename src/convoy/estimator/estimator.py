@@ -370,7 +370,7 @@ def _first_steps(data: Iterator[Element], network: Network, steps: int | None) -
     """
     if steps is None:
         return data
-    count = network.micro_batches_per_update
+    count = network.gradient_accumulation
     if steps % count:
         raise ValueError(
             f"{steps} steps are not a multiple of the {count} micro-batches of a weight update. "

@@ -155,7 +155,7 @@ class Network:
         self._recording: Recording | None = None
         options = built.accumulation or strategy.execution_config
         training = spec.mode == ModeKeys.TRAIN
-        self.micro_batches_per_update = options.gradient_accumulation if training else 1
+        self.gradient_accumulation = options.gradient_accumulation if training else 1
         devices_per_replica = config.stages if stages is None else stages.devices_per_replica
         replicas = max(1, len(strategy.devices) // devices_per_replica)
         self.batches_per_step = replicas if strategy.execution_config.batch == "replica" else 1
@@ -169,7 +169,7 @@ class Network:
             gradient_map=built.gradient_map,
             stages=stages,
             accumulation=built.accumulation
-            and replace(built.accumulation, gradient_accumulation=self.micro_batches_per_update),
+            and replace(built.accumulation, gradient_accumulation=self.gradient_accumulation),
             optimizer=spec.optimizer if training else "sgd",
             loss=self._output_losses or None,
             metrics=self._output_metrics or None,
@@ -241,7 +241,7 @@ class Network:
 
     def _add_logged(self) -> None:
         samples = self.signature.element.samples
-        steps = max(self.steps_per_execution, self.micro_batches_per_update)
+        steps = max(self.steps_per_execution, self.gradient_accumulation)
         for number, (name, tensor) in enumerate(self.spec.logged.items()):
             shape = [samples if size is None else size for size in tensor.shape]
             self.step_values[name] = StepValues(shape, steps)
@@ -300,12 +300,24 @@ class Network:
             yield
             return
         if self._recording is None:
-            self._recording = Recording(new_folder(folder), self.strategy.devices)
+            self._recording = Recording(
+                new_folder(folder), self.strategy.devices, self._metric_names()
+            )
         self._recording.observe(self.strategy)
         try:
             yield
         finally:
             self._recording.stop_observing()
+
+    def _metric_names(self) -> dict[str, str]:
+        """Return the user's names of metrics, by those of Keras, which begin with the output's."""
+        own = {metric: name for name, metric in self.metrics.items()}
+        own |= {values: f"logged {name}" for name, values in self.step_values.items()}
+        return {
+            f"{output}_{metric.name}": own[metric]
+            for output, metrics in self._output_metrics.items()
+            for metric in metrics
+        }
 
 
 def output_names(tensors: PyTree) -> PyTree:

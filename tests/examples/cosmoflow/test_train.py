@@ -113,7 +113,7 @@ def losses(config):
         ("cosmoflow", 64, 619_956),
         ("cosmoflow", 128, 2_454_964),
         ("cosmoflow_v1", 64, 19_476),
-        ("mlperf", 128, 8_907_556),
+        pytest.param("mlperf", 128, 8_907_556, marks=pytest.mark.slow),
     ],
 )
 def test_networks_have_as_many_parameters_as_their_page_says(script, network, side, parameters):
@@ -186,20 +186,24 @@ def test_the_command_of_the_page_trains_and_prints_its_table(script, capsys, tmp
     }
 
 
-def test_the_estimator_trains_and_validates_and_repeats_nothing(script, capsys, config, tmp_path):
+def test_steps_of_the_estimator_are_added_to_its_checkpoint(script, capsys, config, tmp_path):
     words = (config, "--use-estimator", "--n-epochs", 1)
     printed = run(script, capsys, *words)
     assert re.fullmatch(FINAL.format(2, 1), printed[-1])
     table = (tmp_path / "run" / "estimator_throughput.txt").read_text().splitlines()
     assert table == printed[printed.index(table[0]) :][: len(table)]
     printed = run(script, capsys, *words)
-    assert re.match(r"Nothing was trained: .*step-00000004 has 4 of 4 steps", printed[-1])
+    assert any(re.match(r"4 steps are added to the 4 of .*step-00000004", line) for line in printed)
+    assert [line.split("  ")[0] for line in printed if line.startswith("epoch")] == ["epoch 1/1"]
+    assert [*(tmp_path / "run").glob("epoch-*step-00000008")]
+    printed = run(script, capsys, *words, "--resume")
+    assert re.match(r"Nothing was trained: .*step-00000008 has 8 of 4 steps", printed[-1])
 
 
 @pytest.mark.slow
 def test_the_estimator_resumes_from_its_checkpoint(script, capsys, config):
     run(script, capsys, config, "--use-estimator", "--n-epochs", 1)
-    printed = run(script, capsys, config, "--use-estimator")
+    printed = run(script, capsys, config, "--use-estimator", "--resume")
     epochs = [line.split("  ")[0] for line in printed if line.startswith("epoch")]
     assert epochs == ["epoch 2/2"]
 
@@ -218,11 +222,16 @@ def test_two_instances_are_one_run_with_their_gradients_exchanged(script, capsys
 
 
 @pytest.mark.slow
-def test_two_instances_of_the_estimator_are_one_run(config, tmp_path):
+def test_two_instances_of_the_estimator_are_one_run_and_add_to_an_earlier_one(
+    script, capsys, config, tmp_path
+):
+    """The fourth command of the page after the third, at a small size."""
+    run(script, capsys, config, "--use-estimator", "--n-epochs", 1)
     printed = launch(config, "--use-estimator")
+    assert any(re.match(r"4 steps are added to the 4 of .*step-00000004", x) for x in printed)
     assert re.fullmatch(FINAL.format(2, 2), printed[-1])
     assert len(history(config)) == 2
-    assert sorted(path.name for path in (tmp_path / "run").glob("epoch-*"))[-1].endswith("4")
+    assert sorted(path.name for path in (tmp_path / "run").glob("epoch-*"))[-1].endswith("8")
 
 
 def test_the_data_benchmark_prints_throughput_and_overhead(script, capsys, config):
@@ -249,6 +258,7 @@ def test_the_data_benchmark_prints_throughput_and_overhead(script, capsys, confi
         (["--optimizer", "SDG"], r"optimizer\.name: Keras has no optimizer 'SDG'"),
         (["--activation-checkpointing", "1"], r"activation_checkpointing needs stages"),
         (["--use-estimator", "--pipeline-schedule", "grouped"], r"--use-estimator runs stages by"),
+        (["--resume"], r"--resume is for --use-estimator"),
         (["--data-dir", "/nowhere"], r"There is no folder /nowhere/train"),
         (["--micro-batch-size", "3"], r"n_train 8 is not a multiple of the global batch size 3"),
     ],
@@ -344,3 +354,14 @@ def test_synthetic_fields_can_be_trained_on(tmp_path, config):
     )
     assert trained.returncode == 0, trained.stderr
     assert "Validation MAE" in trained.stdout
+
+
+@pytest.mark.slow
+def test_the_test_of_the_example_passes():
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_cosmoflow.py"],
+        cwd=FOLDER,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout

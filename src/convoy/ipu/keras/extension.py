@@ -342,5 +342,6 @@ def extend(model: keras.Model, engine: Engine) -> None:
     Options that were set under another strategy are kept.
     """
     state = ExtendedModel.of(model)
+    state.counts_batches_of_replicas = True
     state.extensions = state.extensions or Extensions(model)
     state.extensions._install(engine)

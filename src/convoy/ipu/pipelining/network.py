@@ -55,8 +55,8 @@ class Description:
     reports: Path | None
 
     @property
-    def count(self) -> int:
-        """Micro-batches per execution and replica."""
+    def gradient_accumulation(self) -> int:
+        """Micro-batches per execution, weight update and replica."""
         return self.options.accumulation.gradient_accumulation
 
     @property
@@ -97,7 +97,7 @@ class Network:
         self.names = list(results)
         outputs = [tensor for name, tensor in results.items() if name != LOSS]
         self.executions = self._executions_per_call([*data.specs, *outputs], repeat)
-        self.rows = self.executions * description.count * description.replicas
+        self.rows = self.executions * description.gradient_accumulation * description.replicas
         """Rows of a device call."""
         self.outputs = [
             MicroBatchOutputs(self.rows, t.shape[1:], str(t.dtype)) for t in outputs if training
@@ -122,7 +122,7 @@ class Network:
             optimizer=gradients.optimizer,
             loss={LOSS: OutputLoss(name=LOSS)} if training else None,
             metrics={f"output_{n}": [metric] for n, metric in enumerate(self.outputs)},
-            steps_per_execution=self.executions * description.count,
+            steps_per_execution=self.executions * description.gradient_accumulation,
         )
         if graph.minimised is not None and isinstance(graph.minimised.opt, IpuOptimizer):
             graph.minimised.opt.attach(self.model)
@@ -164,14 +164,14 @@ class Network:
             int(np.prod([size or 1 for size in array.shape])) * np.dtype(str(array.dtype)).itemsize
             for array in arrays
         ]
-        execution = sum(sizes) * self.description.count * self.description.replicas
+        execution = sum(sizes) * self.description.gradient_accumulation * self.description.replicas
         return max(1, min(repeat, DEVICE_CALL // execution))
 
     # Running ----------------------------------------------------------------------------------
 
     def run(self, outfeed: Outfeed, data: PipelineInput, repeat: int) -> None:
         """Run some executions, and put their outputs into the queue."""
-        micro_batches = repeat * self.description.count * self.description.replicas
+        micro_batches = repeat * self.description.gradient_accumulation * self.description.replicas
         rows = data.rows(micro_batches)
         if self.description.optimizer_function is not None:
             callback = _OutfeedCallback(self, outfeed)
@@ -186,7 +186,9 @@ class Network:
     def put(self, outfeed: Outfeed, values: list[np.ndarray]) -> None:
         """Put the outputs of a device call into the queue."""
         packed = jax.tree.unflatten(jax.tree.structure(self.tensors), values)
-        outfeed.put(packed, self.tensors, self.description.count, self.description.replicas)
+        outfeed.put(
+            packed, self.tensors, self.description.gradient_accumulation, self.description.replicas
+        )
 
     def _batches(self, rows: Iterator[list[np.ndarray]]) -> Iterator[tuple[dict, dict]]:
         """Return inputs and targets; the target of an output is the index of its row."""

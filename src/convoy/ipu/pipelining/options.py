@@ -238,7 +238,7 @@ class PipelineOptions:
 
 
 def read(
-    count: int | None,
+    gradient_accumulation: int | None,
     device_mapping: PyTree,
     method: str | GradientAccumulationReductionMethod,
     options: Mapping[str, PyTree],
@@ -271,7 +271,7 @@ def read(
     notice.no_effect(where, {name: options.get(name) for name in _WITHOUT_EFFECT})
     name = "gradient_accumulation_dtype"
     return PipelineOptions(
-        count,
+        gradient_accumulation,
         device_mapping,
         _member("pipeline_schedule", options, PipelineSchedule.Grouped),
         _member("recomputation_mode", options, RecomputationMode.Auto),

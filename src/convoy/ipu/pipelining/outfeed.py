@@ -115,13 +115,15 @@ class Outfeed:
             return listed
         return list(outputs) if isinstance(outputs, tuple) else outputs
 
-    def put(self, values: PyTree, tensors: PyTree, count: int, replicas: int) -> None:
+    def put(
+        self, values: PyTree, tensors: PyTree, gradient_accumulation: int, replicas: int
+    ) -> None:
         """Put the outputs of some executions into the queue.
 
         Args:
             values: arrays with a row for each micro-batch and replica, in this order.
             tensors: the symbolic tensors of these values.
-            count: micro-batches per execution.
+            gradient_accumulation: micro-batches per execution.
             replicas: number of replicas.
         """
         if self.queue is None:
@@ -133,7 +135,7 @@ class Outfeed:
             if self.accumulate:
                 dtype = self.dtype(tensor) if callable(self.dtype) else self.dtype
                 typed = keras.backend.standardize_dtype(value.dtype if dtype is None else dtype)
-                apart = value.reshape(-1, count, replicas, *shape)
+                apart = value.reshape(-1, gradient_accumulation, replicas, *shape)
                 value = apart.sum(axis=1, dtype=jnp.dtype(typed))
             if self.queue is not None and self.queue.mode is IPUOutfeedMode.LAST:
                 value = value[-replicas:]
