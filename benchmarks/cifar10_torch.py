@@ -1,7 +1,8 @@
 """The recipe `cifar10_resnet8` in PyTorch: same network, batches, schedule, decay, augmentation.
 
-Started by `cifar10.py` in torch's environment, with a file of arrays, a seed and a number of
-epochs. Prints the validation accuracy and the training time in seconds.
+Started by `cifar10.py` in torch's environment, with a file of arrays, a seed, a number of epochs
+and a precision: `float32`, or `mixed_bfloat16` for PyTorch's autocast. Prints the validation
+accuracy and the training time in seconds.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def augment(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return out
 
 
-def train(x: np.ndarray, y: np.ndarray, seed: int, epochs: int) -> nn.Module:
+def train(x: np.ndarray, y: np.ndarray, seed: int, epochs: int, autocast: bool) -> nn.Module:
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     network = make_network()
@@ -74,17 +75,19 @@ def train(x: np.ndarray, y: np.ndarray, seed: int, epochs: int) -> nn.Module:
             chosen = order[number * BATCH : (number + 1) * BATCH]
             optimizer.param_groups[0]["lr"] = rate_at(epoch * updates + number, updates, epochs)
             images = standardise(torch.from_numpy(augment(x[chosen], rng)))
-            loss = functional.cross_entropy(network(images), torch.from_numpy(y[chosen]).long())
+            targets = torch.from_numpy(y[chosen]).long()
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                loss = functional.cross_entropy(network(images), targets)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
     return network
 
 
-def accuracy(network: nn.Module, x: np.ndarray, y: np.ndarray) -> float:
+def accuracy(network: nn.Module, x: np.ndarray, y: np.ndarray, autocast: bool) -> float:
     network.eval()
     right = 0
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         for first in range(0, len(x), 500):
             images = standardise(torch.from_numpy(x[first : first + 500]))
             right += int((network(images).argmax(1).numpy() == y[first : first + 500]).sum())
@@ -93,10 +96,11 @@ def accuracy(network: nn.Module, x: np.ndarray, y: np.ndarray) -> float:
 
 def main() -> None:
     data, seed, epochs = np.load(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    autocast = sys.argv[4] == "mixed_bfloat16"
     began = time.perf_counter()
-    network = train(data["x_train"], data["y_train"], seed, epochs)
+    network = train(data["x_train"], data["y_train"], seed, epochs, autocast)
     seconds = time.perf_counter() - began
-    print(accuracy(network, data["x_test"], data["y_test"]), seconds)
+    print(accuracy(network, data["x_test"], data["y_test"], autocast), seconds)
 
 
 if __name__ == "__main__":

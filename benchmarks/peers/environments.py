@@ -29,6 +29,7 @@ def requirements() -> dict[str, list[str]]:
         # This release's wheel is the one for CPUs. onnx writes the model that ONNX Runtime reads.
         "torch": ["torch==2.13.0", "pillow", keras, "onnx", "onnxscript"],
         "onnxruntime": ["onnxruntime"],
+        "openvino": ["openvino"],
     }
 
 

@@ -1,4 +1,4 @@
-"""Export of the inference workloads from PyTorch to ONNX files, for ONNX Runtime.
+"""Export of the inference workloads from PyTorch to ONNX files, for ONNX Runtime and OpenVINO.
 
 python -m benchmarks.peers.export_onnx
 """

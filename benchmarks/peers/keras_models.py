@@ -53,6 +53,10 @@ def efficientnet_b0() -> keras.Model:
     return keras.applications.EfficientNetB0(weights=None)
 
 
+def mobilenet_v2() -> keras.Model:
+    return keras.applications.MobileNetV2(weights=None)
+
+
 def cosmoflow() -> keras.Model:
     """Convolve with kernels of 2, as the `cosmoflow` of Graphcore's application does."""
     inputs = x = keras.Input((64, 64, 64, 4))

@@ -12,6 +12,7 @@ import contextlib
 import math
 import os
 import sys
+from contextlib import AbstractContextManager
 from typing import Any
 
 from benchmarks.peers import protocol
@@ -27,14 +28,23 @@ class KerasRunner:
         self.variant = variant
         self.replicas = len(os.sched_getaffinity(0)) if variant == "convoy-cores" else 1
         if variant in CONVOY:
-            import convoy
-
-            self.scope: Any = convoy.Strategy(devices=self.replicas).scope()
+            import convoy  # noqa: F401 - chooses Keras's JAX backend
         else:
             os.environ["KERAS_BACKEND"] = variant
-            self.scope = contextlib.nullcontext()
 
-    def prepare(self, workload: Workload) -> protocol.Ready:
+    def scope(self, policy: str) -> AbstractContextManager[None]:
+        """Return the scope in which the model is made, under a dtype policy of Keras."""
+        if self.variant in CONVOY:
+            import convoy
+
+            return convoy.Strategy(devices=self.replicas, precision=policy).scope()
+        import keras
+
+        keras.config.set_dtype_policy(policy)
+        return contextlib.nullcontext()
+
+    def prepare(self, workload: Workload, precision: str) -> protocol.Ready:
+        self.policy = precision if precision == "float32" else f"mixed_{precision}"
         if workload.batch % self.replicas:
             raise ValueError(f"{workload.batch} samples do not divide over {self.replicas} devices")
         self.workload = workload
@@ -53,7 +63,7 @@ class KerasRunner:
 
         keras.utils.set_random_seed(0)
         work = self.workload
-        with self.scope:
+        with self.scope(self.policy):
             model = getattr(keras_models, work.network)()
             model.compile(
                 keras.optimizers.SGD(work.learning_rate, momentum=work.momentum),

@@ -20,7 +20,8 @@ class OnnxRunner:
     def __init__(self, variant: str) -> None:
         del variant
 
-    def prepare(self, workload: Workload) -> protocol.Ready:
+    def prepare(self, workload: Workload, precision: str) -> protocol.Ready:
+        del precision
         self.workload = workload
         x, _ = workload.data()
         self.x = np.ascontiguousarray(np.moveaxis(x, -1, 1))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import environments, protocol
-from benchmarks.peers.peers import Peer
+from benchmarks.peers.peers import Contender
 
 
 class RunnerProcess:
@@ -20,8 +20,8 @@ class RunnerProcess:
     the peer whose turn it is.
     """
 
-    def __init__(self, peer: Peer, log: Path) -> None:
-        self.peer = peer
+    def __init__(self, contender: Contender, log: Path) -> None:
+        self.contender, peer = contender, contender.peer
         variables = {**os.environ, **peer.variables}
         variables.pop("KERAS_BACKEND", None)
         module = f"benchmarks.peers.{peer.runner}"
@@ -37,7 +37,8 @@ class RunnerProcess:
             )
 
     def prepare(self, workload: str, timeout: float) -> protocol.Ready:
-        return protocol.parse_ready(self.request(f"prepare {workload}", timeout))
+        line = f"prepare {workload} {self.contender.precision}"
+        return protocol.parse_ready(self.request(line, timeout))
 
     def run(self, steps: int, timeout: float) -> float:
         """Run some steps and return their seconds, as the runner measured them."""

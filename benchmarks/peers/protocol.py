@@ -1,7 +1,7 @@
 """Protocol between the coordinator and a runner: one line of request, one line of response.
 
-    prepare <workload>     ready {"parameters": ..., "versions": {...}}
-    run <steps>            seconds <seconds>
+    prepare <workload> <precision>    ready {"parameters": ..., "versions": {...}}
+    run <steps>                       seconds <seconds>
 
 A runner that fails responds `failed <reason>`. It ends when its input ends.
 """
@@ -31,6 +31,7 @@ PACKAGES = (
     "tensorflow-cpu",
     "torch",
     "onnxruntime",
+    "openvino",
     "numpy",
 )
 
@@ -51,8 +52,8 @@ class Ready:
 class Runner(Protocol):
     """A framework with a workload's network in it."""
 
-    def prepare(self, workload: Workload) -> Ready:
-        """Build the network and its data, compile, and warm up."""
+    def prepare(self, workload: Workload, precision: str) -> Ready:
+        """Build the network in a precision and its data, compile, and warm up."""
 
     def run(self, steps: int) -> None:
         """Run some steps and wait for their end."""
@@ -78,7 +79,8 @@ def reply(runner: Runner, line: str) -> str:
     word, _, argument = line.strip().partition(" ")
     try:
         if word == "prepare":
-            return "ready " + json.dumps(vars(runner.prepare(WORKLOADS[argument])))
+            name, _, precision = argument.partition(" ")
+            return "ready " + json.dumps(vars(runner.prepare(WORKLOADS[name], precision)))
         if word == "run":
             steps = int(argument)
             start = time.perf_counter()

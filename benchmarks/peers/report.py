@@ -9,14 +9,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.peers import CORES, HEADLINE, LIMIT, PEERS, STOCK
+from benchmarks.peers.peers import (
+    BFLOAT16,
+    CORES,
+    FLOAT16,
+    FLOAT32,
+    HEADLINE,
+    LIMIT,
+    PEERS,
+    PRECISIONS,
+    STOCK,
+)
 from benchmarks.peers.workloads import WORKLOADS
 
-# The targets: speedup over the best peer and over Keras on JAX, fraction of the limit.
-AHEAD_OF_BEST = 1.0
+# The targets: speedup over the best peer and over Keras on JAX, fraction of the limit, and speedup
+# of Convoy in 16 bits over itself in float32.
+AHEAD_OF_BEST = {
+    (BFLOAT16, "resnet8"): 1.2,
+    (BFLOAT16, "resnet20-wide"): 1.2,
+    (BFLOAT16, "resnet50"): 1.2,
+}
 AHEAD_OF_STOCK = 2.5
-SHARE_OF_LIMIT = {"resnet50": 0.75}
+SHARE_OF_LIMIT = {(FLOAT32, "resnet50"): 0.75}
+AHEAD_OF_FLOAT32 = {BFLOAT16: 1.0, FLOAT16: 1 / 1.1}
+AHEAD_OF_FLOAT32_ROWS = {(BFLOAT16, "resnet50"): 1.5}
 QUIET = 0.05
+
+Turns = Sequence[dict[str, float]]
+Rows = dict[str, list[dict[str, float]]]
+"""The turns of each peer in one precision."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +64,12 @@ def figure(value: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def step_seconds(turns: Sequence[dict[str, float]]) -> list[float]:
+def step_seconds(turns: Turns) -> list[float]:
     """Return the seconds of a step in each round."""
     return [turn["seconds"] / turn["steps"] for turn in turns]
 
 
-def speedup(ours: Sequence[dict[str, float]], theirs: Sequence[dict[str, float]]) -> Spread:
+def speedup(ours: Turns, theirs: Turns) -> Spread:
     """Return our speedup, from the two turns of each round.
 
     Ratios are taken within a round, where both saw the same machine, and not between medians.
@@ -57,25 +78,49 @@ def speedup(ours: Sequence[dict[str, float]], theirs: Sequence[dict[str, float]]
     return Spread.of(their / our for our, their in pairs)
 
 
-def best_peer(rows: dict[str, list[dict[str, float]]]) -> str | None:
+def others_in(rows: Rows) -> list[str]:
+    """Return the peers that are not ours and not the limit."""
+    return [name for name in rows if name not in (HEADLINE, CORES, LIMIT)]
+
+
+def best_peer(rows: Rows) -> str | None:
     """Return the fastest peer that is not ours and not the limit."""
-    peers = [name for name in rows if name not in (HEADLINE, CORES, LIMIT)]
-    return min(peers, key=lambda name: statistics.median(step_seconds(rows[name])), default=None)
+    return min(
+        others_in(rows), key=lambda name: statistics.median(step_seconds(rows[name])), default=None
+    )
 
 
-def verdicts(name: str, rows: dict[str, list[dict[str, float]]]) -> list[str]:
-    """Return the comparison of one workload with each target."""
+def lost_rows(workloads: dict[str, dict[str, Rows]]) -> list[list[str]]:
+    """Return workload, precision, peer and speedup wherever a peer is faster than Convoy."""
+    lost = []
+    for name, by_precision in workloads.items():
+        for precision, rows in by_precision.items():
+            for peer in others_in(rows) if HEADLINE in rows else ():
+                ratio = speedup(rows[HEADLINE], rows[peer])
+                if ratio.middle < 1:
+                    row = [WORKLOADS[name].title, precision, PEERS[peer].title, ratio.text()]
+                    lost.append(row)
+    return lost
+
+
+def verdicts(name: str, by_precision: dict[str, Rows], precision: str = FLOAT32) -> list[str]:
+    """Return the comparison of one workload with each target, in one precision."""
+    rows = by_precision[precision]
     if HEADLINE not in rows:
         return ["Convoy has no figure"]
-    ours, lines = rows[HEADLINE], []
+    ours, lines, key = rows[HEADLINE], [], (precision, name)
     best = best_peer(rows)
     if best is not None:
-        ratio = speedup(ours, rows[best])
-        lines.append(_against(f"the best peer, {PEERS[best].title}", ratio, AHEAD_OF_BEST))
+        ratio, title = speedup(ours, rows[best]), f"the best peer, {PEERS[best].title}"
+        lines.append(_against(title, ratio, AHEAD_OF_BEST.get(key, 1.0)))
     if STOCK in rows:
         lines.append(_against(PEERS[STOCK].title, speedup(ours, rows[STOCK]), AHEAD_OF_STOCK))
+    wide = by_precision.get(FLOAT32, {}).get(HEADLINE)
+    if precision in AHEAD_OF_FLOAT32 and wide and WORKLOADS[name].kind == "training":
+        aim = AHEAD_OF_FLOAT32_ROWS.get(key, AHEAD_OF_FLOAT32[precision])
+        lines.append(_against("Convoy in float32", speedup(ours, wide), aim))
     if LIMIT in rows:
-        share, aim = speedup(ours, rows[LIMIT]).middle, SHARE_OF_LIMIT.get(name)
+        share, aim = speedup(ours, rows[LIMIT]).middle, SHARE_OF_LIMIT.get(key)
         text = f"{share:.0%} of the convolution limit"
         if aim is not None and share < aim:
             text += f" (**short** of {aim:.0%} by {aim - share:.0%})"
@@ -98,28 +143,35 @@ def page(result: dict[str, Any]) -> str:
     parts = [
         f"# Convoy beside its peers, {result['date']}",
         f"Commit {result['commit']}; rounds: {settings['rounds']}, with turns of {length}; "
-        "float32. Made by `make bench-peers`.",
+        f"precisions, interleaved: {', '.join(settings['precisions'])}. "
+        "Made by `make bench-peers`.",
         table(["", ""], result["machine"].items()),
         _quietness(result),
         f"![Images per second]({result['date']}-peers.png)",
     ]
     for kind in ("training", "inference"):
-        chosen = {n: r for n, r in result["workloads"].items() if WORKLOADS[n].kind == kind and r}
-        if chosen:
-            parts += _section(kind, chosen)
+        of_kind = {n: r for n, r in result["workloads"].items() if WORKLOADS[n].kind == kind}
+        for precision in PRECISIONS:
+            chosen = {name: found for name, found in of_kind.items() if found.get(precision)}
+            if chosen:
+                parts += _section(kind, precision, chosen)
+    parts += _by_precision(result["workloads"])
+    lost = lost_rows(result["workloads"])
+    parts += ["## Rows that Convoy loses"]
+    parts += [table(["", "precision", "peer", "speedup of Convoy"], lost) if lost else "None."]
     parts += ["## Peers", _participants(result)]
     if result["dropped"]:
         parts += ["## Dropped", table(["peer", "workload", "reason"], result["dropped"])]
     return "\n\n".join(parts) + "\n"
 
 
-def _section(kind: str, chosen: dict[str, Any]) -> list[str]:
-    columns = [name for name in PEERS if any(name in rows for rows in chosen.values())]
+def _section(kind: str, precision: str, chosen: dict[str, dict[str, Rows]]) -> list[str]:
+    columns = [name for name in PEERS if any(name in r[precision] for r in chosen.values())]
     others = [name for name in columns if name != HEADLINE]
     titles = [PEERS[name].title for name in columns]
     ratios, times, aims = [], [], []
-    for name, rows in chosen.items():
-        title = WORKLOADS[name].title
+    for name, by_precision in chosen.items():
+        title, rows = WORKLOADS[name].title, by_precision[precision]
         times.append([title, *(_milliseconds(rows.get(column)) for column in columns)])
         if HEADLINE not in rows:
             continue
@@ -127,8 +179,8 @@ def _section(kind: str, chosen: dict[str, Any]) -> list[str]:
         rate = Spread.of(WORKLOADS[name].batch / seconds for seconds in step_seconds(ours))
         cells = [speedup(ours, rows[o]).text() if o in rows else "-" for o in others]
         ratios.append([title, figure(rate.middle), *cells])
-        aims.append([title, "; ".join(verdicts(name, rows))])
-    words = {"training": "Training", "inference": "Inference"}[kind]
+        aims.append([title, "; ".join(verdicts(name, by_precision, precision))])
+    words = {"training": "Training", "inference": "Inference"}[kind] + f" in {precision}"
     parts = [
         f"## {words}: speedup of Convoy",
         "Convoy's images per second divided by the peer's, within each round: median "
@@ -144,6 +196,30 @@ def _section(kind: str, chosen: dict[str, Any]) -> list[str]:
     return parts
 
 
+def _by_precision(workloads: dict[str, dict[str, Rows]]) -> list[str]:
+    """Return the section with each peer's speed in 16 bits relative to its own in float32."""
+    columns = [
+        (peer, precision) for peer in PEERS for precision in PRECISIONS if precision != FLOAT32
+    ]
+    rows = []
+    for name, found in workloads.items():
+        cells = []
+        for peer, precision in columns:
+            half, wide = (found.get(one, {}).get(peer) for one in (precision, FLOAT32))
+            cells.append(speedup(half, wide).text() if half and wide else "-")
+        rows.append([WORKLOADS[name].title, *cells])
+    used = [at for at in range(len(columns)) if any(row[at + 1] != "-" for row in rows)]
+    if not used:
+        return []
+    titles = [f"{PEERS[columns[at][0]].title}, {columns[at][1]}" for at in used]
+    return [
+        "## Speedup of 16 bits over float32",
+        "Each framework's speed in a precision divided by its own speed in float32, within each "
+        "round.",
+        table(["", *titles], [[row[0], *(row[at + 1] for at in used)] for row in rows]),
+    ]
+
+
 _CORES_NOTE = (
     "*Convoy* is one device, as `convoy.Strategy()` gives it. *One device a core* divides the same "
     "batch over `Strategy(devices=<cores>)`: there, batch normalisation uses the statistics of "
@@ -154,14 +230,15 @@ _CORES_NOTE = (
 )
 
 
-def _milliseconds(turns: Sequence[dict[str, float]] | None) -> str:
+def _milliseconds(turns: Turns | None) -> str:
     return Spread.of(1e3 * s for s in step_seconds(turns)).text() if turns else "-"
 
 
 def _quietness(result: dict[str, Any]) -> str:
     shares = [
         turn["others"]
-        for rows in result["workloads"].values()
+        for by_precision in result["workloads"].values()
+        for rows in by_precision.values()
         for turns in rows.values()
         for turn in turns
     ]
@@ -192,9 +269,14 @@ def write(result: dict[str, Any], folder: Path) -> Path:
     from benchmarks.peers import chart
 
     folder.mkdir(parents=True, exist_ok=True)
-    stem = folder / f"{result['date']}-peers"
-    path = stem.with_suffix(".md")
+    figures = figures_file(result, folder)
+    path = figures.with_suffix(".md")
     path.write_text(page(result))
-    stem.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    chart.draw(result, stem.with_suffix(".png"))
+    figures.write_text(json.dumps(result, indent=1) + "\n")
+    chart.draw(result, figures.with_suffix(".png"))
     return path
+
+
+def figures_file(result: dict[str, Any], folder: Path) -> Path:
+    """Return the path of a run's raw figures."""
+    return folder / f"{result['date']}-peers.json"

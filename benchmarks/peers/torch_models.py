@@ -71,6 +71,27 @@ def cosmoflow() -> nn.Module:
     return nn.Sequential(*parts, nn.Linear(64, 4), nn.Tanh(), _Scale(1.2))
 
 
+def mobilenet_v2() -> nn.Module:
+    # Expansion, filters, repeats, stride of each stage.
+    stages = (
+        (1, 16, 1, 1),
+        (6, 24, 2, 2),
+        (6, 32, 3, 2),
+        (6, 64, 4, 2),
+        (6, 96, 3, 1),
+        (6, 160, 3, 2),
+        (6, 320, 1, 1),
+    )
+    parts: list[nn.Module] = [*_normalised(3, 32, 3, 2, epsilon=1e-3), nn.ReLU6()]
+    channels = 32
+    for expansion, filters, repeats, stride in stages:
+        for repeat in range(repeats):
+            parts.append(_InvertedResidual(channels, filters, 1 if repeat else stride, expansion))
+            channels = filters
+    parts += [*_normalised(channels, 1280, 1, epsilon=1e-3), nn.ReLU6(), nn.AdaptiveAvgPool2d(1)]
+    return nn.Sequential(*parts, nn.Flatten(), nn.Linear(1280, 1000))
+
+
 def efficientnet_b0() -> nn.Module:
     # Kernel, repeats, filters, expansion, stride of each stage.
     stages = (
@@ -151,6 +172,23 @@ class _Bottleneck(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.relu(self.residual(x) + self.shortcut(x))
+
+
+class _InvertedResidual(nn.Module):
+    """Expand, filter each channel, project."""
+
+    def __init__(self, channels: int, filters: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        wide = channels * expansion
+        parts: list[nn.Module] = []
+        if expansion > 1:
+            parts = [*_normalised(channels, wide, 1, epsilon=1e-3), nn.ReLU6()]
+        parts += [*_normalised(wide, wide, 3, stride, groups=wide, epsilon=1e-3), nn.ReLU6()]
+        self.residual = nn.Sequential(*parts, *_normalised(wide, filters, 1, epsilon=1e-3))
+        self.skip = stride == 1 and channels == filters
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.residual(x) if self.skip else self.residual(x)
 
 
 class _MobileBlock(nn.Module):

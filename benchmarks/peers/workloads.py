@@ -146,29 +146,25 @@ WORKLOADS = {
             steps=8,
             loop_steps=2,
         ),
-        Workload(
-            "infer-1",
-            "ResNet-50 inference, batch 1",
-            "resnet50",
-            1,
-            _IMAGENET,
-            1000,
-            25_583_592,
-            steps=16,
-            loop_steps=1,
-            kind="inference",
-        ),
-        Workload(
-            "infer-32",
-            "ResNet-50 inference, batch 32",
-            "resnet50",
-            32,
-            _IMAGENET,
-            1000,
-            25_583_592,
-            steps=2,
-            loop_steps=1,
-            kind="inference",
+        *(
+            Workload(
+                f"{prefix}-{batch}",
+                f"{title} inference, batch {batch}",
+                network,
+                batch,
+                _IMAGENET,
+                1000,
+                parameters,
+                steps=16 if batch == 1 else 2,
+                loop_steps=1,
+                kind="inference",
+            )
+            for prefix, title, network, parameters in (
+                ("infer", "ResNet-50", "resnet50", 25_583_592),
+                ("infer-mobilenet", "MobileNetV2", "mobilenet_v2", 3_504_872),
+                ("infer-efficientnet", "EfficientNet-B0", "efficientnet_b0", 5_288_548),
+            )
+            for batch in (1, 32)
         ),
     )
 }

@@ -3,11 +3,24 @@
 import dataclasses
 import json
 import math
+from typing import ClassVar
 
 import keras
 import pytest
-from benchmarks.peers import chart, environments, keras_models, protocol, report
-from benchmarks.peers.peers import CORES, HEADLINE, LIMIT, PEERS, STOCK, taking_part
+from benchmarks.peers import chart, environments, keras_models, protocol, report, run
+from benchmarks.peers import turns as turn_taking
+from benchmarks.peers.peers import (
+    BFLOAT16,
+    CORES,
+    FLOAT16,
+    FLOAT32,
+    HEADLINE,
+    LIMIT,
+    PEERS,
+    STOCK,
+    Contender,
+    contenders,
+)
 from benchmarks.peers.workloads import WORKLOADS
 
 
@@ -22,10 +35,10 @@ def make_result(rows, name="resnet50", **changes):
         "date": "2026-01-31",
         "commit": "abc1234",
         "machine": {"CPU": "a CPU", "cores": "2"},
-        "settings": {"rounds": 3, "seconds_per_turn": 3.0},
+        "settings": {"rounds": 3, "seconds_per_turn": 3.0, "precisions": [FLOAT32, BFLOAT16]},
         "peers": {HEADLINE: {"versions": {"keras": "3.15"}, "note": "oneDNN"}},
         "dropped": [],
-        "workloads": {name: rows},
+        "workloads": {name: {FLOAT32: rows}},
     } | changes
 
 
@@ -33,8 +46,8 @@ class FakeRunner:
     def __init__(self):
         self.steps = []
 
-    def prepare(self, workload):
-        return protocol.Ready(workload.parameters, {"numpy": "2.0"}, "fine")
+    def prepare(self, workload, precision):
+        return protocol.Ready(workload.parameters, {"numpy": "2.0"}, f"fine in {precision}")
 
     def run(self, steps):
         if steps > 100:
@@ -44,9 +57,10 @@ class FakeRunner:
 
 class TestProtocol:
     def test_prepare_is_answered_with_what_the_runner_tells(self):
-        answer = protocol.reply(FakeRunner(), "prepare mnist\n")
+        answer = protocol.reply(FakeRunner(), "prepare mnist bfloat16\n")
 
-        assert protocol.parse_ready(answer) == protocol.Ready(34_826, {"numpy": "2.0"}, "fine")
+        expected = protocol.Ready(34_826, {"numpy": "2.0"}, "fine in bfloat16")
+        assert protocol.parse_ready(answer) == expected
 
     def test_run_is_answered_with_seconds(self):
         runner = FakeRunner()
@@ -58,7 +72,7 @@ class TestProtocol:
         ("line", "why"),
         [
             ("run 1000", "MemoryError: too much"),
-            ("prepare nothing", "KeyError: 'nothing'"),
+            ("prepare nothing float32", "KeyError: 'nothing'"),
             ("dance", "'dance' is not a request of the protocol"),
         ],
     )
@@ -75,7 +89,7 @@ class TestProtocol:
 
 
 class TestWorkloads:
-    # The two of `keras.applications` take seconds to build, even without values for their weights;
+    # Those of `keras.applications` take seconds to build, even without values for their weights;
     # their runners check them.
     @pytest.mark.parametrize("name", ["toy", "mnist", "resnet8", "resnet20-wide", "cosmoflow"])
     def test_the_keras_network_has_the_parameters_that_every_peer_is_checked_for(self, name):
@@ -133,9 +147,22 @@ class TestPeers:
         assert not environments.is_built("torch", ["torch==2.14.0", "onnx"])
         assert not environments.is_built("tensorflow", ["tensorflow-cpu"])
 
-    def test_convoy_takes_part_in_everything(self):
-        assert PEERS[HEADLINE] in taking_part("training")
-        assert PEERS[HEADLINE] in taking_part("inference")
+    @pytest.mark.parametrize("kind", ["training", "inference"])
+    @pytest.mark.parametrize("precision", [FLOAT32, BFLOAT16, FLOAT16])
+    def test_convoy_takes_part_in_everything(self, kind, precision):
+        found = contenders(kind, peers=["torch"], precisions=[precision])
+
+        expected = {HEADLINE} if precision == FLOAT16 else {HEADLINE, "torch"}
+        assert {one.peer.name for one in found} == expected
+
+    def test_precisions_that_are_interleaved_are_those_that_a_peer_has(self):
+        found = {one.key for one in contenders("inference", precisions=[FLOAT32, BFLOAT16])}
+
+        both = {(p, name) for p in (FLOAT32, BFLOAT16) for name in ("torch", "openvino")}
+        assert both <= found
+        assert (FLOAT32, "onnxruntime") in found
+        assert (BFLOAT16, "onnxruntime") not in found
+        assert not any(name == STOCK for _, name in found)
 
 
 class TestRatios:
@@ -174,7 +201,7 @@ class TestPage:
     def test_a_row_that_leads_says_by_how_much(self):
         rows = {HEADLINE: turns(100), "torch": turns(130), STOCK: turns(300), LIMIT: turns(80)}
 
-        assert report.verdicts("resnet50", rows) == [
+        assert report.verdicts("resnet50", {FLOAT32: rows}) == [
             "1.30 times the best peer, PyTorch",
             "3.00 times Keras on JAX",
             "80% of the convolution limit",
@@ -183,7 +210,7 @@ class TestPage:
     def test_a_row_that_falls_short_says_by_how_much(self):
         rows = {HEADLINE: turns(100), "torch": turns(90), STOCK: turns(200), LIMIT: turns(60)}
 
-        assert report.verdicts("resnet50", rows) == [
+        assert report.verdicts("resnet50", {FLOAT32: rows}) == [
             "0.90 times the best peer, PyTorch (**short** of 1.0 by 10%)",
             "2.00 times Keras on JAX (**short** of 2.5 by 20%)",
             "60% of the convolution limit (**short** of 75% by 15%)",
@@ -200,6 +227,51 @@ class TestPage:
         assert "| CPU | a CPU |" in page
         assert "Commit abc1234" in page
         assert "## Dropped" not in page
+
+    def test_16_bits_have_targets_of_their_own(self):
+        found = {
+            FLOAT32: {HEADLINE: turns(100), "torch": turns(150)},
+            BFLOAT16: {HEADLINE: turns(80), "torch": turns(88), LIMIT: turns(40)},
+        }
+
+        assert report.verdicts("resnet50", found, BFLOAT16) == [
+            "1.10 times the best peer, PyTorch (**short** of 1.2 by 8%)",
+            "1.25 times Convoy in float32 (**short** of 1.5 by 17%)",
+            "50% of the convolution limit",
+        ]
+        assert report.verdicts("efficientnet", found, BFLOAT16) == [
+            "1.10 times the best peer, PyTorch",
+            "1.25 times Convoy in float32",
+            "50% of the convolution limit",
+        ]
+
+    def test_each_precision_has_its_tables_and_its_speed_over_float32(self):
+        found = {
+            FLOAT32: {HEADLINE: turns(100, 110), "torch": turns(130, 130)},
+            BFLOAT16: {HEADLINE: turns(50, 55), "torch": turns(60, 44)},
+        }
+
+        page = report.page(make_result({}, workloads={"resnet50": found}))
+
+        assert "## Training in float32: speedup of Convoy" in page
+        assert "| ResNet-50 at 224, batch 8 | 153 | 1.00 [0.80 to 1.20] |" in page
+        assert "precisions, interleaved: float32, bfloat16" in page
+        assert "| | Convoy, bfloat16 | PyTorch, bfloat16 |".replace("| |", "|  |", 1) in page
+        assert "| 2.00 [2.00 to 2.00] | 2.56 [2.17 to 2.95] |" in page
+
+    def test_rows_that_are_lost_are_listed(self):
+        found = {
+            FLOAT32: {HEADLINE: turns(100), "torch": turns(130), LIMIT: turns(50)},
+            BFLOAT16: {HEADLINE: turns(80), "torch": turns(60), "torch-compiled": turns(90)},
+        }
+
+        page = report.page(make_result({}, workloads={"resnet50": found}))
+
+        lost = page.split("## Rows that Convoy loses")[1].split("##")[0].strip().splitlines()
+        assert lost[2:] == [
+            "| ResNet-50 at 224, batch 8 | bfloat16 | PyTorch | 0.75 [0.75 to 0.75] |"
+        ]
+        assert "loses\n\nNone." in report.page(make_result({HEADLINE: turns(1)}))
 
     def test_a_dropped_peer_is_named_with_the_reason(self):
         dropped = [["PyTorch", "every row", "no compiler"]]
@@ -232,3 +304,89 @@ class TestPage:
         chart.draw(make_result({}), tmp_path / "chart.png")
 
         assert list(tmp_path.iterdir()) == []
+
+
+class FakeProcess:
+    """A runner whose steps take as long as its precision says."""
+
+    order: ClassVar[list] = []
+
+    def __init__(self, contender, log):
+        self.contender, self.ended = contender, False
+
+    def prepare(self, workload, timeout):
+        if self.contender.peer.name == "torch-compiled":
+            raise protocol.RunnerError("no compiler")
+        return protocol.Ready(1)
+
+    def run(self, steps, timeout):
+        self.order.append(self.contender.key)
+        return steps * (0.1 if self.contender.precision == FLOAT32 else 0.05)
+
+    def processor_seconds(self):
+        return 0.0
+
+    def end(self):
+        self.ended = True
+
+
+class TestTurns:
+    @pytest.fixture
+    def rounds(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(turn_taking, "RunnerProcess", FakeProcess)
+        monkeypatch.setattr(FakeProcess, "order", [])
+        started = turn_taking.Rounds(WORKLOADS["resnet50"], 0.0, lambda text: None)
+        peers = [PEERS[name] for name in (HEADLINE, "torch", "torch-compiled")]
+        started.start([Contender(p, t) for p in peers for t in (FLOAT32, BFLOAT16)], tmp_path)
+        return started
+
+    def test_precisions_take_turns_in_every_round_and_another_one_begins(self, rounds):
+        rounds.calibrate()
+        for number in range(2):
+            rounds.run_round(number)
+
+        first, second = FakeProcess.order[:4], FakeProcess.order[4:]
+        assert set(first) == {(t, n) for t in (FLOAT32, BFLOAT16) for n in (HEADLINE, "torch")}
+        assert second == first[1:] + first[:1]
+        found = rounds.outcome.as_json()
+        assert [turn["seconds"] for turn in found[FLOAT32][HEADLINE]] == [0.2, 0.2]
+        assert [turn["seconds"] for turn in found[BFLOAT16]["torch"]] == [0.1, 0.1]
+
+    def test_one_that_fails_is_dropped_and_the_others_go_on(self, rounds):
+        assert rounds.outcome.dropped == {
+            (precision, "torch-compiled"): "no compiler" for precision in (FLOAT32, BFLOAT16)
+        }
+        assert len(rounds.runners) == 4
+
+    def test_none_is_prepared_when_memory_is_short(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(turn_taking, "RunnerProcess", FakeProcess)
+        monkeypatch.setattr(turn_taking, "_free_bytes", lambda: 1 << 20)
+        started = turn_taking.Rounds(WORKLOADS["resnet50"], 0.0, lambda text: None)
+        started.start([Contender(PEERS[HEADLINE], FLOAT32)], tmp_path)
+        assert "too little memory" in started.outcome.dropped[FLOAT32, HEADLINE]
+
+
+class TestResume:
+    @pytest.fixture
+    def options(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(run.machine, "commit", lambda: "abc1234")
+        words = ["run", "--resume", "--peers", "torch", "--output", str(tmp_path)]
+        monkeypatch.setattr("sys.argv", words)
+        return run.parse()
+
+    def test_a_run_begins_anew_without_figures(self, options):
+        assert run.open_result(options)["workloads"] == {}
+
+    def test_an_interrupted_run_goes_on_with_its_figures(self, options):
+        result = run.open_result(options)
+        result["workloads"]["resnet50"] = {FLOAT32: {HEADLINE: turns(100)}}
+        report.write(result, options.output)
+
+        assert run.open_result(options) == result
+
+    def test_a_run_of_another_commit_is_not_continued(self, options, monkeypatch):
+        report.write(run.open_result(options), options.output)
+        monkeypatch.setattr(run.machine, "commit", lambda: "def5678")
+
+        with pytest.raises(SystemExit, match="another commit: abc1234, and now def5678"):
+            run.open_result(options)
