@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import convoy
@@ -34,10 +35,15 @@ HALF_TOLERANCE = {
 # it. Another computation would differ by far more.
 FLOAT64_TOLERANCE = 1e-9
 
+# Weights that are rounded otherwise are rounded once, but every layer rounds.
+SENSITIVITIES = 10
+
 Make = Callable[[Any], keras.Model]
 Run = Callable[[keras.Model], Any]
 
 WAYS = ("scope", "prepare")
+
+RUN_HOOKS = [f"{run}_{end}" for run in ("train", "test", "predict") for end in ("begin", "end")]
 
 
 @contextmanager
@@ -62,6 +68,33 @@ def begin(seed: int = SEED) -> None:
     """Put names and random numbers back to the start, so that two runs see the same."""
     keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(seed)
+
+
+class Recorder(keras.callbacks.Callback):
+    """Writes down every hook that is called, with its number and its logs.
+
+    Args:
+        batches: whether hooks of batches are recorded. They are called once per execution, so they
+            can be compared only if both sides have the same `steps_per_execution`.
+    """
+
+    def __init__(self, batches: bool = True) -> None:
+        super().__init__()
+        self.batches = batches
+        self.calls: list[tuple[str, int | None, dict[str, Any]]] = []
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("on_"):
+            return partial(self._record, name)
+        return super().__getattribute__(name)
+
+    def _record(self, name: str, number: Any = None, logs: Any = None) -> None:
+        if "batch" in name and not self.batches:
+            return
+        if name.removeprefix("on_") in RUN_HOOKS:  # which have no number
+            number, logs = None, number
+        logs = {k: v for k, v in (logs or {}).items() if k != "outputs"}
+        self.calls.append((name, number, logs))
 
 
 def make_stock(make: Make, seed: int = SEED) -> keras.Model:
@@ -156,3 +189,57 @@ def assert_equivalent(
     actual = run(model), state(model)
     assert_same(actual[0], expected[0], exact=exact, tolerance=tolerance)
     assert_same(actual[1], expected[1], exact=exact, tolerance=tolerance)
+
+
+def assert_within_rounding(
+    make: Make, run: Run, steps: Any = 3, *, draws: int = 1, **strategy: Any
+) -> None:
+    """Train a network that amplifies rounding under stock Keras and under Convoy, in float32.
+
+    History and state may differ by as much as stock Keras itself moves when its weights are rounded
+    otherwise, times `SENSITIVITIES`, and by the tolerance of the other tests.
+
+    Args:
+        make: as for `assert_equivalent`. Its optimizer must begin with zeros.
+        run: trains the model; returns the history.
+        steps: `steps_per_execution` under Convoy.
+        draws: number of times that the weights are rounded otherwise. The largest move counts.
+        **strategy: arguments of `Strategy`.
+    """
+
+    def outcome(model: keras.Model) -> dict[str, np.ndarray]:
+        return {"history": np.asarray(list(run(model).values())), **state(model)}
+
+    stock = make_stock(make)
+    start = [np.asarray(variable.value) for variable in stock.variables]
+    expected, moved = outcome(stock), []
+    for seed in range(1, draws + 1):
+        rng = np.random.default_rng(seed)
+        # The same model again: its program is compiled already.
+        for variable, value in zip(stock.variables, start, strict=True):
+            variable.assign(rounded_otherwise(value, rng))
+        for variable in stock.optimizer.variables:
+            if variable is not stock.optimizer.learning_rate:
+                variable.assign(np.zeros(variable.shape, variable.dtype))
+        moved.append(outcome(stock))
+    del stock
+    actual = outcome(make_convoy(make, steps, **strategy))
+    assert list(actual) == list(expected)
+    for key, value in expected.items():
+        allowed = RTOL * np.linalg.norm(value.ravel()) + ATOL * np.sqrt(value.size)
+        allowed += SENSITIVITIES * max(_distance(other[key], value) for other in moved)
+        assert _distance(actual[key], value) <= allowed, key
+
+
+def rounded_otherwise(value: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Move each number to one of its two neighbours, or leave it."""
+    if not np.issubdtype(value.dtype, np.floating):
+        return value
+    toward = rng.choice([-np.inf, np.inf], value.shape).astype(value.dtype)
+    moved = np.nextafter(value, toward)
+    return np.where((rng.random(value.shape) < 2 / 3) & (value != 0), moved, value)
+
+
+def _distance(left: np.ndarray, right: np.ndarray) -> float:
+    difference = np.asarray(left, "float64") - np.asarray(right, "float64")
+    return float(np.linalg.norm(difference.ravel()))

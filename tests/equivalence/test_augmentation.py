@@ -9,8 +9,9 @@ from keras import layers
 from keras.src.layers.preprocessing.image_preprocessing.base_image_preprocessing_layer import (
     BaseImagePreprocessingLayer,
 )
+from tests import parts
 
-from .side_by_side import assert_equivalent, make_convoy, make_stock
+from .side_by_side import Recorder, assert_equivalent, make_convoy, make_stock
 
 LAYERS = {
     "AutoContrast": lambda: layers.AutoContrast(value_range=(0, 1)),
@@ -100,9 +101,9 @@ def fit(pictures, **settings):
         with warnings.catch_warnings():
             # The engine runs all of these.
             warnings.filterwarnings("error", message=".*[Ss]tock Keras runs")
-            return model.fit(
-                *pictures, **({"batch_size": 8, "epochs": 2, "verbose": 0} | settings)
-            ).history
+            recorder = Recorder(batches=False)
+            chosen = {"batch_size": 8, "epochs": 2, "verbose": 0, "callbacks": [recorder]}
+            return model.fit(*pictures, **(chosen | settings)).history, recorder.calls
 
     return run
 
@@ -184,10 +185,56 @@ def test_a_loaded_model_with_augmentation(pictures, name, tmp_path):
     assert_equivalent(load, fit(pictures), steps=1)
 
 
+@pytest.mark.parametrize(
+    "strategy", [{"devices": 2}, {"gradient_accumulation": 2}], ids=["two replicas", "accumulation"]
+)
+def test_layers_without_random_numbers_on_a_divided_batch(pictures, strategy):
+    # Keras accepts `Equalization` only as the first layer.
+    names = ("Equalization", "AutoContrast", "CenterCrop", "Normalization", "Rescaling", "Resizing")
+
+    def make(steps):
+        made = [LAYERS[name]() for name in names]
+        model = keras.Sequential(
+            [keras.Input((12, 12, 3)), *made, layers.Flatten(), layers.Dense(3, "softmax")]
+        )
+        loss = "sparse_categorical_crossentropy"
+        model.compile("sgd", loss, metrics=["accuracy"], steps_per_execution=steps)
+        return model
+
+    def run(model):
+        return fit(pictures)(model), model.predict(pictures[0], batch_size=8, verbose=0)
+
+    assert_equivalent(make, run, batch="global", **strategy)
+
+
+@pytest.mark.interop
+@parts.needs("TensorFlow")
+@pytest.mark.parametrize("strategy", [{}, {"devices": 2}, {"gradient_accumulation": 2}])
+def test_text_that_is_vectorized_outside_the_model(strategy):
+    texts = np.array(["a red car", "the blue car", "a green tree", "one red tree"] * 6)
+    labels = np.arange(24) % 2
+
+    def make(steps):
+        model = keras.Sequential(
+            [keras.Input((4,)), layers.Embedding(20, 4, mask_zero=True), layers.LSTM(3)]
+        )
+        model.add(layers.Dense(1, activation="sigmoid"))
+        loss = "binary_crossentropy"
+        model.compile("sgd", loss, metrics=["accuracy"], steps_per_execution=steps)
+        return model
+
+    def run(model):
+        vectorize = layers.TextVectorization(max_tokens=20, output_sequence_length=4)
+        vectorize.adapt(texts)
+        return fit((vectorize(texts), labels))(model)
+
+    assert_equivalent(make, run, batch="global", **strategy)
+
+
 @pytest.mark.parametrize("name", ["RandomRotation", "RandomCrop"])
 def test_gradient_accumulation_and_replicas_train(pictures, name):
     model = make_convoy(network(name), 1, devices=2, gradient_accumulation=2, batch="global")
-    losses = fit(pictures, epochs=3)(model)["loss"]
+    losses = fit(pictures, epochs=3)(model)[0]["loss"]
     assert np.isfinite(losses).all()
 
 

@@ -6,7 +6,14 @@ import pytest
 from tests import parts
 
 from . import models
-from .side_by_side import assert_equivalent, assert_same, make_convoy, make_stock, state
+from .side_by_side import (
+    Recorder,
+    assert_equivalent,
+    assert_same,
+    make_convoy,
+    make_stock,
+    state,
+)
 
 
 @pytest.fixture
@@ -165,27 +172,6 @@ def test_backup_and_restore_continues_an_interrupted_run(xy, tmp_path):
 
 
 # What a callback is told ----------------------------------------------------------------------
-
-
-class Recorder(keras.callbacks.Callback):
-    """Writes down every hook that is called, with its number and its logs."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls = []
-
-    def __getattribute__(self, name):
-        if name.startswith("on_"):
-            return lambda *args, **kwargs: self._record(name, *args, **kwargs)
-        return super().__getattribute__(name)
-
-    def _record(self, name, number=None, logs=None):
-        if name.endswith(("train_begin", "train_end", "test_begin", "test_end")) or (
-            name.endswith(("predict_begin", "predict_end"))
-        ):
-            number, logs = None, number
-        logs = {k: v for k, v in (logs or {}).items() if k != "outputs"}
-        self.calls.append((name, number, logs))
 
 
 def recorded(model, xy, **settings):

@@ -5,9 +5,17 @@ import keras
 import numpy as np
 import pytest
 from convoy import cpu
+from convoy.engine.step import shard_state
 from tests import parts
 
-from .side_by_side import assert_equivalent, assert_same, make_convoy, make_stock, state
+from .side_by_side import (
+    Recorder,
+    assert_equivalent,
+    assert_same,
+    make_convoy,
+    make_stock,
+    state,
+)
 
 REPLICAS = {"devices": 2, "batch": "global"}
 
@@ -84,11 +92,12 @@ def everything(table, **fit):
     x, y, _ = table
 
     def run(model):
-        history = model.fit(
-            x, y, batch_size=20, epochs=3, verbose=0, validation_data=(x, y), **fit
-        ).history
+        recorder = Recorder(batches=False)
+        settings = {"batch_size": 20, "epochs": 3, "verbose": 0, "callbacks": [recorder]} | fit
+        history = model.fit(x, y, validation_data=(x, y), **settings).history
         return (
             history,
+            recorder.calls,
             model.evaluate(x, y, batch_size=40, verbose=0, return_dict=True),
             model.predict(x, batch_size=40, verbose=0),
         )
@@ -104,7 +113,9 @@ def test_a_step_of_the_model(table, make, strategy):
 
         def run(model):
             x, y, _ = table
-            return model.fit(x, y, batch_size=20, epochs=3, verbose=0).history
+            recorder = Recorder(batches=False)
+            settings = {"batch_size": 20, "epochs": 3, "verbose": 0, "callbacks": [recorder]}
+            return model.fit(x, y, **settings).history, recorder.calls
 
     assert_equivalent(make, run, steps=4, **strategy)
 
@@ -185,12 +196,15 @@ def test_single_batches(table, strategy):
     assert_equivalent(extended, run, **strategy)
 
 
-def test_a_sharded_optimizer_state(table):
+@pytest.mark.parametrize("shard", ["optimizer", "weights"])
+def test_a_sharded_state(table, shard, monkeypatch):
+    monkeypatch.setattr(shard_state, "REPLICATED_ELEMENTS", 0)
+
     def run(model):
         x, y, _ = table
         return model.fit(x, y, batch_size=20, epochs=2, verbose=0).history
 
-    assert_equivalent(own, run, shard_optimizer_state=True, **REPLICAS)
+    assert_equivalent(own, run, shard=shard, **REPLICAS)
 
 
 class Optimizers:
@@ -291,7 +305,9 @@ def gan(steps):
 @pytest.mark.parametrize("strategy", [{}, REPLICAS], ids=["one device", "two replicas"])
 def test_several_optimizers(table, strategy):
     def run(model):
-        return model.fit(table[0], batch_size=30, epochs=3, verbose=0).history
+        recorder = Recorder(batches=False)
+        settings = {"batch_size": 30, "epochs": 3, "verbose": 0, "callbacks": [recorder]}
+        return model.fit(table[0], **settings).history, recorder.calls
 
     assert_equivalent(gan, run, **strategy)
 

@@ -5,11 +5,19 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
+import scipy.sparse
 from keras import layers
 from tests import parts
 
 from . import models
-from .side_by_side import assert_equivalent, assert_same, make_convoy, make_stock, state
+from .side_by_side import (
+    Recorder,
+    assert_equivalent,
+    assert_same,
+    make_convoy,
+    make_stock,
+    state,
+)
 
 
 def use(x, y=None, **settings):
@@ -286,6 +294,86 @@ def test_a_generator_is_not_read_further_than_training_needs(xy):
         return len(read)
 
     assert count(make_convoy(models.classifier, 3)) <= count(make_stock(models.classifier))
+
+
+def pandas_data(x, y):
+    import pandas
+
+    return pandas.DataFrame(x, columns=list("abcdef")), pandas.Series(y)
+
+
+def batches_of(x, y):
+    while True:
+        for start in range(0, 150, 30):
+            yield x[start : start + 30], y[start : start + 30]
+
+
+def sparse_batches_of(x, y):
+    for x_batch, y_batch in batches_of(x, y):
+        yield scipy.sparse.csr_matrix(x_batch), y_batch
+
+
+def tf_data(x, y):
+    import tensorflow
+
+    return tensorflow.data.Dataset.from_tensor_slices((x, y)).batch(30)
+
+
+def torch_loader(x, y):
+    import torch
+
+    dataset = torch.utils.data.TensorDataset(torch.tensor(x), torch.tensor(y))
+    return torch.utils.data.DataLoader(dataset, batch_size=30)
+
+
+def needs(part, *values):
+    return pytest.param(*values, marks=[pytest.mark.interop, parts.needs(part)])
+
+
+ARRAYS = [
+    lambda x, y: (x.astype("float64"), y.astype("int64")),
+    lambda x, y: (jnp.asarray(x), jnp.asarray(y)),
+    pytest.param(pandas_data, marks=parts.needs("pandas")),
+    lambda x, y: (np.asfortranarray(x)[::-1], y[::-1, None]),
+]
+BATCHES = [
+    Sliced,
+    batches_of,
+    sparse_batches_of,
+    needs("TensorFlow", tf_data),
+    needs("torch", torch_loader),
+]
+DIVISIONS = pytest.mark.parametrize(
+    "division", [{"devices": 2}, {"gradient_accumulation": 2}], ids=["two replicas", "accumulation"]
+)
+
+
+@DIVISIONS
+@pytest.mark.parametrize("kind", ARRAYS)
+def test_arrays_of_any_kind_in_a_divided_batch(xy, kind, division):
+    def run(model):
+        recorder, (x, y) = Recorder(batches=False), kind(*xy)
+        settings = {"batch_size": 30, "verbose": 0}
+        history = model.fit(x, y, epochs=2, callbacks=[recorder], **settings).history
+        evaluated = model.evaluate(x, y, **settings)
+        return history, recorder.calls, evaluated, model.predict(x, **settings)
+
+    assert_equivalent(models.classifier, run, batch="global", **division)
+
+
+@pytest.mark.filterwarnings("ignore:.*yields sparse batches")
+@DIVISIONS
+@pytest.mark.parametrize("kind", BATCHES)
+def test_batches_of_any_kind_in_a_divided_batch(xy, kind, division):
+    def run(model):
+        recorder = Recorder(batches=False)
+        steps = None if hasattr(kind(*xy), "__len__") else 5  # the others have no end
+        settings = {"steps_per_epoch": steps, "epochs": 2, "shuffle": False, "verbose": 0}
+        history = model.fit(kind(*xy), callbacks=[recorder], **settings).history
+        evaluated = model.evaluate(kind(*xy), steps=steps, verbose=0)
+        return history, recorder.calls, evaluated
+
+    assert_equivalent(models.classifier, run, batch="global", **division)
 
 
 @pytest.mark.interop

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from .side_by_side import assert_equivalent, make_convoy
+from .side_by_side import Recorder, assert_equivalent, make_convoy
 
 
 class Overrides(keras.Sequential):
@@ -52,11 +52,12 @@ def test_overridden_methods(table, strategy):
     x, y, _ = table
 
     def run(model):
-        history = model.fit(
-            x, y, 0.5, batch_size=30, epochs=2, validation_data=(x, y), verbose=0
-        ).history
+        recorder = Recorder(batches=False)
+        settings = {"batch_size": 30, "epochs": 2, "verbose": 0, "callbacks": [recorder]}
+        history = model.fit(x, y, 0.5, validation_data=(x, y), **settings).history
         return (
             history,
+            recorder.calls,
             model.evaluate(x, y, batch_size=50, verbose=0, return_dict=True),
             model.predict(x, batch_size=50, verbose=0),
             model.train_on_batch(x[:60], y[:60], return_dict=True),
@@ -130,9 +131,9 @@ def test_a_model_that_preprocesses_text(strategy):
         return model
 
     def run(model):
-        history = model.fit(
-            words, y, batch_size=8, epochs=2, validation_data=validation, verbose=0
-        ).history
-        return history, model.predict(words, verbose=0)
+        recorder = Recorder(batches=False)
+        settings = {"batch_size": 8, "epochs": 2, "verbose": 0, "callbacks": [recorder]}
+        history = model.fit(words, y, validation_data=validation, **settings).history
+        return history, recorder.calls, model.predict(words, verbose=0)
 
     assert_equivalent(make, run, **strategy)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from convoy import precision
 from convoy.engine.numerics import numerics
+from convoy.engine.step import all_reduce
 from keras import layers
 
 from . import models
@@ -90,6 +91,79 @@ def test_a_word_is_the_policy_of_stock_keras(xy, word, replicas):
     model = make_convoy(make, 4, devices=replicas, precision=word)
     actual = run(model, 24 // replicas), state(model)
     assert_same(actual, expected, tolerance=HALF_TOLERANCE.get(precision.find(word).policy))
+
+
+def three_layers(steps):
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            layers.Dense(8, "tanh", name="first"),
+            layers.Dense(8, "tanh", name="second"),
+            layers.Dense(3),
+            layers.Softmax(dtype="float32"),
+        ]
+    )
+    loss = "sparse_categorical_crossentropy"
+    # Half of a batch overflows at another loss scale, so Keras does not scale the loss here.
+    model.compile(models.momentum(), loss, steps_per_execution=steps, auto_scale_loss=False)
+    return model
+
+
+DIVISIONS = {
+    "accumulation": {"gradient_accumulation": 2},
+    "replicas": {"devices": 2, "gradient_accumulation": 2},
+    "float32 sums": {"devices": 2, "gradient_accumulation": 2, "accumulation_dtype": "float32"},
+    "stages": {"devices": 2, "gradient_accumulation": 4},
+}
+
+
+@pytest.mark.parametrize(
+    ("word", "division"),
+    [
+        pytest.param(word, division, marks=() if (word, division) in fast else slow)
+        for fast in [{("bf16.32", "replicas"), ("16.16", "stages"), ("bf16.16", "accumulation")}]
+        for word in WORDS[1:]
+        for division in DIVISIONS
+    ],
+)
+def test_an_update_in_parts_is_that_of_stock_keras_with_one_batch(xy, word, division):
+    stock = make_stock(with_policy(word, three_layers))
+    expected = learn(stock, xy, 24), state(stock)
+    strategy = DIVISIONS[division]
+    model = make_convoy(three_layers, 4, precision=word, **strategy)
+    parts = strategy["gradient_accumulation"]
+    if division == "stages":
+        convoy.split(model, ["second"])
+    else:
+        parts *= strategy.get("devices", 1)
+    actual = learn(model, xy, 24 // parts), state(model)
+    assert_same(actual, expected, tolerance=HALF_TOLERANCE[precision.find(word).policy])
+
+
+@pytest.mark.parametrize(
+    ("word", "sums", "exchanged"),
+    [
+        ("bf16.32", None, "float32"),
+        ("bf16.16", None, "bfloat16"),
+        ("bf16.16", "float32", "float32"),
+    ],
+)
+def test_gradients_are_exchanged_in_the_type_of_the_strategy(
+    xy, monkeypatch, word, sums, exchanged
+):
+    found, plain = [], all_reduce._sum
+    monkeypatch.setattr(all_reduce, "_sum", lambda x: found.append(x) or plain(x))
+    model = make_convoy(
+        three_layers,
+        6,
+        precision=word,
+        devices=2,
+        gradient_accumulation=2,
+        accumulation_dtype=sums,
+    )
+    learn(model, xy, 6, epochs=1)
+    weights = sum(variable.size for variable in map(np.asarray, model.trainable_variables))
+    assert {str(x.dtype) for x in found if x.size >= weights} == {exchanged}
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import warnings
 import keras
 import numpy as np
 import pytest
+from convoy.engine.step import shard_state
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from keras import layers
@@ -78,7 +79,7 @@ splits = st.fixed_dictionaries(
         "batch": st.sampled_from(["replica", "global"]),
         "data_budget": st.sampled_from([None, 0]),
         "reduction_bucket": st.sampled_from([0, 64, 1 << 20]),
-        "shard_optimizer_state": st.booleans(),
+        "shard": st.sampled_from([None, "optimizer", "weights"]),
     }
 )
 
@@ -106,8 +107,11 @@ def check(network, optimizer, split, whole_epoch):
     parts = split["devices"] * split["gradient_accumulation"]
     is_global = split["batch"] == "global"
     steps = UPDATES * (1 if is_global else split["gradient_accumulation"]) if whole_epoch else 1
-    model = make_convoy(make, steps, **split)
-    assert_same(learn(model, UPDATE if is_global else UPDATE // parts), expected)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shard_state, "REPLICATED_ELEMENTS", 0)
+        model = make_convoy(make, steps, **split)
+        actual = learn(model, UPDATE if is_global else UPDATE // parts)
+    assert_same(actual, expected)
 
 
 def examples(count):

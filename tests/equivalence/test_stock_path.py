@@ -14,7 +14,14 @@ from jax.experimental import sparse
 from keras import layers
 from tests import parts
 
-from .side_by_side import assert_equivalent, assert_same, make_convoy, state
+from .side_by_side import (
+    Recorder,
+    assert_equivalent,
+    assert_same,
+    make_convoy,
+    make_stock,
+    state,
+)
 
 
 class OnHost(layers.Layer):
@@ -65,15 +72,16 @@ CASES = {
 }
 
 
-def fit(table):
+def fit(table, batches=True):
     x, y, _ = table
 
     def run(model):
-        history = model.fit(
-            x, y, batch_size=30, epochs=2, validation_data=(x, y), verbose=0
-        ).history
+        recorder = Recorder(batches)
+        settings = {"batch_size": 30, "epochs": 2, "verbose": 0, "callbacks": [recorder]}
+        history = model.fit(x, y, validation_data=(x, y), **settings).history
         return (
             history,
+            recorder.calls,
             model.evaluate(x, y, verbose=0, return_dict=True),
             model.predict(x, verbose=0),
         )
@@ -183,6 +191,23 @@ def test_sparse_batches_are_made_dense(table, kind, devices):
         assert_equivalent(make(), run, devices=devices, batch="global")
 
 
+@pytest.mark.interop
+@parts.needs("TensorFlow")
+def test_sparse_batches_of_tensorflow_are_made_dense(table):
+    import tensorflow as tf
+
+    x, y = np.where(table[0] > 0.5, table[0], 0), table[1]
+
+    def run(model):
+        data = tf.data.Dataset.from_tensor_slices((tf.sparse.from_dense(x), y)).batch(30)
+        history = model.fit(data, epochs=2, shuffle=False, verbose=0).history
+        return history, model.evaluate(data, verbose=0)
+
+    user_warnings.warn_once.cache_clear()
+    with pytest.warns(UserWarning, match="yields sparse batches. Convoy's engine makes them dense"):
+        assert_equivalent(make(), run)
+
+
 @pytest.mark.filterwarnings("ignore:run_eagerly=True")
 def test_the_engine_comes_back(table):
     def run(model):
@@ -253,4 +278,41 @@ def test_a_metric_of_a_layer_that_is_not_updated_in_call(table):
         def call(self, x):
             return x
 
-    assert_equivalent(make(Keeping), fit(table))
+    assert_equivalent(make(Keeping), fit(table, batches=False))
+
+
+class HostOptimizer(keras.optimizers.SGD):
+    """An optimizer that clips gradients with NumPy."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(np.clip(np.asarray(gradient), -0.1, 0.1), variable, learning_rate)
+
+
+class HostSchedule(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule that reads the number of the step in Python."""
+
+    def __call__(self, step):
+        return 0.1 if int(step) < 3 else 0.01
+
+
+@pytest.mark.parametrize("optimizer", [HostOptimizer, lambda: keras.optimizers.SGD(HostSchedule())])
+def test_an_optimizer_that_computes_on_the_host(table, optimizer):
+    def made(**settings):
+        def with_steps(steps):
+            model = make()(steps)
+            model.compile(optimizer(), "mse", metrics=["mae"], **settings)
+            return model
+
+        return with_steps
+
+    with pytest.warns(UserWarning, match=r"run_eagerly=True .* Stock Keras runs fit"):
+        assert_equivalent(made(run_eagerly=True), fit(table), steps=1)
+    # Neither stock Keras nor the engine can compile it. Stock Keras loses the weights.
+    with pytest.raises(TypeError, match="traced array"):
+        make_stock(made()).fit(table[0], table[1], batch_size=30, verbose=0)
+    model = make_convoy(made())
+    before = [np.asarray(variable.value) for variable in model.variables]
+    with pytest.raises(TypeError, match="traced array"):
+        model.fit(table[0], table[1], batch_size=30, verbose=0)
+    after = [np.asarray(variable.value) for variable in model.variables]
+    assert_same(after, before, exact=True)

@@ -12,6 +12,7 @@ import jax
 import keras
 import numpy as np
 import pytest
+from convoy.engine.step import shard_state
 from keras import layers
 
 from .side_by_side import assert_same, make_convoy, make_stock, state
@@ -176,6 +177,46 @@ def test_batch_norm_sees_micro_batches(samples, replicas, accumulation, optimize
 def test_shared_batch_norm_statistics_are_those_of_the_big_batch(samples, replicas, optimizer):
     make = maker(batch_norm, OPTIMIZERS[optimizer])
     compare(make, samples, replicas, 1, batch_norm_group=replicas)
+
+
+class Standardized(layers.Layer):
+    """Subtracts the mean over the batch, which it asks for by the number of one axis."""
+
+    def call(self, x):
+        return keras.ops.subtract(x, keras.ops.moments(x, axes=0)[0])
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_only_statistics_over_samples_are_shared(samples, replicas):
+    """Layer and group normalisation have statistics of each sample, which stay its own."""
+
+    def normalized():
+        inputs = keras.Input((6, 6, 2))
+        x = layers.Conv2D(4, 3, use_bias=False)(inputs)
+        x = layers.LayerNormalization()(layers.BatchNormalization(momentum=0.8)(x))
+        x = layers.GroupNormalization(2)(x + layers.RMSNormalization()(x))
+        x = layers.Dense(4)(layers.Flatten()(layers.UnitNormalization()(x)))
+        x = layers.LayerNormalization()(Standardized()(x))
+        return keras.Model(inputs, layers.Dense(3, "softmax")(x))
+
+    make = maker(normalized, OPTIMIZERS["momentum"])
+    compare(make, samples, replicas, 1, batch_norm_group=replicas)
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_shared_batch_norm_statistics_of_masked_sequences(replicas):
+    rng = np.random.default_rng(6)
+    words = rng.integers(1, 9, (UPDATE * UPDATES, 7)).astype("int32")
+    words[np.arange(7) >= rng.integers(2, 8, (len(words), 1))] = 0
+    labels = rng.integers(0, 3, len(words)).astype("int32")
+
+    def masked():
+        inputs = keras.Input((7,), dtype="int32")
+        x = layers.BatchNormalization(momentum=0.8)(layers.Embedding(9, 4, mask_zero=True)(inputs))
+        return keras.Model(inputs, layers.Dense(3, "softmax")(layers.GRU(5)(x)))
+
+    make = maker(masked, OPTIMIZERS["momentum"])
+    compare(make, (words, labels), replicas, 1, batch_norm_group=replicas)
 
 
 def test_groups_of_replicas_share_statistics(samples):
@@ -352,10 +393,11 @@ def test_gradients_add_up_in_the_type_that_is_asked_for(samples):
     assert 1e-6 < max(np.abs(a - b).max() for a, b in pairs) < 1e-3
 
 
-@pytest.mark.parametrize("shard", [False, True])
-def test_loss_scaling_goes_through_accumulation(samples, shard):
+@pytest.mark.parametrize("shard", [None, "optimizer", "weights"])
+def test_loss_scaling_goes_through_accumulation(samples, shard, monkeypatch):
     """A power of two changes no bit of a float32 gradient, so nothing else may change either."""
-    strategy = {"loss_scale": 1024.0, "shard_optimizer_state": shard}
+    monkeypatch.setattr(shard_state, "REPLICATED_ELEMENTS", 0)
+    strategy = {"loss_scale": 1024.0, "shard": shard}
     stock = make_stock(maker(plain, OPTIMIZERS["momentum"]))
     expected = learn(stock, samples, UPDATE), state(stock)
     model = make_convoy(
