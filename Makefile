@@ -120,7 +120,7 @@ lint: setup
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 
-bench-peers: setup ## Convoy beside its peers: 40 minutes, a page in benchmarks/results
+bench-peers: setup ## Convoy beside its peers: 90 minutes, a page in benchmarks/results
 	@$(BIN)/python -m benchmarks.peers.run $(ARGS)
 
 clean: ## Remove the environment and what was built

@@ -9,7 +9,9 @@ and the command that installs it.
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,8 +49,13 @@ def _module(name: str) -> Callable[[], object]:
     return partial(find_spec, name)
 
 
+def find_program(name: str) -> str | None:
+    """Return the path of a program, which may be in the environment of this Python."""
+    return shutil.which(name, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+
+
 def _program(name: str) -> Callable[[], object]:
-    return partial(shutil.which, name)
+    return partial(find_program, name)
 
 
 PARTS = {
@@ -72,6 +79,9 @@ PARTS = {
     "the clients of TensorFlow Serving and Triton": Part(
         CLIENTS, (ROOT / ".venv-clients/bin/python").exists
     ),
+    "hadolint": Part(DEV, _program("hadolint")),
+    "kubeflow-trainer-api": Part(DEV, _module("kubeflow_trainer_api")),
+    "shellcheck": Part(DEV, _program("shellcheck")),
     "libtpu": Part(TARGETS, _module("libtpu")),
     "JAX's CUDA plugin": Part(TARGETS, _module("jax_cuda12_plugin")),
     "torch": Part(INTEROP, _module("torch")),

@@ -109,6 +109,7 @@ def test_the_command_lists_and_converts_checkpoints(originals, tmp_path):
 # `convoy train` -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_training_run_resumes_and_validates_the_checkpoints_of_before(copied):
     folder = copied("train")
     command("train", "--resume", "--output-dir", folder)
@@ -243,6 +244,7 @@ def predict(address, name, samples):
         return np.array(json.load(answer)["predictions"])
 
 
+@pytest.mark.slow
 def test_exported_versions_are_served(originals):
     names = ("convoy", "portable", "train", "layers")
     x = {"convoy": subjects.images()[0][:4], "portable": subjects.images()[0][:4]}
@@ -260,6 +262,7 @@ def test_the_keras_models_in_exported_versions_are_loaded(originals, registered)
         assert_expected({"predicted": predicted}, f"exports-{name}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["train", "keras/layers.keras"], ids=["run", "file"])
 def test_runs_and_keras_files_are_exported(originals, tmp_path, source):
     words = ("--checkpoint", originals / source, "--export-dir", tmp_path / "model")
@@ -271,6 +274,7 @@ def test_runs_and_keras_files_are_exported(originals, tmp_path, source):
 # Reports ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_page_and_a_trace_are_made_of_a_report(originals, tmp_path):
     page, trace = tmp_path / "page.html", tmp_path / "trace.json"
     command("report", originals / "report", "--page", page, "--trace", trace)

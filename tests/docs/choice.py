@@ -6,10 +6,12 @@ A command is named by how it begins. What occurs on no page any more has to go.
 # What cannot be run by tests, and why.
 NOT_RUN = {
     "make test": "these tests are a part of it",
-    "make bench-peers": "installs 4 GB of other frameworks, and takes 40 minutes",
+    "make bench-peers": "installs 5 GB of other frameworks, and takes 90 minutes",
     "pip install": "installs from elsewhere",
     "convoy compile": "needs compilers for TPUs and GPUs; `make test-targets` runs such commands",
-    ".venv/bin/python -m benchmarks.peers.environments": "installs 4 GB of other frameworks",
+    "convoy plan --target": "needs compilers for TPUs and GPUs; `make test-targets` runs one",
+    "python3 train.py --config resnet50_16ipus_8k_bn_pipeline": "takes minutes for a weight update",
+    ".venv/bin/python -m benchmarks.peers.environments": "installs 5 GB of other frameworks",
     ".venv/bin/python -m benchmarks.mnist": "runs TensorFlow beside us",
     ".venv/bin/python -m benchmarks.cifar10_ways": "needs CIFAR-10, for an hour",
     ".venv/bin/python -m benchmarks.cifar10 ": "runs PyTorch beside us",
@@ -18,6 +20,8 @@ NOT_RUN = {
 
 # What another test runs at a small size.
 RUN_BY = {
+    "python3 send_request.py": "tests/examples/test_cnns.py::"
+    "test_test_images_are_sent_to_the_exported_model",
     "make train": "tests/examples/test_digits.py::test_trains_and_writes_its_run",
 }
 
@@ -29,8 +33,10 @@ SLOW = {
     "convoy plan": "measures machine and network; tests/plan has fast tests of such commands",
     "convoy train --model resnet50": "ResNet-50 in two stages compiles for two minutes",
     "python3 -m examples_utils": "imports for seconds; tests/bench/test_command.py runs it, too",
+    "docs/cluster.md: ": _PROCESSES,
     "docs/launch.md: ": _PROCESSES,
     "examples/cifar10/README.md: ": _EXAMPLE,
+    "examples/cnns/README.md: ": _EXAMPLE,
     "examples/cosmoflow/README.md: ": _EXAMPLE,
     "examples/estimator_cnn/README.md: ": _EXAMPLE,
     "examples/mnist/README.md: ": _EXAMPLE,

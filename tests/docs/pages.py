@@ -104,5 +104,7 @@ def _read(page: Path, line: str, *, whole: bool, folder: Path) -> Command | None
     while words and (variable := _VARIABLE.fullmatch(words[0])):
         variables[variable[1]] = variable[2]
         words = words[1:]
+    if ">" in words:  # what it prints goes to a file
+        words = words[: words.index(">")]
     command = Command(page, line.split("  #")[0].strip(), words, variables, whole, folder)
     return command if words and command.program in PROGRAMS else None

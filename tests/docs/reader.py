@@ -14,7 +14,7 @@ from tests.examples.cifar import write_cifar
 from tests.examples.cosmoflow.record_files import write_volumes
 from tests.examples.digits import write_digits
 
-from .pages import ROOT
+from .pages import ROOT, blocks
 
 FILES = Path(__file__).parent / "at_hand"
 CLASSES = 10
@@ -58,6 +58,12 @@ def write_data_sets(folder):
     """Write all data sets that pages speak of, small, in their own formats, into one folder."""
     write_cifar(folder, per_batch=32, test=32)
     write_digits(folder / "mnist.npz", train=1700, test=1700)
+    for name, colour in (("cat", 50), ("dog", 200)):
+        (folder / "pictures" / name).mkdir(parents=True)
+        for number in range(20):
+            Image.new("RGB", (40, 30), (colour, number, 0)).save(
+                folder / "pictures" / name / f"{number}.png"
+            )
     write_volumes(folder / "train", 32, shape=VOLUME, compressed=True)
     write_volumes(folder / "validation", 4, shape=VOLUME, compressed=True)
     return folder
@@ -81,6 +87,9 @@ def write_files_at_hand(page, folder, data):
     """Write what the commands of a page take for granted into the current folder."""
     if (FILES / page.stem).is_dir():
         shutil.copytree(FILES / page.stem, folder, dirs_exist_ok=True)
+    if page.name == "cluster.md":
+        (script,) = [block.text for block in blocks(page) if block.language == "python"]
+        (folder / "train.py").write_text(script)
     if page.name == "reports.md":
         shutil.copytree(folder / "report", folder / "other-report")
     if page.name == "serving.md":

@@ -10,6 +10,7 @@ LIMITS = {
     "--batches-per-step": 2,
     "--epochs": 1,
     "--gradient-accumulation": 4,
+    "--image-size": 32,
     "--gradient-accumulation-count": 4,
     "--n-epochs": 1,
     "--n-train": 32,
@@ -18,6 +19,7 @@ LIMITS = {
     "--num-images": 8,
     "--num-replicas": 2,
     "--repeat": 2,
+    "--replicas": 2,
     "--size": 32,
 }
 
@@ -47,10 +49,10 @@ RULES = {
     r"convoy train": Rule("--num-epochs 1"),
     r"convoy serve": Rule("--port 0 --grpc-port 0"),
     r"convoy request": Rule("--num-images 8 --processes 1 --port GRPC"),
-    r"cnns/train\.py": Rule("--num-epochs 1 --weight-updates-per-epoch 2 --dataset-path DIR"),
+    r"cnns(/|: .*)train\.py": Rule(
+        "--num-epochs 1 --weight-updates-per-epoch 2 --dataset-path DIR"
+    ),
     r"cifar10: .*\.py": Rule("--epochs 1 --batch-size 4 --dataset-path DIR"),
-    # A run of one process would be over already, and two had nothing to do.
-    r"cosmoflow: poprun": Rule(f"{_VOLUMES} --output-dir together"),
     r"cosmoflow: .*train\.py": Rule(_VOLUMES),
     r"make_fields\.py": Rule("--n-train 32 --n-valid 4"),
     r"ipu_estimator_cnn\.py": Rule(

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 from convoy.cli.train import parse
-from convoy.train.run_settings import make_run_settings
+from convoy.train.run_settings import check_options, make_run_settings
 from convoy_command import cli
 
 from cosmoflow import command_line as cosmoflow
@@ -62,7 +62,9 @@ def check_convoy(words, folder, whole):
         known = option_strings(parser) | (option_strings(PARSERS["train"]) if trains else set())
         check_flags(rest, known)
     elif verb == "train":
-        make_run_settings(parse(rest))
+        options = parse(rest)
+        # The reader's own images are not here; `test_following` runs such commands.
+        check_options(options) if options.dataset == "folder" else make_run_settings(options)
     elif verb in TRAINING:
         _, others = parser.parse_known_args(rest)
         check_flags(others, option_strings(PARSERS["train"]))
