@@ -18,8 +18,8 @@ from jaxlib import xla_client
 
 VARIABLE = "CONVOY_DEVICES"
 PER_REPLICA = "CONVOY_DEVICES_PER_REPLICA"
-# JAX takes some milliseconds and some hundred kilobytes for each, and does not stop before it is
-# out of memory.
+# JAX needs some milliseconds and some hundred kilobytes per device, and has no limit of its own:
+# with too many devices, the process runs out of memory.
 MAX_VIRTUAL = 4096
 
 
@@ -58,7 +58,7 @@ def provide_virtual(count: int) -> None:
         )
     if count <= jax.config.jax_num_cpu_devices:  # type: ignore[attr-defined]
         return
-    # JAX refuses this after it has started: `select` then creates additional devices.
+    # JAX raises an error if it has already started; `select` then creates additional devices.
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", count)
 
@@ -105,7 +105,7 @@ def select(devices: int | Sequence[jax.Device] | None) -> tuple[jax.Device, ...]
 
 
 def memory(devices: tuple[jax.Device, ...]) -> int:
-    """Return the memory of one of the devices in bytes; virtual devices divide the host's."""
+    """Return the memory of one device in bytes; virtual devices share the host's memory evenly."""
     if target := compile_only.target():
         return target.memory
     own = next(device for device in devices if device.process_index == distributed.index())
@@ -123,9 +123,9 @@ _BFLOAT16_CAPABILITY = 8.0
 def fastest_precision(device: jax.Device) -> str:
     """Return the Keras dtype policy in which a device trains fastest.
 
-    That is `"mixed_bfloat16"` on TPUs, on GPUs with matrix units for it, and on CPUs with
-    instructions for it, whose kernels take 0.5-0.8 of the time of those for float32; otherwise
-    `"float32"`. Float16 is never faster than float32 on a CPU.
+    This is `"mixed_bfloat16"` on TPUs, on GPUs with bfloat16 matrix units and on CPUs with bfloat16
+    instructions, where bfloat16 kernels take 0.5-0.8x the time of float32 kernels. On all other
+    devices it is `"float32"`. Float16 is never faster than float32 on a CPU.
     """
     if device.platform == "cpu":
         is_fast = "bfloat16" in cpu.status().half_instructions
@@ -143,12 +143,12 @@ def find_precision(name: str, device: jax.Device) -> precisions.Precision:
     """
     if name != precisions.AUTO:
         return precisions.find(name)
-    # All processes must use the same one, even on hosts with different CPUs.
+    # All processes must use the same precision, even on hosts with different CPUs.
     return precisions.find(distributed.from_first(fastest_precision(device)))
 
 
 def for_replicas(devices: tuple[jax.Device, ...], replicas: int | None) -> tuple[jax.Device, ...]:
-    """Return one device for each replica; warn about devices that stay unused.
+    """Return one device per replica; warn about unused devices.
 
     Raises:
         ValueError: if there are fewer devices than replicas.
@@ -172,7 +172,7 @@ def for_replicas(devices: tuple[jax.Device, ...], replicas: int | None) -> tuple
 
 @cache
 def _split_again(count: int) -> tuple[jax.Device, ...]:
-    """Create a second CPU client with more devices, since that of JAX cannot be changed."""
+    """Create a second CPU client with more devices, because JAX's own client cannot be changed."""
     threads.expect_devices(count)
     client: Any = xla_client.make_cpu_client(num_devices=count)
     return tuple(client.devices())

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import keras
 from convoy import keras_bridge
 
-# The types that the parts of a pair such as "16.32" stand for.
+# The dtype of each part of a pair such as "16.32".
 _DTYPES = {"16": "float16", "bf16": "bfloat16", "32": "float32"}
 _PAIR = re.compile(r"(bf)?\d+\.(bf)?\d+")
 
@@ -78,7 +78,7 @@ PRECISIONS = {precision.pair: precision for precision in _PRECISIONS} | {
 """All precisions by both of their names."""
 AUTO = "auto"
 CHOICES = (*PRECISIONS, AUTO)
-"""The names of all precisions, and the word for the fastest one on the device."""
+"""The names of all precisions, and `"auto"` for the fastest one on the device."""
 
 
 def find(name: str) -> Precision:
@@ -106,8 +106,8 @@ def find(name: str) -> Precision:
 def warn_of_half_partials() -> None:
     """Warn once that `half_partials=True` has no effect.
 
-    On a CPU, XLA accumulates matrix products and convolutions of 16-bit numbers in float32, also
-    where JAX requests 16-bit accumulation; for convolutions JAX has no such request.
+    On a CPU, XLA accumulates matrix products and convolutions of 16-bit numbers in float32, even if
+    JAX requests 16-bit accumulation. For convolutions, JAX cannot request it at all.
     """
     warnings.warn(
         "half_partials=True has no effect: XLA chooses the type in which it accumulates 16-bit "

@@ -29,11 +29,11 @@ from convoy.engine.prepared_model import PreparedModel
 if TYPE_CHECKING:
     from convoy.report.recording import Recording
 
-# Large enough that the exchange takes longer than its start, small enough to stay in the cache.
+# Large enough that latency does not dominate an exchange, small enough to stay in the cache.
 REDUCTION_BUCKET = 4 << 20
 
-# The part of a device's memory that gathered weights and their gradients may take, if they are
-# gathered once per weight update: small enough that the rest is worth the saved communication.
+# The fraction of a device's memory that gathered weights and their gradients may take if they are
+# gathered once per weight update. Larger models save memory instead of communication.
 GATHERED_PART = 8
 
 _current: ContextVar[Strategy | None] = ContextVar("convoy_strategy", default=None)
@@ -42,56 +42,57 @@ _current: ContextVar[Strategy | None] = ContextVar("convoy_strategy", default=No
 class Strategy:
     """The devices and the parallel configuration with which models are trained and evaluated.
 
-    A `keras.Model` that is made inside `scope()` runs on Convoy's engine from then on; models
-    made elsewhere do not change.
+    A `keras.Model` that is created inside `scope()` runs on Convoy's engine; other models do not
+    change.
 
     Args:
-        devices: the number of devices, or a list of them; each holds a replica of the model (data
-            parallelism). A CPU is divided into that many virtual ones. By default the number in
-            the variable `CONVOY_DEVICES`, otherwise one; in a script that `convoy launch` runs, the
-            devices of all its processes.
-        replicas: the number of replicas, if not one on every device. Devices left over are named in
-            a warning.
-        batch: the meaning of `batch_size` in `fit`: `"replica"`, the micro-batch of one replica; or
-            `"global"`, all samples of a weight update, which are divided over replicas and
-            accumulated micro-batches.
-        gradient_accumulation: micro-batches per weight update and replica. Schedules and
-            `optimizer.iterations` count weight updates.
-        accumulation_dtype: type in which gradients are added up; by default their own.
+        devices: number of devices, or a list of devices; each holds a replica of the model (data
+            parallelism). A CPU is divided into that many virtual devices. The default is the number
+            in the environment variable `CONVOY_DEVICES`, or one if it is not set; in a script run
+            by `convoy launch`, the devices of all processes.
+        replicas: number of replicas, by default one per device. A warning names unused devices.
+        batch: meaning of `batch_size` in `fit`: `"replica"` for the micro-batch of one replica;
+            `"global"` for the global batch, which is divided over replicas and accumulated
+            micro-batches.
+        gradient_accumulation: number of micro-batches per weight update and replica. Learning-rate
+            schedules and `optimizer.iterations` count weight updates.
+        accumulation_dtype: dtype of the accumulated gradients; by default the dtype of each
+            gradient.
         reduction: reduction of the gradients over micro-batches and replicas: `"mean"` gives the
-            update of the global batch, `"sum"` one that is larger by their number.
-        reduction_bucket: bytes of gradients that replicas exchange at a time; 0 exchanges one
-            variable after the other.
-        batch_norm_group: replicas that share the statistics of batch normalisation
-            (SyncBatchNorm); it must divide their number.
-        shard: the state of which each replica stores a shard, instead of all of it: `"optimizer"`,
-            the optimizer's state (ZeRO-1); or `"weights"`, the weights as well (ZeRO-3, FSDP).
+            gradient of the global batch, `"sum"` adds the gradients.
+        reduction_bucket: bucket size of the all-reduce in bytes; 0 reduces each gradient
+            separately.
+        batch_norm_group: number of replicas that share batch-normalisation statistics
+            (SyncBatchNorm); it must divide the number of replicas.
+        shard: state that is sharded over the replicas: `"optimizer"` for the optimizer state
+            (ZeRO-1); `"weights"` for the weights and the optimizer state (ZeRO-3, FSDP).
         shard_optimizer_state: an alias of `shard="optimizer"`.
-        activation_checkpointing: names of layers (`"conv2_*"` matches many) whose activations are
-            computed again in the backward pass instead of being kept. A number is the bytes that
-            activations may take on a device, and `"auto"` is half of its memory: as many layers
-            as necessary are then chosen. For functional and sequential models.
-        data_budget: bytes of each device's memory that data may take. Datasets that fit are
-            moved there once; others are streamed in blocks. By default a quarter of the memory.
-        precision: precision of models that are made in the scope (mixed precision), as the name of
-            a Keras dtype policy: `"float32"`, `"mixed_float16"`, `"float16"`, `"mixed_bfloat16"`
+        activation_checkpointing: names of layers whose activations are recomputed in the backward
+            pass instead of being stored; patterns such as `"conv2_*"` are allowed. A number limits
+            the bytes of activations on each device, and `"auto"` limits them to half of the
+            device's memory; the layers are then chosen automatically. For functional and sequential
+            models.
+        data_budget: bytes of each device's memory that data may take, by default a quarter of the
+            memory. Arrays that fit are transferred once; other data is streamed in blocks.
+        precision: precision of models that are created in the scope (mixed precision), as the name
+            of a Keras dtype policy: `"float32"`, `"mixed_float16"`, `"float16"`, `"mixed_bfloat16"`
             or `"bfloat16"`; or as compute and weight-update precision in bits: `"32.32"`,
-            `"16.32"`, `"16.16"`, `"bf16.32"` or `"bf16.16"`. `"auto"` is `"mixed_bfloat16"` on
-            devices that compute faster in it, otherwise `"float32"`; the choice is logged. By
-            default Keras's current policy.
-        loss_scale: the factor by which the loss is multiplied and the gradients are divided, so
-            that small ones survive 16 bits: a number, `"auto"`, or an `AutomaticLossScale`. Updates
-            whose gradients overflow are skipped. By default none, except for the
-            `LossScaleOptimizer` that Keras puts around the optimizer of a model in `"16.32"`.
+            `"16.32"`, `"16.16"`, `"bf16.32"` or `"bf16.16"`. `"auto"` selects `"mixed_bfloat16"` on
+            devices where it is faster, otherwise `"float32"`; the choice is logged. The default is
+            Keras's current policy.
+        loss_scale: factor by which the loss is multiplied and the gradients are divided, so that
+            small gradients do not underflow in 16 bits: a number, `"auto"`, or an
+            `AutomaticLossScale`. Updates whose gradients overflow are skipped. By default there is
+            none, except for the `LossScaleOptimizer` in which Keras wraps the optimizer under
+            `"mixed_float16"`.
         stochastic_rounding: `"on"` or `"replica_identical"` computes the update of 16-bit weights
-            in float32 and rounds stochastically, so that small steps are not lost; `"off"` rounds
-            to nearest, as Keras does. The replicas of a model share their weights, so they round
-            alike in either case.
-        half_partials: whether products of 16-bit numbers are summed in 16 bits. XLA sums them in
-            float32 on a CPU, so `True` only causes a warning.
+            in float32 and rounds it stochastically, so that small updates are not lost; `"off"`
+            rounds to nearest, as Keras does. All replicas round in the same way.
+        half_partials: whether products of 16-bit numbers are summed in 16 bits. On a CPU, XLA
+            always sums them in float32, so `True` only causes a warning.
 
     Raises:
-        ValueError: if there are too few devices, numbers do not fit together, or a word is unknown.
+        ValueError: if there are too few devices, or if an argument is invalid.
 
     Example:
     ```python
@@ -150,18 +151,18 @@ class Strategy:
         self.precision = self._precision(precision)
         self.numerics = Settings(self.precision, loss_scales.find(loss_scale), stochastic_rounding)
         self.observer: Observer = default_observer()
-        """The observer of its models' runs."""
+        """The observer of all runs of the strategy's models."""
         if half_partials:
             precisions.warn_of_half_partials()
 
     @property
     def replicas(self) -> int:
-        """The number of copies of the model that train in parallel."""
+        """The number of replicas of the model."""
         return self.execution_config.replicas
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Strategy]:
-        """Prepare every `keras.Model` that this thread makes in the block."""
+        """Prepare every `keras.Model` that this thread creates in the block."""
         with (
             bound(_current, self),
             self.precision.scope() if self.precision else contextlib.nullcontext(),
@@ -170,7 +171,7 @@ class Strategy:
             yield self
 
     def adopt(self, new: keras.Model) -> None:
-        """Prepare a model for this strategy, as `scope` does with every model that is made in it.
+        """Prepare a model for this strategy, as `scope` does for every model created in it.
 
         A subclass may extend this, for example to add methods to models.
         """
@@ -178,13 +179,13 @@ class Strategy:
         model.attach(new, self.execution_config, self.data_budget, self.devices, self)
 
     def record(self, folder: str | os.PathLike[str]) -> Recording:
-        """Record a report of all runs from now on: programs, times, memory, metrics.
+        """Record a report of all runs that follow: programs, times, memory and metrics.
 
-        `convoy report FOLDER` makes a page of it, also while a run is in progress. Programs that
-        were compiled before are compiled again, to be analysed.
+        `convoy report FOLDER` renders it as a page, also while a run is in progress. Programs that
+        were compiled before are compiled again for the analysis.
 
         Args:
-            folder: the folder of the report; an existing one is replaced.
+            folder: folder of the report; an existing report is replaced.
 
         Returns:
             The recording, which lasts until it is closed or the process ends; in a `with`

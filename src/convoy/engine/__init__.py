@@ -1,1 +1,1 @@
-"""One pure step and the wrappers around it: data flows from feed to loop to metrics."""
+"""The engine: a pure training step, its wrappers, and the loop that runs it on the devices."""

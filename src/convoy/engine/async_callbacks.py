@@ -18,13 +18,13 @@ End = Callable[[int, Outcome], None]
 class AsyncCallbacks:
     """Calls callbacks from a separate thread, as results arrive from the devices.
 
-    An exception in a callback is raised by `wait`; no callback is called after it.
+    `wait` raises the exception of a callback; after it, no more callbacks are called.
 
     Args:
         begin: takes the number of a step.
         end: takes the number of a step and its outcome.
-        by_replica: takes the outcome of a step, and returns one for each replica. Both callbacks
-            are called for each of these.
+        by_replica: takes the outcome of a step, and returns the outcome of each replica. Both
+            callbacks are called once per replica.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class AsyncCallbacks:
         return AsyncRunner(runner, self)
 
     def submit(self, chunk: Chunk, outcome: Outcome) -> None:
-        """Add a device call that was started to the queue."""
+        """Add a started device call to the queue."""
         self._results.put((self._step, chunk.steps, outcome))
         self._step += chunk.steps
 

@@ -59,7 +59,7 @@ class Resumption:
         logs: the last logs that callbacks received.
         stopped: whether a callback had stopped the training.
         position: the position in the data.
-        restore: restores all values; to be called after everything else that begins the run.
+        restore: function that restores all values; called as the last step of starting the run.
     """
 
     epoch: int
@@ -76,7 +76,7 @@ class Checkpointer(Protocol):
     """A callback that saves a run between device calls."""
 
     def begin_run(self, progress: Progress) -> Resumption | None:
-        """Return the point at which the run resumes, or `None` to begin from the start."""
+        """Return the point at which the run resumes, or `None` to start from the beginning."""
         ...
 
     def save_if_due(self, progress: Progress) -> None:

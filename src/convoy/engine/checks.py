@@ -15,10 +15,10 @@ WINDOW = 1 << 22
 
 SPARSE = "sparse_categorical_crossentropy"
 
-# The kinds of NumPy's types that hold text or objects.
+# The kinds of NumPy dtypes that hold text or objects.
 TEXT = "USO"
 
-# A division that a strategy asks for.
+# An option that divides a step into parts.
 PIPELINE = "pipeline stages"
 
 STEPS = {
@@ -87,7 +87,7 @@ def check_loss_scale(model: keras.Model) -> None:
 
 
 def check_steps_per_execution(value: object) -> int | Literal["auto"]:
-    """Return the argument if it can be used."""
+    """Return the argument if it is valid."""
     if value == "auto":
         return "auto"
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
@@ -109,7 +109,7 @@ def check_arrays(data: tuple[Data, Data, Data]) -> int:
                     "mapping words to integers."
                 )
     has_none = data[0] is not None and not jax.tree.leaves(data[0])
-    # Keras has a message about an input that is missing; the targets have as many samples.
+    # Keras reports a missing input itself, and the targets have the same number of samples.
     return count_samples(data if has_none else data[0])
 
 
@@ -138,7 +138,7 @@ def check_inputs(model: keras.Model, x: Data) -> None:
     problem = _problem(model, leaves) if len(leaves) == len(model.inputs) else ""
     if problem is None:
         return
-    # Keras adapts some inputs; where it does not, its message about their number is clear.
+    # Keras adapts some inputs. For a wrong number of inputs, its message is clear.
     error = keras_bridge.refusal(model, x)
     if error is not None:
         raise ValueError(problem) if problem else error
@@ -157,7 +157,7 @@ def _problem(model: keras.Model, leaves: list[Data]) -> str | None:
 
 
 def first_not_finite(x: Data) -> str | None:
-    """Return where inputs first hold NaN or infinity, in words, or `None`."""
+    """Return a description of the first NaN or infinity in the inputs, or `None`."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(x):
         if jax.dtypes.issubdtype(leaf.dtype, np.floating):
             where = _first_bad(leaf, lambda part: ~np.isfinite(part))
@@ -168,7 +168,7 @@ def first_not_finite(x: Data) -> str | None:
 
 
 def check_targets(model: keras.Model, y: Data) -> None:
-    """Raise an error for labels that Keras refuses; warn of labels that are probably wrong."""
+    """Raise an error for labels that Keras rejects; warn about labels that are probably wrong."""
     if y is None:
         return
     outputs = keras_bridge.output_structure(model)
@@ -186,7 +186,7 @@ def check_targets(model: keras.Model, y: Data) -> None:
 
 
 def explain_targets(model: keras.Model, y: Data) -> None:
-    """Raise a better error than Keras if targets are one-hot, and the loss takes class numbers."""
+    """Raise a clearer error than Keras if targets are one-hot but the loss takes class numbers."""
     for path, loss in keras_bridge.compiled_losses(model):
         target = _at(y, path)
         shape: tuple[int, ...] = getattr(target, "shape", ())
@@ -212,7 +212,7 @@ def _one_hot(target: Data) -> str:
 def _check_classes(target: Data, classes: int | None, ignored: int | None) -> None:
     if classes is None:
         return
-    # Without an ignored class, class 0, which is in range anyway.
+    # Without an ignored class this is class 0, which is always in range.
     allowed = 0 if ignored is None else ignored
     bad = _first_bad(target, lambda part: ((part < 0) | (part >= classes)) & (part != allowed))
     if bad is not None:

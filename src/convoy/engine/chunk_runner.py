@@ -18,7 +18,7 @@ class ChunkRunner(Protocol):
     """Runs chunks of data through a model."""
 
     def run(self, chunk: Chunk) -> Outcome:
-        """Run the steps of a chunk; the model's variables hold the result afterwards."""
+        """Run the steps of a chunk, and store the result in the model's variables."""
         ...
 
 
@@ -36,11 +36,11 @@ class ModelRunner(ChunkRunner, Protocol):
         ...
 
     def limit_outputs(self, example: Shapes, budget: int, steps_per_execution: int) -> int:
-        """Return how many steps a prediction call may run.
+        """Return the maximum number of steps of a prediction call.
 
         Args:
             example: shapes and types of a batch.
             budget: bytes that the outputs of one device call may take.
-            steps_per_execution: the maximum that the user asked for.
+            steps_per_execution: maximum number of steps that the user set.
         """
         ...

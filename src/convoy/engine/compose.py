@@ -55,7 +55,7 @@ Program = Callable[..., tuple[State, PyTree]]
 
 @dataclass(frozen=True)
 class Composition:
-    """Makes the programs of one model in one mode."""
+    """Builds the programs of one model in one mode."""
 
     # A training program, from the inside out:
     #
@@ -68,10 +68,10 @@ class Composition:
     #
     # With data parallelism, each replica runs all of it (shard_map around the loop). With a sharded
     # state, shard_map is around the gradients only, and XLA partitions the update; `shard_state`
-    # replaces the all-reduce, and gathers sharded weights. Each wrapper knows nothing of the
-    # others; a model in pipeline stages is not composed here.
+    # replaces the all-reduce, and gathers sharded weights. The wrappers are independent of each
+    # other. Models in pipeline stages are not composed here.
     #
-    # A model's own `train_step` takes the place of all of it but the loop (`_on_global_batch`).
+    # A custom `train_step` replaces everything except the loop (`_on_global_batch`).
 
     model: keras.Model
     config: ExecutionConfig
@@ -149,7 +149,7 @@ class Composition:
     def _on_each_replica(
         self, fetch: Fetch, chunk: Chunk, folded: FoldedStep | None, max_steps: int
     ) -> Run:
-        """Return the device loop, all of which runs on each replica."""
+        """Return the device loop in which each replica runs the complete step."""
         mesh, sharded = self.config.placement.mesh, self.replicas(chunk) > 1
         run: Run
         if self.mode == "predict":
@@ -167,7 +167,7 @@ class Composition:
         )
 
     def _with_sharded_state(self, fetch: Fetch, chunk: Chunk, shards: StateShards) -> Run:
-        """Return the device loop, of which only the gradients run on each replica.
+        """Return the device loop in which only the gradients are computed per replica.
 
         XLA then partitions the weight update by the shards of the state: an optimizer may combine
         the elements of a weight, or all weights, in any way.
@@ -178,10 +178,10 @@ class Composition:
             new, gradients, logs = local(state, position)
             return new._replace(optimizer=[]), gradients, logs
 
-        # The loss may read a number of the optimizer, such as a loss scale, but not its shards:
-        # these do not pass through, and XLA removes their gathering.
+        # The loss may read a scalar of the optimizer, such as a loss scale, but not its shards.
+        # They are not passed to the loss, so XLA removes the all-gather.
         specs = shards.specs_for_gradients
-        # Replicas that do not divide the batch have the same gradients.
+        # If the batch is not sharded, all replicas have the same gradients.
         reduced_specs = shards.gradients if self.replicas(chunk) > 1 else REPLICATED
         on_replicas = over_replicas(
             without_optimizer,
@@ -207,8 +207,8 @@ class Composition:
     def _on_global_batch(self, step: Step, max_steps: int) -> Run:
         """Return the device loop of a custom step.
 
-        XLA partitions its computation over the replicas, by the shards of the batch: a custom step
-        may combine the samples in any way, and must give the same result as on one device.
+        XLA partitions its computation over the replicas along the batch axis, because a custom step
+        may combine samples in any way and must give the same result as on one device.
         """
         mesh = self.config.placement.mesh
         if mesh is not None:
@@ -217,7 +217,7 @@ class Composition:
         return collect(step, max_steps) if self.mode == "predict" else loop(step)
 
     def _global_batch(self, chunk: Chunk) -> GlobalBatch:
-        """Return the operations for a local batch, by the number over which a mean is taken."""
+        """Return the operations for a local batch, given the number of local batches in a mean."""
         config = self.config
         local_batches = self.replicas(chunk) if config.reduction == "mean" else 1
         if config.accumulation_reduction == "mean":
@@ -256,9 +256,10 @@ class Composition:
         return step
 
     def _gather_by_micro_batch(self, replicas: int) -> Gather | None:
-        """Return the function that gathers weights inside of the loss; `None` if that is outside.
+        """Return the function that gathers weights inside the loss, or `None` if that is done
+        outside.
 
-        Inside of it, the gradients of all weights never exist on one device.
+        Inside the loss, a device never holds the gradients of all weights at once.
         """
         prepared = PreparedModel.of(self.model)
         scale = prepared.numerics.settings.loss_scale
@@ -293,7 +294,7 @@ def _with_operations(
 ) -> Program:
     """Trace a program with replacements of Keras's operations, created for each trace."""
 
-    # The name of a program is shown by profilers.
+    # Profilers show the name of a program.
     @wraps(run_steps)
     def traced(*args: PyTree) -> tuple[State, PyTree]:
         with keras_bridge.replaced_operations(operations()):
@@ -310,7 +311,7 @@ def run_steps(
     source: PyTree,
     steps: jax.Array,
 ) -> tuple[State, PyTree]:
-    """Run with arrays that are read but not changed in the place of the trainable variables."""
+    """Run with read-only arrays in place of the trainable variables."""
     if mode == "train":
         return run(state, source, steps)
     state, outcome = run(state._replace(trainable=constants), source, steps)

@@ -34,7 +34,7 @@ class Pipeline(Protocol):
 
 @dataclass(frozen=True)
 class ExecutionConfig:
-    """Everything about a run that belongs neither to the model nor to the data.
+    """Configuration of a run, apart from the model and the data.
 
     Attributes:
         placement: the devices.
@@ -49,8 +49,8 @@ class ExecutionConfig:
         batch_norm_group: replicas that share batch-normalisation statistics.
         shard: the state that is sharded over replicas: `"optimizer"` (ZeRO-1), or `"weights"` with
             the optimizer's state (ZeRO-3, FSDP).
-        gather_budget: bytes of weights and gradients on a device up to which sharded weights are
-            gathered once per weight update; above, they are gathered for each micro-batch.
+        gather_budget: maximum bytes of weights and gradients on a device for gathering sharded
+            weights once per weight update; above it, they are gathered for each micro-batch.
         activation_checkpointing: patterns of layer names, or a number of bytes; see
             `convoy.engine.step.activation_checkpointing`.
         pipeline: the options of a model with pipeline stages, whose placement is then a

@@ -1,4 +1,4 @@
-"""The interface through which runs are observed, at the borders of device calls only.
+"""The interface through which runs are observed, before and after device calls only.
 
 The default observer returns everything unchanged, so an unobserved run has no overhead.
 """
@@ -24,8 +24,8 @@ class EpochCallbacks(NamedTuple):
     """Functions that call a run's callbacks between device calls.
 
     Attributes:
-        begin: takes the number of the first of some steps.
-        end: takes the number of the last one, and the outcome of every device call.
+        begin: takes the number of the first step.
+        end: takes the number of the last step, and the outcome of every device call.
     """
 
     begin: Callable[[int], None]
@@ -85,7 +85,7 @@ def default_observer() -> Observer:
 
 @contextlib.contextmanager
 def observed_by_default(observer: Observer) -> Iterator[None]:
-    """Let an observer observe every strategy that is made in the block."""
+    """Make an observer the default of every strategy that is created in the block."""
     global _default
     before, _default = _default, observer
     try:
@@ -98,22 +98,22 @@ _progress_functions: list[Callable[[int], None]] = []
 
 
 def report_progress(micro_batches: int) -> None:
-    """Tell those who follow a long device call that it has computed some micro-batches."""
+    """Report that the running device call has computed some micro-batches."""
     for function in _progress_functions:
         function(micro_batches)
 
 
 def observe_progress(function: Callable[[int], None]) -> Callable[[], None]:
-    """Call a function from inside of device calls, as far as these can report their progress.
+    """Call a function during device calls that can report their progress.
 
-    Pipelines can: the host dispatches each micro-batch of a stage.
+    Pipelines can, because the host dispatches each micro-batch of a stage.
 
     Args:
         function: takes the number of micro-batches, over all replicas of this process, since the
             last call.
 
     Returns:
-        A function that ends this.
+        A function that ends the observation.
     """
     _progress_functions.append(function)
     return lambda: _progress_functions.remove(function)
@@ -126,7 +126,7 @@ _pause_contexts: list[PauseContext] = []
 
 @contextlib.contextmanager
 def pause(name: str) -> Iterator[None]:
-    """Enclose a block in which training stands still, for example to save a checkpoint."""
+    """Mark a block in which training is paused, for example to save a checkpoint."""
     with contextlib.ExitStack() as stack:
         for context in _pause_contexts:
             stack.enter_context(context(name))
@@ -134,6 +134,6 @@ def pause(name: str) -> Iterator[None]:
 
 
 def observe_pauses(context: PauseContext) -> Callable[[], None]:
-    """Enter a context around every `pause` from now on; returns a function that ends this."""
+    """Enter a context around every later `pause`; return a function that ends the observation."""
     _pause_contexts.append(context)
     return lambda: _pause_contexts.remove(context)

@@ -1,4 +1,4 @@
-"""A device that runs out of memory: one line with the changes that reduce it."""
+"""The error of a device that runs out of memory, with suggestions that reduce the memory."""
 
 import re
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ class DeviceMemoryError(MemoryError):
 
 @contextmanager
 def explained(method: str, name: str, config: ExecutionConfig) -> Iterator[None]:
-    """Turn the error of a device without free memory into one line with what to change.
+    """Turn an out-of-memory error of a device into one line with suggestions.
 
     Args:
         method: the method of the model that was called.
@@ -43,7 +43,7 @@ def explained(method: str, name: str, config: ExecutionConfig) -> Iterator[None]
 
 
 def memory_advice(method: str, config: ExecutionConfig) -> list[str]:
-    """Return changes of a run that take less memory on a device, the smallest one first."""
+    """Return changes to a run that reduce memory on a device, the smallest change first."""
     trains, is_pipeline = method in ("fit", "train_on_batch"), config.pipeline is not None
     found = ["a smaller batch_size"]
     if trains:

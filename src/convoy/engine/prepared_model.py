@@ -9,7 +9,7 @@ from convoy.engine.numerics.numerics import Numerics, Settings
 from convoy.keras_bridge import ModelState
 
 GradientMap = Callable[[jax.Array, keras.Variable], jax.Array]
-"""Takes a gradient and its variable, and returns what takes the gradient's place."""
+"""Takes a gradient and its variable, and returns the gradient to use instead."""
 
 
 class DeferredSplit(NamedTuple):
@@ -37,7 +37,7 @@ class PreparedModel(ModelState):
         has_guessed_types: whether the types of the inputs were unknown when it was traced.
         counts_batches_of_replicas: whether progress bars count the batches of all replicas, instead
             of steps.
-        use_options: a function that takes the options of a model that this one is a copy of.
+        use_options: function that takes over the options of the model that this model is a copy of.
     """
 
     def __init__(self) -> None:

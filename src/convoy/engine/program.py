@@ -76,7 +76,7 @@ class Programs:
         Returns:
             The values of the metrics, or for prediction the outputs as host arrays.
         """
-        # Bounds the data that is in flight: the device has one call waiting, not more.
+        # Limits the data in flight: at most one call waits for the device.
         while len(self._running) > 1:
             jax.block_until_ready(self._running.pop(0))
         state = self.variables.read()
@@ -101,7 +101,8 @@ class Programs:
         if self.mode == "train":
             return [], state
         if folded is None:
-            # Weights that do not change are not donated: others may hold them.
+            # Weights that do not change are not donated, because other code may hold references to
+            # them.
             return state.trainable, state._replace(trainable=[])
         constants, changing = folded.divide(state)
         return self.weights.get(folded, constants), changing
@@ -117,7 +118,7 @@ class Programs:
         self.variables.write(self._on_all_devices(state))
 
     def _on_all_devices(self, state: State) -> State:
-        """Move values to where they are stored; callbacks set the same in all processes."""
+        """Move values to their devices; callbacks set the same values in all processes."""
         if self.shards is not None:
             return self.shards.place(state)
         return State(*self.placement.replicate(tuple(state)))
@@ -130,7 +131,7 @@ class Programs:
         return lowered.compile().memory_analysis()
 
     def limit_outputs(self, example: Shapes, budget: int, steps_per_execution: int) -> int:
-        """Choose how many steps' outputs a prediction keeps on the device, and return it."""
+        """Set and return the number of steps whose outputs a prediction keeps on the device."""
         leaves, structure = jax.tree.flatten(example)
         key = (*leaves, structure)
         if key not in self._output_bytes:
@@ -177,7 +178,7 @@ def output_bytes(model: keras.Model, state: State, example: Shapes) -> int:
 def _trace_for_shapes() -> Iterator[None]:
     """Trace a step without effects, before the trace that is compiled.
 
-    Layers should warn once, and draw from Python's generator as often as in stock Keras.
+    With it, layers warn only once, and draw from Python's generator as often as in stock Keras.
     """
     drawn_from = random.getstate()
     with warnings.catch_warnings():
@@ -187,7 +188,7 @@ def _trace_for_shapes() -> Iterator[None]:
 
 
 def values_of_first_process(state: State) -> State:
-    """Return a state whose values that are not on all devices yet are the first process's."""
+    """Return a state; values that are not on all devices yet are those of the first process."""
     values, structure = jax.tree.flatten(state)
     local = [index for index, value in enumerate(values) if not spans_processes(value)]
     shared = distributed.arrays_from_first([np.asarray(values[index]) for index in local])
@@ -221,7 +222,7 @@ class ProgramCache:
         return self._runners.get(mode)
 
     def release(self) -> None:
-        """Replace values that several processes share by values of this process."""
+        """Replace values that are shared by several processes with values of this process."""
         if self.config.placement.spans_processes:
             for runner in self._runners.values():
                 values, structure = jax.tree.flatten(runner.variables.read())
@@ -235,7 +236,7 @@ class ProgramCache:
 
 
 def _rows(outputs: PyTree, chunk: Chunk) -> PyTree:
-    """Turn outputs by step into outputs by sample."""
+    """Convert outputs per step to outputs per sample."""
 
     def rows(leaf: jax.Array) -> np.ndarray:
         steps = to_host(leaf)[: chunk.micro_batches]

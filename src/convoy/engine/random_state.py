@@ -46,13 +46,13 @@ def restore(state: RandomState) -> None:
 
 
 def use_state_of_first_process() -> None:
-    """Make the generators of all processes continue from the state of the first one's."""
+    """Set the generators of all processes to the state of the first process."""
     restore(RandomState.from_json(distributed.from_first(capture().to_json())))
 
 
 @contextlib.contextmanager
 def as_of(state: RandomState) -> Iterator[None]:
-    """Draw from an earlier state in the block, and continue as before after it."""
+    """Use an earlier state in the block, and restore the current one after it."""
     now = capture()
     restore(state)
     try:

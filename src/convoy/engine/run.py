@@ -29,7 +29,7 @@ from convoy.types import Batch, Logs, PyTree
 Validate = Callable[..., Logs]
 """Takes the list of callbacks as `callbacks`, and returns the logs of an evaluation."""
 
-# The part of the memory for data that the outputs of one prediction call may take.
+# The fraction of the data budget that the outputs of one prediction call may take.
 OUTPUT_FRACTION = 4
 
 
@@ -46,7 +46,7 @@ class Runner:
         self.use(config)
 
     def use(self, config: ExecutionConfig, staged: ExecutionConfig | None = None) -> None:
-        """Run with another configuration from now on.
+        """Use another configuration for all later runs.
 
         Args:
             config: the configuration of the model as a whole.
@@ -169,7 +169,7 @@ class Runner:
         return self._epoch_logs("train", progress.logs)
 
     def _epoch_logs(self, mode: Mode, logs: Logs) -> Logs:
-        """Return the logs of an epoch; a model's own step may have returned others than these."""
+        """Return the logs of an epoch, including logs that only a custom step returns."""
         if keras_bridge.custom_step(self.model, mode) is None:
             return dict(logs)
         return keras_bridge.epoch_logs(self.model, logs)
@@ -281,7 +281,7 @@ class Runner:
         done: int = 0,
         max_steps: int | None = None,
     ) -> int:
-        """Run what is left of an epoch, observed, and with callbacks from the right thread.
+        """Run the rest of an epoch with its observer, and with callbacks in the right thread.
 
         Args:
             mode: the mode of the run.
@@ -327,7 +327,7 @@ class Runner:
 
             callbacks = EpochCallbacks(thread.start_at, wait_and_end)
             runner, feed, callbacks = self.observer.epoch(mode, model_runner, feed, callbacks)
-            # One weight update at a time; the devices have the next one waiting.
+            # One weight update per device call; the next one is already queued on the devices.
             max_steps = self.current.divisions[mode].steps_per_update
             runner = thread.wrap(runner)
             return run_epoch(
@@ -358,10 +358,10 @@ def run_epoch(
     done: int = 0,
     max_steps: int | None = None,
 ) -> int:
-    """Run what is left of an epoch, with callbacks after every `steps_per_execution` steps.
+    """Run the rest of an epoch, with callbacks after every `steps_per_execution` steps.
 
     A device call is asynchronous: `runner.run` returns before the device has computed. The next
-    chunk is prefetched right after it, so that it is read and moved meanwhile.
+    chunk is prefetched immediately, so it is read and transferred in the meantime.
 
     Args:
         feed: the data of the epoch.
@@ -379,8 +379,8 @@ def run_epoch(
     while True:
         steps = steps_per_execution.value
         start = time.perf_counter()
-        # The first callback of an epoch comes before its data is read, as in stock Keras; an input
-        # of unknown length may be at its end.
+        # As in stock Keras, the first callback of an epoch runs before its data is read, except for
+        # an input of unknown length, which may be at its end.
         is_first = done == 0 and feed.steps is not None
         if is_first:
             callbacks.begin(done)
@@ -407,7 +407,7 @@ def run_epoch(
 
 
 class Uninterrupted:
-    """A context in which Ctrl-C takes effect at the end of the block, and a second one at once.
+    """A context that delays Ctrl-C until the end of the block; a second one takes effect at once.
 
     A device call takes the values of the variables away and returns new ones. An exception in
     between would leave the model without weights.
@@ -464,7 +464,7 @@ def _repeated(replicas: int, logs: Logs) -> list[Logs]:
 
 
 def _rows_by_replica(replicas: int, outputs: PyTree) -> list[PyTree]:
-    """Divide the outputs of a step by replicas; those of an incomplete batch are not divided."""
+    """Divide the outputs of a step over replicas; those of an incomplete batch are not divided."""
     rows = len(jax.tree.leaves(outputs)[0])
     if rows % replicas:
         return [outputs]
@@ -480,5 +480,5 @@ def _concatenate(parts: list[PyTree]) -> PyTree:
 
 
 def _writable(outputs: PyTree) -> PyTree:
-    """Return arrays that the caller may change, as those of stock Keras; others are copied."""
+    """Return writable arrays, as in stock Keras; read-only ones are copied."""
     return jax.tree.map(lambda leaf: np.require(leaf, requirements="W"), outputs)

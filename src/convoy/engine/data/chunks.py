@@ -1,7 +1,8 @@
 """Chunks of data on the devices, and the interface of the feeds that make them.
 
-Data that fits into the budget is moved once and indexed on the device (`resident.py`). Everything
-else is streamed in blocks, the next one moving while this one computes (`streamed.py`).
+Data that fits into the budget is transferred once and indexed on the device (`resident.py`). All
+other data is streamed in blocks; the next block is transferred while the device computes
+(`streamed.py`).
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ class Chunk:
     """The data of some steps on the devices.
 
     Attributes:
-        layout: the way to a micro-batch: `"ordered"`, by an array of indices into whole arrays;
-            `"contiguous"`, one after the other in whole arrays; `"block"`, in arrays whose first
-            axis is the micro-batch.
+        layout: layout of the micro-batches: `"ordered"` by an array of indices into complete
+            arrays; `"contiguous"` for consecutive samples of complete arrays; `"block"` for arrays
+            whose first axis is the micro-batch.
         source: `(arrays, order, offset)`, or the block.
-        batch: samples in a micro-batch, over all replicas.
+        batch: number of samples in a micro-batch, over all replicas.
         steps: steps, as the user counts them.
         micro_batches: micro-batches of all steps.
-        sharded: whether a micro-batch is divided over the replicas, and several of them make a
-            weight update. Otherwise, as for an incomplete batch, every replica runs all of it, and
-            it makes a weight update by itself.
+        sharded: whether micro-batches are divided over the replicas and accumulated. Otherwise, as
+            for an incomplete batch, every replica runs the complete batch, and it is a separate
+            weight update.
     """
 
     layout: Layout
@@ -53,8 +54,8 @@ class StepDivision:
         replicas: replicas that divide each micro-batch.
         steps_per_update: steps of a weight update; an epoch ends with a complete one.
         micro_batches_per_step: micro-batches that a step is divided into.
-        keeps_incomplete: whether samples that do not fill a weight update are run, all of them on
-            every replica; otherwise they are left out.
+        keeps_incomplete: whether samples that do not fill a weight update are run, on every
+            replica; otherwise they are dropped.
     """
 
     replicas: int
@@ -68,10 +69,10 @@ class StepDivision:
         return self.replicas * self.micro_batches_per_step
 
     def steps_until(self, units: int, units_per_step: int, end: int) -> int:
-        """Return the number of steps that take so much data.
+        """Return the number of steps that consume a given amount of data.
 
         Args:
-            units: samples or batches that were taken.
+            units: number of samples or batches consumed.
             units_per_step: samples or batches of one step.
             end: samples or batches of an epoch, whose last step may be incomplete; 0 if unknown.
 
@@ -99,9 +100,9 @@ class StepDivision:
 class DataPosition(NamedTuple):
     """A position in the data of a run.
 
-    It is counted in samples of arrays, otherwise in batches of the input: numbers that stay valid
-    with another number of replicas. The order of the data follows from the random state from which
-    it was drawn, so seeking reads nothing of what comes before the position.
+    It is counted in samples for arrays, and in batches of the input otherwise. These numbers stay
+    valid with another number of replicas. The order of the data is determined by the random state
+    from which it was drawn, so seeking does not read earlier data.
 
     Attributes:
         order: the random state before the order was drawn.
@@ -124,7 +125,7 @@ class DataPosition(NamedTuple):
 
 
 class Feed(Protocol):
-    """The data of a run, handed out in chunks, epoch by epoch."""
+    """The data of a run, provided in chunks, epoch by epoch."""
 
     steps: int | None
     """Steps in an epoch, if that is known."""
@@ -135,11 +136,11 @@ class Feed(Protocol):
     def begin_epoch(self) -> None: ...
 
     def make_repeatable(self) -> None:
-        """Make the order of data depend on the random state alone, from the first epoch on."""
+        """Make the order of the data depend only on the random state, from the first epoch on."""
         ...
 
     def position(self, *, epoch_over: bool) -> DataPosition:
-        """Return the position after all chunks that were handed out."""
+        """Return the position after all chunks that were returned."""
         ...
 
     def seek(self, position: DataPosition) -> int:
@@ -163,5 +164,5 @@ class Feed(Protocol):
         ...
 
     def first_not_finite(self) -> str | None:
-        """Return where the inputs first hold NaN or infinity, in words, or `None`."""
+        """Return a description of the first NaN or infinity in the inputs, or `None`."""
         ...

@@ -28,8 +28,8 @@ def fetcher(chunk: Chunk, replicas: int, *, in_one_program: bool = True) -> Fetc
     Args:
         chunk: a chunk of the kind that it will be called with.
         replicas: replicas that divide a micro-batch.
-        in_one_program: whether all replicas run one program, in which the mesh axis tells the
-            replica; otherwise the function takes its number as a third argument.
+        in_one_program: whether all replicas run one program, in which the mesh axis gives the index
+            of the replica; otherwise the function takes the index as a third argument.
     """
     samples = chunk.batch // replicas
 
@@ -60,10 +60,10 @@ def fetcher(chunk: Chunk, replicas: int, *, in_one_program: bool = True) -> Fetc
 
 
 def _in_a_branch(fetch: Fetch) -> Fetch:
-    """Keep XLA:CPU from fusing the access to the data with what is computed from it.
+    """Prevent XLA:CPU from fusing the access to the data with the computation that reads it.
 
-    Fused, the computation would round differently from the same one on resident data. XLA:CPU does
-    not fuse across the border of a conditional, which costs about a microsecond.
+    A fused computation would round differently than the same computation on resident data. XLA:CPU
+    does not fuse across a conditional, which costs about a microsecond.
     """
 
     def branch(*arguments: PyTree) -> Batch:

@@ -28,7 +28,7 @@ class Budget:
     left: int
 
     def reserve(self, size: int) -> bool:
-        """Take a part of the budget; return whether there was enough left."""
+        """Reserve a part of the budget; return whether enough was left."""
         if size > self.left:
             return False
         self.left -= size
@@ -53,10 +53,10 @@ def open_input(
 
     Args:
         model: the model that will run.
-        mode: what it will do. Training leaves out samples that do not fill a weight update.
+        mode: mode of the run. Training drops samples that do not fill a weight update.
         data: inputs, targets and sample weights; or a dataset, `None` and `None`.
-        config: the division of the work.
-        budget: memory for data, from which the feed reserves what it keeps on the device.
+        config: configuration of the run.
+        budget: memory for data, from which the feed reserves the bytes that it keeps on the device.
         max_steps: maximum number of steps in one device call.
         batch_size: samples in a step, of one replica or of all by `config.batch`, if the data is
             arrays.
@@ -78,7 +78,7 @@ def open_input(
         if mode == "train":
             _check_batch(samples, batch_size, division, config)
     elif config.batch == "replica":
-        # Each batch that such an input yields is one replica's.
+        # Each batch of such an input belongs to one replica.
         batches_per_step = division.replicas
         steps = steps and steps * batches_per_step
     batches = Batches(*data, batch_size, steps, shuffle, class_weight)
@@ -150,7 +150,7 @@ def _check_steps(steps: int | None, division: StepDivision) -> None:
 
 
 def _check_batch(samples: int, batch: int, division: StepDivision, config: ExecutionConfig) -> None:
-    """Check that a batch divides and is not too large; warn of samples that are left out."""
+    """Check that a batch is divisible and not too large; warn about dropped samples."""
     if batch % division.parts:
         unit = config.micro_batches
         raise ValueError(

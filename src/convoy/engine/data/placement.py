@@ -15,13 +15,13 @@ AXIS = "replica"
 
 REPLICATED = PartitionSpec()
 SHARDED = PartitionSpec(None, AXIS)
-"""Divided by the second axis: the first is the micro-batch, the second the sample."""
+"""Sharded along the second axis; the first axis is the micro-batch, the second the sample."""
 
 ALIGNMENT = 64
 """Bytes; the alignment that XLA requires of arrays that it did not allocate itself."""
 
 THREADED_COPY = 4_000_000
-"""Bytes from which on a copy takes longer than starting threads for it."""
+"""Bytes above which a copy takes longer than starting threads for it."""
 
 
 class Placement:
@@ -97,7 +97,7 @@ def aligned(tree: PyTree) -> PyTree:
 
 
 def to_host(value: jax.Array) -> np.ndarray:
-    """Return all of an array; a collective call if it is sharded over processes."""
+    """Return a complete array; a collective call if it is sharded over processes."""
     if spans_processes(value) and not value.is_fully_replicated:
         from jax.experimental import multihost_utils
 
@@ -106,7 +106,7 @@ def to_host(value: jax.Array) -> np.ndarray:
 
 
 def to_local(value: jax.Array) -> jax.Array:
-    """Return an array that belongs to this process only, for computations without the others."""
+    """Return an array that only this process holds, for computations without other processes."""
     if not spans_processes(value):
         return value
     return (
@@ -183,7 +183,7 @@ def _aligned(value: np.ndarray | jax.Array) -> np.ndarray | jax.Array:
 
 
 def _copy(source: np.ndarray, target: np.ndarray) -> None:
-    """Copy an array; a large one with all cores, as NumPy releases Python's lock meanwhile."""
+    """Copy an array; large arrays with all cores, because NumPy releases the GIL during a copy."""
     parts = cores() if source.nbytes > THREADED_COPY else 1
     if parts == 1:
         target[...] = source

@@ -62,13 +62,13 @@ class Resident:
         if not self.continues or self.step == self.total:
             self.step = 0
         if self.step == 0:
-            # As in stock Keras, the order is drawn when the first batch is read: a callback that
-            # raises before leaves the generator as it was.
+            # As in stock Keras, the order is drawn when the first batch is read. If a callback
+            # raises an exception before that, the state of the generator does not change.
             self._is_drawn = False
         self._set_end()
 
     def make_repeatable(self) -> None:
-        """Note the random state before each order is drawn: the order depends on it alone."""
+        """Store the random state before each order is drawn; it determines the order."""
         self._is_repeatable = True
 
     def position(self, *, epoch_over: bool) -> DataPosition:

@@ -1,13 +1,13 @@
-"""Data that is read while training runs, and moved to the devices a block at a time.
+"""Data that is read during training and transferred to the devices in blocks.
 
-Reading, moving and computing overlap: while the device computes with one block, `prefetch` reads
-the batches of the next one and starts to move them.
+Reading, transfers and computation overlap. While the device computes with one block, `prefetch`
+reads the batches of the next block and starts their transfer.
 
     host     | read 1 | read 2      | read 3      | read 4      |
     copy              | 1 |         | 2 |         | 3 |
     device                | compute 1   | compute 2   | compute 3   |
 
-A block has room for a fixed number of steps, so that a short last one runs in the same program.
+A block has room for a fixed number of steps, so that a shorter last block runs in the same program.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ from convoy.types import Batch, PyTree, Shapes
 #     block            [ s0, s1 ]                        `_assemble` stacks steps of one shape
 #     micro-batches    [ m0, m1 ], sharded               `block_chunk` divides and moves them
 #
-# Only steps of one shape share a block, so a step of another shape is held back for the next one.
-# A position counts batches up to the last step that was handed out, not those that were read ahead.
+# Only steps of one shape share a block, so a step of another shape is kept for the next block. A
+# position counts the batches up to the last step that was returned, not those that were read ahead.
 
-# One that computes, one that waits for it, one that is assembled, and its copy on the way.
+# The block in use, the block that waits for it, the block being assembled, and its copy in
+# transfer.
 BLOCKS_IN_FLIGHT = 4
 
 
@@ -60,7 +61,7 @@ class Step(NamedTuple):
 
 
 class Streamed:
-    """A feed of anything that can be iterated over.
+    """A feed from an iterator over batches.
 
     Args:
         batches: Keras's iterator over the input.
@@ -122,8 +123,8 @@ class Streamed:
     def _is_own(self, index: int) -> bool:
         """Return whether a batch belongs to a replica of this process.
 
-        The last batches belong to every replica: one of them may be incomplete, and then none of
-        them is sharded.
+        The last batches belong to every replica: if one of them is incomplete, none of them is
+        sharded.
         """
         update = self.batches_per_step * self.division.steps_per_update
         last = (self.batches.num_batches - 1) // update * update
@@ -208,7 +209,7 @@ class Streamed:
         return "Batches from now on are searched for NaN and infinity."
 
     def _search(self, number: int, batch: Batch) -> None:
-        """Warn of a batch that is not finite, once."""
+        """Warn once about a batch with NaN or infinity."""
         x, _, _ = keras_bridge.unpack(batch)
         found = checks.first_not_finite(x)
         if found is not None:
@@ -254,7 +255,7 @@ class Streamed:
             yield Step(batch, samples, True, read - len(group) + start + self.batches_per_step)
 
     def _incomplete(self, group: list[Batch], read: int) -> Iterator[Step]:
-        """Yield each of some batches as a step that is not sharded, or leave them out."""
+        """Yield each batch as a separate step that is not sharded, or drop all of them."""
         for batches_read, batch in enumerate(group, start=read - len(group) + 1):
             if self.division.keeps_incomplete:
                 yield Step(batch, _samples(batch), False, batches_read)

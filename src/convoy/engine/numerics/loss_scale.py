@@ -1,4 +1,4 @@
-"""Loss scaling: the loss is multiplied so that small gradients survive 16 bits."""
+"""Loss scaling: multiplies the loss so that small gradients do not underflow in 16 bits."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class StaticLossScale:
     loss_scale: float
 
     def __post_init__(self) -> None:
-        # The strategy passes on its argument unchecked, so a wrong type is found here.
+        # The strategy does not check its argument, so a wrong type is detected here.
         if not (_is_number(self.loss_scale) and _SMALLEST <= self.loss_scale <= _LARGEST):
             raise ValueError(
                 f"loss_scale={self.loss_scale!r} is not a factor for the loss. Pass a number above "
@@ -92,10 +92,10 @@ class StaticLossScale:
 class AutomaticLossScale:
     """A loss scale that grows until gradients come close to overflow.
 
-    Every `period` updates, the fraction of the gradients' elements whose absolute value is above
-    `edge` decides: if it is larger than `threshold`, the loss scale is divided by `step`, otherwise
-    it is multiplied by `step`. It never falls below 1 and stays below `limit`. An update whose
-    gradients overflow is skipped, and divides the loss scale at once. The defaults are those of
+    The loss scale changes every `period` updates. If the fraction of gradient elements whose
+    absolute value is above `edge` is larger than `threshold`, it is divided by `step`; otherwise it
+    is multiplied by `step`. It is never below 1 and stays below `limit`. An update whose gradients
+    overflow is skipped, and the loss scale is divided immediately. The defaults are those of
     Graphcore's software.
 
     Args:
@@ -105,7 +105,7 @@ class AutomaticLossScale:
         limit: upper bound of the loss scale, which it does not reach.
         threshold: the fraction of large elements above which the loss scale falls, between 0 and 1.
         edge: the absolute value above which an element is large. 65504 is the largest number of
-            float16, so that only overflow counts; a smaller one, such as 2**13, keeps a distance.
+            float16, so that only overflow counts; a smaller value, such as 2**13, leaves a margin.
         captured_only: whether only gradients count that `ipu.keras.layers` capture, instead of
             those of the weights.
 
@@ -158,7 +158,7 @@ class AutomaticLossScale:
 
     def count(self, state: LossScaleState, gradients: Arrays) -> LossScaleState:
         """Count the large elements of the scaled gradients of one micro-batch."""
-        # Integers within a tensor: float32 stops counting ones at 2**24.
+        # Counts within a tensor are integers, because float32 cannot count beyond 2**24.
         large = [
             jnp.sum(~(jnp.abs(gradient) <= self.edge), dtype=jnp.int32) for gradient in gradients
         ]
@@ -168,7 +168,7 @@ class AutomaticLossScale:
         )
 
     def decide(self, state: LossScaleState, finite: jax.Array) -> LossScaleState:
-        """Choose the loss scale of the next update, after one that took place if `finite`."""
+        """Choose the loss scale of the next update; `finite` is whether this update was applied."""
         updates = state.updates + 1
         due = (updates == self.period) | ~finite
         falls = (state.large > self.threshold * state.counted) | ~finite
@@ -197,7 +197,7 @@ def find(loss_scale: float | str | LossScale | None) -> LossScale | None:
 
 
 def scale_loss(compute: Compute, loss_scale: jax.Array | None) -> Compute:
-    """Multiply the loss that is differentiated; the one in the auxiliary data stays unscaled."""
+    """Scale the loss that is differentiated; the loss in the auxiliary data stays unscaled."""
     if loss_scale is None:
         return compute
 
@@ -209,7 +209,7 @@ def scale_loss(compute: Compute, loss_scale: jax.Array | None) -> Compute:
 
 
 def unscale(gradients: Arrays, loss_scale: jax.Array) -> Arrays:
-    """Divide gradients by the loss scale, at least in float32, where small ones fit."""
+    """Divide gradients by the loss scale, at least in float32, so that they do not underflow."""
     wide = [
         gradient.astype(np.promote_types(gradient.dtype, jnp.float32)) for gradient in gradients
     ]

@@ -56,7 +56,7 @@ class Numerics:
     """The settings of one model, with the variables that its training needs for them.
 
     `State.numerics` holds the values of these variables: those of `LossScaleState`, then a random
-    key. Without loss scaling and rounding there are none, and programs contain nothing of this.
+    key. Without loss scaling and rounding there are none, and programs contain no code for them.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -92,7 +92,7 @@ class Numerics:
     def count(self, numerics: Arrays, gradients: Arrays, captured: Arrays) -> Arrays:
         """Add the statistics of the gradients of one micro-batch on one replica.
 
-        Replicas add up what this adds; all other values are the same on each of them.
+        The added counts are summed over replicas; all other values are equal on all replicas.
 
         Args:
             numerics: values of the variables.

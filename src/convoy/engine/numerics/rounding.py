@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 HALF_TYPES = (jnp.float16, jnp.bfloat16)
 
-# float16's smallest normal number; below it numbers are multiples of its smallest one.
+# float16's smallest normal number; numbers below it are multiples of the smallest subnormal.
 _SMALLEST_NORMAL = 2.0**-14
 _SMALLEST = 2.0**-24
 
@@ -19,7 +19,7 @@ def is_half(value: jax.Array) -> bool:
 def round_stochastically(value: jax.Array, dtype: jnp.dtype, key: jax.Array) -> jax.Array:
     """Round float32 numbers to one of their two neighbours in a 16-bit type.
 
-    The nearer a neighbour, the likelier it is: the mean over many roundings is the number. A
+    The nearer neighbour is more likely, so that the mean over many roundings is the number. A
     number that the type can represent does not change, and neither do infinity and NaN. A number
     becomes infinite only if rounding to nearest makes it infinite too.
 
@@ -50,9 +50,9 @@ def round_stochastically(value: jax.Array, dtype: jnp.dtype, key: jax.Array) -> 
 def _random_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Return 32 random bits for each element: a hash of its index and of two words from the key.
 
-    JAX's own generator takes as long for the weights of ResNet-50 as a sixth of a training step.
-    Rounding needs bits that are uniform, and independent of one another and of those of other
-    keys; it does not need a cipher.
+    For the weights of ResNet-50, JAX's own generator takes a sixth of the time of a training step.
+    Rounding needs uniform bits that are independent of each other and of the bits of other keys; it
+    does not need cryptographic strength.
     """
     first, second = jax.random.bits(key, (2,), jnp.uint32)
     index = jnp.arange(math.prod(shape), dtype=jnp.uint32).reshape(shape)
@@ -68,7 +68,7 @@ def _mix(bits: jax.Array) -> jax.Array:
 
 
 def _round_small(value: jax.Array, random: jax.Array) -> jax.Array:
-    """Round to a multiple of float16's smallest number, which is an exact scaling away."""
+    """Round to a multiple of float16's smallest number; the scaling by a power of two is exact."""
     scaled = value / _SMALLEST
     below = jnp.floor(scaled)
     # 24 random bits are a number that float32 holds exactly.
