@@ -1,4 +1,4 @@
-"""Analysis of a program that was compiled for a target: memory, work and communication."""
+"""Analysis of a program compiled for a target: memory, floating-point operations, communication."""
 
 import re
 from collections import Counter
@@ -153,7 +153,7 @@ def analyze(
 
 
 def all_instructions(program: Program) -> list[tuple[Instruction, int]]:
-    """Return each instruction with its number of runs, those inside of fusions included."""
+    """Return each instruction with its number of runs, including those inside fusions."""
     return [
         (instruction, times)
         for name, times in program.walk(into_fusions=True)
@@ -162,9 +162,10 @@ def all_instructions(program: Program) -> list[tuple[Instruction, int]]:
 
 
 def _scattered(name: str, instructions: Sequence[Instruction]) -> Sequence[Instruction]:
-    """Return the instructions of a computation, in which a TPU's reduce-scatter is named so.
+    """Return the instructions of a computation, with a TPU's fused reduce-scatter as one
+    instruction.
 
-    XLA for TPUs writes it as a fusion of an all-reduce and the slice that a device keeps.
+    XLA for TPUs represents it as a fusion of an all-reduce and the slice that a device keeps.
     """
     if not name.startswith("all-reduce-scatter"):
         return instructions
@@ -232,12 +233,12 @@ def argument_bytes(arguments: PyTree) -> int:
 
 
 def _flops_of_xla(compiled: jax.stages.Compiled) -> float:
-    """Return XLA's own count, for an exported program, which has no equations to count in."""
+    """Return XLA's own count, for an exported program, which has no JAX equations to count."""
     return float((compiled.cost_analysis() or {}).get("flops", 0))
 
 
 def _aliased_arrays(text: str) -> int:
-    """Return the number of results in the memory of arguments, by the first line of a program."""
+    """Return the number of results that alias arguments, from the first line of a program."""
     return len(re.findall(r"(?:may|must)-alias", text.partition("\n")[0]))
 
 

@@ -1,4 +1,4 @@
-"""Progress of compilations on the standard error, also while compilers' messages are hidden."""
+"""Progress of compilations on standard error, even while compiler messages are hidden."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INTERVAL = 1.0
 
 
 class Console:
-    """Writes to what the standard error was when it was opened."""
+    """Writes to the file that was standard error when the console was opened."""
 
     def __init__(self) -> None:
         sys.stderr.flush()
@@ -33,9 +33,9 @@ class Console:
 
     @contextlib.contextmanager
     def timed(self, text: str) -> Iterator[None]:
-        """Show what is done in the block: at once, and its time at the end.
+        """Show a line for the work in the block, and its time at the end.
 
-        On a terminal the line shows the time that has passed; elsewhere there are two lines.
+        On a terminal, the line shows the elapsed time; otherwise, two lines are printed.
         """
         started = time.perf_counter()
         ended = threading.Event()

@@ -1,4 +1,4 @@
-"""Errors of compiling for a target, missing memory, and advice for runs that do not fit."""
+"""Errors of compiling for a target, and suggestions for runs that do not fit in memory."""
 
 import re
 from math import ceil
@@ -40,7 +40,7 @@ class TooLarge(Exception):  # noqa: N818 - not an error of the caller
 
 
 def find_shortage(error: Exception, arguments: int) -> Shortage | None:
-    """Return the memory that a program lacks, or `None` if the compiler's message is another one.
+    """Return the required and available memory from a compiler's error, or `None` for other errors.
 
     Args:
         error: the compiler's error.
@@ -56,17 +56,17 @@ def _bytes(number: str, unit: str) -> int:
     return round(float(number) * _UNITS[unit])
 
 
-# Memory that is left free, as temporary memory does not shrink exactly with the batch.
+# Memory that stays free, because temporary memory does not shrink exactly with the batch.
 MARGIN = 0.9
 
 
 def advise(needed: int, available: int, state: int, run: ObservedRun) -> list[str]:
-    """Return changes after which a run should fit, the smallest one first.
+    """Return changes that should make a run fit, the smallest change first.
 
     Args:
         needed: bytes that a device would need.
         available: bytes that it has.
-        state: bytes of weights, optimizer state and statistics among those that are needed.
+        state: the part of `needed` for weights, optimizer state and statistics.
         run: the run.
     """
     config, is_pipeline = run.config, run.config.pipeline is not None

@@ -32,10 +32,10 @@ Timed = Callable[[str], AbstractContextManager[None]]
 
 
 class CompilingObserver(Observer):
-    """Compiles each program of a run when it is first called, and returns stand-ins as its results.
+    """Compiles each program of a run at its first call, and returns abstract arrays as its results.
 
-    Of the data, a run takes one device call of each kind: training ends after its first epoch,
-    and an epoch after its first weight update.
+    A run makes one device call of each kind: training ends after its first epoch, and an epoch ends
+    after its first weight update.
 
     Args:
         timed: function that takes a line about a program, and returns a context that shows it.
@@ -71,7 +71,7 @@ class CompilingObserver(Observer):
         self.runs[-1].model.stop_training = True
 
     def _compile(self, name: str, program: Any, arguments: PyTree) -> PyTree:
-        """Compile a program, note its analysis, and return stand-ins for its results."""
+        """Compile a program, store its analysis, and return abstract arrays as its results."""
         run = self.runs[-1]
         with self._timed(f"{name} ({run.name})"):
             started = time.perf_counter()
@@ -104,7 +104,8 @@ class _ProgramToCompile:
 
     def __call__(self, *arguments: PyTree) -> PyTree:
         leaves, structure = jax.tree.flatten(arguments)
-        # Not by sharding: the replicas of a pipeline run one program, each on its own devices.
+        # The key has no shardings, because the replicas of a pipeline run one program on different
+        # devices.
         key = structure, *((np.shape(leaf), jax.dtypes.result_type(leaf)) for leaf in leaves)
         others = _common_sharding(leaves)
         if key not in self._results:
@@ -125,7 +126,7 @@ class _ProgramToCompile:
 
 
 def _common_sharding(leaves: list[Any]) -> Sharding:
-    """Return the sharding of arguments without one: on every device of the other arguments."""
+    """Return a sharding for arguments without one: replicated on all devices of the others."""
     found = [leaf.sharding for leaf in leaves if isinstance(leaf, compile_only.CompileOnlyArray)]
     if not found:
         return jax.sharding.SingleDeviceSharding(compile_only.default_device())

@@ -1,4 +1,4 @@
-"""Results of compiling for a target, as text for readers and as JSON for programs."""
+"""Results of compiling for a target, as text and as JSON."""
 
 from collections.abc import Sequence
 
@@ -75,7 +75,7 @@ def _collectives(program: CompiledProgram, per: str) -> str:
 
 
 def verdict(result: CompileResult) -> str:
-    """Return the lines that say whether everything fits, and what to change if it does not."""
+    """Return whether everything fits, as text, with suggestions if it does not."""
     target = result.target
     available = target.memory
     if result.rejected is not None:

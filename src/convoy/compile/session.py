@@ -1,4 +1,4 @@
-"""Compilation of everything that a run would execute, and the verdict about it."""
+"""Compilation of all programs of a run, and the check whether they fit."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -52,8 +52,8 @@ def compile_run(
     Args:
         target: the target.
         opened: its devices.
-        run: function that makes strategies and models, and calls `fit` or the like. Instead of
-            running, they compile.
+        run: function that creates strategies and models, and calls `fit` or similar methods. Their
+            programs are compiled instead of run.
         console: destination of progress.
     """
     hosts = len({device.process_index for device in opened.devices})
@@ -84,7 +84,7 @@ def _advice(result: CompileResult, runs: list[ObservedRun]) -> list[str]:
 
 @contextlib.contextmanager
 def _without_cache() -> Iterator[None]:
-    """Let JAX compile every program in the block, even one that it finds in its cache."""
+    """Make JAX compile every program in the block, even if it is in the compilation cache."""
     before = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
     jax.config.update("jax_enable_compilation_cache", False)
     try:

@@ -22,7 +22,7 @@ SAVING = ("save", "save_weights", "export")
 def run_training(options: Options, notify: Callable[[str], None]) -> None:
     """Run the phases of `convoy train`, without writing a file.
 
-    Without the dataset, images are random: only their shapes matter.
+    Without the dataset, images are random, because only their shapes matter.
 
     Raises:
         ValueError: if options contradict each other.

@@ -21,7 +21,8 @@ class StageMemory:
         stages: the stages on it.
         state: weights, statistics, optimizer state and gradient accumulators.
         data: the data of a device call, if a stage reads it.
-        residuals: most that micro-batches keep from forward to backward pass at one time.
+        residuals: maximum bytes that micro-batches in flight keep from the forward to the backward
+            pass.
         working: temporary memory and results of the largest program.
         code: code of all programs.
     """
@@ -40,7 +41,7 @@ class StageMemory:
 
 
 def stage_memory(run: ObservedRun, programs: Sequence[CompiledProgram]) -> list[StageMemory]:
-    """Return the memory of each device of a pipeline; empty if the run is not one that trains.
+    """Return the memory of each device of a pipeline; empty if the run does not train a pipeline.
 
     Args:
         run: the run.

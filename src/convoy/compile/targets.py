@@ -11,7 +11,7 @@ from convoy_command.parser import suggestion
 
 GIB = 2**30
 EXAMPLES = "tpu:v5e:4x4 or gpu:h100:8"
-# JAX's share of a GPU's memory, unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.
+# The fraction of a GPU's memory that JAX uses, unless XLA_PYTHON_CLIENT_MEM_FRACTION is set.
 GPU_SHARE = 0.75
 
 
@@ -23,7 +23,7 @@ class TpuKind:
         axes: number of axes of its topologies.
         memory: bytes of a chip's memory that programs can use, as XLA reports them.
         flops: bfloat16 operations per second of a chip, by Google's page about the generation.
-        largest_host: chips of the largest host; of several hosts, each has `TPU_HOST`.
+        largest_host: number of chips of a single host; with several hosts, each has `TPU_HOST`.
     """
 
     axes: int
@@ -156,7 +156,7 @@ def parse_target(name: str) -> Target:
 
 
 def _nearest(name: str) -> str:
-    """Return a sentence with the target that a name without a known platform may mean."""
+    """Return a suggestion for a name without a known platform."""
     kinds = dict.fromkeys(TPUS, "tpu") | dict.fromkeys(GPUS, "gpu")
     for part, rest in itertools.pairwise([*name.strip().lower().split(":"), ""]):
         if (near := difflib.get_close_matches(part, kinds, 1)) and rest:

@@ -16,8 +16,8 @@ from jax.experimental import topologies
 
 CUDA_TOOLS = ("nvidia-cuda-nvcc-cu12", "nvidia-cuda-runtime-cu12", "nvidia-cuda-cupti-cu12")
 CUDA_PLUGINS = ("jax-cuda12-plugin", "jax-cuda12-pjrt")
-# libtpu asks Google's metadata server for the machine that it runs on, and allows only one process
-# to load it, which matters for real chips only.
+# By default, libtpu queries Google's metadata server for its machine, and only one process can load
+# it. Both are only needed for real chips.
 TPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
@@ -36,7 +36,7 @@ def open_target(target: Target) -> CompileTarget:
             such topology.
     """
     check_installed(target.platform)
-    # What a run computes outside of programs is computed here.
+    # Computations outside of programs run on this machine.
     jax.config.update("jax_platforms", "cpu")
     if target.platform == "tpu":
         os.environ.update(TPU_ENVIRONMENT)
@@ -115,7 +115,7 @@ def _matches(version: str, pattern: str) -> bool:
 
 @contextlib.contextmanager
 def compiler_output_hidden() -> Iterator[None]:
-    """Hide what compilers write to the standard output and error in the block.
+    """Hide the compilers' output on standard output and standard error in the block.
 
     They are native libraries, so the file descriptors are redirected. Errors arrive as exceptions.
     """

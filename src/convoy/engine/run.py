@@ -169,7 +169,7 @@ class Runner:
         return self._epoch_logs("train", progress.logs)
 
     def _epoch_logs(self, mode: Mode, logs: Logs) -> Logs:
-        """Return the logs of an epoch, including logs that only a custom step returns."""
+        """Return the logs of an epoch; for a custom step, with the values of the metrics."""
         if keras_bridge.custom_step(self.model, mode) is None:
             return dict(logs)
         return keras_bridge.epoch_logs(self.model, logs)

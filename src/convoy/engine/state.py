@@ -58,8 +58,8 @@ class VariableParts(NamedTuple):
 class Variables:
     """The variables of a model at the time when its programs were compiled.
 
-    Between device calls the values live in the Keras variables. A callback reads and writes them
-    there, and the next device call starts from them.
+    Between device calls, the Keras variables hold the values. Callbacks read and write them there,
+    and the next device call starts from them.
     """
 
     def __init__(self, model: keras.Model, mode: Mode) -> None:
@@ -88,15 +88,15 @@ class Variables:
 
 
 def like(new: Tree, old: Tree) -> Tree:
-    """Cast a state or logs to the types of others, as the carry of a loop must have them.
+    """Cast a state or logs to the dtypes of another, because the carry of a loop has fixed dtypes.
 
-    A layer may have computed an update in a wider type.
+    A layer may compute an update in a wider dtype.
     """
     return jax.tree.map(lambda n, o: jnp.asarray(n, o.dtype), new, old)
 
 
 def _without_sharing(values: Arrays) -> Arrays:
-    """Copy arrays that several variables share: a buffer can be donated only once."""
+    """Copy arrays that several variables share, because a buffer can be donated only once."""
     seen: set[int] = set()
     distinct = []
     for value in values:

@@ -7,9 +7,9 @@ import jax
 from convoy import distributed
 from convoy.types import PyTree
 
-# Callbacks are promised once a second; steps vary in length, so the target is half of that.
+# Callbacks must run at least once a second. Step times vary, so the target is half a second.
 TARGET_SECONDS = 0.5
-# The first calls compile and touch memory for the first time, so the number grows in stages.
+# The first calls compile and allocate memory, so the number grows gradually.
 GROWTH = 8
 # Steps in a block of streamed data while the number is chosen automatically.
 STEPS_PER_BLOCK = 32
@@ -22,7 +22,7 @@ class StepsPerExecution:
 
     Args:
         steps_per_execution: as passed to `compile`; 1 runs one weight update at a time.
-        steps_per_update: steps of a weight update, which no device call may split.
+        steps_per_update: number of steps of a weight update, which must run in one device call.
 
     Attributes:
         value: steps of the next device call.
@@ -59,7 +59,7 @@ class StepsPerExecution:
 
         Args:
             steps: steps that were run.
-            outcomes: what their device calls return.
+            outcomes: results of their device calls.
             start: the time at which they began.
         """
         jax.block_until_ready(outcomes)

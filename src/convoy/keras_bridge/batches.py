@@ -65,8 +65,8 @@ def host_arrays(batch: Any) -> Any:
 def first_inputs(x: Any) -> tuple[Any, Any]:
     """Return the inputs in the first batch of an input, and the input with that batch.
 
-    Arrays are returned as they are. A generator can be read only once, so another one, which begins
-    with the batch, takes its place.
+    Arrays are returned as they are. A generator can be read only once, so it is replaced by one
+    that starts with this batch.
 
     Args:
         x: the first argument of `fit`.
@@ -89,15 +89,16 @@ def _restored(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
     yield from rest
 
 
-# What `fit` receives, on its way to the engine:
+# The path of the data from `fit` to the engine:
 #
 #     arrays            -> ArrayDataAdapter   --+
 #     PyDataset         -> PyDatasetAdapter   --+--> Batches (EpochIterator) -> Streamed
 #     grain, tf.data, torch, generator  -> ...--+         |
 #                                                         +--> arrays -> Resident
 #
-# Keras's adapter draws the order and makes the batches. `Batches` adds what a device loop and a
-# resumed run need: batches without their step numbers, a position to seek to, and whole arrays.
+# Keras's adapter draws the order and makes the batches. `Batches` adds the features that a device
+# loop and a resumed run need: batches without step numbers, a position to seek to, and access to
+# complete arrays.
 
 
 class Batches(EpochIterator):
@@ -114,8 +115,8 @@ class Batches(EpochIterator):
         self._unread = 0
         self._is_read: Callable[[int], bool] | None = None
 
-    # Keras calls it once per epoch, or once for several epochs with `steps_per_epoch`. An override
-    # is the only place to skip batches before the adapter reads them.
+    # Keras calls it once per epoch, or once for several epochs with `steps_per_epoch`. This
+    # override is the only place where batches can be skipped before the adapter reads them.
     def _get_iterator(self) -> Iterator[Any]:
         if self._is_read is not None:
             _leave_out_in_dataset(self.data_adapter, self._is_read)
@@ -132,17 +133,17 @@ class Batches(EpochIterator):
         return self._steps_seen if goes_on else 0
 
     def seek(self, before: int, done: int) -> None:
-        """Position the input where an interrupted epoch left it.
+        """Move the input to the position of an interrupted epoch.
 
-        The next epoch yields all of its batches, but the first `done` of them hold no data if the
-        input can skip reading them.
+        The next epoch yields all of its batches. If the input can skip reading, the first `done`
+        batches contain no data.
 
         Args:
             before: number of batches that earlier epochs took from the same iterator.
             done: number of batches that the epoch itself took.
         """
-        # Epochs that share an iterator share its order, so the batches of the earlier ones are
-        # passed over too: drawn, but not read.
+        # Epochs that share an iterator share its order, so the batches of earlier epochs are
+        # skipped too: their order is drawn, but they are not read.
         self._unread = before + done
         if isinstance(self.data_adapter, PyDatasetAdapter):
             _skip_in_dataset(self.data_adapter, self._unread)
@@ -223,7 +224,7 @@ class Batches(EpochIterator):
             dataset.set_state(state)
 
     def _interrupted_warning(self) -> None:
-        # The first end of an input of unknown length is no error: it is how the length is found.
+        # The first end of an input of unknown length is not an error: it determines the length.
         if self.steps_per_epoch or self._length_known:
             super()._interrupted_warning()
         self._length_known = True
@@ -246,7 +247,8 @@ class Batches(EpochIterator):
         Args:
             model: model that is about to run.
             mode: `"train"`, `"evaluate"` or `"predict"`.
-            explain: function of a batch that Keras refused; it may raise a clearer error.
+            explain: function that receives a batch that Keras rejected; it may raise a clearer
+                error.
             was_built: whether all layers were built when the run began. If not, a batch is read, as
                 stock Keras does, even if the layers have been built since.
         """
@@ -303,7 +305,7 @@ class Batches(EpochIterator):
 
 @contextlib.contextmanager
 def _without_step_limit() -> Iterator[None]:
-    """Suspend `keras.config.set_max_steps_per_epoch`, which limits steps and not batches.
+    """Suspend `keras.config.set_max_steps_per_epoch`, which limits steps, not batches.
 
     A step has a batch for each replica. `limit_steps` applies the limit to the steps.
     """
@@ -321,7 +323,7 @@ def _has_state(dataset: Any) -> bool:
 
 
 def _skip_in_dataset(adapter: PyDatasetAdapter, count: int) -> None:
-    """Leave out reading the first batches of the next epoch."""
+    """Skip reading the first batches of the next epoch."""
     order = _next_order(adapter) or range(count)
     _use_dataset(adapter, _PartlyRead(adapter.py_dataset, frozenset(order[:count])))
 

@@ -55,7 +55,7 @@ def weight_reading_callback(callbacks: Any) -> keras.callbacks.Callback | None:
     return None
 
 
-# By class, as Keras's callbacks do not tell whether they read weights or write files.
+# Listed by class, because a callback has no attribute for whether it reads weights or writes files.
 _READERS = (
     keras.callbacks.BackupAndRestore,
     keras.callbacks.ModelCheckpoint,
@@ -71,13 +71,14 @@ _WRITERS = (
 
 
 class ProgressBar(keras.callbacks.ProgbarLogger):
-    """Keras's progress bar, which does not run past the end of an epoch.
+    """Keras's progress bar, limited to the end of an epoch.
 
-    The number of a batch does, if the last execution has fewer steps than `steps_per_execution`.
+    The batch index goes past the end if the last execution has fewer steps than
+    `steps_per_execution`.
     """
 
     def set_params(self, params: dict[str, Any]) -> None:
-        """Count the batches of a step on all replicas, if `batches_per_step` says so."""
+        """Count the batches of all replicas in a step, if `batches_per_step` is set."""
         super().set_params(params)
         self._batches_per_step = params.get("batches_per_step", 1)
         if self.target is not None:
@@ -92,7 +93,7 @@ class Callbacks(keras.callbacks.CallbackList):
     """Keras's callback list, with batch hooks on one thread that waits for device values.
 
     Keras's `CallbackList` runs hooks that are `async_safe` on a pool of threads, which may call
-    them out of order: a progress bar then runs backwards. A pool of one thread keeps the order.
+    them out of order, so that a progress bar moves backwards. A pool of one thread keeps the order.
     Batches without a hook are not submitted at all.
     """
 
@@ -138,5 +139,5 @@ class Callbacks(keras.callbacks.CallbackList):
 
 def python_logs(logs: dict[str, Any]) -> dict[str, float]:
     """Convert logs to Python numbers, which waits for the device."""
-    # Keras would keep a value whose computation failed, and its error would appear later.
+    # Keras would keep a value whose computation failed, and the error would only appear later.
     return python_utils.pythonify_logs(jax.block_until_ready(logs))

@@ -1,9 +1,10 @@
-"""Models and data that the engine does not support, and that stock Keras runs instead.
+"""Detection of models and data that the engine does not support, so that stock Keras runs them.
 
-Keras marks layers that cannot be compiled by `supports_jit`. Its image augmentation layers carry
-that mark because of TensorFlow; JAX compiles them, with the same random draws. Two cannot be
-compiled: `AugMix` chooses operations by Python's own generator, and a program would repeat the
-choice that was made while it was traced; `RandomElasticTransform` has a kernel of random size.
+Keras marks layers that cannot be compiled by `supports_jit`. Its image augmentation layers have
+this mark because of TensorFlow; JAX can compile them, with the same random numbers. Two layers
+cannot be compiled. `AugMix` chooses operations with Python's generator, so a compiled program would
+repeat the choice that was made during tracing. `RandomElasticTransform` has a kernel of random
+size.
 """
 
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from keras.src.layers.preprocessing.image_preprocessing.random_elastic_transform
 )
 from keras.src.trainers.data_adapters import data_adapter_utils
 
-# A model that overrides one of these compiles its loop itself, and the engine would bypass it.
+# A model that overrides one of these methods compiles its own loop, which the engine would bypass.
 FUNCTIONS = {
     "fit": "make_train_function",
     "train_on_batch": "make_train_function",
@@ -33,7 +34,7 @@ FUNCTIONS = {
 }
 """The methods that run a model, and the method by which Keras compiles each."""
 _DECIDE_IN_PYTHON = (AugMix, RandomElasticTransform)
-# Kept at import: calls outside of a program go on to use it.
+# Stored at import, because calls outside of a program still use it.
 _stock_crop = RandomCrop.transform_images
 
 
@@ -42,7 +43,7 @@ class StockReason(NamedTuple):
 
     Attributes:
         why: a sentence for the user.
-        remedy: a sentence about how to run the model on the engine.
+        remedy: a sentence that tells the user how to run the model on the engine.
     """
 
     why: str
@@ -108,14 +109,14 @@ def is_sparse(value: Any) -> bool:
 
 
 def make_crops_compilable() -> None:
-    """Let `RandomCrop` be compiled. Keras takes a slice, whose bounds JAX must know to trace it."""
+    """Make `RandomCrop` compilable; Keras's slice has bounds that are unknown during tracing."""
     RandomCrop.transform_images = _crop
 
 
 def _crop(self: RandomCrop, images: Any, transformation: Any, training: bool = True) -> Any:
     if not training or not any(isinstance(start, jax.core.Tracer) for start in transformation):
         return _stock_crop(self, images, transformation, training)
-    # The same cut as Keras's slice, at a start that is known only when the program runs.
+    # The same crop as Keras's slice, with a start that is known only when the program runs.
     images = self.backend.cast(images, self.compute_dtype)
     sides = (self.height_axis, self.height), (self.width_axis, self.width)
     for start, (axis, size) in zip(transformation, sides, strict=True):

@@ -22,28 +22,29 @@ from keras.src.models import functional
 from keras.src.ops.function import Function
 from keras.src.ops.node import Node
 
-# A graph, and the list of calls that stands for it:
+# A graph, and its list of calls:
 #
 #     x -> [Dense] -> a -> [ReLU] -> b -> [Add] -> y        Dense(x), ReLU(a), Add(a, b)
 #                     |                     ^
 #                     +---------------------+
 #
 # Tensors are identified by `id()`: a symbolic tensor exists once in its graph. A nested model is
-# one node of the outer graph. `nested_calls` replaces it by the calls of the inner graph, whose
-# tensors get the ids of the outer ones at its border, and new negative numbers inside (see
-# `NestedCall`).
+# one node of the outer graph. `nested_calls` replaces it with the calls of the inner graph. Inputs
+# and outputs of the inner graph get the ids of the outer tensors; its other tensors get new
+# negative numbers (see `NestedCall`).
 
 get_keras_mask = masking.get_keras_mask
 set_keras_mask = masking.set_keras_mask
 _MARK = "_convoy_stage"
 STATE = "_convoy"
 FIXED = "_convoy_fixed_training"
-"""Marks calls whose argument `training` is fixed, whatever the model is called with."""
+"""Marks calls with a fixed `training` argument, regardless of the model's argument."""
 Tensors = dict[int, Tensor]
 """Values by the id of their symbolic tensor."""
 Wrap = Callable[[keras.Operation], Callable[..., PyTree]]
-"""A function that gives an operation the arguments of the model's call, such as `training`."""
-# Keras has no hook for new operations or nodes, so `marked_calls` replaces these two methods.
+"""A function that adds the arguments of the model's call, such as `training`, to an operation."""
+# Keras has no hook for the creation of operations or nodes, so `marked_calls` replaces these two
+# methods.
 _plain_node = Node.__dict__["__init__"]
 _plain_operation = keras.Operation.__dict__["__new__"]
 _marking = threading.Lock()
@@ -112,10 +113,10 @@ class GraphCall:
 
     @property
     def mark(self) -> int | None:
-        """The mark of the call, else that of the operation.
+        """The mark of the call, or else of the operation.
 
-        The mark of the call of the surrounding model takes precedence over both, and that of the
-        surrounding model itself comes last.
+        For a call inside a nested model, the mark of the nested model's call has priority over
+        both, and the mark of the nested model itself has the lowest priority.
         """
         around = self._nesting
         if around is not None and around.call_mark is not None:
@@ -155,8 +156,8 @@ class GraphCall:
 
         Args:
             tensors: values by the id of their symbolic tensor.
-            wrap: function that gives an operation the arguments of the model's call, such as
-                `training`.
+            wrap: function that adds the arguments of the model's call, such as `training`, to an
+                operation.
         """
         own = tensors
         if self._nesting is not None:
@@ -171,7 +172,7 @@ class GraphCall:
 
 
 class NestedCall:
-    """One call of a nested model, whose inner calls take its place.
+    """One call of a nested model, which is replaced by its inner calls.
 
     Attributes:
         name: name of the nested model, prefixed with those of the models around it.
@@ -229,7 +230,8 @@ def graph_calls(model: Model, *, into_nested: bool = False) -> list[GraphCall] |
 
 
 class ModelState:
-    """What this package keeps for a model; `engine.prepared_model` adds what the engine keeps.
+    """The state that this package stores for a model; `engine.prepared_model` adds the engine's
+    state.
 
     Attributes:
         traced_graph: the graph of a subclassed model's `call`, if it was traced.
@@ -250,7 +252,8 @@ class ModelState:
             # Not through `setattr`: Keras would track it as a part of the model.
             state = vars(model)[STATE] = cls()
         elif not isinstance(state, cls):
-            # In place, because others hold the state already: a subclass adds to it.
+            # In place, because other code already holds the state: a subclass adds attributes to
+            # it.
             vars(state).update(vars(cls()) | vars(state))
             state.__class__ = cls
         return state
@@ -313,10 +316,10 @@ def model_graph(model: Model) -> ModelGraph | None:
 
 
 def _can_be_taken_apart(call: GraphCall) -> bool:
-    """Return whether the calls of a nested graph can replace the call of its model.
+    """Return whether the call of a nested model can be replaced by the calls of its graph.
 
-    They can if the model does nothing but run its graph, each layer once. A layer that is called
-    twice outside of a model drops the loss that it added first.
+    It can if the model only runs its graph, and calls each layer once. A layer that is called twice
+    outside of a model loses the loss that it added first.
     """
     nested = call.operation
     if not isinstance(nested, Model):

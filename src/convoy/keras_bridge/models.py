@@ -66,7 +66,7 @@ def policies(model: Model) -> set[str]:
 
 def call_training_argument(model: Model, training: bool) -> dict[str, bool]:
     """Return the argument `training` of a model's `call`, if it takes one."""
-    # Keras finds this out by the signature when the model is created.
+    # Keras reads this from the signature when the model is created.
     return {"training": training} if model._call_has_training_arg else {}
 
 
@@ -86,11 +86,11 @@ def input_names(model: Model) -> list[str]:
 
 
 def refusal(model: Model, x: Any) -> Exception | None:
-    """Return the error that Keras raises for inputs of these shapes, or `None` if it takes them.
+    """Return the error that Keras raises for inputs of these shapes, or `None` if it accepts them.
 
     Keras adapts some inputs, for example by adding a missing axis.
     """
-    # Shapes are enough: `compute_output_spec` traces the call, and computes nothing.
+    # Shapes are sufficient: `compute_output_spec` traces the call without computing it.
     symbolic = keras.tree.map_structure(_as_on_device, x)
     try:
         with warnings.catch_warnings():
@@ -124,7 +124,7 @@ def build_for_batch(model: Model, batch: Any, explain: Callable[[], None] | None
     Args:
         model: compiled model.
         batch: inputs, targets and sample weights; `None` if only the optimizer is missing.
-        explain: function that is called if Keras refuses the batch; it may raise a clearer error.
+        explain: function that is called if Keras rejects the batch; it may raise a clearer error.
     """
     try:
         model._symbolic_build(data_batch=keras.tree.map_structure(_as_on_device, batch))
@@ -135,7 +135,8 @@ def build_for_batch(model: Model, batch: Any, explain: Callable[[], None] | None
 
 
 def _as_on_device(leaf: Any) -> Any:
-    """Return the shape and type of an array on a device, where JAX narrows 64-bit types.
+    """Return the shape and dtype of an array on a device, where JAX converts 64-bit types to 32
+    bits.
 
     Passing the 64-bit type itself would make JAX warn.
     """

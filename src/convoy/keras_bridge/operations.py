@@ -44,7 +44,8 @@ def replaced_operations(replacements: Any) -> Iterator[None]:
         "add": jax_numpy,
         "reduce_values": loss_module,
         "apply_mask": loss_module,
-        # A method: batch normalisation with a mask calls no operation of its own.
+        # This is a method, because batch normalisation with a mask has no operation that could be
+        # replaced.
         "masked_moments": BatchNormalization,
     }
     names = {"masked_moments": "_moments"}
@@ -53,8 +54,8 @@ def replaced_operations(replacements: Any) -> Iterator[None]:
         for name, owner in owners.items()
         if hasattr(replacements, name)
     ]
-    # Modules are global, so only one thread traces at a time. The lock is reentrant: replacements
-    # nest, as when the engine's are inside of those of the CPU kernels.
+    # Modules are global, so only one thread traces at a time. The lock is reentrant, because
+    # replacements nest: those of the engine are inside those of the CPU kernels.
     with _replacing:
         originals = [getattr(owner, name) for owner, name, _ in replaced]
         for (owner, name, replacement), original in zip(replaced, originals, strict=True):
@@ -82,5 +83,5 @@ def _with_original(replacement: Callable[..., Any], original: Callable[..., Any]
 def count_kept(layer: BatchNormalization, x: jax.Array, mask: jax.Array) -> jax.Array:
     """Return the number of values in each channel that a mask keeps."""
     kept = jnp.broadcast_to(jnp.expand_dims(mask, -1), x.shape).astype(x.dtype)
-    # Private: all axes but those of the channels.
+    # A private attribute: all axes except those of the channels.
     return jnp.squeeze(jnp.sum(kept, axis=tuple(layer._reduction_axes)))

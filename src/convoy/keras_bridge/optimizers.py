@@ -1,7 +1,7 @@
 """Division of one optimizer into optimizers for groups of weights, as pipeline stages need.
 
-An optimizer names its variables (slots) after the weights, and Keras has no other relation between
-the two. So weights get unique names while a copy is built:
+An optimizer names its variables (slots) after the weights, and Keras stores no other relation
+between the two. Weights therefore get unique names while a copy is built:
 
     weight            slots of the whole        slots of the copy for the second group
     #0_kernel         #0_kernel_momentum
@@ -34,8 +34,8 @@ def split_optimizer(
 
     Returns:
         For each group an optimizer, whose variables hold no values, and the indices of its
-        variables among those of `optimizer`. The indices are empty for a group without weights:
-        Keras does not count an update of nothing.
+        variables among those of `optimizer`. The indices are empty for a group without weights,
+        because Keras does not count an update without weights.
     """
     everything = updated_variables(optimizer)
     numbers = {id(variable): number for number, variable in enumerate(everything)}
@@ -51,8 +51,8 @@ def split_optimizer(
 def _keys(optimizer: keras.optimizers.Optimizer) -> list[tuple[str, int]]:
     """Return a key for each variable: the slot's name, and its number among equal names.
 
-    Some optimizers give several slots of a weight one name. Variables that belong to no weight,
-    such as the iteration, are identified by their order.
+    Some optimizers give several slots of a weight the same name. Variables that belong to no
+    weight, such as the iteration counter, are identified by their order.
     """
     seen: Counter[str] = Counter()
     keys = []
@@ -81,7 +81,7 @@ def _built_copy(
     _exclude_alike(optimizer, copy)
     with _numbered(variables, numbers):
         jax.eval_shape(lambda: copy.build(variables))  # which leaves out the values
-    # The values are in the slots of the whole optimizer, and are passed in with every update.
+    # The original optimizer's slots hold the values, which are passed in with every update.
     for variable in copy.variables:
         variable._value = None
     return copy

@@ -17,7 +17,8 @@ from keras import Model
 
 def overridden(model: Model, names: tuple[str, ...]) -> list[str]:
     """Return the names of the trainer's methods that a model, or its class, overrides."""
-    # An instance counts too: users assign `model.train_step = ...`, and some wrappers do.
+    # Attributes of the instance count too, because users and some wrappers assign `model.train_step
+    # = ...`.
     return [
         name
         for name in names
@@ -42,7 +43,7 @@ def loss_and_updates(model: Model) -> Callable[..., tuple[jax.Array, tuple]]:
 def metric_updates_refused(operations: Iterable[keras.Operation]) -> Iterator[None]:
     """Raise an error if a layer among these operations updates a metric that it owns.
 
-    Keras keeps the state of metrics out of the forward pass, so that the update would be lost.
+    Keras does not pass the state of metrics through the forward pass, so the update would be lost.
     """
     metrics = [
         (layer, metric)
@@ -72,7 +73,7 @@ def _refusal(layer: str, metric: str) -> Callable[..., NoReturn]:
 
 
 def custom_step(model: Model, mode: str) -> Callable[[tuple, Any], tuple[Any, tuple]] | None:
-    """Return the step that a model defines itself, in the stateless form of Keras's JAX trainer.
+    """Return a model's custom step in the stateless form of Keras's JAX trainer.
 
     Returns:
         A function of the state (trainable and non-trainable variables, those of the optimizer for
@@ -162,7 +163,7 @@ def compiled_losses(model: Model) -> list[tuple[tuple, Any]]:
 def of_custom_metrics(model: Model, variables: Variables) -> tuple[bool, ...]:
     """Return for each variable whether it belongs to a compiled metric of a user's class."""
     compiled = model._compile_metrics.metrics if model._compile_metrics is not None else []
-    # Keras's own metrics are known to add up over micro-batches; of others nothing is known.
+    # Keras's own metrics can be summed over micro-batches; custom metrics may have any state.
     own = {
         id(variable)
         for metric in compiled
@@ -180,12 +181,12 @@ def set_loss_tracker(model: Model, metric: keras.metrics.Metric) -> None:
 
 def initial_epoch(model: Model, default: int) -> int:
     """Return the first epoch, which a callback such as `BackupAndRestore` may have set."""
-    # `BackupAndRestore` has no other way to tell `fit` where to begin.
+    # `BackupAndRestore` sets the first epoch in this attribute.
     return model._initial_epoch or default
 
 
 def should_validate(model: Model, epoch: int, frequency: int | list[int]) -> bool:
-    """Return whether `validation_freq` asks for validation after an epoch."""
+    """Return whether `validation_freq` requires validation after an epoch."""
     return model._should_eval(epoch, frequency)
 
 

@@ -22,8 +22,8 @@ from keras.src.ops.function import Function
 #     layer(x, training=training)     true, then false: follows the model
 #     layer(x, training=False)        false both times: fixed, marked with `FIXED`
 #
-# A model that branches on `training` in another way has two graphs, and so none that stages could
-# be cut from.
+# A model that uses `training` in other ways has two different graphs, so it cannot be split into
+# stages.
 
 
 class UntraceableError(ValueError):
@@ -33,7 +33,8 @@ class UntraceableError(ValueError):
 class TracedGraph(Function):
     """The graph of a subclassed model's `call`."""
 
-    # A functional model overrides it likewise; a `Function` alone does not convert its inputs.
+    # A functional model overrides this method in the same way; a plain `Function` does not convert
+    # its inputs.
     def _standardize_inputs(self, inputs: Any) -> list[Any]:
         flat = keras.tree.flatten(inputs)
         return [
@@ -66,11 +67,13 @@ def is_built_for(model: Model, inputs: Any, *, predicts: bool = False) -> bool:
         predicts: whether the model is about to predict, instead of being trained or evaluated.
 
     Returns:
-        Whether it is built now. If not, Keras raises the error when it builds the model for data.
+        Whether the model is built now. If not, Keras raises the error when it builds the model for
+        data.
     """
     if not is_built(model):
-        # A sequential model in it keeps the value that its layers are first called with, so the
-        # value must be Keras's: `predict` passes none, unless the argument may have no default.
+        # A nested sequential model keeps the value of the first call of its layers, so the value
+        # must be the one that Keras passes: `predict` passes none, unless the argument may have no
+        # default.
         training = call_training_argument(model, False) if predicts else {"training": False}
         with warnings.catch_warnings(action="ignore"):
             try:

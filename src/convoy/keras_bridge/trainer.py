@@ -1,11 +1,11 @@
-"""The methods of `keras.Model` that the engine takes over, and Keras's own versions of them.
+"""The methods of `keras.Model` that the engine replaces, and Keras's own versions of them.
 
 They are replaced in the bases of `keras.Model`, below the classes of users:
 
     MyModel.fit  -- super().fit() -->  keras.Model.fit  --+--> the engine, for a prepared model
                                                           +--> Keras's own method, for any other
 
-So an override of `fit` runs as in stock Keras, and its `super().fit()` runs on the engine.
+An override of `fit` therefore runs as in stock Keras, and its `super().fit()` runs on the engine.
 """
 
 import functools
@@ -29,19 +29,20 @@ ROUTED = (
     "__reduce__",
 )
 COPY = "copy_to"
-"""The name of the method that makes a clone run as its original does."""
-# Taken before anything is replaced, so that stock methods stay reachable.
+"""The name of the method that gives a clone the strategy and options of its original."""
+# Stored before anything is replaced, so that the stock methods can still be called.
 _stock_clone = cloning.clone_model
 _stock = {name: getattr(Model, name) for name in ROUTED}
 
 
 def route_methods() -> None:
-    """Make `keras.Model` call the methods that a model's `ModelState` has for it, if any.
+    """Make `keras.Model` call the methods in a model's `ModelState`, if there are any.
 
     `keras.models.clone_model` is replaced in the same way. Copies and pickles use `__reduce__`.
     """
     for name in ROUTED:
-        # In the class that defines it: Keras compares these to find out whether one is overridden.
+        # Replaced in the class that defines the method: Keras compares these methods to detect
+        # overrides.
         owner = next(kind for kind in Model.__mro__ if name in vars(kind))
         setattr(Model if owner is KerasSaveable else owner, name, _routed(name))
     cloning.clone_model = keras.models.clone_model = _clone_model
@@ -59,7 +60,7 @@ def _routed(name: str) -> Callable[..., Any]:
 
 
 def _methods_of(model: Model) -> dict[str, Callable[..., Any]]:
-    """Return the methods of a model, which are none if it has no state."""
+    """Return the methods of a model; none if it has no state."""
     state = vars(model).get(STATE)
     return {} if state is None else state.methods
 

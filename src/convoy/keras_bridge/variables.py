@@ -1,7 +1,7 @@
 """Values of variables and states of random number generators.
 
-`Variable.value` and `assign` convert, check and autocast. Between two device calls the engine moves
-hundreds of values, none of which needs that, so it uses the private `_value`.
+`Variable.value` and `assign` convert, check and autocast values. Between two device calls, the
+engine reads and writes hundreds of values that need none of this, so it uses the private `_value`.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from keras.src.utils import rng_utils
 
 Variables = list[keras.Variable]
 
-# A variable is a name for an array that changes with every device call:
+# A variable refers to an array that is replaced with every device call:
 #
 #     variables --values()--> arrays --donated to the program--> new arrays --assign()--> variables
 #
@@ -45,10 +45,10 @@ def seed_variables(model: Model) -> set[int]:
 
 @contextlib.contextmanager
 def variables_held_as(dtype: str, variables: Variables) -> Iterator[None]:
-    """Give variables another type in the block, for code that is traced there.
+    """Give variables another dtype for code that is traced in the block.
 
-    An optimizer casts its update to the type of the variable, and a variable casts what is assigned
-    to it. With this, an update of 16-bit weights is computed in float32.
+    An optimizer casts its update to the dtype of the variable, and a variable casts assigned
+    values. With this, an update of 16-bit weights is computed in float32.
     """
     before = [variable._dtype for variable in variables]
     for variable in variables:

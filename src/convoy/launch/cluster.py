@@ -1,7 +1,7 @@
-"""Places of processes that a cluster has started, from what the cluster tells each of them.
+"""Detection of clusters, and the index and addresses of a process that a cluster has started.
 
-Slurm and MPI set environment variables. Kubernetes gives every pod of an indexed job an index and a
-host name that ends with it. A TPU virtual machine has a metadata server.
+Slurm and MPI set environment variables. Kubernetes gives every pod of an indexed job an index, and
+a host name that ends with the index. A TPU virtual machine has a metadata server.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from convoy.launch.topology import LOOPBACK, PORT, LaunchError
 from convoy_command.parser import not_one_of
 
 AUTO, NONE = "auto", "none"
-# Jobs that share a node need different ports: they follow from the job's number.
+# Jobs that share a node need different ports, so the port is derived from the job ID.
 SLURM_PORTS = range(20000, 28192)
 METADATA = "GCE_METADATA_HOST"
 METADATA_SECONDS = 10
@@ -30,9 +30,10 @@ class Cluster:
 
     Attributes:
         title: its name in messages.
-        variables: environment variables by which it is recognised; without any, it must be named.
-        find_place: returns the place of this process, given the number of processes (`None` if
-            it was not passed) and the port (0 for the default one).
+        variables: environment variables by which it is detected; if there are none, `--cluster`
+            must name it.
+        find_place: function that returns the place of this process in the run, given the number of
+            processes (`None` if it was not passed) and the port (0 for the default).
     """
 
     title: str
@@ -196,7 +197,7 @@ def _check_count(title: str, count: int, instances: int | None, other: str) -> N
 def _address_towards(host: str, port: int) -> str:
     """Return the address of this host in the network of another one.
 
-    Its own name may stand for a loopback address here. No packet is sent.
+    The host's own name may resolve to a loopback address here. No packet is sent.
     """
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

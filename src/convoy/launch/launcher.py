@@ -21,7 +21,8 @@ from convoy_command.cli import drop_output
 RUNNER = ("-u", "-m", "convoy_command.program")
 # Printed by every process when gloo connects; it does not indicate a problem.
 GLOO_GREETING = re.compile(r"\[Gloo\] Rank \d+ is connected to ")
-# The lines that count as still in view: a failed process's last lines among them are not repeated.
+# The number of recent lines that are assumed to be visible: the last lines of a failed process are
+# not repeated if they are among them.
 VISIBLE_LINES = 2 * LAST_LINES
 
 
@@ -80,7 +81,7 @@ def launch(
 def run_in_cluster(
     program: Sequence[str], topology: Topology, place: Place, *, plain_script: bool = False
 ) -> NoReturn:
-    """Replace this process, which a cluster has started, by the program.
+    """Replace this process, which a cluster has started, with the program.
 
     Args:
         program: Python script or other program, and its arguments.
@@ -104,7 +105,7 @@ def print_output(line: str) -> None:
         raise
     except OSError as error:
         log(f"output cannot be written: {error.strerror}. The processes continue without it.")
-        # What is left in the buffer would fail again at the end.
+        # Writing the rest of the buffer at exit would fail again.
         drop_output()
 
 
@@ -142,7 +143,7 @@ def _command(program: Sequence[str], topology: Topology, *, plain_script: bool) 
 
 
 def _log_failure(failed: Member, visible: Sequence[str]) -> None:
-    """Report a failed process, and repeat its last lines unless they are still in view."""
+    """Report a failed process, and repeat its last lines unless they were printed recently."""
     log(f"{failed.describe_failure()} after {time.monotonic() - failed.started:.0f} s.")
     lines = [line for line in failed.last_lines if not GLOO_GREETING.match(line)]
     if lines and lines != visible[-len(lines) :]:

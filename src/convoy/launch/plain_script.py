@@ -13,7 +13,7 @@ from convoy_command.program import run_script
 
 
 def main() -> None:
-    """Run the script that the first argument names, as Python would."""
+    """Run the script in the first argument, as Python would."""
     sys.argv = sys.argv[1:]
     replicas = Strategy().replicas
     with Strategy(batch="global", batch_norm_group=replicas).scope():

@@ -21,7 +21,7 @@ from convoy.launch import agent
 LOCAL = "localhost"
 # The number of output lines that are kept for the message about a failure.
 LAST_LINES = 20
-# The time that the other processes have to end by themselves after one has failed.
+# The time that the other processes have to end after one has failed.
 GRACE_SECONDS = 10.0
 # The longest wait for messages between two checks of signals and heartbeats.
 POLL_SECONDS = 0.2
@@ -184,11 +184,11 @@ class ProcessGroup:
                 self._send_all(number)
 
     def _must_kill(self) -> bool:
-        """Return whether processes that still run are to be killed now.
+        """Return whether processes that are still running must be killed now.
 
-        After a failure the others get SIGTERM and some time to end. If a process has exited with a
-        checkpoint (`EXIT_STATUS`), the others also exit by themselves, so they get no signal. After
-        a signal from outside nothing is killed, since writing a checkpoint may take long.
+        After a failure, the other processes get SIGTERM and some time to end. If a process has
+        exited with a checkpoint (`EXIT_STATUS`), the others also exit without a signal. After a
+        signal from outside, nothing is killed, because writing a checkpoint may take a long time.
         """
         if self.killed_by is not None:
             return True
@@ -246,7 +246,8 @@ class ProcessGroup:
         """Wait for a message and handle all that are queued."""
         try:
             self._handle(*self._messages.get(timeout=seconds))
-            # At most those queued now: a process that prints without end must not block the loop.
+            # Only the currently queued messages, so that a process that prints endlessly does not
+            # block the loop.
             for _ in range(self._messages.qsize()):
                 self._handle(*self._messages.get_nowait())
         except queue.Empty:

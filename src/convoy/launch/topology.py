@@ -13,7 +13,7 @@ from convoy.distributed import process as variables
 from convoy.launch.process_group import LOCAL, Task
 
 LOOPBACK = "127.0.0.1"
-# The coordinator's port on several hosts, where a free one cannot be found in advance.
+# The coordinator's port on several hosts, where a free port cannot be determined in advance.
 PORT = 29411
 # Prefixes of environment variables that are copied to other hosts.
 _COPIED = ("CONVOY_", "JAX_", "KERAS_", "OMP_", "PYTHONPATH", "XLA_")
@@ -96,7 +96,7 @@ class Topology:
         return self.instances // len(self.hosts)
 
     def _splits_replicas(self) -> bool:
-        """Return whether each replica has several processes, with some of its stages each."""
+        """Return whether the stages of each replica are in several processes."""
         processes, remainder = divmod(self.instances, self.replicas)
         return not remainder and self.devices_per_replica % processes == 0
 
@@ -171,7 +171,7 @@ class Topology:
         return copied | self.environment_at(place)
 
     def environment_at(self, place: variables.Place) -> dict[str, str]:
-        """Return the variables of Convoy for the process at a place."""
+        """Return Convoy's environment variables for the process at a place."""
         environment = {DEVICES: str(self.devices), PER_REPLICA: str(self.devices_per_replica)}
         if place.count > 1:
             environment |= {

@@ -1,6 +1,6 @@
 """Pipeline parallelism: schedules as data, their validation, simulation and rendering.
 
-`convoy.split` and `convoy.PipelineStage` cut a model into stages; `runner/` trains and runs it.
+`convoy.split` and `convoy.PipelineStage` split a model into stages; `runner/` trains and runs it.
 """
 
 from convoy.pipeline.render import render_svg, render_text

@@ -1,8 +1,8 @@
-"""Communication between stages: transfers between devices, and what stages send to each other.
+"""Communication between stages: transfers between devices, and the tensors in transfer.
 
 Between processes the sender offers arrays on JAX's transfer server and the receiver fetches them.
 Neither waits for the other, and Python waits for neither. A permute over a mesh of both devices
-would block Python at both ends until it is over, and JAX's own `device_put` to another process
+would block Python in both processes until it is done. JAX's own `device_put` to another process
 needs a port that is fixed before JAX starts. `benchmarks/transfers.py` measures all three.
 """
 
@@ -40,7 +40,7 @@ LOSS = jax.ShapeDtypeStruct((), jnp.float32)
 class TransferServer:
     """Sends arrays to devices of other processes, and fetches arrays from them.
 
-    Each transfer has a number, counted alike by the two processes.
+    Each transfer has a number, which both processes count in the same way.
 
     Args:
         device: a device of this process.
@@ -63,10 +63,10 @@ class TransferServer:
         source: jax.Device,
         target: jax.Device,
     ) -> list[jax.Array]:
-        """Do this process's end of a transfer; see `move` of this module."""
+        """Run this process's side of a transfer; see the function `move` of this module."""
         ends = source.process_index, target.process_index
         self._transfers[ends] += 1
-        # Each receiver counts by itself, and all receivers use the same server.
+        # Each receiver counts separately, and all receivers use the same server.
         number = self._transfers[ends] * distributed.count() + target.process_index
         if values is not None:
             self._server.await_pull(number, list(values))
@@ -107,15 +107,15 @@ def move(
 
 @cache
 def transfer_server() -> TransferServer:
-    """Return this process's transfer server; all processes open theirs together."""
+    """Return this process's transfer server; all processes start their servers together."""
     return TransferServer(jax.local_devices()[0])
 
 
 class StageCommunication:
     """Tensors, losses and gradients that stages have sent, until they are received.
 
-    All processes go through the same actions in the same order. Each runs the actions of its own
-    stages, and for all others expects what they send to it.
+    All processes iterate over the same actions in the same order. Each process runs the actions of
+    its own stages, and receives the results that the other actions send to it.
 
     Args:
         layout: stages and their devices.
@@ -129,7 +129,7 @@ class StageCommunication:
         self._gradients: dict[tuple[int, int, int], list[jax.Array]] = {}
 
     def expect(self, action: Action, replica: int) -> None:
-        """Start receiving what an action of another process sends to this one."""
+        """Start receiving the results that an action of another process sends to this one."""
         if action.kind == Kind.FORWARD:
             self.send_forward(action.stage, action.micro_batch, replica, None, None)
         elif action.kind != Kind.BACKWARD_WEIGHTS:
@@ -167,7 +167,7 @@ class StageCommunication:
                 self._losses[replica, micro_batch, stage + 1] = moved[-1]
 
     def receive_forward(self, stage: int, micro_batch: int, replica: int) -> tuple[jax.Array, ...]:
-        """Return the tensors that a stage receives, and drop those that it is the last to read."""
+        """Return the tensors that a stage receives, and drop those that no later stage reads."""
         layout = self._layout
         rank = layout.mapping[stage]
         received = []
@@ -184,7 +184,7 @@ class StageCommunication:
     def send_backward(
         self, stage: int, micro_batch: int, replica: int, gradients: Sequence[jax.Array] | None
     ) -> None:
-        """Send the gradients of what a stage received to the stages that computed it.
+        """Send the gradients of received tensors to the stages that computed these tensors.
 
         The gradients are `None` if the stage is in another process.
         """

@@ -1,4 +1,4 @@
-"""`PipelineConfig`: the options of a pipeline, with the devices and the runner they imply."""
+"""`PipelineConfig`: the options of a pipeline, and the devices and the runner that they require."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class PipelineConfig:
         schedule: name of a schedule, or a custom schedule.
         device_mapping: device of each stage; by default each stage has its own.
         activation_checkpointing: whether stages keep only their inputs, and run the forward pass
-            again before the backward pass. The last stage never does, as its backward pass follows
-            at once.
+            again before the backward pass. The last stage never does, because its backward pass
+            follows immediately.
         record: whether to measure a timeline of weight updates.
     """
 
@@ -83,12 +83,13 @@ class PipelineConfig:
         self, model: keras.Model, config: ExecutionConfig, mode: Mode, observer: Observer
     ) -> ModelRunner:
         """Return the runner of a model in stages."""
-        # The runners import the engine, whose configuration refers to this class.
+        # Imported here, because the runners import the engine, whose configuration refers to this
+        # class.
         from convoy.pipeline.runner.inference import InferenceRunner
         from convoy.pipeline.runner.training import TrainingRunner
 
         if mode == "train":
-            # With the sequential schedule devices are meant to wait.
+            # With the sequential schedule, idle devices are expected.
             sequential = (
                 isinstance(self.schedule, str) and canonical_name(self.schedule) == "sequential"
             )

@@ -22,10 +22,10 @@ from convoy.types import PyTree, Shapes
 #                     ^
 #                     a column: the `DeviceGroup` of rank 0, over which gradients are reduced
 #
-# A variable has one home: the column of the rank whose stages use it. All stages that share a
-# variable must therefore be on one rank. While a device call runs, every replica has values of its
-# own (`ReplicaValues`), because statistics and random seeds differ between replicas. Between device
-# calls the values of a column are one replicated array, so that Keras and other code can read it.
+# A variable is stored in one column: that of the rank whose stages use it. All stages that share a
+# variable must therefore be on one rank. During a device call, every replica has its own values
+# (`ReplicaValues`), because statistics and random seeds differ between replicas. Between device
+# calls, the values of a column are one replicated array, so that Keras and other code can read it.
 #
 # Rows may lie in several processes. A process then holds only the columns in which it has a device.
 
@@ -48,11 +48,11 @@ class PlacedData(NamedTuple):
 class PipelinePlacement(Placement):
     """The devices of all replicas of a pipeline.
 
-    Data goes to the ranks that read it: those whose stages take the model's inputs, and that of the
-    last stage, which takes the targets.
+    Data is placed on the ranks that read it: those whose stages read the model's inputs, and the
+    rank of the last stage, which reads the targets.
 
     Args:
-        devices: all devices; those that do not fill a replica are left over.
+        devices: all devices; those that do not fill a replica stay unused.
         width: devices per replica.
         readers: ranks that read data.
     """
@@ -78,7 +78,7 @@ class PipelinePlacement(Placement):
         return PlacedData(_shapes(tree), {r: self._to_readers(tree, r) for r in self.own})
 
     def shard(self, block: PyTree) -> PlacedData:
-        """Give each replica in this process its shard of the second axis, which is the sample."""
+        """Give each replica in this process its shard of the second axis, the samples."""
         copies = {}
         for replica in self.own:
             shard = jax.tree.map(lambda leaf, r=replica: self._shard(leaf, r), block)
@@ -144,7 +144,7 @@ class DeviceGroup:
         return self.join({r: jax.device_put(own, device) for r, device in self.devices.items()})
 
     def join(self, values: dict[int, jax.Array]) -> jax.Array:
-        """Make one array of those of the replicas, for a program over all of them."""
+        """Join the arrays of the replicas into one array, for a program over all replicas."""
         arrays = list(values.values())
         if self.mesh is None:
             return arrays[0]
@@ -165,10 +165,11 @@ class DeviceGroup:
             self.sharding, value.ndim
         )
 
-    # Every variable of a Keras model needs a value, also in a process that has no device of its
-    # rank. An array without shards has the right shape and type, and fails if anything reads it.
+    # Every variable of a Keras model needs a value, even in a process that has no device of its
+    # rank. An array without local shards has the right shape and dtype, and raises an error when it
+    # is read.
     def absent(self, like: jax.Array) -> jax.Array:
-        """Return a stand-in for an array that only other processes have."""
+        """Return a placeholder for an array that only other processes hold."""
         return jax.make_array_from_single_device_arrays(
             like.shape, self.sharding, [], dtype=like.dtype
         )
@@ -218,7 +219,7 @@ class DeviceLayout:
 
     def _find_readers(self) -> None:
         self.last_reader: dict[int, dict[int, int]] = {tensor: {} for tensor in self.producer}
-        """For each tensor, the ranks that it is sent to, and the last stage reading it there."""
+        """For each tensor, the ranks that receive it, and the last stage on each that reads it."""
         for stage in self.stages:
             for tensor in stage.received:
                 self.last_reader[tensor][self.mapping[stage.number]] = stage.number
@@ -254,7 +255,7 @@ class DeviceLayout:
 
     @property
     def common_group(self) -> DeviceGroup:
-        """A group in this process for values that every process has: the last one if possible."""
+        """A group of this process for values that all processes hold; if possible, the last one."""
         return next(group for group in [self.last_group, *self.groups] if group.is_local)
 
     def device(self, replica: int, rank: int) -> jax.Device:
@@ -279,12 +280,12 @@ class DeviceLayout:
         return found
 
     def seed_offset(self, replica: int, seed: jax.Array) -> np.ndarray:
-        """Return the distance of a replica's random seed from that of the first replica."""
+        """Return the offset of a replica's random seed from that of the first replica."""
         offset = SEED_STRIDE * replica & 0xFFFFFFFF
         return np.uint32(offset).astype(seed.dtype)
 
     def replica_values(self) -> ReplicaValues:
-        """Return the values that each replica begins with; each has other random seeds."""
+        """Return the initial values of each replica; their random seeds differ."""
         parts = self.variables.parts
         found: ReplicaValues = {replica: {} for replica in self.replicas}
         for variable in [*parts.trainable, *parts.non_trainable]:
@@ -329,10 +330,10 @@ class DeviceLayout:
 def _agree(
     values: Sequence[jax.typing.ArrayLike], homes: list[list[DeviceGroup]]
 ) -> list[jax.typing.ArrayLike]:
-    """Take the first process's values of variables that are not on their devices everywhere.
+    """Use the first process's values for variables that are not on their devices in all processes.
 
-    A value that belongs on devices of several processes is always taken from the first process: its
-    present device does not show which process wrote it.
+    A value that belongs on devices of several processes is always taken from the first process,
+    because its current device does not show which process wrote it.
     """
     away = [len(h) > 1 or not h[0].holds(v) for v, h in zip(values, homes, strict=True)]
     strays = [index for index, stray in enumerate(distributed.any_of(away)) if stray]

@@ -18,8 +18,8 @@ entered_blocks = 0
 class PipelineStage:
     """Assigns layers to a stage of a pipeline: those created, and those called, in the block.
 
-    A call in the block belongs to this stage, wherever its layer was created. A layer that was
-    created in the block keeps this stage when it is called outside of any block. In a
+    A call in the block belongs to this stage, no matter where its layer was created. A layer that
+    was created in the block keeps this stage when it is called outside of any block. In a
     subclassed model the blocks are in `call`, or around the creation of layers in `__init__`.
 
     Args:
@@ -58,7 +58,7 @@ class PipelineStage:
 
 
 def trace_stages(model: keras.Model, x: Data = None, *, predicts: bool = False) -> None:
-    """Trace a subclassed model if it may have stages: if a `PipelineStage` was ever entered.
+    """Trace a subclassed model if it may have stages, because a `PipelineStage` was ever entered.
 
     Subclassed models nested in it, or in a functional model, are traced as well.
 
@@ -150,7 +150,7 @@ def _trace_if_staged(model: keras.Model, inputs: PyTree) -> None:
 
 
 def _symbolic_inputs(x: Data) -> PyTree:
-    """Return symbolic tensors like the inputs in a batch, or `None` if they are unknown."""
+    """Return symbolic tensors for the inputs of a batch, or `None` if they are unknown."""
     if isinstance(x, keras.utils.PyDataset):
         x = keras_bridge.unpack(x[0])[0]
     elif hasattr(x, "element_spec"):

@@ -1,7 +1,7 @@
 """A pipeline schedule as data: the actions of every device, in order.
 
-A schedule has no times. A device runs its actions one after the other, and waits where an action
-needs the result of another device that has not arrived yet.
+A schedule has no times. A device runs its actions one after the other, and waits if an action needs
+a result of another device that has not arrived yet.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Schedule:
         return action.needs(self.stages, splits_backward=self.splits_backward)
 
     def execution_order(self) -> Iterator[tuple[int, Action]]:
-        """Yield devices and actions in an order in which every action follows what it needs.
+        """Yield devices and actions in an order in which every action follows its dependencies.
 
         The order ends early if the remaining actions wait for each other.
         """
@@ -129,7 +129,7 @@ class Schedule:
     def from_csv(cls, text: str) -> Schedule:
         """Parse one line per device, as written by `to_csv` or by hand; empty cells are ignored.
 
-        A stage is on the device on whose line its actions are; `validate` detects a stage on two
+        The line of an action determines the device of its stage; `validate` detects a stage on two
         lines.
         """
         actions = tuple(

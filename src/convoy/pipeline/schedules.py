@@ -49,7 +49,7 @@ def _generate(
 
 
 def canonical_name(name: str) -> str:
-    """Return the entry of `NAMES` that a name or an alias stands for.
+    """Return the entry of `NAMES` for a name or an alias.
 
     Raises:
         ValueError: if the name is unknown.
@@ -65,7 +65,7 @@ def check_mapping(mapping: Sequence[int] | None, stages: int) -> tuple[int, ...]
     """Return the device of each stage.
 
     Raises:
-        ValueError: if the mapping has not one device for each stage, or leaves out a device.
+        ValueError: if the mapping does not have one device per stage, or skips a device.
     """
     if mapping is None:
         return tuple(range(stages))
@@ -149,7 +149,7 @@ GENERATORS: dict[str, Generator] = {
 }
 NAMES = tuple(GENERATORS)
 ALIASES = {"grouped": "gpipe", "interleaved": "1f1b"}
-"""Graphcore's names of schedules, and the names here."""
+"""Graphcore's names of schedules, mapped to the names here."""
 DEFAULT = "1f1b"
 
 
@@ -219,8 +219,8 @@ def _greedy(
     held = [0] * stages
     time = 0
     stages_of = [[s for s in range(stages) if mapping[s] == device] for device in range(devices)]
-    # With one stage per device as in 1F1B; with more, enough for the first micro-batch to reach the
-    # device once more.
+    # With one stage per device, the same limit as in 1F1B; with more stages, enough for the first
+    # micro-batch to reach the device again.
     looped = len(stages_of[0]) > 1
     capacity = [
         (len(own) - 1) * devices + (2 if looped else 1) * (devices - 1 - device) + 1

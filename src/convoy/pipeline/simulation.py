@@ -7,7 +7,7 @@ from convoy.pipeline.schedule import Action, Kind, Schedule
 from convoy.pipeline.timeline import Event, Timeline
 from convoy.pipeline.validation import validate
 
-# A backward pass computes two products for each one of the forward pass.
+# A backward pass computes two products for each product of the forward pass.
 DURATIONS = {
     Kind.FORWARD: 1.0,
     Kind.BACKWARD: 2.0,
@@ -78,7 +78,7 @@ def _transfer(
 
 
 def peak_stash(schedule: Schedule, sizes: Sequence[int] | None = None) -> tuple[int, ...]:
-    """Return the most that each device holds at once for backward passes.
+    """Return the maximum that each device stores at once for backward passes.
 
     Activations are held from a forward pass to the last action that reads them.
 

@@ -1,4 +1,4 @@
-"""`convoy.split`: cuts a model into pipeline stages, by names of layers or by measured cost."""
+"""`convoy.split`: splits a model into pipeline stages, by layer names or by measured cost."""
 
 import difflib
 import logging
@@ -21,8 +21,8 @@ from convoy.types import Data
 
 logger = logging.getLogger("convoy.pipeline")
 
-# Similarity of names from which one is suggested; lower than Python's default, so that c1 is like
-# c9.
+# Minimum similarity of suggested names; lower than Python's default, so that c9 is suggested for
+# c1.
 SIMILARITY = 0.5
 # Maximum number of layers that an error lists.
 MAX_NAMES = 8
@@ -39,25 +39,25 @@ def split(
     batch_size: int = DEFAULT_BATCH,
     sample: Data = None,
 ) -> keras.Model:
-    """Cut a model into pipeline stages, each for other devices.
+    """Split a model into pipeline stages, each on its own device.
 
     Args:
-        model: model to cut, in place; a subclassed model must be built.
+        model: model to split in place; a subclassed model must be built.
         stages: names of the layers with which the second and later stages begin, `"nested/layer"`
-            for a layer of a nested model. Or the number of stages, or `"auto"` for as many as the
-            strategy has devices: then every layer is timed, and the model is cut so that its
-            slowest stage is as fast as possible.
+            for a layer of a nested model. Alternatively the number of stages, or `"auto"` for one
+            stage per device of the strategy: every layer is then timed, and the model is split so
+            that its slowest stage is as fast as possible.
         batch_size: samples per micro-batch, for timing the layers.
-        sample: inputs as `fit` takes them, for a model with inputs of unknown size such as
-            `keras.Input((None,))`: their shapes are used for timing the layers. Without them, such
-            a model is cut when it first receives data, by the shapes of the first batch.
+        sample: example inputs in the form that `fit` takes, for a model with inputs of unknown size
+            such as `keras.Input((None,))`. Layers are timed with their shapes. Without a sample,
+            such a model is split when it first receives data, by the shapes of the first batch.
 
     Returns:
         The same model.
 
     Raises:
         ValueError: if the model was not prepared by Convoy, a layer does not exist, layers are not
-            in the order in which they run, or the model cannot be cut into so many stages.
+            in the order in which they run, or the model cannot be split into this number of stages.
 
     Example:
     ```python
@@ -96,7 +96,7 @@ def split(
 
 
 def split_deferred(model: keras.Model, x: Data) -> None:
-    """Cut a model whose cut was deferred until the sizes of its inputs are known.
+    """Split a model whose split was deferred until the sizes of its inputs are known.
 
     Args:
         model: any model; one without a deferred cut does not change.
@@ -115,7 +115,7 @@ def has_unknown_sizes(model: keras.Model) -> bool:
 def _assign_by_cost(model: keras.Model, request: DeferredSplit, sample: Data) -> list[int]:
     devices = PreparedModel.of(model).devices
     own = [device for device in devices if device.process_index == distributed.index()]
-    # Each process measures other times, but all must cut alike.
+    # Measured times differ between processes, but all must use the same split.
     return distributed.from_first(split_by_cost(model, *request, own, sample))
 
 
@@ -192,7 +192,7 @@ def split_by_cost(
         sample: inputs whose shapes give the sizes that the model leaves open.
 
     Raises:
-        ValueError: if the model cannot be cut so.
+        ValueError: if there is no such split.
     """
     calls = calls_of(model)
     cuts_allowed = check_cuts(model, calls, stages)
@@ -220,7 +220,7 @@ def split_by_cost(
 
 
 def check_cuts(model: keras.Model, calls: Sequence[GraphCall], stages: int) -> list[int]:
-    """Return the calls before which a model can be cut, if they are enough for so many stages."""
+    """Return the calls at which a model can be split, if there are enough for the stages."""
     cuts = allowed_cuts(calls)
     if len(cuts) < stages - 1:
         raise ValueError(_too_few_cuts(model, calls, cuts, stages))
@@ -234,7 +234,7 @@ def _assignment(cuts: Sequence[int], calls: int) -> list[int]:
 def _log_shares(
     model: keras.Model, calls: Sequence[GraphCall], seconds: Sequence[float], cuts: Sequence[int]
 ) -> None:
-    """Log each stage's share of the time, and warn of a stage with almost none."""
+    """Log each stage's share of the time, and warn about a stage with almost none."""
     total = sum(seconds)
     if not total:
         return

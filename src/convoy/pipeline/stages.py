@@ -139,7 +139,7 @@ def has_gradient(value: jax.ShapeDtypeStruct | jax.Array) -> bool:
 
 
 def calls_of(model: keras.Model) -> list[GraphCall]:
-    """Return the calls of a model in order, with the calls of nested models in place of theirs.
+    """Return the calls of a model in order, with nested models replaced by their own calls.
 
     Raises:
         ValueError: if the model is not built, or is a subclassed one that cannot be traced.
@@ -233,8 +233,8 @@ def check_assignment(calls: Sequence[GraphCall], stages: Sequence[int | None]) -
     """Reject an assignment of calls to stages that cannot be run.
 
     Raises:
-        ValueError: if a call has no stage or a negative one, or reads what a later stage computes;
-            or if a stage is empty.
+        ValueError: if a call has no stage or a negative one, or reads a result of a later stage; or
+            if a stage is empty.
     """
     if len(stages) != len(calls):
         raise ValueError(

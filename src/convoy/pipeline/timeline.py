@@ -1,8 +1,8 @@
 """Timelines of pipelines, simulated or measured.
 
-For a measured timeline a thread per device waits for one action after the other and notes when it
-has ended. An action has begun when its device was free, its inputs were there, and Python had
-dispatched it.
+For a measured timeline, one thread per device waits for the device's actions in order and records
+when each one ends. An action starts when its device is free, its inputs are available, and Python
+has dispatched it.
 """
 
 import statistics
@@ -52,7 +52,7 @@ class Timeline:
 
     @property
     def bubble(self) -> float:
-        """The fraction of the devices' time in which they wait."""
+        """The fraction of time in which the devices are idle."""
         total = self.devices * self.seconds
         return 1 - sum(map(self.busy, range(self.devices))) / total if total else 0.0
 
@@ -127,7 +127,8 @@ class TimelineRecorder:
         order = [event.action for event in self.simulated.events]
         needs = {action: list(self.schedule.needs(action)) for action in order}
         for action in reversed(order):
-            # A thread may notice an end late, but not after the end of an action that needed it.
+            # A thread may detect an end late, but the action has ended before any action that
+            # needed it.
             if action in following:
                 ends[action] = min(ends[action], ends[following[action]])
             for need in needs[action]:

@@ -11,7 +11,7 @@ from convoy.plan.predict import ParallelConfiguration, Predictor
 from convoy.plan.profile import Profile
 from convoy.plan.search import search
 
-# Number of configurations that are compiled at most until the best one is among them.
+# Maximum number of configurations that are compiled.
 MAX_COMPILED = 3
 
 Memory = dict[ParallelConfiguration, float]
@@ -20,12 +20,12 @@ Memory = dict[ParallelConfiguration, float]
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """What the compiled training program of a configuration needs.
+    """Memory and floating-point operations of a configuration's compiled training program.
 
     Attributes:
         configuration: the configuration.
         memory: bytes on the device that needs the most.
-        temporary: bytes among them that grow with the micro-batch; 0 for stages.
+        temporary: the part of these bytes that grows with the micro-batch; 0 for stages.
         flops: floating-point operations for one micro-batch on a device; 0 if they are not known.
     """
 
@@ -38,7 +38,7 @@ class CompiledStep:
 def compiled_step(
     configuration: ParallelConfiguration, accumulated: int, result: CompileResult
 ) -> CompiledStep:
-    """Return the needs of a configuration that was compiled.
+    """Return the memory and the floating-point operations of a compiled configuration.
 
     Args:
         configuration: the configuration.
@@ -64,10 +64,10 @@ def _training_program(programs: Sequence[CompiledProgram]) -> CompiledProgram:
 
 
 def with_compiled(estimated: Profile, steps: Sequence[CompiledStep], target: Target) -> Profile:
-    """Return a profile with the memory and work of compiled programs in place of estimates.
+    """Return a profile with the memory and operations of compiled programs instead of estimates.
 
-    A micro-batch takes as long as was estimated from its layers, but not less than the compiled
-    work at the device's highest speed.
+    The time of a micro-batch is estimated from its layers. The compiled floating-point operations
+    at the device's peak speed are a lower bound.
 
     Args:
         estimated: profile that was estimated for the same network.
@@ -106,7 +106,7 @@ def search_compiled(
     best: int | None,
     compile_one: Callable[[Predictor, ParallelConfiguration], CompiledStep],
 ) -> tuple[Profile, list[CompiledStep]]:
-    """Search for the best configuration, and compile it, until the best one has been compiled.
+    """Search for the best configuration and compile it, and repeat until the best one is compiled.
 
     Args:
         make_predictor: returns the predictor for a profile, and for bytes of configurations.
@@ -117,7 +117,7 @@ def search_compiled(
         compile_one: compiles a configuration.
 
     Returns:
-        The profile with what was compiled, and the compiled configurations.
+        The profile with the compiled values, and the compiled configurations.
     """
     steps: list[CompiledStep] = []
     while True:

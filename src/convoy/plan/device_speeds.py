@@ -7,8 +7,8 @@ from convoy.plan.machine import Machine
 
 GB = 1e9
 GBIT = 1e9 / 8
-# Arrays of the size of the weights that an update moves: weights, gradients and momenta are read,
-# weights and momenta written.
+# Number of arrays of the size of the weights that an update moves: it reads weights, gradients and
+# momenta, and writes weights and momenta.
 UPDATE_ARRAYS = 5
 
 
@@ -18,11 +18,11 @@ class DeviceSpeed:
 
     Attributes:
         bandwidth: bytes per second of its memory.
-        link: bytes per second that it sends to devices that links connect; half of what vendors
-            state for both directions.
-        connected: number of devices that links connect, without a network: a pod of TPUs, or the
-            GPUs of a host.
-        network: bytes per second that all of these together send to others.
+        link: bytes per second that it sends over its links to other devices; half of the vendors'
+            figure for both directions.
+        connected: number of devices that are connected by links without a network: a pod of TPUs,
+            or the GPUs of a host.
+        network: bytes per second that all of these devices together send to others.
         source: origin of the numbers.
     """
 

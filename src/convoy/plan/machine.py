@@ -1,4 +1,4 @@
-"""The devices of a plan: how fast they compute and communicate, as given or as measured here."""
+"""The devices of a plan, with given or measured speeds of computation and communication."""
 
 import math
 import statistics
@@ -17,8 +17,8 @@ from convoy.types import PyTree
 # A program is timed RUNS times, or until it has taken SECONDS in MIN_RUNS or more; the median
 # counts.
 RUNS, SECONDS, MIN_RUNS = 10, 3.0, 3
-# Runs that are dispatched before waiting: devices wait for each other only at the end of a weight
-# update.
+# Number of runs that are dispatched before waiting, because devices wait for each other only at the
+# end of a weight update.
 IN_A_ROW = 3
 # Size of measured arrays, larger than a cache.
 BYTES = 64 << 20
@@ -38,7 +38,8 @@ class Machine:
         latency: seconds before a message between hosts begins to arrive.
         update: bytes of weights per second that an optimizer updates.
         host_action: seconds of host time per action of a pipeline.
-        connected: devices that fast links connect, if these are not just the devices of a host.
+        connected: number of devices that are connected by fast links, if these are not the devices
+            of a host.
     """
 
     devices: int
@@ -54,7 +55,7 @@ class Machine:
 
     @property
     def group(self) -> int:
-        """Number of devices that fast links connect."""
+        """Number of devices that are connected by fast links."""
         return min(self.connected or self.per_host, self.devices)
 
     @property
@@ -62,11 +63,11 @@ class Machine:
         return -(-self.devices // self.per_host)
 
     def exchange_seconds(self, replicas: int, stages: int, size: float) -> float:
-        """Return how long `replicas` take to all-reduce gradients of some bytes.
+        """Return the time of an all-reduce of `size` bytes over `replicas`.
 
-        Each device sends and receives 2 (n - 1) / n of them, n being the number of devices that
-        take part: first the devices of a host, or of another group that fast links connect, then
-        the groups, which divide what is left over their devices. That takes 2 log2(groups)
+        Among n devices, each sends and receives 2 (n - 1) / n of the bytes. The all-reduce runs
+        first within a group, which is a host or other devices with fast links, and then between
+        groups, where the devices of a group divide the bytes. The second step takes 2 log2(groups)
         consecutive messages.
         """
         if replicas == 1 or not size:
@@ -75,7 +76,7 @@ class Machine:
         groups = math.ceil(replicas / in_a_group)
         seconds = 2 * (in_a_group - 1) / in_a_group * size / self.exchange
         if groups > 1:
-            # All stages of a group share its network.
+            # All stages in a group share its network.
             seconds += 2 * (groups - 1) / groups * size * stages / self.network
             seconds += 2 * math.log2(groups) * self.latency
         return seconds

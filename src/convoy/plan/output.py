@@ -184,7 +184,8 @@ def training_flags(prediction: Prediction, profile: Profile, common: Flags) -> F
         flags["pipeline-splits"] = [profile.names[cut] for cut in prediction.cuts]
         flags["pipeline-schedule"] = one.schedule
     elif one.activation_checkpointing:
-        # With all stages on one device a model trains without stages, with checkpointing.
+        # With all stages on one device, a model trains without stages, with activation
+        # checkpointing.
         flags["pipeline-splits"] = AUTO_SPLITS
         flags["device-mapping"] = [0, 0]
     if one.activation_checkpointing:
@@ -193,7 +194,7 @@ def training_flags(prediction: Prediction, profile: Profile, common: Flags) -> F
 
 
 def with_named_splits(flags: Flags, profile: Profile) -> Flags:
-    """Return flags with a layer in the place of `auto`, which needs devices that can be timed."""
+    """Return flags with layer names instead of `auto`, which needs devices that can be timed."""
     if flags.get("pipeline-splits") != AUTO_SPLITS:
         return flags
     before = [0.0, *accumulate(profile.time_shares)]

@@ -11,9 +11,9 @@ from convoy.pipeline.schedules import DEFAULT
 from convoy.plan.machine import Machine
 from convoy.plan.profile import Profile
 
-# Micro-batches per stage after which each further one takes as long as the one before.
+# Micro-batches per stage after which every additional micro-batch takes the same time.
 STEADY = 3
-# Time of adding gradients relative to an update: it moves three arrays instead of five.
+# Time of adding gradients relative to an update, because it moves three arrays instead of five.
 ADDITION = 0.6
 # Fraction of a device's memory that activations may take before they are recomputed.
 MAX_ACTIVATIONS = 0.5
@@ -63,7 +63,7 @@ class Prediction:
         exchange: seconds in which replicas all-reduce gradients.
         update: seconds of the optimizer.
         bubble: fraction of the compute time in which devices wait.
-        memory: bytes of the device that needs the most.
+        memory: bytes on the device that needs the most.
     """
 
     configuration: ParallelConfiguration
@@ -85,7 +85,7 @@ class Prediction:
 
 
 class Predictor:
-    """Predicts configurations by simulating one replica; replicas only exchange gradients.
+    """Predicts configurations by simulating one replica and adding the gradient exchange.
 
     Args:
         profile: costs of the network.
@@ -160,8 +160,8 @@ class Predictor:
         def simulated(count: int) -> float:
             return self.timeline(configuration, count).seconds
 
-        # In the steady state each micro-batch takes as long as the one before: two short runs are
-        # simulated, and the line through them is extended.
+        # In the steady state, each micro-batch takes the same time, so two short runs are simulated
+        # and extrapolated linearly.
         few, more = STEADY * stages, (STEADY + 1) * stages
         if count <= more:
             seconds = simulated(count)
@@ -192,7 +192,7 @@ class Predictor:
     # Memory.
 
     def memory(self, configuration: ParallelConfiguration) -> float:
-        """Return the bytes of the device that needs the most."""
+        """Return the bytes on the device that needs the most memory."""
         if configuration in self._compiled:
             return self._compiled[configuration]
         return self._memory_with(configuration, self.cuts(configuration))
@@ -216,7 +216,7 @@ class Predictor:
     def _stage_memory(
         self, configuration: ParallelConfiguration, first: int, end: int, held: int
     ) -> float:
-        """Return the bytes of a stage that holds so many micro-batches at once."""
+        """Return the bytes of a stage that holds a number of micro-batches at once."""
         samples = configuration.micro_batch
         state = self._state(first, end, configuration)
         own = self._activations(first, end, samples)
@@ -237,7 +237,7 @@ class Predictor:
     def _segments(self, configuration: ParallelConfiguration) -> tuple[int, float]:
         """Divide a model without stages so that its activations fit; return segments and bytes.
 
-        The tensors between segments are kept, with the activations of one segment at a time.
+        The tensors between segments are stored, and the activations of one segment at a time.
         """
         samples, allowed = configuration.micro_batch, self.profile.allowed_cuts
         sums, last = self._sums["activations"], len(self.profile.names)

@@ -21,7 +21,7 @@ from convoy.pipeline.balance.partition import allowed_cuts
 from convoy.pipeline.stages import calls_of, make_stages
 from convoy.plan.machine import time_together
 
-# A backward pass computes two products for each one of the forward pass.
+# A backward pass computes two products for each product of the forward pass.
 PASSES = 3
 # Micro-batch sizes for which times are estimated; between them the time is linear.
 ESTIMATED_SIZES = (1, 64)
@@ -49,7 +49,7 @@ class Profile:
         forward_share: share of the forward pass in a step of two programs.
         split_overhead: time of a step in two programs, as in a stage, relative to one program.
         held_share: share of the activations that is held for the backward pass.
-        source: origin of the numbers, for people.
+        source: description of the origin of the numbers.
         compiled_memory: micro-batch sizes for which the training program of the model without
             stages was compiled, with its bytes on a device.
     """
@@ -77,7 +77,7 @@ class Profile:
         index = min(max(index, 1), len(known) - 1)
         (small, fast), (large, slow) = known[index - 1 : index + 1]
         slope = (slow - fast) / (large - small)
-        # Extrapolated from measured times, the line may reach zero too early.
+        # A line through measured times may reach zero at small sizes.
         return max(fast + slope * (samples - small), 0.1 * fast * samples / small)
 
     @property
@@ -88,14 +88,14 @@ class Profile:
 def estimate_profile(model: keras.Model, flops: float, bandwidth: float, source: str) -> Profile:
     """Estimate the costs of a model on a device of some speed.
 
-    A layer takes as long as its products, or as moving its bytes to and from memory, whichever is
-    longer.
+    The time of a layer is the longer of two times: that of its products, and that of moving its
+    bytes to and from memory (roofline model).
 
     Args:
         model: a functional or sequential model.
         flops: floating-point operations per second of a device.
         bandwidth: bytes per second to and from its memory.
-        source: origin of these numbers, for people.
+        source: description of the origin of these numbers.
 
     Raises:
         ValueError: if an input of the model has an unknown dimension.
@@ -135,11 +135,11 @@ def measure_profile(
     """Measure the costs of a model on some devices, with all of them busy.
 
     The whole model is timed for some micro-batch sizes, in one program and in two. Layers are timed
-    one by one only for their shares, so what XLA fuses across layers counts once.
+    one by one only for their relative costs, so operations that XLA fuses across layers count once.
 
     Args:
         model: model of the estimate.
-        estimated: estimated profile, with everything that follows from shapes.
+        estimated: estimated profile, with everything that depends only on shapes.
         devices: all devices that a run on this machine would use.
         largest: largest micro-batch size to time.
         log: function that is called with each measurement.

@@ -9,7 +9,7 @@ from convoy.plan.predict import ParallelConfiguration, Prediction, Predictor
 SCHEDULES = ("1f1b", "zero-bubble", "gpipe")
 MAX_MICRO_BATCH = 256
 MAX_STAGES = 16
-# Pipelines that use a smaller fraction of the devices are left out.
+# Pipelines that use a smaller fraction of the devices are skipped.
 MIN_USED_DEVICES = 0.9
 
 
@@ -33,11 +33,12 @@ class SearchResult:
 def configurations(
     devices: int, per_host: int, global_batch: int, max_stages: int
 ) -> Iterator[ParallelConfiguration]:
-    """Yield the configurations with a given global batch, without those that are never the best.
+    """Yield the configurations with a given global batch, except those that are never the best.
 
-    For each number of stages that fits on a host, there are as many replicas as devices allow and
-    as divide the global batch, unless that leaves many devices idle; each micro-batch size that
-    divides a replica's local batch; and each schedule but `sequential`, which is never faster.
+    The number of stages is limited by the devices of a host. For each number of stages, the number
+    of replicas is the largest that the devices allow and that divides the global batch; it is
+    skipped if many devices would be idle. Each micro-batch size must divide a replica's local
+    batch. All schedules are included except `sequential`, which is never faster.
 
     Args:
         devices: number of devices.
@@ -70,7 +71,8 @@ def configurations(
 def search(predictor: Predictor, global_batch: int, best: int | None = None) -> SearchResult:
     """Predict all configurations, or those that may be among the best.
 
-    Recomputation is never faster, so it is considered only if keeping activations does not fit.
+    Activation checkpointing is never faster, so it is considered only if a configuration does not
+    fit without it.
 
     Args:
         predictor: predictor for a network on a machine.
@@ -103,7 +105,7 @@ def search(predictor: Predictor, global_batch: int, best: int | None = None) -> 
 
 
 def _rank(prediction: Prediction) -> tuple[float, ...]:
-    """Order by throughput; of those equal in three digits, the simpler first."""
+    """Order by throughput; if it is equal to three digits, by simplicity."""
     one = prediction.configuration
     return (
         -float(f"{prediction.throughput:.3g}"),

@@ -1,4 +1,4 @@
-"""Difference that 16 bits make to a model's outputs, measured on samples at export."""
+"""The difference between a model's outputs in 16 bits and in float32, measured at export."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,8 +26,8 @@ class Difference:
         samples: number of samples.
         largest: largest absolute difference.
         mean: mean absolute difference.
-        same_top_1: fraction of samples with the same class on top; `None` if the model does not
-            have one output with a score per class.
+        same_top_1: fraction of samples with the same top-1 class; `None` if the model does not have
+            one output with a score per class.
     """
 
     samples: int
@@ -101,7 +101,7 @@ def measure_difference(
 ) -> Difference:
     """Compare the outputs of two models on samples.
 
-    The first one runs as on a server on this machine, with fused kernels where there are some.
+    The first model runs as on a server on this machine, with fused kernels if available.
 
     Raises:
         ValueError: if an output is not finite, but that of the reference is.
@@ -125,14 +125,14 @@ def measure_difference(
 
 
 def relative_difference(value: np.ndarray, expected: np.ndarray) -> float:
-    """Return the largest difference from the expected values, relative to the largest of them."""
+    """Return the largest difference from the expected values, relative to the largest value."""
     value, expected = value.astype(np.float64), expected.astype(np.float64)
     scale = np.abs(expected).max(initial=0)
     return float(np.abs(value - expected).max(initial=0) / scale) if scale else 0.0
 
 
 def check_finite(value: np.ndarray, expected: np.ndarray, model: keras.Model) -> None:
-    """Check that a model computes finite numbers wherever it does so in float32.
+    """Check that a model's outputs are finite where they are finite in float32.
 
     Raises:
         ValueError: if it does not.
@@ -175,10 +175,11 @@ def read_samples(file: Path) -> dict[str, np.ndarray]:
         ValueError: if it is not such a file.
     """
     try:
-        # NumPy leaves a damaged file open that it has opened itself.
+        # NumPy does not close a damaged file that it has opened itself.
         with file.open("rb") as stream, np.load(stream) as arrays:
             return {name: arrays[name] for name in arrays.files}
-    # A text or a single array has no files; a damaged file can raise any of the others.
+    # A text file or a single array has no attribute `files`; a damaged file can raise the other
+    # errors.
     except (OSError, ValueError, AttributeError, EOFError, BadZipFile) as error:
         reason = describe_error(error)
         raise ValueError(f"--samples {file} is not an .npz file of arrays: {reason}") from None

@@ -1,17 +1,17 @@
 """Admission of requests by their cost: limits for one request, for one connection and in all.
 
-A request is charged for the memory that it takes at each step, before the step allocates it: bytes
-of its body as they arrive, its decoded inputs from the shapes or the length of its text, and its
-outputs from the model's signature. The budget is a share of the machine's memory, so a request, or
-any number of them, is refused before the machine runs out of it:
+A request is charged for the memory of each step before the step allocates it: for the bytes of its
+body as they arrive, for its decoded inputs by their shapes or the length of the text, and for its
+outputs by the model's signature. The budget is a share of the machine's memory, so requests are
+rejected before the machine runs out of memory:
 
     body arrives --> reserve --> start --> decode --> reserve --> queue, compute --> release all
 
-A gRPC message shows its size only when it has arrived. While it arrives, it is charged for the
-largest size, and only a few arrive at a time (`message_receiver.py`).
+The size of a gRPC message is known only after it has arrived. While it is received, it is charged
+for the maximum size, and only a few messages are received at a time (`message_receiver.py`).
 
-A request that could never fit gets status 413. One that does not fit now gets 429, with the number
-of seconds after which to try again.
+A request that exceeds the limits of a single request gets status 413. A request that does not fit
+at the moment gets status 429, with the number of seconds to wait.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ RECEIVE_SHARE = 1 / 2
 QUEUE_SHARE = 3 / 4
 # Memory per request that the default limit of their number assumes.
 MEMORY_PER_REQUEST = 1 << 20
-# Memory of a value or list that JSON is parsed to, with its place in the list around it.
+# Memory of a parsed JSON value or list, including its slot in the enclosing list.
 JSON_VALUE_BYTES = 64
 # Values and lists of a JSON request beyond those of its samples, such as names.
 JSON_OTHER_VALUES = 10_000
-# Bytes of an input value as text, with the white space around it, and of the rest of a request.
+# Bytes of an input value as text, including white space, and of the rest of a request.
 INPUT_VALUE_BYTES = 64
 INPUT_OTHER_BYTES = 1 << 20
-# Memory of an output value as text, with the number that the text is made from.
+# Memory of an output value: the number and its text.
 TEXT_VALUE_BYTES = 64
 RETRY_SECONDS = 1.0
 _MARKS = (b",", b"[", b"{")
@@ -104,7 +104,7 @@ class Admission:
         self._memory = memory
         requests = options.max_requests or min(4096, max(64, memory // MEMORY_PER_REQUEST))
         self._requests = requests
-        # A larger message would be refused after it was received.
+        # A larger message would be rejected only after it was received.
         self.max_message_bytes = min(options.max_request_bytes, int(REQUEST_SHARE * memory))
         self.max_receives = int(RECEIVE_SHARE * memory) // self.max_message_bytes
         self._receives = 0
@@ -118,18 +118,18 @@ class Admission:
 
     @property
     def held_bytes(self) -> int:
-        """Memory that the requests of this moment are charged for."""
+        """Memory that the current requests are charged for."""
         return self._held
 
     @property
     def requests(self) -> int:
-        """Number of requests that are handled at this moment."""
+        """Number of requests that are currently handled."""
         return self._count
 
     def max_body_bytes(self, signature: Signature) -> int:
         """Return the maximum size of a request over HTTP for a model.
 
-        A request with more bytes has too many samples, and is refused before it is received. The
+        A request with more bytes has too many samples, and is rejected before it is received. The
         size of an image file does not depend on the model.
         """
         if any(spec.is_image for spec in signature.inputs):
@@ -142,7 +142,7 @@ class Admission:
 
     @contextlib.contextmanager
     def request(self, connection: Hashable) -> Iterator[Reservation]:
-        """Handle a request in the block; what it reserves is released at the end."""
+        """Handle a request in the block; its reservations are released at the end."""
         reservation = Reservation(self, connection)
         token = _current.set(reservation)
         try:
@@ -175,7 +175,7 @@ class Admission:
 
     @contextlib.contextmanager
     def receiving(self) -> Iterator[None]:
-        """Charge a gRPC message for the largest size while it is received in the block.
+        """Charge a gRPC message for the maximum size while it is received in the block.
 
         Raises:
             ServingError: if there is no memory for it.
@@ -206,7 +206,7 @@ class Admission:
 
         Args:
             connection: the request's connection.
-            held: what the request is charged for already.
+            held: number of bytes that the request is already charged for.
             more: the number of bytes.
 
         Raises:
@@ -229,7 +229,7 @@ class Admission:
         """Charge a request for its samples.
 
         Raises:
-            ServingError: if the other requests of its connection leave no place for them.
+            ServingError: if the connection's other requests use up its share of the queue.
         """
         own = self._samples_by_connection
         if own[connection] and own[connection] + samples > QUEUE_SHARE * self.max_samples:
@@ -242,12 +242,12 @@ class Admission:
 
 
 class Reservation:
-    """What one request is charged for.
+    """The memory and samples that one request is charged for.
 
     Attributes:
         held: its memory in bytes.
         samples: its samples.
-        is_started: whether it has arrived completely, and counts as one that is handled.
+        is_started: whether it has arrived completely, and counts towards the limit of requests.
     """
 
     def __init__(self, admission: Admission, connection: Hashable) -> None:
@@ -260,7 +260,7 @@ class Reservation:
     def start(self) -> None:
         """Count the request, which has arrived completely.
 
-        Until then it takes no place: a client can send the beginnings of any number of requests.
+        Incomplete requests do not count, because a client could start any number of them.
 
         Raises:
             ServingError: if too many requests are handled at the moment.
@@ -307,7 +307,7 @@ def check_shape(spec: TensorSpec, shape: tuple[int, ...], max_samples: int) -> N
     """Check the shape that a request gives for an input, before any value is allocated.
 
     Raises:
-        ServingError: if it is not a batch of the input's, or has too many samples.
+        ServingError: if it is not the shape of a batch of this input, or has too many samples.
     """
     spec.check_batch(shape)
     check_samples(shape[0], max_samples)
@@ -330,12 +330,12 @@ def check_json(body: bytes, signature: Signature, max_samples: int) -> int:
     """Check the number of values in a JSON text by its commas and brackets, without parsing it.
 
     Returns:
-        The memory in bytes that the parsed text takes at most.
+        The maximum memory of the parsed text in bytes.
 
     Raises:
         ServingError: if the text has more values than the largest request for the model.
     """
-    # A comma follows each value but the last, and a list or object that is empty has no comma.
+    # Each value except the last is followed by a comma; an empty list or object has no comma.
     values = 1 + _count_marks(body)
     limit = max_samples * sum(map(_json_values, signature.inputs)) + JSON_OTHER_VALUES
     if values > limit:
@@ -351,7 +351,7 @@ def _count_marks(text: bytes) -> int:
     """Return the number of commas and opening brackets in a text."""
     if len(text) < _CHUNK_BYTES:
         return sum(map(text.count, _MARKS))
-    # NumPy lets other threads run meanwhile.
+    # NumPy releases the GIL.
     total, array = 0, np.frombuffer(text, np.uint8)
     for start in range(0, len(array), _CHUNK_BYTES):
         chunk = array[start : start + _CHUNK_BYTES]

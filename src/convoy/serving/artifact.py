@@ -6,7 +6,8 @@
     D/1/example.safetensors   one sample, and the model's outputs for it
     D/1/model.keras           the Keras model, if it can be saved
 
-The folder is written under a temporary name and then renamed, so a server never sees a part of it.
+The folder is written under a temporary name and then renamed, so a server never sees an incomplete
+version.
 """
 
 import contextlib
@@ -101,7 +102,7 @@ def versions_in(base: Path) -> dict[int, Path]:
     if not base.is_dir():
         return {}
     folders = [entry for entry in base.iterdir() if _is_version(entry.name) and entry.is_dir()]
-    # Of several names of one version, the one without zeros is last, and is used.
+    # If a version has several names, the one without leading zeros comes last and is used.
     ordered = sorted(folders, key=lambda folder: (int(folder.name), folder.name))
     return {int(folder.name): folder for folder in ordered}
 
@@ -228,7 +229,7 @@ def read(path: Path) -> Artifact:
 
 
 def _check_file(path: Path, name: str) -> None:
-    """Check that a file of a version is one, in the version's folder.
+    """Check that a name refers to a regular file in the version's folder.
 
     Reading from a pipe or a device may never end.
 
@@ -275,7 +276,7 @@ Fingerprint = tuple[tuple[str, int, int, int], ...]
 
 
 def fingerprint(path: Path) -> Fingerprint:
-    """Return names, sizes, times and numbers of a version's files; it changes if they do."""
+    """Return names, sizes, times and inodes of a version's files, to detect changes."""
     found = []
     with contextlib.suppress(OSError):  # A file may disappear meanwhile.
         for entry in os.scandir(path):
@@ -290,6 +291,6 @@ def _checksum(path: Path) -> str:
 
 
 def content_name(array: np.ndarray) -> str:
-    """Return a name that only equal arrays share."""
+    """Return a name that is the same only for equal arrays."""
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     return f"{array.dtype}{list(array.shape)}-{hashlib.sha256(data).hexdigest()[:32]}"

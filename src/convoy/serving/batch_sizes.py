@@ -1,9 +1,9 @@
 """Choice of the batch sizes in which a number of samples is computed.
 
 Seven samples can run as one batch of eight with padding, or as batches of four, two and one. The
-faster way depends on the device: a GPU takes hardly longer for eight samples than for one, a CPU
-eight times as long. So each batch size is timed when a model is loaded, and the combination with
-the smallest sum of times is taken.
+faster way depends on the device: eight samples take hardly longer than one on a GPU, but eight
+times as long on a CPU. Each batch size is therefore timed when a model is loaded, and the
+combination with the smallest total time is used.
 """
 
 import math
@@ -38,8 +38,8 @@ class BatchSizes:
 
     Attributes:
         largest: the largest batch size.
-        efficient: the smallest batch size with nearly the highest throughput. Joining more
-            requests than this only makes the first of them wait for the last.
+        efficient: the smallest batch size with nearly the highest throughput. Joining more requests
+            than this only makes the first request wait for the last.
         throughput: the highest throughput of all streams together, in samples per second.
     """
 
@@ -77,8 +77,8 @@ class BatchSizes:
 def measure(run: Callable[[int], object], sizes: Collection[int]) -> dict[int, float]:
     """Return the shortest time of a batch of each size, measured in several rounds.
 
-    In a single round, a machine that is busy for a second would make one size look slow, and
-    requests would be batched accordingly from then on.
+    In a single round, a short load on the machine could make one size look slow, and this would
+    affect the batching of all later requests.
     """
     seconds = dict.fromkeys(sizes, math.inf)
     for _ in range(TIMING_ROUNDS if sizes else 0):

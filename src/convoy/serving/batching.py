@@ -1,8 +1,9 @@
 """Dynamic batching: concurrent requests are joined into one call of the model.
 
-While the model runs, requests wait in a queue. The next call takes as many of them as fit into the
-best batch size for the queue, with zeros as padding. Where a larger batch is hardly cheaper per
-sample, as on most CPUs, requests are computed one by one, so the first need not wait for the last.
+While the model runs, requests wait in a queue. The next call takes as many requests as fit into the
+best batch size for the queue, and pads with zeros. If a larger batch hardly reduces the time per
+sample, as on most CPUs, requests are computed one by one, so that the first request does not wait
+for the last.
 
 A single request runs on all cores. If at least as many requests wait as there are cores, a CPU has
 a higher throughput when each core computes its own request: no core waits for the others at the end
@@ -13,9 +14,9 @@ small that the overhead of a call dominates:
     many requests    |  request 1, on core 0          |  request 3           |
                      |  request 2, on core 1          |  request 4           |
 
-A request larger than a batch is computed in parts. Each part is queued as if it had arrived when
-the parts before it could have been computed, so requests that arrive meanwhile need not wait for
-the whole.
+A request larger than a batch is computed in parts. Each part is queued as if it had arrived at the
+time when the earlier parts could be finished, so that requests that arrive in between do not wait
+for all parts.
 """
 
 import asyncio
@@ -80,8 +81,8 @@ class _Entry:
     """A request in the queue, or a part of a request that is larger than a batch.
 
     Attributes:
-        turn: the time that decides its place in the queue; later than `arrived` for all parts of a
-            request but the first.
+        turn: time that determines its position in the queue; later than `arrived` for all parts of
+            a request except the first.
     """
 
     arrays: Arrays
@@ -100,7 +101,7 @@ class Batcher:
         seconds: time of one batch, by batch size.
         options: the options.
         observe: function that is called with the number of samples and the batch size of each call.
-        streams: streams to use where they have a higher throughput, if the machine has several.
+        streams: streams, used if they have a higher throughput; `None` if the machine has only one.
     """
 
     def __init__(
@@ -179,7 +180,7 @@ class Batcher:
         self._changed.set()
 
     async def close(self) -> None:
-        """Compute what waits, then stop."""
+        """Compute all queued requests, then stop."""
         self._closing = True
         self._changed.set()
         await self._task
@@ -200,7 +201,7 @@ class Batcher:
         if not self._queue:
             return None
         stream = self._stream
-        # With fewer requests than streams, cores would be idle and each request take longer.
+        # With fewer requests than streams, cores would be idle and each request would take longer.
         fills_streams = len(self._queue) + len(self._running) >= self._streams
         if stream and fills_streams and self._queue[0].batch_size <= stream.sizes.largest:
             return stream if self._free_streams() else None
@@ -265,7 +266,7 @@ class Batcher:
             size = max(best, self._queue[0].batch_size)
             batch = self._fitting(size)
             samples = sum(entry.samples for entry in batch)
-            # The requests that fit may be so few that a smaller size holds them as well.
+            # The requests that fit may also fit into a smaller batch size.
             if size == self._queue[0].batch_size or sizes.cover(samples)[0] >= size:
                 break
         del self._queue[: len(batch)]

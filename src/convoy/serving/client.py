@@ -84,7 +84,7 @@ class Client(ABC):
         """Return the model's only output.
 
         Raises:
-            RequestError: if the server refuses, or does not answer within some seconds.
+            RequestError: if the server returns an error, or does not answer within `seconds`.
         """
         with _understood():
             return self._predict(images, seconds)
@@ -98,7 +98,7 @@ class Client(ABC):
 
 @contextlib.contextmanager
 def _understood() -> Iterator[None]:
-    """Report a response that is not of TensorFlow Serving's API as an error in one line."""
+    """Report a response that does not follow TensorFlow Serving's API as a one-line error."""
     try:
         yield
     except RequestError:

@@ -33,7 +33,7 @@ _FILTER = (
 
 
 def refuse_new_connections(listener: socket.socket) -> None:
-    """Let the kernel ignore further attempts to connect, where the system can."""
+    """Make the kernel ignore further attempts to connect, if the system supports it."""
     if not sys.platform.startswith("linux"):
         return
     code = b"".join(struct.pack("HBBI", *instruction) for instruction in _FILTER)
@@ -43,14 +43,14 @@ def refuse_new_connections(listener: socket.socket) -> None:
         listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
 
 
-# Clients may send a request on a connection that the server is about to close; at a stop, a
-# connection is kept for this long after its last use.
+# Clients may send a request on a connection that the server is about to close. When the server
+# stops, a connection therefore stays open for this time after its last use.
 LINGER_SECONDS = 1.0
-# Time in which a request is found that arrived with the end of a client's direction.
+# Time to detect a request that arrived together with the client's half-close.
 HALF_CLOSED_SECONDS = 0.5
-# Time in which connections that a client has begun before the listener closes are completed.
+# Time to complete connections that clients started before the listener closes.
 LAST_ACCEPT_SECONDS = 0.05
-# Descriptors that are left for files, gRPC and other processes' pipes.
+# Descriptors reserved for files, gRPC and pipes to other processes.
 OTHER_DESCRIPTORS = 128
 MAX_DESCRIPTORS = 1 << 16
 BACKLOG = 1024
@@ -58,7 +58,7 @@ HANDSHAKE_SECONDS = 10.0
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the limit of open files as far as is allowed, and return it."""
+    """Raise the limit of open files to the allowed maximum, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -68,7 +68,7 @@ def raise_descriptor_limit() -> int:
 
 
 def default_max_connections() -> int:
-    """Return the number of HTTP connections that the limit of open files has room for."""
+    """Return the number of HTTP connections that the limit of open files allows."""
     return max(16, (raise_descriptor_limit() - OTHER_DESCRIPTORS) // 2)
 
 
@@ -108,7 +108,7 @@ class _RequestHandler(RequestHandler):
 class _Connection(asyncio.Protocol):
     """A connection whose end is recorded.
 
-    It stays open for the response when the client has closed its direction.
+    It stays open for the response after the client has half-closed it.
 
     Args:
         handler: aiohttp's handler of the connection.
@@ -133,7 +133,7 @@ class _Connection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         self._connections.half_closed(self._handler)
-        # TLS has no connections that are open in one direction.
+        # TLS does not support half-closed connections.
         return not self._is_encrypted
 
 
@@ -152,7 +152,7 @@ class HttpConnections:
         application.middlewares.insert(0, self._track)
         self._runner = web.AppRunner(
             application,
-            # Requests were given their time before.
+            # The time for open requests has already passed.
             shutdown_timeout=0.1,
             handle_signals=False,
         )
@@ -214,7 +214,7 @@ class HttpConnections:
         return _Connection(handler, self)
 
     def _forget_failed(self, server: web.Server) -> None:
-        """Forget connections that ended in the handshake of TLS, which aiohttp never saw."""
+        """Forget connections that ended during the TLS handshake, before aiohttp was notified."""
         seen = set(server.connections)
         latest = asyncio.get_running_loop().time() - HANDSHAKE_SECONDS
         for connection, used in list(self._used.items()):
@@ -228,7 +228,7 @@ class HttpConnections:
         self._closing.discard(connection)
 
     def half_closed(self, connection: RequestHandler) -> None:
-        """Answer what the client has sent, then close the connection."""
+        """Answer the requests that the client has sent, then close the connection."""
         self._closing.add(connection)
         for request in self._active.get(connection, ()):
             _end_body(request)
@@ -240,10 +240,10 @@ class HttpConnections:
             connection.force_close()
 
     def _close_an_idle_one(self) -> bool:
-        """Close the connection that was not used for the longest time, if one is idle.
+        """Close the connection that has been idle longest, if there is one.
 
-        Those that never sent a request come first. Those whose request is incomplete come last, so
-        that clients that send it slowly do not keep others from connecting.
+        Connections without any request come first. Connections with an incomplete request come
+        last; they are included so that slow clients cannot block new connections.
         """
         idle = [connection for connection in self._used if not self._is_answered(connection)]
         if not idle:
@@ -261,7 +261,7 @@ class HttpConnections:
 
     @web.middleware
     async def _track(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Note which connections are in use, and tell clients to close them at a stop."""
+        """Track which connections are in use, and tell clients to close them at a stop."""
         connection = request.protocol
         requests = self._active.setdefault(connection, [])
         requests.append(request)
@@ -339,7 +339,7 @@ def _raw_sockets(server: asyncio.Server) -> list[socket.socket]:
 
 
 def _quiet_logger() -> logging.Logger:
-    """Return a logger for aiohttp that drops its messages: clients cause them at will."""
+    """Return a logger for aiohttp that drops its messages, because clients can cause any number."""
     logger = logging.getLogger("convoy.serving.http")
     logger.setLevel(logging.CRITICAL + 1)
     return logger

@@ -85,7 +85,7 @@ class Token:
             place: the part of a request that has the authorization, for the error.
 
         Raises:
-            ServingError: if the token is another.
+            ServingError: if the token is wrong.
         """
         if self._token is None:
             return
@@ -144,23 +144,23 @@ class Certificate:
         )
 
     def _replaced(self) -> grpc.ServerCertificateConfiguration | None:
-        """Return the configuration of gRPC if it changed; gRPC asks for each new connection."""
+        """Return gRPC's configuration if it changed; gRPC calls this for each new connection."""
         if self._sent is self._grpc:
             return None
         self._sent = self._grpc
         return self._grpc
 
     def refresh(self) -> None:
-        """Read the files again if they changed; the old ones stay in use if they do not fit."""
+        """Read the files again if they changed; if they do not match, the old ones stay in use."""
         if not self._files.have_changed():
             return
         try:
-            # Only a pair that fits is put into the context that is in use.
+            # Only a matching pair is loaded into the active context.
             self._make_context()
             configuration = self._grpc_configuration()
             _load_pair(self.context, self._certificate, self._key)
         except OSError as error:
-            # The certificate may have been replaced, and the key not yet.
+            # The certificate may have been replaced before the key.
             logger.error("The certificate is not replaced: %s", describe_error(error))
         else:
             self._grpc = configuration

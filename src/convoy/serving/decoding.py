@@ -1,10 +1,10 @@
-"""Threads that decode requests, so that the event loop and other clients' requests go on.
+"""Threads that decode requests without blocking the event loop or other requests.
 
 Small requests are decoded in the event loop, because passing them to a thread would take longer.
-Expensive ones wait for one separate thread, long JSON texts for one and photographs for another:
-however many arrive, other requests do not queue behind them. The thread of photographs has a lower
-priority, so that it leaves the cores to small requests. That of texts has not: it holds the
-interpreter's lock, and the event loop would wait for a thread that waits for a core.
+Expensive requests are decoded in two separate threads, one for long JSON texts and one for large
+images, so that other requests do not queue behind them. The thread for images has a lower priority,
+so that small requests get the cores first. The thread for texts has normal priority, because it
+holds the GIL: the event loop would wait for a thread that waits for a core.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ T = TypeVar("T")
 # Requests of up to this size, and images of this number of pixels, are decoded in the event loop,
 # in well under a millisecond.
 INLINE_BYTES = INLINE_PIXELS = 1 << 14
-# Steps by which the thread of photographs is nicer than the others: it gets about a third of the
-# time of another thread that wants the same core.
+# Niceness of the thread for large images: it gets about a third of the time of another thread that
+# needs the same core.
 IMAGE_NICENESS = 5
 # Images of more pixels are expensive.
 CHEAP_PIXELS = 4_000_000
@@ -40,7 +40,7 @@ def check_thread(pixels: int) -> None:
     """Check that this thread is the right one to decode an image.
 
     Raises:
-        ExpensiveError: if it is not; `Decoders` then starts again in another one.
+        ExpensiveError: if it is not; `Decoders` then starts again in another thread.
     """
     if pixels > _max_pixels.get():
         raise ExpensiveError
@@ -81,13 +81,13 @@ class Decoders:
         )
 
     def close(self) -> None:
-        """Drop the requests that wait; those that are decoded finish."""
+        """Drop waiting requests; requests that are being decoded finish."""
         for threads in (self._cheap, self._texts, self._images):
             threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _lower_priority() -> None:
-    """Make this thread nicer, where the system has priorities of threads."""
+    """Lower the priority of this thread, if the system has thread priorities."""
     if sys.platform.startswith("linux"):
         thread = threading.get_native_id()
         niceness = os.getpriority(os.PRIO_PROCESS, thread) + IMAGE_NICENESS

@@ -59,12 +59,12 @@ def invalid(message: str) -> ServingError:
 
 
 def too_large(message: str) -> ServingError:
-    """Return the error of a request that is larger than any that is accepted."""
+    """Return the error of a request that exceeds the maximum size."""
     return ServingError(Code.INVALID_ARGUMENT, message, http_status=413)
 
 
 def exhausted(message: str, retry_seconds: float) -> ServingError:
-    """Return the error of a request for which there is no room at the moment."""
+    """Return the error of a request for which there is no capacity at the moment."""
     return ServingError(Code.RESOURCE_EXHAUSTED, message, retry_seconds=retry_seconds)
 
 
@@ -77,6 +77,6 @@ class ArtifactError(ValueError):
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the type and the first line of an error that was not expected, for the log."""
+    """Return the type and the first line of an unexpected error, for the log."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

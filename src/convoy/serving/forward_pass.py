@@ -1,7 +1,7 @@
 """A model's forward pass at one batch size, split into constants and a function of the inputs.
 
-Everything that depends on the weights alone, above all folded and packed weights, is computed once
-and stored as constants:
+Everything that depends only on the weights, mainly folded and packed weights, is computed once and
+stored as constants:
 
     weights --> folding, packing --> constants --+
                                                  +--> run --> outputs

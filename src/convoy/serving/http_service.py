@@ -73,7 +73,7 @@ class HttpService:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer a request, with the headers that tell browsers what they may do with it."""
+        """Answer a request, and add the security headers for browsers."""
         if self._cors and request.method == "OPTIONS":
             return web.Response(status=204, headers=self._cors)
         response = await self._answer(request, handler)

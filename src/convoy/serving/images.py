@@ -1,7 +1,7 @@
 """Decoding of image files in requests to the pixels that a model takes.
 
 A file's format, width, height and length are checked before it is decoded, because a file of a
-hundred bytes can stand for gigabytes of pixels.
+hundred bytes can decode to gigabytes of pixels.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from convoy.serving.signature import TensorSpec
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# Pillow reads many more, some of them by starting other programs.
+# Pillow supports more formats, but starts other programs for some of them.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 MAX_SIDE = 16_384
 MAX_PIXELS = 50_000_000
@@ -124,7 +124,8 @@ def _open(data: bytes) -> Image:
             f"The image has {width} x {height} pixels; at most {MAX_PIXELS} are read, and "
             f"{MAX_SIDE} in a row or column."
         )
-    # In compressed data a zero follows each byte FF, so the mark is a scan's, or within metadata.
+    # In compressed data, each byte FF is followed by a zero, so the marker belongs to a scan or to
+    # metadata.
     scans = data.count(b"\xff\xda") if data.startswith(b"\xff\xd8") else 0
     if scans > MAX_JPEG_SCANS:
         raise too_large(f"The JPEG has {scans} scans; at most {MAX_JPEG_SCANS} are read.")
@@ -140,7 +141,7 @@ def _decode(data: bytes, opened: Image, spec: TensorSpec) -> np.ndarray:
             warnings.simplefilter("ignore")
             if opened.format == "PNG":
                 _check_png(data)
-            # Without copies: the pixels may take hundreds of megabytes.
+            # Avoids copies, because the pixels may take hundreds of megabytes.
             ImageOps.exif_transpose(opened, in_place=True)
             mode = "L" if channels == 1 else "RGB"
             image = opened if opened.mode == mode else opened.convert(mode)

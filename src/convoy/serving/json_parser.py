@@ -1,8 +1,8 @@
 """Parsing of long JSON texts in short steps.
 
-Python's parser holds the interpreter's lock until the end of a text, so no other request is handled
-while it parses megabytes. This one calls it for the parts of a text: an element of a list, or many
-numbers of one. Other threads run in between. The result is the same.
+Python's parser holds the GIL until the end of a text, so no other request is handled while it
+parses megabytes. This parser calls it for parts of a text: for one element of a list, or for a run
+of numbers in a list. Other threads can run in between. The result is the same.
 """
 
 import json
@@ -58,7 +58,7 @@ def _skip(text: str, position: int) -> int:
 def _value(text: str, position: int, depth: int) -> tuple[Any, int]:
     """Return the value at a position, and the position after it and the white space that follows.
 
-    Only the outer objects and lists are taken apart: a request has its samples there.
+    Only the outer objects and lists are split, because they contain the samples of a request.
     """
     value: Any
     if depth < 4 and text.startswith("{", position):
@@ -113,7 +113,7 @@ def _after_comma(text: str, position: int) -> int:
 def _numbers(text: str, position: int) -> tuple[list[Any], int]:
     """Return the numbers and words of a list up to a comma within the next step, if there are any.
 
-    Damaged text is left to the parser of single values, which knows its position.
+    Damaged text is left to the parser of single values, which reports the position.
     """
     bracket = _bracket_or_string(text, position, position + STEP)
     limit = min(len(text), position + STEP) if bracket is None else bracket.start()

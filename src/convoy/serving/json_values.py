@@ -165,7 +165,7 @@ def to_array(value: Json, spec: TensorSpec, max_samples: int) -> np.ndarray:
             ]
             if len({part.shape[1:] for part in parts}) == 1:
                 return np.concatenate(parts)
-            # The whole tells which sizes differ.
+            # The complete value shows which sizes differ.
     return _convert(value, spec, max_samples)
 
 
@@ -238,7 +238,8 @@ def to_json(array: np.ndarray) -> Json:
         return array.tolist()
     if array.dtype not in (np.float32, np.float16):
         array = array.astype(np.float32)
-    # Through strings: the float32 that prints as 0.2 is 0.20000000298 as a float64.
+    # Converted through strings, because the float32 that prints as 0.2 is 0.20000000298 as a
+    # float64.
     rows = max(1, _CHUNK_VALUES // max(1, array[:1].size)) if array.ndim else 1
     if array.ndim == 0 or len(array) <= rows:
         return array.astype(str).astype(np.float64).tolist()

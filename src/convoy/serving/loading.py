@@ -1,7 +1,7 @@
 """Loading of versions: a trial in another process, then the version itself, within a time limit.
 
-Threads that load are daemons: one that a stalled disk blocks delays neither other versions nor the
-end of the process.
+Versions are loaded in daemon threads, so a thread that is blocked by a stalled disk delays neither
+other versions nor the end of the process.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ T = TypeVar("T")
 async def run_in_daemon(function: Callable[[], T]) -> T:
     """Return the result of a function that runs in a daemon thread.
 
-    If the caller is cancelled, the thread goes on, and its result is dropped.
+    If the caller is cancelled, the thread continues, and its result is dropped.
 
     Raises:
         Exception: what the function raises; `RuntimeError` in place of exceptions that a future

@@ -1,11 +1,12 @@
-"""Receiving of gRPC messages, of which only a few arrive at a time.
+"""Reception of gRPC messages, with a limit on the number of messages in transfer.
 
-gRPC shows a message when it has arrived completely. Until a message is asked for, gRPC accepts only
-its first kilobytes. So the memory of messages is bounded by the number of those that are asked for.
+gRPC delivers a message only after it has arrived completely. Until the server reads a message, gRPC
+accepts only its first kilobytes. Limiting the number of reads therefore bounds the memory of
+messages.
 
-Most messages arrive within milliseconds. When too many arrive at a time, the one that began first
-is given up, on the connection that has most of them: calls that send nothing do not keep others
-from being answered.
+Most messages arrive within milliseconds. When too many are in transfer, the oldest message of the
+connection with the most messages is rejected. Calls that send nothing therefore cannot block other
+calls.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class MessageReceiver:
 
         Raises:
             ServingError: if there is no memory for it, the client sends none, or the server stops.
-            AbortError: if the call was given up meanwhile; its client has the status.
+            AbortError: if the call was rejected in the meantime; the client already has the status.
         """
         if self._is_stopping:
             raise ServingError(Code.UNAVAILABLE, "The server stops.")
@@ -89,7 +90,7 @@ class MessageReceiver:
         return data
 
     def announce_stop(self) -> None:
-        """Refuse further calls with a status after which clients try another server.
+        """Reject further calls with a status that makes clients try another server.
 
         gRPC would cancel those that arrive while it stops.
         """
@@ -101,11 +102,11 @@ class MessageReceiver:
             self._abort(received, ServingError(Code.UNAVAILABLE, "The server stops."))
 
     def _ending(self) -> _Receive:
-        """Return a receive that is being given up.
+        """Return a receive that is being rejected.
 
-        If there is none, it is the one that began first on the connection that has most. Otherwise
-        no other is given up: before the places of a flood are free, that could be a client's only
-        message.
+        If there is none, the oldest one of the connection with the most receives is rejected. Only
+        one is rejected at a time: until its memory is free, a second one could be the only message
+        of another client.
         """
         for received in self._receives:
             if received.is_given_up:
@@ -119,7 +120,7 @@ class MessageReceiver:
     def _abort(self, received: _Receive, error: ServingError) -> None:
         """End a call; the read of its message then ends by itself.
 
-        A read that was cancelled instead could leave its message in memory.
+        Cancelling the read instead could leave its message in memory.
         """
         received.is_given_up = True
 

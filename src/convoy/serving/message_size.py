@@ -6,7 +6,7 @@ memory when it is parsed than the two bytes that it is sent in.
 
 from google.protobuf.descriptor import Descriptor
 
-# Smaller messages are parsed without a look: they cannot contain enough to matter.
+# Smaller messages are parsed without a check, because they cannot contain many fields.
 UNCHECKED_BYTES = 1 << 16
 # Requests have a few fields per input and sample.
 MAX_FIELDS = 100_000
@@ -17,7 +17,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 def has_few_fields(data: bytes, message: Descriptor) -> bool:
     """Return whether a message, with the messages in it, has at most `MAX_FIELDS` fields.
 
-    Damaged data count as few, because the parser refuses them where they are damaged.
+    Damaged data is accepted here, because the parser rejects it.
 
     Args:
         data: the serialised message.

@@ -24,9 +24,9 @@ def policies_of(model: keras.Model) -> list[str]:
 def convert(model: keras.Model, precision: Precision) -> keras.Model:
     """Return a copy of a model in another precision, with float32 outputs.
 
-    The copy is the model that the same code would create under Keras's policy, except for the
-    layers that return the outputs. They compute in float32: rounded to 16 bits, the scores of
-    several classes are often equal.
+    The copy is the same as if the model had been created under this Keras policy, except for the
+    output layers. They compute in float32, because in 16 bits several classes often get the same
+    score.
 
     Args:
         model: a functional model. It is not changed.
@@ -60,7 +60,7 @@ def _copy(model: keras.Model, precision: Precision, sources: set[str]) -> keras.
                 f"a layer cannot be created again: {reason}. Create the model under this policy "
                 "(convoy.Strategy(precision=...).scope()), and load its weights."
             ) from error
-    # Unlike `set_weights`, this also restores what layers compute from their weights.
+    # Unlike `set_weights`, this also restores values that layers derive from their weights.
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.weights.h5"
         model.save_weights(file)

@@ -65,7 +65,7 @@ class Graph:
         """Evaluate an equation whose result depends on neither the inputs nor the batch size.
 
         Returns:
-            Whether that was so; otherwise the equation needs a node in the graph.
+            Whether the equation was evaluated; otherwise it needs a node in the graph.
         """
         shapes = [[var.aval for var in equation.outvars] for equation in step.equations]
         if shapes[0] != shapes[1]:

@@ -14,8 +14,9 @@ UNSUPPORTED_ENCODING = (
 async def read_body(request: web.Request, max_bytes: int) -> bytes:
     """Return the body of a request.
 
-    The bytes are charged as they arrive: a client that announces a large body and does not send it
-    takes no room from others. It counts as one that is handled when it has arrived completely.
+    The bytes are charged as they arrive, so a client that announces a large body without sending it
+    uses no memory. The request counts towards the limit of requests only after it has arrived
+    completely.
 
     Args:
         request: the request.

@@ -24,9 +24,9 @@ from convoy.user_warnings import first_line
 logger = logging.getLogger("convoy.serving")
 
 # Tolerance of the check against the exported example, relative to the largest output. Kernels of
-# another machine round in another order; 16-bit types have fewer digits. How much their roundings
-# add up to depends on the model. The export has measured it for the example, and programs that
-# round in another order may be on the other side of the result in float32.
+# another machine round in another order, and 16-bit types have fewer digits. The accumulated
+# rounding error depends on the model. It is measured for the example at export, and programs that
+# round in another order may differ in the opposite direction.
 TOLERANCE = 1e-3
 TOLERANCE_16_BITS = 3e-2
 ROUNDING_MARGIN = 4.0
@@ -40,7 +40,7 @@ class Servable:
 
     On a CPU with Convoy's kernels, the Keras model of the artifact is compiled for this machine,
     with packed weights. Otherwise, or if Keras cannot load it, the portable programs are compiled.
-    Either must reproduce the exported example, or the version is refused.
+    Either must reproduce the exported example; otherwise the version is rejected.
 
     Args:
         path: the version's folder.
@@ -98,10 +98,10 @@ class Servable:
         if file is None or not cpu.fuses(jax.default_backend()):
             return False
         streams = threads.per_device()
-        # The streams divide the queue among them, so each needs only the smaller batch sizes.
+        # The streams share the queue, so each needs only the smaller batch sizes.
         sizes = [size for size in found.batch_sizes if size * streams <= max(found.batch_sizes)]
         try:
-            # Keras's safe mode is on: a file that contains code is refused.
+            # Keras's safe mode is on, so a file that contains code is rejected.
             model = keras.models.load_model(file, compile=False)
             on_machine = {size: ForwardPass(model, size, cpu.fuse) for size in found.batch_sizes}
             with threads.limit(1):
@@ -122,7 +122,7 @@ class Servable:
     def _compile(self, passes: dict[int, ForwardPass], shared: dict[str, jax.Array]) -> Programs:
         programs: Programs = {}
         for size, forward in passes.items():
-            # Many batch sizes pack the weights alike; each packed array is kept once.
+            # Many batch sizes pack the weights in the same way; each packed array is stored once.
             constants = [
                 shared.setdefault(artifact.content_name(np.asarray(value)), value)
                 for value in forward.constants

@@ -25,9 +25,9 @@ from convoy.serving.versions import ModelConfig
 
 logger = logging.getLogger("convoy.serving")
 
-# Time between looks at the files of the token and the certificate.
+# Time between checks of the token and certificate files.
 REFRESH_SECONDS = 1.0
-# Time in which gRPC clients learn that the server stops.
+# Time for gRPC clients to be notified that the server stops.
 LAST_CALL_SECONDS = 0.2
 # Requests that one gRPC connection may have open.
 GRPC_STREAMS = 256
@@ -97,11 +97,12 @@ class Server:
         await self.service.poll()
 
     async def stop(self) -> None:
-        """Answer accepted requests, refuse new ones, and unload the models.
+        """Answer accepted requests, reject new ones, and unload the models.
 
-        Load balancers first see that the server is not ready. For `drain_seconds`, it answers all
-        requests, and tells clients to close their connections. Then it stops listening, and answers
-        what is open. It takes `stop_seconds` at most.
+        First, the readiness check fails, so that load balancers stop sending requests. For
+        `drain_seconds`, the server answers all requests, and tells clients to close their
+        connections. Then it stops listening, and answers open requests. The stop takes at most
+        `stop_seconds`.
         """
         end = asyncio.get_running_loop().time() + self.options.stop_seconds
         self.service.is_stopping = True
@@ -111,14 +112,14 @@ class Server:
         await self._close(end)
 
     async def _close(self, end: float) -> None:
-        """Stop listening, answer what is open, and unload the models, until a time of the loop."""
+        """Stop listening, answer open requests and unload the models, until a time of the loop."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         remaining = end - asyncio.get_running_loop().time()
         stops = []
         if self._grpc is not None and self._receiver is not None:
-            # Messages that are on their way are answered; calls that send none do not delay a stop.
+            # Messages in transfer are answered; calls without a message do not delay a stop.
             self._receiver.announce_stop()
             loop = asyncio.get_running_loop()
             loop.call_later(LINGER_SECONDS, self._receiver.give_all_up)
@@ -131,12 +132,12 @@ class Server:
                 await self.service.close()
 
     async def _stop_grpc(self, server: grpc.aio.Server, seconds: float) -> None:
-        # Clients that send one call after the other learn of the stop first.
+        # Clients that send calls continuously are notified of the stop first.
         await asyncio.sleep(min(LAST_CALL_SECONDS, seconds))
         await server.stop(seconds)
 
     def _repeat(self, seconds: float, function: Callable[[], None]) -> None:
-        """Call a function again and again until the stop."""
+        """Call a function repeatedly until the stop."""
 
         async def repeat() -> None:
             while True:
@@ -177,7 +178,8 @@ class Server:
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_concurrent_streams", GRPC_STREAMS),
                 ("grpc.max_allowed_incoming_connections", self._max_connections),
-                # Windows grow with the speed of a connection otherwise, for every call on it.
+                # Otherwise, flow-control windows grow with the speed of a connection, for every
+                # call on it.
                 ("grpc.http2.bdp_probe", 0),
                 # Time of a new connection to begin with the protocol.
                 ("grpc.server_handshake_timeout_ms", milliseconds),
@@ -202,14 +204,15 @@ class Server:
 async def serve_until_stopped(server: Server, started: Callable[[], None]) -> None:
     """Run a server until SIGTERM or SIGINT, then stop it gracefully.
 
-    The process ends in the time that a stop may take, whatever a model or a file system does.
+    The process ends within the time limit of a stop, even if a model or a file system blocks.
     """
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
         if not stopped.is_set():
-            # This thread of Python's runtime needs no lock that a blocked thread may hold.
+            # This thread belongs to Python's runtime and needs no lock that a blocked thread may
+            # hold.
             faulthandler.dump_traceback_later(server.options.stop_seconds + 1, exit=True)
         stopped.set()
 

@@ -113,7 +113,7 @@ class Service:
         try:
             return self.admission.max_body_bytes(self.find(target).servable.signature)
         except ServingError:
-            # It is answered when the request has arrived.
+            # The error is sent after the request has arrived.
             return self.admission.max_request_bytes
 
     def status(self, target: Target) -> list[VersionStatus]:
@@ -163,7 +163,7 @@ class Service:
         Raises:
             ServingError: if there is none.
         """
-        # Unknown names share one label: clients could invent any number of them.
+        # Unknown names share one label, because clients could send any number of them.
         model = target.model if target.model in self.models else ""
         began = time.perf_counter()
         code = Code.INTERNAL
@@ -231,7 +231,7 @@ class Service:
 
 
 async def _logged(work: Awaitable[None], model: ModelVersions) -> None:
-    """Log an error of the search for versions; the other models are searched nevertheless."""
+    """Log an error of the search for versions; the search continues for other models."""
     try:
         await work
     except Exception as error:  # A file system can raise anything.

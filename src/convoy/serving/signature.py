@@ -51,7 +51,7 @@ NUMPY_NAMES: dict[int, str] = {names.tensorflow: name for name, names in TYPES.i
 
 Arrays = dict[str, np.ndarray]
 
-# No model takes more, and a parser's work grows with them.
+# No model has more dimensions, and the work of a parser grows with them.
 MAX_DIMENSIONS = 16
 
 
@@ -127,7 +127,7 @@ class TensorSpec:
         """Return values in the shape that a request gives for them.
 
         Raises:
-            ServingError: if their number is another.
+            ServingError: if the number of values does not match.
         """
         if values.size != prod(shape):
             raise invalid(

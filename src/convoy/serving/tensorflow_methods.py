@@ -1,4 +1,4 @@
-"""Signatures, examples and results, as TensorFlow Serving's REST and gRPC APIs share them."""
+"""Signatures, examples and results that TensorFlow Serving's REST and gRPC APIs share."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar

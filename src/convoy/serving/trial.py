@@ -1,13 +1,13 @@
 """Trial loads of versions in another process.
 
-A version contains programs, which can crash the compiler, never end, or take all memory. So a new
-version is first loaded by a process that does nothing else. If that process dies or takes too long,
-the version is refused, and the server goes on:
+A version contains programs, which can crash the compiler, never end, or use all memory. Each new
+version is therefore loaded in a separate process first. If that process crashes or takes too long,
+the version is rejected, and the server continues:
 
     server --- path ---> trial process: read, compile, run the example
            <-- result --
 
-The process compiles into JAX's persistent cache, from which the server then takes the programs.
+The process compiles into JAX's persistent cache, from which the server then loads the programs.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from convoy.serving.errors import ArtifactError, describe_error
 
 # A process waits this long for the next version.
 IDLE_SECONDS = 60.0
-# Trials that run at the same time. One that takes longer than the wait does not hold up others.
+# Maximum number of trials at the same time. A trial that exceeds the wait does not block others.
 CONCURRENT = 2
 WAIT_SECONDS = 60.0
 # Requests to the server keep their share of the cores.
@@ -129,9 +129,9 @@ def main() -> None:
     os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for number in (signal.SIGINT, signal.SIGTERM):
-        # A signal to the group of processes is for the server, which closes the pipe.
+        # A signal to the process group is meant for the server, which then closes the pipe.
         signal.signal(number, signal.SIG_IGN)
-    # What libraries print must not be taken for an answer.
+    # Output of libraries must not be read as an answer.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     paths, answered = os.fdopen(os.dup(0), "r"), threading.Event()
@@ -142,7 +142,8 @@ def main() -> None:
         answered.set()
 
     while True:
-        # The main thread waits for the pipe, also while a version is loaded: it may never end.
+        # The main thread waits for the pipe even while a version is loaded, because a load may
+        # never end.
         readable, _, _ = select.select([paths], [], [], IDLE_SECONDS)
         line = paths.readline() if readable else ""
         if line:

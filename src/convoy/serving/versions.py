@@ -143,7 +143,7 @@ class LoadedVersion:
 class ModelVersions:
     """Loads, finds and unloads the versions of one model.
 
-    Each version is loaded in a separate task: one that blocks does not hold up others.
+    Each version is loaded in a separate task, so one that blocks does not delay others.
 
     Args:
         config: the model and its versions to serve.
@@ -292,7 +292,7 @@ class ModelVersions:
             self._unload_others()
 
     def _serve(self, version: int, servable: Servable) -> None:
-        """Answer requests with a version from now on, in place of an earlier one of its number."""
+        """Start to serve a version, in place of an earlier one with the same number."""
         if version in self._loaded:
             logger.info("%s: version %d is replaced", self.config.name, version)
             self._unload(version)

@@ -60,7 +60,7 @@ class Application:
         resume.check_resumable(options)
         self.settings = make_run_settings(options)
         resume.check_folder(options, self.folder)
-        # As on the command line, apart from the seed, so that the notes can be made again.
+        # The options of the command line with the seed, so that the notes can be generated again.
         self._given_options = replace(options, seed=self.settings.seed)
         self.given_checkpoints = self._given_checkpoints(self.settings.options)
         self.strategies: list[convoy.Strategy] = []
@@ -152,9 +152,9 @@ class Application:
             print(f"{how}: convoy train --resume --output-dir {folder}", file=sys.stderr)
 
     def _prepare(self) -> tuple[Images, Training | None, Validation | None]:
-        """Do everything that can fail before a file is written."""
+        """Run all steps that can fail, before any file is written."""
         options = self.settings.options
-        # The larger number of devices first: a CPU is divided into devices only once.
+        # The larger number of devices first, because a CPU is divided into devices only once.
         makers = [(training_strategy, self.settings.devices, options.training)]
         validates = options.validation and not options.compile_only
         makers += [(validation_strategy, self.settings.validation_devices, validates)]

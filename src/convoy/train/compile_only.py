@@ -21,12 +21,12 @@ from convoy.types import PyTree
 class CompileOnly(Observer):
     """Compiles each program when it is first called; its results are zeros.
 
-    JAX keeps what it compiles in the compilation cache, where a later run finds it. Of the data,
-    an epoch takes the first device call.
+    JAX stores the programs in the compilation cache, where a later run finds them. An epoch ends
+    after its first device call.
 
     Attributes:
-        seconds: time of each program's compilation, by name; the programs that all replicas of a
-            stage run count as one.
+        seconds: compilation time of each program by name; the programs of a stage in all replicas
+            count as one.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class CompileOnly(Observer):
     @contextlib.contextmanager
     def run(self, name: str, model: keras.Model, config: ExecutionConfig) -> Iterator[None]:
         del name, config
-        # The results are no weights.
+        # The results are zeros and must not be stored as weights.
         kept = [(variable, variable.numpy()) for variable in model.variables]
         yield
         for variable, value in kept:
@@ -101,7 +101,7 @@ class FirstChunk:
         return self._feed.next(min(max_steps, self._max_steps or max_steps))
 
     def prefetch(self, max_steps: int) -> None:
-        """Do nothing: there is no further chunk."""
+        """Do nothing, because there are no more chunks."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._feed, name)

@@ -11,13 +11,13 @@ from convoy_command.parser import suggestion
 
 
 def load_initial_weights(model: keras.Model, path: Path) -> str:
-    """Load the weights of all layers that a file has in the same shape.
+    """Load the weights of all layers whose weights in a file have the same shape.
 
     Args:
         model: the model that gets the weights.
-        path: a `.keras` file, whose layers are found by their names; the weights of another run
-            (`.weights.h5`), by their places in the model; or weights of `keras.applications`
-            (`.h5`), by name.
+        path: a `.keras` file, with layers matched by name; the weights of another run
+            (`.weights.h5`), matched by position in the model; or weights of `keras.applications`
+            (`.h5`), matched by name.
 
     Returns:
         A message for the user: the number of layers, and those that kept their random weights.
@@ -31,7 +31,8 @@ def load_initial_weights(model: keras.Model, path: Path) -> str:
     before = [layer.get_weights() for layer in layers]
     try:
         with warnings.catch_warnings():
-            # Keras warns of each layer that does not fit. The result names them.
+            # Keras warns about each layer that does not match. The result lists these layers
+            # instead.
             warnings.simplefilter("ignore")
             _load(model, path)
     except (OSError, ValueError, KeyError, TypeError) as error:

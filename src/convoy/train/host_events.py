@@ -66,9 +66,9 @@ def closest_divisor(number: int, wanted: int) -> int:
 def make_host_events(options: Options, updates: int) -> HostEvents:
     """Return the host events that are closest to the requested ones.
 
-    Without `--ckpts-per-epoch` there is one checkpoint per epoch, at a log event, so that device
-    calls do not become shorter; without log events, one at the end. Without `--first-ckpt-epoch`,
-    the first comes after one interval.
+    Without `--ckpts-per-epoch`, there is one checkpoint per epoch, at a log event, so that device
+    calls do not become shorter. Without log events, there is one checkpoint at the end. Without
+    `--first-ckpt-epoch`, the first checkpoint is written after one interval.
 
     Args:
         options: options of the run.

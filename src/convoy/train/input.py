@@ -19,7 +19,7 @@ from convoy.data.image_folder import FOLDER, find_image_folder
 from convoy.train.flags import Options
 from convoy.train.run_settings import RunSettings
 
-# Upper limit for the images that layers are adapted to.
+# Maximum number of images that are passed to `adapt` of layers.
 MAX_PIXELS = 2_000_000
 
 
@@ -118,7 +118,7 @@ def training_input(settings: RunSettings, images: Images) -> Iterator[dict[str, 
             yield {"x": batches, "shuffle": False}
         return
     x, y = images.train
-    # Otherwise Keras would make an update of the samples of an incomplete batch.
+    # Otherwise Keras would run a weight update with an incomplete batch.
     divides = events.keras_epoch * batch.global_batch == len(x)
     changes = transformation.is_random or flips or options.synthetic_data in ("cpu", "host")
     if divides and not changes:
@@ -151,7 +151,7 @@ def test_input(settings: RunSettings, images: Images) -> Iterator[dict[str, Any]
 
 
 def some_images(settings: RunSettings, images: Images) -> np.ndarray:
-    """Return evenly spaced training images in the form in which they are copied to the device."""
+    """Return evenly spaced training images, in the format that is transferred to the device."""
     height, width, _ = settings.info.shape
     count = min(images.train_samples, max(1, MAX_PIXELS // (height * width)))
     chosen = np.linspace(0, images.train_samples - 1, count).astype(int)
@@ -220,7 +220,7 @@ def _image_batches(
 
 
 def _output(settings: RunSettings) -> Output:
-    """Return the form in which images are copied to the device."""
+    """Return the format in which images are transferred to the device."""
     options = settings.options
     if options.synthetic_data in ("ipu", "device"):
         return "unchanged"
@@ -234,5 +234,5 @@ def _print_skipped(name: str) -> None:
 
 
 def _placeholders(info: DatasetInfo, size: int, rng: np.random.Generator) -> Split:
-    """Return a byte in the place of each image that the device generates, with random labels."""
+    """Return one byte per image that the device generates, as a placeholder, and random labels."""
     return np.zeros((size, 1), np.uint8), rng.integers(0, info.classes, size, dtype=np.int32)

@@ -19,8 +19,8 @@ def measure_input(options: Options) -> tuple[int, float] | None:
     """Prepare training batches for some seconds.
 
     Returns:
-        The number of images and the seconds that they took; `None` if all images are moved to the
-        device once, so that the host has nothing to prepare.
+        The number of images and the time in seconds; `None` if all images are transferred to the
+        device once, so that the host prepares nothing.
 
     Raises:
         ValueError: if options contradict each other, or the dataset cannot be read.

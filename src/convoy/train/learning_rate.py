@@ -161,7 +161,7 @@ def _warm_up(options: Options) -> tuple[str, float] | None:
 def check_keys(
     flag: str, params: Mapping[str, Any], needed: Sequence[str], known: set[str]
 ) -> None:
-    """Refuse parameters of which one is missing or unknown."""
+    """Raise an error if a parameter is missing or unknown."""
     if missing := [key for key in needed if key not in params]:
         raise ValueError(
             f"{flag} has {', '.join(params) or 'nothing'}, but {', '.join(missing)} is missing."
@@ -197,7 +197,7 @@ def _base(
 
 
 def _decay_updates(options: Options, updates: int, warm_up: tuple[str, float] | None) -> int:
-    """Return the number of weight updates until the learning rate has its last value."""
+    """Return the number of weight updates until the learning rate reaches its final value."""
     epochs = options.lr_schedule_params.get(_DECAY)
     if epochs is not None:
         if (decay := int(epochs * updates)) < 1:

@@ -105,8 +105,8 @@ _NAMES = [field.name for field in fields(MetricsRow)]
 class MetricsFile:
     """A CSV file of metrics rows.
 
-    A resumed run finds the rows of the earlier one. `keep` takes over those that it will not
-    produce again; until then, or until the first new row, the file is not changed.
+    A resumed run reads the rows of the earlier run. `keep` keeps those that will not be produced
+    again. The file does not change before `keep` is called or the first row is added.
 
     Args:
         path: path of the file.
@@ -121,7 +121,7 @@ class MetricsFile:
             self._write()
 
     def keep(self, count: int) -> None:
-        """Take over the first rows of the earlier run, and drop the others."""
+        """Keep the first rows of the earlier run, and drop the others."""
         self.rows = self.earlier[:count]
         self._write()
 

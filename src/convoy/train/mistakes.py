@@ -1,4 +1,4 @@
-"""The confusion matrix of a validated network, and its worst mistakes as pictures."""
+"""The confusion matrix of a validated network, and images of its worst mistakes."""
 
 import base64
 from pathlib import Path
@@ -28,7 +28,7 @@ def write_classification(
         folder: folder of the report.
         images: the images that were validated.
         probabilities: probability of each class for each image.
-        names: names of the classes; if they are unknown, numbers take their places.
+        names: names of the classes; numbers are used if the names are unknown.
     """
     classes = probabilities.shape[1]
     labels = _labels(images)

@@ -22,9 +22,9 @@ from convoy.train.run_settings import stages_and_devices
 def as_one_run(options: Options) -> Iterator[tuple[Options, Output]]:
     """Yield the same options and an output in each process.
 
-    The first process writes to the folder of the run. The others write the same files to temporary
-    folders, so that all processes read and write the same. With `--ckpt-all-instances`, checkpoints
-    of all processes go to the run's folder.
+    The first process writes to the run's folder. The other processes write the same files to
+    temporary folders, so that all processes run the same code. With `--ckpt-all-instances`, all
+    processes write their checkpoints to the run's folder.
 
     Args:
         options: options of the command line; the launch determines the number of replicas.

@@ -89,10 +89,10 @@ def recommended_splits(model: keras.Model, stages: int) -> list[str]:
 
 
 def adapt_layers(model: keras.Model, find_inputs: Callable[[], np.ndarray]) -> None:
-    """Call `adapt` of each layer that has it with that layer's own inputs.
+    """Call `adapt` of each layer that has this method, with the inputs of that layer.
 
-    `keras.layers.Normalization` is left out: in `keras.applications` its statistics come with the
-    weights.
+    `keras.layers.Normalization` is skipped, because in `keras.applications` its statistics are part
+    of the weights.
 
     Args:
         model: functional model with one input; other models are not changed.

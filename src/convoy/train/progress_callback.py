@@ -15,9 +15,9 @@ from convoy.train.run_settings import RunSettings
 from convoy.types import Json, Logs
 from convoy.units import format_clock
 
-# Values that differ between two runs with the same result.
+# Values that may differ between two equal runs.
 _TIMES = {"throughput": None, "compilation": None}
-# Time between two updates of the bar inside of a device call, and between two lines about it where
+# Time between two updates of the progress bar during a device call, and between two log lines if
 # there is no terminal.
 BAR_SECONDS, LINE_SECONDS = 0.2, 30.0
 
@@ -106,10 +106,11 @@ class ProgressCallback(keras.callbacks.Callback):
                 this method.
         """
         batch, events = self.settings.batch, self.settings.events
-        # Other processes are about as far.
+        # Assumes that other processes have made the same progress.
         self._in_call += micro_batches * distributed.count()
         now, is_terminal = time.perf_counter(), self.log.output.is_terminal
-        # The speed is that since the first report: before it, data was read and memory allocated.
+        # The speed is measured since the first report, because data is read and memory allocated
+        # before it.
         self._first = self._first or (now, self._in_call)
         since, before = self._first
         is_due = now - self._shown_at >= (BAR_SECONDS if is_terminal else LINE_SECONDS)

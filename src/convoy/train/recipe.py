@@ -77,7 +77,7 @@ def recipes_in(file: Path) -> dict[str, dict[str, Any]]:
 
 
 def as_recipe(options: Options) -> dict[str, Any]:
-    """Return options as the values of a recipe, without those that belong to one command."""
+    """Return options as the values of a recipe, without those that apply to one command only."""
     recipe: dict[str, Any] = {}
     for field in fields(options):
         value = getattr(options, field.name)

@@ -93,7 +93,7 @@ def _interval(state_every: str, steps_per_update: int) -> int | str:
 
 
 def _recipe_of(path: Path) -> dict[str, Any]:
-    """Return the recipe of the earlier run under today's names of flags; empty without one."""
+    """Return the recipe of the earlier run, with current flag names; empty if there is none."""
     try:
         return as_recipe(read(GraphcoreOptions, read_recipe(RUN, path)))
     except ConfigurationError:

@@ -87,7 +87,7 @@ class RunFolder:
         self._is_open = True
 
     def restore(self, rows: int, checkpoints: Sequence[str]) -> None:
-        """Return to the state of the files at the point from which a run resumes.
+        """Restore the files to their state at the point from which a run resumes.
 
         Args:
             rows: number of metrics rows.

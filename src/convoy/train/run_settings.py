@@ -1,4 +1,4 @@
-"""Settings of a run: options that were checked, and the numbers that follow from them."""
+"""Settings of a run: checked options, and the numbers derived from them."""
 
 import random
 import warnings
@@ -20,7 +20,7 @@ from convoy.train.host_events import HostEvents, make_host_events
 from convoy.train.normalization import check_norm_layer
 
 WANDB_PARAMS = {"run_name": "wandb_run_name", "tags": "wandb_tags"}
-"""The fields of `Options` that the keys of `--wandb-params` stand for."""
+"""The fields of `Options` by the keys of `--wandb-params`."""
 AUTO = "auto"
 """Value of `--pipeline-splits` that splits the model by the costs of its layers."""
 
@@ -87,7 +87,7 @@ class RunSettings:
 
 
 def make_run_settings(options: Options, training_samples: int | None = None) -> RunSettings:
-    """Check options, and compute the numbers that follow from them.
+    """Check options, and compute the numbers derived from them.
 
     Args:
         options: options of the command line.
@@ -301,7 +301,8 @@ def _consistent(options: Options, notes: list[str]) -> Options:
     for key, value in (options.wandb_params or {}).items():
         changes[WANDB_PARAMS[key]] = getattr(options, WANDB_PARAMS[key]) or value
     if options.precision == precisions.AUTO:
-        # The recipe holds the choice, so that the run is resumed in it on any machine.
+        # The recipe contains the choice, so that the run resumes with the same precision on any
+        # machine.
         found = devices.find_precision(options.precision, compile_only.default_device())
         notes.append(f"--precision auto is {found.policy} here.")
         changes["precision"] = found.policy

@@ -8,7 +8,7 @@ from convoy.train.run_settings import AUTO, RunSettings
 def split_into_stages(model: keras.Model, settings: RunSettings, micro_batch: int) -> None:
     """Split a model at the layers of `--pipeline-splits`, or balance its stages.
 
-    Stages on one device have no effect but that the layers are checked.
+    If all stages are on one device, only the layer names are checked.
 
     Args:
         model: compiled model.

@@ -60,7 +60,7 @@ def training_strategy(settings: RunSettings) -> convoy.Strategy:
         precision=options.precision,
         loss_scale="auto" if options.auto_loss_scale else static,
         stochastic_rounding=_ROUNDING[options.stochastic_rounding] if rounds else "off",
-        # Stages on one device were a way to forget activations.
+        # Stages on one device are used to reduce the stored activations.
         activation_checkpointing="auto"
         if options.activation_checkpointing and not settings.in_pipeline
         else None,

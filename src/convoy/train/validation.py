@@ -1,4 +1,4 @@
-"""The validation phase. It uses each sample once, for any batch size and number of devices."""
+"""The validation phase, which uses each sample once for any batch size and number of devices."""
 
 import math
 import time
@@ -28,7 +28,7 @@ def validation_strategy(settings: RunSettings) -> convoy.Strategy:
 
 
 class Validation:
-    """A second model, which is given the weights of one checkpoint after the other.
+    """A second model, into which the weights of each checkpoint are loaded in turn.
 
     Args:
         settings: settings of the run.

@@ -23,7 +23,7 @@ TRAINING = ("fit", "train_on_batch")
 
 
 class ModelStrategy(Protocol):
-    """A strategy, as far as its models refer to it."""
+    """The part of a strategy that its models use."""
 
     observer: Observer
 
@@ -72,7 +72,7 @@ class EngineModel:
             f"gradient_accumulation={config.gradient_accumulation}": trains
             and config.gradient_accumulation > 1,
             "activation_checkpointing": trains and config.activation_checkpointing is not None,
-            # One replica and one micro-batch have nothing to sum.
+            # With one replica and one micro-batch there is nothing to sum.
             f"reduction={config.reduction!r}": trains
             and config.reduction == "sum"
             and config.replicas > 1,
@@ -102,8 +102,8 @@ class EngineModel:
 
     def _configure(self, method: str, x: Data) -> None:
         runner, pipelining = self.runner, self.pipelining
-        # If no block was ever entered, no layer has a stage, and the graph need not be known. The
-        # `call` of a model that is not built yet may enter one.
+        # If no `PipelineStage` block was ever entered, no layer has a stage, and the graph is not
+        # needed. The `call` of a model that is not built yet may enter one.
         may_have_stages = pipeline_stage.entered_blocks or not self.was_built
         stages = None
         if may_have_stages or self.prepared.stages is not None:

@@ -71,7 +71,7 @@ class TrainerMethods:
     ) -> keras.callbacks.History:
         """Train the model, as `keras.Model.fit` does.
 
-        `batch_size` is the micro-batch of one replica, unless the strategy says otherwise.
+        `batch_size` is the micro-batch of one replica, unless the strategy has `batch="global"`.
         """
         x = self.engine_model.begin("fit", x)
         if self.engine_model.processes > 1:
@@ -129,7 +129,7 @@ class TrainerMethods:
     def _own_evaluate(
         self, validation_data: Data, batch_size: int | None, steps: int | None
     ) -> Validate:
-        """Return the validation by a model's own `evaluate`, called as stock Keras calls it."""
+        """Return a function that calls the model's own `evaluate` as stock Keras does."""
         x, y, sample_weight = keras_bridge.unpack(validation_data)
         return partial(
             self.model.evaluate,
@@ -154,7 +154,7 @@ class TrainerMethods:
         return_dict: bool = False,
         **kwargs: bool,
     ) -> Logs | list[float] | float:
-        """Compute loss and metrics, as `keras.Model.evaluate` does; no sample is left out."""
+        """Compute loss and metrics, as `keras.Model.evaluate` does; no sample is dropped."""
         # `fit` passes it to an overridden `evaluate`, which passes it on.
         kwargs.pop("_use_cached_eval_dataset", None)
         if kwargs:
@@ -287,7 +287,7 @@ class TrainerMethods:
     ) -> keras.callbacks.CallbackList:
         placement = self.runner.current.placement
         if placement.is_compile_only:
-            # Nothing is computed that callbacks could use, and some of them write files.
+            # There are no results for callbacks, and some callbacks write files.
             verbose, callbacks = 0, None
         if isinstance(callbacks, keras.callbacks.CallbackList):
             return callbacks
@@ -298,7 +298,7 @@ class TrainerMethods:
                 "its stages are in several processes, each with its own weights. Use "
                 "convoy.Checkpoints, or put the stages of a replica into one process."
             )
-        # Decided before some are left out: all processes gather together.
+        # Decided before callbacks are removed, because all processes must gather together.
         gathers = bool(callbacks) and placement.spans_processes and self.runner.current.shard
         if self.engine_model.processes > 1 and not distributed.is_first():
             verbose, callbacks = 0, keras_bridge.without_file_writers(callbacks)

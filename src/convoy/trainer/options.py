@@ -30,7 +30,7 @@ class ModelOptions(NamedTuple):
 
 
 class OptionMethods:
-    """The methods that set options of a model, assign its layers to stages, and show these."""
+    """The methods that set options of a model, and that set and show its pipeline stages."""
 
     added = (
         "set_asynchronous_callbacks",
@@ -60,7 +60,7 @@ class OptionMethods:
         Args:
             gradient_accumulation: micro-batches per weight update and replica.
             reduction: `"mean"` or `"sum"` over these micro-batches; by default the strategy's.
-            dtype: type in which gradients are added up; by default their own.
+            dtype: dtype of the accumulated gradients; by default the dtype of each gradient.
         """
         config = self.runner.config
         self.runner.use(
@@ -75,13 +75,14 @@ class OptionMethods:
     def set_asynchronous_callbacks(self, asynchronous: bool = False) -> None:
         """Choose whether callbacks are called for every step while the devices continue.
 
-        They are then called from another thread, as results arrive, for every step and every
-        replica; for accumulated micro-batches after their weight update. Each weight update is a
-        device call of its own. `stop_training` still takes effect between executions of
+        They are then called from another thread when results arrive, for every step and every
+        replica. For accumulated micro-batches, they are called after the weight update. Each weight
+        update is a separate device call. `stop_training` still takes effect only after every
         `steps_per_execution` steps.
 
         Args:
-            asynchronous: `True` for every step; `False`, the default, for once per execution.
+            asynchronous: `True` to call them for every step; `False`, the default, once per device
+                call.
         """
         self.runner.asynchronous_callbacks = asynchronous
 
@@ -101,7 +102,7 @@ class OptionMethods:
                 default the strategy's `gradient_accumulation`.
             schedule: `"1f1b"`, `"gpipe"`, `"zero-bubble"`, `"sequential"`, or a `Schedule` of your
                 own.
-            device_mapping: the device of each stage; by default one for each.
+            device_mapping: device of each stage; by default, each stage has its own device.
             activation_checkpointing: whether stages keep only their input for the backward pass.
             record: whether the last weight update of every device call is timed, for
                 `get_pipeline_timeline`.

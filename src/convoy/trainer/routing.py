@@ -1,4 +1,4 @@
-"""The choice between the engine and stock Keras for each call, and the turns of threads."""
+"""The choice between the engine and stock Keras for each call, and the locking between threads."""
 
 import contextlib
 import threading
@@ -53,7 +53,7 @@ class Routing:
         return method
 
     def _check_requests(self, name: str, reason: StockReason, callbacks: Callbacks) -> None:
-        """Raise an error if the strategy or a callback asks for what stock Keras cannot do."""
+        """Raise an error if the strategy or a callback needs a feature that stock Keras lacks."""
         replicas = self.engine_model.runner.config.replicas
         requests = [f"{replicas} replicas"] if replicas > 1 else []
         has_stages = self.engine_model.prepared.deferred_split is not None

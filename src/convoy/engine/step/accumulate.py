@@ -21,7 +21,7 @@ def accumulate(
     Args:
         step: computes the gradients of a micro-batch.
         config: the number of micro-batches, and the reduction and type of the sum.
-        denominators_of: computes a micro-batch's own parts of the loss's denominators.
+        denominators_of: computes the contribution of a micro-batch to the loss's denominators.
     """
     gradient_accumulation = config.gradient_accumulation
     if gradient_accumulation == 1:
@@ -40,7 +40,8 @@ def accumulate(
             new, gradients, logs = step(state, at(number))
             return like(new, state), jax.tree.map(add, total, gradients), logs
 
-        # Scaled before it is added: a sum of 16-bit numbers overflows where their mean does not.
+        # Scaled before it is added, because a sum of 16-bit numbers can overflow where the mean
+        # does not.
         scale = 1 / gradient_accumulation if config.accumulation_reduction == "mean" else 1
 
         def add(total: jax.Array, gradient: jax.Array) -> jax.Array:

@@ -1,7 +1,8 @@
-"""Activation checkpointing: activations that are computed again instead of being kept.
+"""Activation checkpointing: activations are recomputed in the backward pass instead of being
+stored.
 
-A functional model is divided into segments of consecutive calls. Of a checkpointed segment only the
-inputs are kept; the backward pass computes its activations again.
+A functional model is divided into segments of consecutive calls. For a checkpointed segment, only
+the inputs are stored; the backward pass recomputes its activations.
 
     kept           o----o----o----o----o         checkpointed       o---------|---------o
     forward        a1   a2   a3   a4   loss                         a1   (a2   a3)   a4   loss
@@ -32,7 +33,7 @@ from convoy.types import Arrays, Logs, PyTree
 
 Wrap = Callable[[keras.Operation], Callable[..., PyTree]]
 Tensors = dict[int, jax.Array]
-"""By the identity of the symbolic tensors that they stand for."""
+"""Values by the id of their symbolic tensor."""
 
 
 class Segment(NamedTuple):
@@ -51,8 +52,8 @@ def segments_of(
 
     Args:
         model: a functional or sequential model.
-        activation_checkpointing: patterns of the names of layers whose activations are not kept, or
-            the number of bytes that activations may take.
+        activation_checkpointing: patterns of the names of layers whose activations are not stored,
+            or the maximum bytes of activations.
         samples: samples in a local batch.
 
     Raises:
@@ -76,7 +77,7 @@ def segments_of(
 def checkpoint_activations(
     step: GradientStep, model: keras.Model, segments: list[Segment]
 ) -> GradientStep:
-    """Make a step compute the activations of checkpointed segments again."""
+    """Make a step recompute the activations of checkpointed segments."""
     if all(segment.kept for segment in segments):
         return step
     after = _needed_after(segments, graph_outputs(model))
@@ -101,8 +102,8 @@ def _run_checkpointed(
 ) -> None:
     """Run calls as one pure function, which JAX can run again in the backward pass.
 
-    Everything that layers change besides their outputs (masks, variables, losses) goes through
-    arguments and results of that function.
+    Side effects of layers (masks, variables, losses) are passed as arguments and results of that
+    function.
     """
     made = {output for call in calls for output in call.outputs}
     inputs = {i: tensors[i] for call in calls for i in call.inputs if i in tensors}
@@ -182,7 +183,7 @@ def _by_memory(calls: list[GraphCall], budget: int, samples: int) -> list[Segmen
         if need <= budget:
             break
     parts = best[1] if best else [list(range(len(calls)))]
-    # The backward pass reads the activations of the last segment at once, so these are kept.
+    # The backward pass reads the activations of the last segment immediately, so these are stored.
     return [
         Segment([calls[i] for i in part], kept=number == len(parts) - 1)
         for number, part in enumerate(parts)
@@ -190,7 +191,7 @@ def _by_memory(calls: list[GraphCall], budget: int, samples: int) -> list[Segmen
 
 
 def _borders(calls: list[GraphCall]) -> list[int]:
-    """Return the calls after which no tensor but their own outputs is read."""
+    """Return the calls after which only their own outputs are still read."""
     last_use = {i: position for position, call in enumerate(calls) for i in call.inputs}
     live: set[int] = set()
     borders = []

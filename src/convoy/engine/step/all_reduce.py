@@ -1,4 +1,4 @@
-"""Sums over replicas, of many arrays in few exchanges.
+"""All-reduce: sums over replicas, with many arrays in few exchanges.
 
 Replicas wait for each other in every exchange, even a small one, so arrays are joined into buckets.
 """
@@ -25,7 +25,7 @@ _replicas_in_trace: ContextVar[int] = ContextVar("convoy_replicas", default=1)
 
 
 def replicas_in_trace() -> int:
-    """Return the number of replicas that will run the function that is being traced."""
+    """Return the number of replicas that will run the traced function."""
     return _replicas_in_trace.get()
 
 
@@ -37,8 +37,8 @@ def trace_for_replicas(replicas: int) -> AbstractContextManager[int]:
 def reducer(reduction: Reduction, reduction_bucket: int) -> Reduce:
     """Return a function that reduces gradients over all replicas.
 
-    It also takes a PyTree of other arrays, and returns their sums: they are sent with the
-    gradients.
+    It also takes a PyTree of other arrays, which are sent with the gradients, and returns their
+    sums.
 
     Args:
         reduction: `"mean"` or `"sum"`.
@@ -63,7 +63,7 @@ def total(tree: PyTree) -> PyTree:
 
 
 def is_floating(value: jax.Array) -> bool:
-    """Return whether replicas average a value; integers are the same on each of them."""
+    """Return whether replicas average a value; integers are equal on all replicas."""
     return bool(jnp.issubdtype(value.dtype, jnp.floating))
 
 
@@ -85,10 +85,10 @@ def _sums(arrays: Arrays, buckets: Iterator[list[int]]) -> Arrays:
 def _sum(array: jax.Array) -> jax.Array:
     """Add up an array over all replicas.
 
-    Between processes on CPUs, JAX uses Gloo's ring algorithm, which sends parts of the array
-    around twice. Two or four replicas exchange all of it instead, first with a neighbour and then
-    at distance two: for 300 KB and two processes this takes half the time. All replicas get the
-    same bits, as a + b equals b + a.
+    Between processes on CPUs, JAX uses Gloo's ring algorithm, which sends parts of the array around
+    the ring twice. Two or four replicas instead exchange complete arrays, first with a neighbour
+    and then at distance two (recursive doubling). For 300 KB and two processes this takes half the
+    time. All replicas get the same bits, because a + b equals b + a.
 
         distance 1:   0 <-> 1   2 <-> 3
         distance 2:   0 <-> 2   1 <-> 3
@@ -109,7 +109,7 @@ def _join(arrays: Arrays) -> jax.Array:
 
 
 def _split(joined: jax.Array, like: Arrays) -> Iterator[jax.Array]:
-    """Split what `_join` has joined."""
+    """Split an array that `_join` has joined."""
     if len(like) == 1:
         yield joined
         return
@@ -120,7 +120,7 @@ def _split(joined: jax.Array, like: Arrays) -> Iterator[jax.Array]:
 
 
 def _buckets(gradients: Arrays, others: Arrays, reduction_bucket: int) -> Iterator[list[int]]:
-    """Yield the indices of arrays that are reduced together; the others go with the last."""
+    """Yield the indices of gradients that are reduced together; `others` join the last bucket."""
     arrays = [*gradients, *others]
     for dtype in dict.fromkeys(array.dtype for array in arrays):
         bucket: list[int] = []

@@ -1,13 +1,14 @@
-"""Constant folding for steps that do not train: values that depend only on weights.
+"""Constant folding for inference: values that depend only on weights are computed once.
 
     weights ----> early equations ----> folded weights ---+
        |         (run when weights change)                |
        +--------------------------------------------------+--> late equations --> outputs
     batch, random state, metrics -------------------------+   (run for every batch)
 
-The step is traced once, and its equations are divided into those that depend on constants only,
-such as batch normalisation folded into a convolution or weights packed for a CPU kernel, and the
-others. The early ones run when a weight has changed, and their results are kept.
+The step is traced once, and its equations are divided into two groups. Early equations depend only
+on constants; examples are a batch normalisation folded into a convolution, and weights packed for a
+CPU kernel. They run when a weight has changed, and their results are cached. Late equations run for
+every batch.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ KEPT_PROGRAMS = 4
 
 
 class FoldedStep:
-    """A step without training, divided into early and late equations."""
+    """An inference step, divided into early and late equations."""
 
     @classmethod
     def of(
@@ -56,8 +57,8 @@ class FoldedStep:
             state: shapes and types of its state.
             batch: shapes and types of a batch.
             roles: the roles of the state's variables.
-            rewrite: takes the step's trace and those of its inputs that are constant, and returns
-                an optimised trace.
+            rewrite: function that takes the step's trace and its constant inputs, and returns an
+                optimised trace.
             mesh: the devices that it will run on, if not only JAX's default one.
             replicas: replicas that divide a batch.
         """
@@ -79,8 +80,8 @@ class FoldedStep:
         #     inputs    trainable | non-trainable | metrics | batch
         #     outputs   trainable | non-trainable | metrics | results of the step
         #
-        # A non-trainable variable is constant if the step returns its very input. Seeds may differ
-        # between replicas, so they count as changing even if nothing is drawn from them.
+        # A non-trainable variable is constant if the step returns its input unchanged. Seeds may
+        # differ between replicas, so they never count as constant.
         self._structure = structure
         trainable, length = len(state.trainable), sum(map(len, state))
         self._changing = [
@@ -102,8 +103,8 @@ class FoldedStep:
         self._outputs = [trace.outputs[i] for i in (*self._changing, *metrics)]
         self._outputs += trace.outputs[length:]
 
-        # Backwards from the outputs: the late equations, and the values that they need of those
-        # that follow from constants. Backwards from these: the early equations.
+        # Going backwards from the outputs gives the late equations, and the folded values that they
+        # read. Going backwards from these values gives the early equations.
         folded = trace.made_from(constants)
         self._late, self._needed = needed_for(self._outputs, trace.equations, folded)
         self._position = {var: index for index, var in enumerate(constants)}
@@ -135,7 +136,7 @@ class FoldedStep:
         return self._run_early(used) if self._computed else []
 
     def arguments(self, constants: Arrays, folded: Arrays) -> Arrays:
-        """Return what the late equations take in the place of the trainable variables."""
+        """Return the arrays that the late equations take in place of the trainable variables."""
         computed = iter(folded)
         return [
             constants[self._position[var]] if var in self._position else next(computed)
@@ -143,7 +144,7 @@ class FoldedStep:
         ]
 
     def at(self, fetch: Fetch) -> ForwardStep:
-        """Return the late equations as a step, on the batch that `fetch` finds at a position."""
+        """Return the late equations as a step on the batch that `fetch` returns for a position."""
 
         def step(state: State, position: Position) -> tuple[State, PyTree]:
             return self._step(state, fetch(*position))
@@ -172,14 +173,14 @@ class FoldedWeights:
     """A cache of the folded weights of the programs that ran last.
 
     Attributes:
-        kept: weights and what they were folded to, by step; the one that ran last comes last.
+        kept: weights and their folded values by step, in the order of their last use.
     """
 
     def __init__(self) -> None:
         self.kept: OrderedDict[FoldedStep, tuple[list[weakref.ref], Arrays]] = OrderedDict()
 
     def get(self, step: FoldedStep, constants: Arrays) -> Arrays:
-        """Return the arguments of a step's late equations, folded again if a weight has changed."""
+        """Return the arguments of a step's late equations; fold again if a weight has changed."""
         folded_from, values = self.kept.pop(step, ([], []))
         unchanged = len(folded_from) == len(constants) and all(
             reference() is value for reference, value in zip(folded_from, constants, strict=True)

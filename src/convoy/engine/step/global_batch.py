@@ -1,13 +1,13 @@
-"""Losses, metrics and statistics of the global batch, of which each program sees a local batch.
+"""Losses, metrics and statistics of the global batch, computed from local batches.
 
-A replica computes on its shard of a micro-batch, and a micro-batch is a part of a weight update.
-The mean of the losses of all local batches is the loss of the global batch, except for
+A replica computes on its shard of a micro-batch (the local batch), and a weight update consists of
+several micro-batches. The loss of the global batch is the mean of the losses of all local batches,
+with these exceptions:
 
-- losses that are sums;
-- losses that are divided by the weights of their samples, or by what a mask keeps of them. Their
-  denominator is a sum over the global batch, of which a local batch knows only its own part;
-- batch normalisation with statistics over several replicas;
-- custom metrics, whose state may be of any kind.
+- losses that are sums; - losses that are divided by the sample weights, or by the number of
+  unmasked values. Their denominator is a sum over the global batch, but a local batch has only its
+  own part; - batch normalisation with statistics over several replicas; - custom metrics, whose
+  state may be of any kind.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,10 +32,10 @@ MetricsUpdate = Callable[..., tuple[Logs, Arrays]]
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """Keras's operations as they are on a local batch; see `keras_bridge.replaced_operations`.
+    """Keras's operations for a local batch; see `keras_bridge.replaced_operations`.
 
     Attributes:
-        local_batches: local batches over which the mean is taken afterwards.
+        local_batches: number of local batches over which the mean is taken later.
         batch_norm_group: replicas that share batch-normalisation statistics.
         separate_programs: local batches that run in separate programs, as in a pipeline.
     """
@@ -67,7 +67,7 @@ class GlobalBatch:
         dtype: str,
         reduction: str | None,
     ) -> jax.Array | None:
-        """Apply a mask to the weights of samples, so that their mean is over what it keeps."""
+        """Apply a mask to the sample weights, so that the mean is over the unmasked values."""
         weights = original(sample_weight, mask, dtype, reduction)
         if mask is None or reduction not in ("mean", "sum_over_batch_size"):
             return weights
@@ -96,9 +96,9 @@ class GlobalBatch:
         keepdims: bool = False,
         **options: bool,
     ) -> tuple[jax.Array, jax.Array]:
-        """Return mean and variance over some axes; over the samples, those of the group."""
+        """Return mean and variance over some axes; over the sample axis, those of the group."""
         mean, variance = original(x, axes, keepdims=keepdims, **options)
-        # Layer and group normalisation have statistics of their own for each sample.
+        # Layer and group normalisation compute their statistics per sample.
         if self.batch_norm_group == 1 or 0 not in np.atleast_1d(axes) % jnp.ndim(x):
             return mean, variance
         dtype = mean.dtype
@@ -117,11 +117,11 @@ class GlobalBatch:
         x: jax.Array,
         mask: jax.Array | None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Return mean and variance of batch normalisation over what a mask keeps."""
+        """Return mean and variance of batch normalisation over the unmasked values."""
         mean, variance = original(layer, x, mask)
         if self.batch_norm_group == 1 or mask is None:
             return mean, variance
-        # Replicas differ in how much their masks keep, so sums are averaged instead of means.
+        # The number of unmasked values differs between replicas, so sums are averaged, not means.
         kept = keras_bridge.count_kept(layer, x, mask)
         epsilon = keras.config.epsilon()  # which Keras adds to the denominator, once per batch
         denominator = self.over_group(kept) + epsilon / self._group_size()
@@ -150,8 +150,8 @@ class GlobalBatch:
 #     own parts       d0  +  d1  +  d2   ->  mean d
 #     gradients                               g(d0/d)   g(d1/d)   g(d2/d)
 #
-# The first pass traces the whole model, but XLA removes all of it that the parts do not depend on,
-# which is usually everything except the data.
+# The first pass traces the whole model, but XLA removes everything that the parts do not depend on.
+# Usually only the data remains.
 
 
 @dataclass
@@ -173,7 +173,7 @@ _own_parts: ContextVar[Arrays | None] = ContextVar("convoy_own_denominators", de
 
 
 def mean_denominator(own: jax.Array) -> jax.Array:
-    """Return the mean of a denominator over all local batches, given that of one of them."""
+    """Return the mean of a denominator over all local batches, given that of this local batch."""
     denominators, parts = _denominators.get(), _own_parts.get()
     if denominators is None or parts is None:
         return _mean_over_replicas(own)
@@ -188,7 +188,7 @@ def use_denominators(denominators: Denominators) -> AbstractContextManager[Denom
 
 
 def number_denominators() -> AbstractContextManager[Arrays | None]:
-    """Enclose one loss, whose denominators are numbered from 0; yields the local batch's own."""
+    """Return a context that numbers the denominators of one loss, and yields the local ones."""
     return bound(_own_parts, [])
 
 
@@ -219,8 +219,8 @@ def _mean_over_replicas(own: jax.Array) -> jax.Array:
 def metrics_update(model: keras.Model) -> MetricsUpdate:
     """Return a function that updates the state of a model's metrics by one micro-batch.
 
-    Keras's metrics keep sums, so those of replicas are added up later. The state of a
-    custom metric may be of any kind, such as a maximum: every replica updates it with all samples.
+    Keras's metrics accumulate sums, which are added over the replicas later. A custom metric can
+    have any state, such as a maximum, so every replica updates it with the samples of all replicas.
     """
     users_own = keras_bridge.of_custom_metrics(model, model.metrics_variables)
 

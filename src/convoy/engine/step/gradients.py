@@ -1,4 +1,4 @@
-"""Gradients of a loss: of the weights, and of tensors inside of the model that are captured.
+"""Gradients of a loss with respect to the weights, and to captured tensors inside the model.
 
 To capture the gradient of a tensor, a zero of its shape is added to it. The gradient of that zero
 is the gradient of the tensor.
@@ -15,14 +15,14 @@ from convoy.engine.prepared_model import PreparedModel
 from convoy.types import Arrays, PyTree
 
 CapturedGradients = dict[str, jax.Array]
-"""By the tags under which they are captured."""
+"""Captured gradients by tag."""
 
 
 class Probes:
     """The zeros that are added to tensors in one trace.
 
     Args:
-        zeros: the zeros by tag; `None` to find out which are needed.
+        zeros: zeros by tag; `None` in the trace that finds the required zeros.
     """
 
     def __init__(self, zeros: Mapping[str, jax.Array] | None = None) -> None:
@@ -40,7 +40,7 @@ _probes: ContextVar[Probes | None] = ContextVar("convoy_probes", default=None)
 
 
 def captured(tensor: jax.Array, tag: str) -> jax.Array:
-    """Return a tensor, whose gradient is captured under a tag if gradients are computed.
+    """Return the tensor; if gradients are computed, its gradient is captured under a tag.
 
     Raises:
         ValueError: if another gradient is captured under the same tag.
@@ -59,7 +59,7 @@ def value_and_gradients(
 
     Args:
         compute: a function that returns a loss and auxiliary data.
-        values: its first argument, by which it is differentiated.
+        values: its first argument, with respect to which it is differentiated.
         *args: its other arguments.
         **kwargs: its other arguments.
 
@@ -84,7 +84,7 @@ def value_and_gradients(
 
     result, (gradients, caught) = jax.value_and_grad(probed, has_aux=True)((values, zeros))
     if probes.shapes != found.shapes:
-        # JAX has reused a part of the first trace, in which nothing was added.
+        # JAX has reused a part of the first trace, which contains no added zeros.
         raise ValueError(
             "Gradients are captured inside of a function under jax.jit or jax.checkpoint, where "
             "that is not possible. Capture them outside of it, or leave out "

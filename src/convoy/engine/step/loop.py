@@ -39,7 +39,7 @@ def loop(step: Step) -> Callable[[State, PyTree, jax.Array], tuple[State, Logs]]
             new_state, logs = traced(state, (source, index))
             return like(new_state, state), like(logs, first)
 
-        # A carry needs a value before the first step; no step reads it.
+        # A carry needs an initial value, which no step reads.
         first = tree_zeros(shapes)
         return jax.lax.fori_loop(0, steps, body, (state, first))
 
@@ -53,7 +53,7 @@ def collect(
 
     Args:
         step: a forward pass.
-        max_steps: steps for whose outputs memory is reserved; outputs beyond `steps` are zeros.
+        max_steps: number of steps for which memory is reserved; outputs beyond `steps` are zeros.
     """
 
     def run(state: State, source: PyTree, steps: jax.Array) -> tuple[State, PyTree]:

@@ -3,9 +3,9 @@
     replica 0   state --> diverge --> step --> local state --+                +--> state
     replica 1   state --> diverge --> step --> local state --+-- all-reduce --+--> state
 
-All replicas start from the same state. `_diverge` gives each its own random stream, and metrics
-that start from zero. After the step, `_agree` makes the states equal again: statistics are
-averaged, metrics are added up, and the random streams are moved back.
+All replicas start from the same state. `_diverge` gives each replica its own random stream and sets
+its metrics to zero. After the step, `_agree` makes the states equal again: it averages statistics,
+adds up metrics, and resets the random streams to a common state.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from jax.sharding import Mesh, PartitionSpec
 Specs = tuple | PartitionSpec
 """A PyTree of partition specs."""
 
-# Odd and large, so that the random streams of neighbouring replicas do not meet.
+# Odd and large, so that the random streams of neighbouring replicas do not overlap.
 SEED_STRIDE = 0x9E3779B1
 
 
 @dataclass(frozen=True)
 class Roles:
-    """The role of each variable, which decides how replicas agree on its next value.
+    """The role of each variable, which determines how replicas combine its new values.
 
     Attributes:
         seeds: for each non-trainable variable, whether it is the state of a random generator.
@@ -58,7 +58,7 @@ class Roles:
 
 
 def replicate_gradients(step: GradientStep, roles: Roles, reduce: Reduce) -> GradientStep:
-    """Reduce the gradients over all replicas: their mean is that of the global batch."""
+    """Reduce the gradients over all replicas; the mean is the gradient of the global batch."""
 
     def replicated(state: State, position: Position) -> tuple[State, Arrays, Logs]:
         with trace_for_replicas(jax.lax.axis_size(AXIS)):
@@ -114,7 +114,7 @@ def _seed_offset() -> jax.Array:
 
 
 def _diverge(state: State, roles: Roles) -> State:
-    """Give each replica its own random stream, and metrics that start from zero."""
+    """Give each replica its own random stream, and set its metrics to zero."""
     offset = _seed_offset()
     non_trainable = [
         value + offset.astype(value.dtype) if is_seed else value
@@ -130,7 +130,7 @@ def _diverge(state: State, roles: Roles) -> State:
 
 
 class _Summands(NamedTuple):
-    """The values of one replica that are summed over all; `None` where replicas agree already."""
+    """The values of a replica that are summed over replicas; `None` where they are equal."""
 
     statistics: list[jax.Array | None]
     metrics: list[jax.Array | None]
@@ -140,7 +140,7 @@ class _Summands(NamedTuple):
 def _summands(old: State, new: State, roles: Roles) -> _Summands:
     return _Summands(
         statistics=[
-            # A value that the step has passed on, as in inference, is equal on all replicas.
+            # A value that the step returns unchanged, as in inference, is equal on all replicas.
             None if is_seed or value is before or not is_floating(value) else value
             for before, value, is_seed in zip(
                 old.non_trainable, new.non_trainable, roles.seeds, strict=True

@@ -1,6 +1,6 @@
-"""Sharded state: the optimizer's (ZeRO-1), or that and the weights (ZeRO-3, FSDP).
+"""Sharded state: the optimizer state (ZeRO-1), or also the weights (ZeRO-3, FSDP).
 
-With a sharded optimizer state, a replica updates its shards of the weights and gathers the others:
+With a sharded optimizer state, a replica updates its shard of the weights, then gathers all shards:
 
     weights --> gradients --> reduce-scatter --> update of a shard --> all-gather --> weights
 
@@ -24,7 +24,7 @@ from convoy.types import Arrays, Logs, PyTree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 REPLICATED_ELEMENTS = 2048
-"""Elements up to which every replica stores all of a variable: exchanging shards takes longer."""
+"""Maximum elements of a variable that is not sharded, because exchanging shards would be slower."""
 
 Specs = list[PartitionSpec]
 
@@ -43,9 +43,10 @@ class StateShards:
             backward pass, instead of once for each weight update.
     """
 
-    # Gathering once takes the least communication, but a device then holds all weights and all
-    # gradients while it accumulates. The configuration limits the memory for that; above the limit,
-    # each micro-batch gathers a weight where it is used, and scatters its gradient at once.
+    # Gathering once needs the least communication, but a device then holds all weights and all
+    # gradients during accumulation. The configuration limits the memory for this. Above the limit,
+    # each micro-batch gathers a weight where it is used, and reduce-scatters its gradient
+    # immediately.
 
     mesh: Mesh
     trainable: Specs
@@ -76,18 +77,18 @@ class StateShards:
 
     @classmethod
     def none(cls, mesh: Mesh, variables: Variables) -> StateShards:
-        """Return the shards of a state of which every device has all."""
+        """Return the specs of a state that is not sharded."""
         weights, own = len(variables.parts.trainable), len(variables.parts.optimizer)
         return cls(mesh, [REPLICATED] * weights, [REPLICATED] * own, [REPLICATED] * weights)
 
     @property
     def specs(self) -> State:
-        """How each part of a state is stored."""
+        """The partition specs of a state."""
         return State(self.trainable, REPLICATED, self.optimizer, REPLICATED, REPLICATED)  # type: ignore[arg-type]
 
     @property
     def specs_for_gradients(self) -> State:
-        """The same for a step that reads no shard of the optimizer's state."""
+        """The same for a step that does not read the sharded optimizer state."""
         return State(self.trainable, REPLICATED, REPLICATED, REPLICATED, REPLICATED)  # type: ignore[arg-type]
 
     def place(self, state: State) -> State:
@@ -95,7 +96,7 @@ class StateShards:
         return jax.tree.map(device_put, state, self._shardings(state))
 
     def constrain(self, step: Step) -> Step:
-        """Make a step return its state as it is stored."""
+        """Make a step return its state with the stored sharding."""
 
         def constrained(state: State, position: Position) -> tuple[State, Logs]:
             state, logs = step(state, position)
@@ -104,7 +105,7 @@ class StateShards:
         return constrained
 
     def on_gathered_weights(self, step: Step) -> Step:
-        """Let a step that XLA partitions read all of each weight."""
+        """Gather the weights for a step that XLA partitions."""
         replicated = NamedSharding(self.mesh, REPLICATED)
 
         def gathering_step(state: State, position: Position) -> tuple[State, Logs]:
@@ -124,7 +125,7 @@ class StateShards:
         return gathering_step
 
     def gather(self, shards: Arrays) -> Arrays:
-        """Gather weights from all replicas; a gradient is reduced and scattered in return."""
+        """All-gather weights; in the backward pass, their gradients are reduce-scattered."""
         return [
             shard
             if (axis := _axis(spec)) is None
@@ -133,12 +134,12 @@ class StateShards:
         ]
 
     def scatter(self, reduce: Reduce, reduction: Reduction, are_summed: bool) -> Reduce:
-        """Return a function that reduces each gradient to the replica's own shard of it.
+        """Return a function that reduce-scatters each gradient to the replica's shard.
 
         Args:
             reduce: reduces the gradients that are not sharded.
             reduction: `"mean"` or `"sum"`.
-            are_summed: whether the gradients are shards of their sums already.
+            are_summed: whether the gradients are already summed and sharded.
         """
 
         def scatter_one(gradient: jax.Array, axis: int) -> jax.Array:

@@ -1,12 +1,12 @@
-"""Convolutions and poolings of a global batch, each replica computing those of its own samples.
+"""Convolutions and poolings on a global batch, computed by each replica for its own samples.
 
-XLA's partitioner divides XLA's own operations over the replicas, but not the calls of native
-kernels: it would gather their operands on every device. A step that is partitioned therefore
-computes these operations by `shard_map`, inside of which every array lies on one device:
+XLA's partitioner divides XLA's own operations over the replicas, but not calls of native kernels:
+it would gather their operands on every device. A partitioned step therefore runs these operations
+in `shard_map`, where every array is on one device:
 
     partitioner     x, a shard per replica -> shard_map( native kernel ) -> y, a shard per replica
 
-JAX differentiates `shard_map`: the gradient of a kernel is added up over the replicas.
+JAX differentiates `shard_map`, and sums the gradient of a kernel over the replicas.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ class ShardedOperations:
     def _by_replica(
         self, original: Operation, inputs: Tensor, *others: Any, **settings: Any
     ) -> Tensor:
-        """Compute an operation by sample: its first operand has the samples in its first axis."""
+        """Run an operation per replica; the first axis of its first operand is the sample."""
         inputs = keras.ops.convert_to_tensor(inputs)
         if not inputs.shape or inputs.shape[0] % self.mesh.size:
             return original(inputs, *others, **settings)

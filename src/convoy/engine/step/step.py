@@ -27,16 +27,16 @@ Gather = Callable[[Arrays], Arrays]
 def gradient_step(model: keras.Model, fetch: Fetch, gather: Gather | None = None) -> GradientStep:
     """Return the training step of a model without its weight update.
 
-    It runs on the micro-batch that `fetch` finds at a position. The state that it returns has new
+    It runs on the micro-batch that `fetch` returns for a position. It returns a state with new
     statistics, random states and metrics. The logs are those of an overridden `compute_metrics`,
-    otherwise empty: see `results`.
+    and empty otherwise; see `results`.
 
     Args:
         model: the model.
-        fetch: finds the micro-batch at a position.
-        gather: makes the weights from what the state stores of them, for the forward pass and again
-            for the backward pass; gradients are those of what is stored. By default, the state
-            stores the weights.
+        fetch: function that returns the micro-batch at a position.
+        gather: function that gathers the weights from the shards in the state, for the forward pass
+            and again for the backward pass; gradients are those of the shards. By default, the
+            state contains the complete weights.
     """
     compute = keras_bridge.loss_and_updates(model)
     if gather is not None:
@@ -68,7 +68,7 @@ def gradient_step(model: keras.Model, fetch: Fetch, gather: Gather | None = None
 def denominator_step(
     model: keras.Model, fetch: Fetch, gather: Gather | None = None
 ) -> DenominatorStep:
-    """Return a function that computes a micro-batch's own parts of the loss's denominators."""
+    """Return a function that computes a micro-batch's contribution to the loss's denominators."""
     compute = keras_bridge.loss_and_updates(model)
 
     def step(state: State, position: Position) -> Arrays:
@@ -113,9 +113,9 @@ def prediction_step(model: keras.Model, fetch: Fetch) -> ForwardStep:
 
 
 def custom_step(model: keras.Model, mode: Mode, fetch: Fetch) -> Step | None:
-    """Return the step that a model defines itself, by `train_step` or the like, or `None`.
+    """Return a model's custom step, such as an overridden `train_step`, or `None`.
 
-    It includes the weight update, and is given the global batch.
+    It includes the weight update, and receives the global batch.
     """
     own = keras_bridge.custom_step(model, mode)
     if own is None:
@@ -140,7 +140,7 @@ def custom_step(model: keras.Model, mode: Mode, fetch: Fetch) -> Step | None:
 
 
 def _gathering(compute: Callable[..., PyTree], gather: Gather) -> Callable[..., PyTree]:
-    """Gather the weights that a loss reads, for the forward and again for the backward pass."""
+    """Gather the weights that a loss reads, for the forward pass and for the backward pass."""
 
     def gathering(stored: Arrays, *args: PyTree, **kwargs: PyTree) -> tuple[jax.Array, PyTree]:
         def on_gathered(stored: Arrays) -> tuple[jax.Array, PyTree, PyTree]:
@@ -163,7 +163,7 @@ def _leaves(masks: PyTree) -> PyTree:
 
 
 def _keeps(primitive: Primitive, *_: PyTree, **__: PyTree) -> bool:
-    # Keeping a gathered weight in the type that a layer computes in would be no better.
+    # Storing a gathered weight in the compute dtype of a layer would not help either.
     return primitive.name not in ("all_gather", "convert_element_type")
 
 
@@ -176,11 +176,11 @@ def _in_training(state: State) -> dict[str, PyTree]:
 
 
 def results(model: keras.Model, state: State, logs: Logs) -> Logs:
-    """Return what callbacks receive after some steps: the model's own logs, or all metrics."""
+    """Return the logs for callbacks after some steps: the model's own logs, or all metrics."""
     return logs or keras_bridge.metric_results(model, state.metrics)
 
 
 def _own_logs(model: keras.Model, logs: Logs) -> Logs:
-    # Without an override the values of the metrics follow from their state, and are computed once
-    # per device call instead of in every step.
+    # Without an override, the values of the metrics are computed from their state, once per device
+    # call instead of in every step.
     return logs if keras_bridge.overridden(model, ("compute_metrics",)) else {}

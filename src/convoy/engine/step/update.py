@@ -1,4 +1,4 @@
-"""The weight update: gradients through the model's own optimizer."""
+"""The weight update: applies gradients with the model's optimizer."""
 
 from collections.abc import Callable, Sequence
 
@@ -62,9 +62,10 @@ def apply_rounding(
     key: jax.Array,
     indices: tuple[Sequence[int], Sequence[int]],
 ) -> tuple[Arrays, Arrays]:
-    """Update in float32, and round stochastically what is kept in 16 bits.
+    """Update in float32, and stochastically round the variables that are stored in 16 bits.
 
-    This includes the optimizer's state: a moving average loses small steps as a weight does.
+    This includes the optimizer state, because moving averages lose small updates just as weights
+    do.
 
     Args:
         optimizer: the optimizer of these weights.
@@ -88,7 +89,7 @@ def apply_rounding(
 def _unscaling(apply: Apply, loss_scale: LossScale) -> Apply:
     """Divide gradients by the loss scale, and skip the update if one of them has overflowed.
 
-    All replicas have the same gradients here, so all decide the same.
+    All replicas have the same gradients here, so they make the same decision.
     """
 
     def apply_unscaled(state: State, gradients: Arrays) -> State:
@@ -110,7 +111,7 @@ def _widened(values: Arrays) -> Arrays:
 
 
 def _rounded(new: Arrays, old: Arrays, key: jax.Array, indices: Sequence[int]) -> Arrays:
-    """Round new values to the types of the old ones, if these have 16 bits."""
+    """Round new values to the dtypes of the old ones, if these have 16 bits."""
     return [
         round_stochastically(value, before.dtype, jax.random.fold_in(key, index))
         if is_half(before)

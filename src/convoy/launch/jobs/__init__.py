@@ -1,4 +1,4 @@
-"""Jobs for clusters, written instead of launched (`convoy launch --write`)."""
+"""Generation of job files for clusters (`convoy launch --write`)."""
 
 from collections.abc import Callable
 

@@ -9,9 +9,10 @@ from convoy.launch.topology import Topology
 
 # The time between the signal that ends a job and its end, for the checkpoint.
 GRACE_SECONDS = 300
-# The time that other processes have to end by themselves after the first one has ended.
+# The time that other processes have to end after the first one has ended.
 WAIT_SECONDS = 60
-# Names of Kubernetes objects: the host name of a pod, which has at most 63 characters, begins so.
+# Maximum length of names of Kubernetes objects: they are the prefix of a pod's host name, which has
+# at most 63 characters.
 MAX_NAME = 40
 
 

@@ -31,7 +31,7 @@ def kubernetes_job(job: Job) -> str:
     """Return the manifest of a job.
 
     Raises:
-        LaunchError: if it names hosts or NUMA nodes, which the scheduler chooses.
+        LaunchError: if the job names hosts or NUMA nodes, which the scheduler chooses.
     """
     if job.host_names or job.topology.numa_aware:
         given = "--host" if job.host_names else "--numa-aware"
@@ -71,7 +71,7 @@ def _manifest(job: Job, port: int) -> dict[str, Any]:
 
 
 def _job_spec(job: Job, port: int) -> dict[str, Any]:
-    """Return the indexed job, which fails with the first pod: its processes run together only."""
+    """Return the indexed job, which fails if any pod fails, because its processes run together."""
     left = {"containerName": CONTAINER, "operator": "In", "values": [EXIT_STATUS]}
     disrupted = {"type": "DisruptionTarget", "status": "True"}
     return {
@@ -105,7 +105,7 @@ def _pod_spec(job: Job, port: int) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": GRACE_SECONDS,
-        # Otherwise the process is the container's first one, which ignores signals by default.
+        # Otherwise the process would have PID 1 in the container, which ignores signals by default.
         "shareProcessNamespace": True,
         "containers": [container],
         "volumes": [

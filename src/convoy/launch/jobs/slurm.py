@@ -7,7 +7,7 @@ from convoy.checkpoint.preemption import EXIT_STATUS
 from convoy.launch.jobs.job import GRACE_SECONDS, WAIT_SECONDS, Job
 from convoy.launch.topology import LaunchError
 
-# Tasks do not inherit the cores of the job.
+# Tasks do not inherit the job's setting for cores.
 CORES = '${SLURM_CPUS_PER_TASK:+"--cpus-per-task=$SLURM_CPUS_PER_TASK"}'
 TEMPLATE = """\
 #!/bin/bash
@@ -77,11 +77,11 @@ def slurm_job(job: Job) -> str:
         options["nodelist"] = ",".join(job.host_names)
     if devices is not None:
         options["gpus-per-task"] = str(devices.devices // job.topology.instances)
-    # Its output goes on in the same file when it is queued again.
+    # After a requeue, the output is appended to the same file.
     directives = [f"#SBATCH --{name}={value}" for name, value in options.items()]
     directives += ["#SBATCH --requeue", "#SBATCH --open-mode=append"]
-    # Not killed at the first exit, so that the status of a preempted run stays that of its
-    # processes, which exit together.
+    # The other tasks are not killed at the first exit, so that a preempted run keeps the exit
+    # status of its processes, which exit together.
     srun = [f"--wait={WAIT_SECONDS}", "--kill-on-bad-exit=0", "--label"]
     if job.topology.numa_aware:
         srun.append("--cpu-bind=ldoms")

@@ -86,7 +86,7 @@ def tpu_vm_job(job: Job) -> str:
     """Return the commands of a job.
 
     Raises:
-        LaunchError: if its devices are not TPUs, or if its options have no meaning for them.
+        LaunchError: if its devices are not TPUs, or if an option does not apply to TPUs.
     """
     devices = job.accelerators
     if devices is None or devices.platform != "tpu":

@@ -1,4 +1,4 @@
-"""Measured costs of a model's layers: time, memory, and the bytes that a cut would transfer."""
+"""Measured costs of a model's layers: time, memory, and bytes transferred at a split."""
 
 import contextlib
 import math
@@ -30,15 +30,15 @@ from convoy.types import Arrays, Data, PyTree
 #     activations      of a       of b       of c        held for every micro-batch in flight
 #     live             a          a, b       outputs     would be sent if the model were cut here
 #
-# Every call is timed as a separate program, so what XLA would fuse across calls is counted twice:
-# times are compared with each other, and their sum is not the time of a step.
+# Every call is timed as a separate program, without XLA's fusion across calls. The times can be
+# compared with each other, but their sum is not the time of a step.
 
 # In each turn a layer runs RUNS times, or until it has taken SECONDS; the fastest run counts.
 TURNS, RUNS, SECONDS = 3, 4, 0.02
 # Large enough that a transfer takes longer than its dispatch.
 TRANSFERRED = 4 << 20
 
-# Repeated in larger arrays: drawing random numbers takes longer than most layers do.
+# Repeated to fill larger arrays, because drawing random numbers takes longer than most layers.
 _RANDOM = np.random.default_rng(0).normal(size=1 << 16).astype(np.float32)
 
 TensorShapes = dict[int, jax.ShapeDtypeStruct]
@@ -55,7 +55,7 @@ class LayerSizes:
         stage: the call as a separate stage.
         inputs: shapes of its inputs.
         outputs: shapes of its outputs.
-        weights: bytes of its trainable variables, unless an earlier call has them too.
+        weights: bytes of its trainable variables, except those that an earlier call uses too.
         statistics: bytes of its other variables, likewise.
         activations: bytes of its outputs.
         live: bytes of all tensors that are read after it, which a cut here would transfer.
@@ -79,7 +79,7 @@ def layer_sizes(
         model: a functional or sequential model.
         calls: all of its calls.
         batch_size: samples per micro-batch.
-        sample: inputs whose shapes give the sizes that the model leaves open.
+        sample: example inputs, for sizes that the model does not define.
 
     Raises:
         ValueError: if the size of an input is unknown.
@@ -121,7 +121,7 @@ def measure_layers(
     """
     model_inputs = set(graph_inputs(model))
     idle = jax.device_put(np.float32(0), device)
-    # The empty key is a program that computes nothing: its time is that of a dispatch.
+    # The empty key is a program that computes nothing; it measures the time of a dispatch.
     programs: dict[tuple, Program] = {(): (jax.jit(lambda x: x + 1), lambda: [idle])}
     keys = list(map(_key, layers))
     for key, layer in zip(keys, layers, strict=True):
@@ -135,18 +135,18 @@ def measure_layers(
 
 
 def transfer_seconds(devices: Sequence[jax.Device]) -> float:
-    """Measure the time that one byte takes from a device to another; 0 if there is only one."""
+    """Measure the transfer time per byte between two devices; 0 if there is only one device."""
     if len(devices) < 2:
         return 0.0
     first, second = devices[:2]
     data = jax.device_put(np.ones(TRANSFERRED // 4, np.float32), first)
     program: Program = (lambda array: jax.device_put(array, second), lambda: [data])
-    # More often than a layer: a transfer is short, and counts for every cut.
+    # Repeated more often than a layer, because a transfer is short and counts at every split.
     return min(time_in_turns([program] * TURNS)) / TRANSFERRED
 
 
 def input_shapes(model: keras.Model, batch_size: int, sample: Data = None) -> TensorShapes:
-    """Return the shapes of a micro-batch of inputs; `sample` gives the sizes that are open."""
+    """Return the shapes of a micro-batch of inputs; `sample` gives sizes that are not defined."""
     shapes = {}
     given = {} if sample is None else sample_shapes(model, sample)
     for number, tensor in zip(graph_inputs(model), graph_input_specs(model), strict=True):
@@ -200,7 +200,7 @@ def _key(layer: LayerSizes) -> tuple:
 class ForwardBackward:
     """The forward and backward pass of a stage, compiled as one program and as two.
 
-    Gradients are computed for everything but the model's own inputs.
+    Gradients are computed for everything except the model's inputs.
 
     Attributes:
         stage: stage to run.
@@ -269,8 +269,8 @@ class ForwardBackward:
 def time_in_turns(programs: Sequence[Program]) -> list[float]:
     """Return the shortest time of each program.
 
-    Programs take turns, so that a machine that is busy for a second does not slow down a single
-    program. Arguments are created in every turn, as a device may not hold those of all programs.
+    Programs take turns, so that a short load on the machine does not affect a single program only.
+    Arguments are created in every turn, because those of all programs may not fit on a device.
     """
     fastest = [math.inf] * len(programs)
     for turn in range(TURNS):

@@ -55,9 +55,9 @@ def partition(
     #
     #     best(first, left) = min over cuts of max(cost(first, cut), best(cut, left - 1))
     #
-    # Each pair (first, left) is solved once, so it takes stages x calls x cuts steps at most. Of
-    # partitions with the same slowest stage, the one with the smaller sum of squares is the more
-    # even one.
+    # Each pair (first, left) is solved once, so there are at most stages x calls x cuts steps.
+    # Among partitions with the same slowest stage, the smallest sum of squares is the most even
+    # partition.
 
     def cost(first: int, end: int) -> float:
         sent = transfers[end - 1] if transfers and end < len(costs) else 0.0
@@ -73,8 +73,8 @@ def partition(
         for cut in cuts:
             if cut <= first:
                 continue
-            # A stage that computes longer than the slowest one found only grows with later cuts,
-            # and no transfer makes up for it.
+            # If a stage takes longer than the best result so far, later cuts only make it longer,
+            # and no transfer compensates for this.
             if found is not None and sums[cut] - sums[first] > found[0]:
                 break
             remaining = best(cut, left - 1) if fits(first, cut, left - 1) else None
@@ -90,7 +90,7 @@ def partition(
 
 
 def allowed_cuts(calls: Sequence[GraphCall]) -> list[int]:
-    """Return the calls with which a stage may begin: none between two calls of one layer."""
+    """Return the calls at which a stage may begin, which are not between two calls of one layer."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for position, call in enumerate(calls):
@@ -118,7 +118,7 @@ class StageMemory:
     def bytes(self, first: int, end: int, after: int) -> float:
         """Return the bytes of calls `first` to `end - 1` as a stage with `after` stages after it.
 
-        With 1F1B it holds the activations of one micro-batch for itself and for each of those.
+        With 1F1B, it holds the activations of one micro-batch, and of one more per later stage.
         """
         activations = self._activations[end] - self._activations[first]
         return self._state[end] - self._state[first] + (after + 1) * activations

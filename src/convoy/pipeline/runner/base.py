@@ -2,10 +2,10 @@
 
 A runner holds the compiled programs of all stages and runs chunks of data; it implements
 `engine.chunk_runner.ModelRunner`. A call is the state of one such run: the values of the variables
-on every replica, and what stages have sent to each other.
+on every replica, and the tensors in transfer between stages.
 
-Python only dispatches programs and transfers, in an order in which everything that they need was
-dispatched before. The devices run behind it at their own pace.
+Python only dispatches programs and transfers, each one after everything that it depends on. The
+devices execute them asynchronously.
 """
 
 from abc import ABC, abstractmethod
@@ -79,9 +79,9 @@ class PipelineRunner(ABC, Generic[Program]):
 
     Args:
         model: model in stages.
-        config: how the work is divided over devices.
+        config: configuration of the run.
         pipeline: options of the pipeline.
-        mode: what the model runs for.
+        mode: mode of the run.
         observer: observer of every program.
     """
 
@@ -136,7 +136,7 @@ class PipelineRunner(ABC, Generic[Program]):
         Returns:
             The values of the metrics, or for prediction the outputs as host arrays.
         """
-        # One earlier call may still run; more would hold too much data.
+        # One earlier call may still be running; more would hold too much data.
         while len(self._running) > 1:
             jax.block_until_ready(self._running.pop(0))
         outcome = self.run_call(chunk)
@@ -161,7 +161,7 @@ class PipelineRunner(ABC, Generic[Program]):
 
     def programs_for(self, chunk: Chunk) -> StagePrograms[Program]:
         """Return the programs of all stages for chunks of this kind."""
-        # A stage is traced for one shape of its inputs, which may differ from fit to fit.
+        # A stage is traced for one shape of its inputs, which may differ between calls of `fit`.
         shapes, structure = jax.tree.flatten(micro_batch_shapes(chunk, replicas=1))
         key = (chunk.layout, chunk.batch, chunk.sharded, structure, *shapes)
         if key not in self._programs:
@@ -222,7 +222,7 @@ class PipelineCall(ABC):
         self._zero = {r: device_put(np.float32(0), d) for r, d in first.devices.items()}
 
     def dispatch(self, action: Action, replica: int) -> jax.Array | None:
-        """Run an action, or expect what it sends if it belongs to another process.
+        """Run an action, or receive its results if it belongs to another process.
 
         Returns:
             An array that is ready when the action has ended, if this process runs it.
@@ -262,7 +262,7 @@ class PipelineCall(ABC):
         return self.trainable(number, replica), received, inputs
 
     def store(self, stage: int, replica: int, non_trainable: Arrays, metrics: Arrays) -> None:
-        """Keep the state that a forward pass has changed, for the next micro-batch."""
+        """Store the state that a forward pass has changed, for the next micro-batch."""
         variables = self.layout.stages[stage].non_trainable
         pairs = zip(variables, non_trainable, strict=True)
         self.values[replica] |= {id(variable): value for variable, value in pairs}
@@ -270,7 +270,7 @@ class PipelineCall(ABC):
             self.metrics[replica] = metrics
 
     def without_seed_offset(self, replica: int, seed: jax.Array) -> jax.Array:
-        """Return the seed of the first replica, from which the next call goes on."""
+        """Return the seed of the first replica, from which the next call continues."""
         return seed - self.layout.seed_offset(replica, seed)
 
     def write_metrics(self) -> Arrays:

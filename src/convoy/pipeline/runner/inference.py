@@ -1,4 +1,4 @@
-"""Evaluation and prediction in pipeline stages: micro-batches follow each other through them."""
+"""Evaluation and prediction in pipeline stages."""
 
 from collections import deque
 
@@ -90,8 +90,8 @@ class InferenceCall(PipelineCall):
     def run(self) -> None:
         """Dispatch all micro-batches, and wait only if too many are in flight.
 
-        Without a backward pass, nothing else would hold back a first stage that is faster than the
-        others, and its outputs would pile up.
+        Without a backward pass, nothing else limits a first stage that is faster than the others,
+        and its outputs would accumulate.
         """
         # Actions are dispatched tick by tick, and within a tick the last stage first, so that
         # micro-batches leave the pipeline before new ones enter it:
@@ -111,13 +111,13 @@ class InferenceCall(PipelineCall):
                 ended.append([self._announce(loss, replica) for loss, replica in pairs])
                 if len(ended) > IN_FLIGHT * stages:
                     jax.block_until_ready(ended.popleft())
-        # Before processes agree on anything: waiting for others takes the thread that computes.
+        # Before a collective call of the processes, which would block the thread that computes.
         jax.block_until_ready(list(self._unfinished))
 
     def _announce(self, loss: jax.Array | None, replica: int) -> list[list[jax.Array]]:
-        """Send the loss to all processes of a replica, which then know that a micro-batch ended."""
+        """Send the loss to all processes of a replica, to signal the end of a micro-batch."""
         source = self.layout.device(replica, self.layout.mapping[self.layout.last])
-        # In its own process the loss stays where it is.
+        # In the sending process, the loss is not moved.
         row = reversed(self.layout.placement.rows[replica])
         targets = {device.process_index: device for device in row} | {source.process_index: source}
         values = None if loss is None else [loss]

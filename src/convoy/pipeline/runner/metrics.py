@@ -18,8 +18,8 @@ from jax.extend.core import JaxprEqn, Var
 #     variables   v  --->  replica 0   v + a        v + a
 #                          replica 1   0 + b   -->      + b  --->  v + a + b
 #
-# That is right for sums, as Keras's metrics keep them. For metrics of the user it is proven on the
-# traced update: new = old + something that does not depend on `old`.
+# This is correct for sums, which Keras's metrics accumulate. Custom metrics are checked on the
+# traced update: it must have the form new = old + a term that does not depend on `old`.
 
 _SAME_VALUE = ("convert_element_type", "copy", "reshape", "squeeze", "broadcast_in_dim")
 # Primitives that add, with the operand that is added to; `None` if it may be any operand.
@@ -48,7 +48,7 @@ def replica_metrics(layout: DeviceLayout, chunk: Chunk) -> dict[int, Arrays]:
 def total_metrics(metrics: dict[int, Arrays], layout: DeviceLayout, chunk: Chunk) -> Arrays:
     """Return the metrics of all replicas, the same in every process."""
     variables = layout.variables.parts.metrics
-    # An incomplete batch ran alike on every replica, so it counts once.
+    # Every replica ran the same incomplete batch, so it counts once.
     counted = [own for replica, own in metrics.items() if chunk.sharded or replica == 0]
     device = layout.common_group.first_device
     if counted:
@@ -70,7 +70,7 @@ def total_metrics(metrics: dict[int, Arrays], layout: DeviceLayout, chunk: Chunk
 def check_sums(
     model: keras.Model, update: Callable[[Arrays], Arrays], metrics: Arrays, replicas: int
 ) -> None:
-    """Reject user metrics that are not sums over batches, which replicas could not add up.
+    """Reject custom metrics that are not sums over batches and cannot be added over replicas.
 
     Args:
         model: model with the metrics.
@@ -95,7 +95,7 @@ def check_sums(
 
 
 def _is_sum(trace: Trace, index: int) -> bool:
-    """Return whether an output is the input of the same index plus a term without any input."""
+    """Return whether an output is the input of the same index plus a term that reads no input."""
     made_by: dict[Atom, JaxprEqn] = {v: made for made in trace.equations for v in made.outvars}
     stateful = set(trace.inputs)
     for equation in trace.equations:

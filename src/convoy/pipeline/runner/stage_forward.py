@@ -23,8 +23,7 @@ Received = tuple[jax.Array, ...]
 """The tensors that a stage receives from earlier ones, in the order of `Stage.received`."""
 
 
-# A stage does a part of Keras's `train_step`. What the whole model has in one place is divided over
-# the stages:
+# A stage runs a part of Keras's `train_step`. Data, losses and metrics are divided over the stages:
 #
 #                        first stage      other stages       last stage
 #     reads data         inputs           inputs, if any     targets and sample weights
@@ -64,7 +63,7 @@ StageFunction = Callable[[Arrays, Received, StageInputs], Computed]
 """Takes the values of the trainable variables, the tensors received, and all other inputs."""
 
 Transform = Callable[[Callable[..., PyTree]], Callable[..., PyTree]]
-"""Takes a function, and returns one that traces it with other operations than Keras's own."""
+"""Takes a function, and returns one that traces it with replaced Keras operations."""
 
 
 def make_stage_function(

@@ -1,4 +1,4 @@
-"""Compiled programs of one stage: forward pass, backward pass, and the halves of the latter."""
+"""Compiled programs of one stage: forward pass, backward pass, and halves of the backward pass."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -42,8 +42,8 @@ from jax.extend.core import JaxprEqn, Var
 # With activation checkpointing the only residuals are the inputs of F, and B contains F.
 #
 # Zero-bubble schedules run B in two halves. I has the equations that the gradients of the received
-# tensors depend on, so an earlier stage can go on as soon as possible. W has those that only the
-# gradients of the weights depend on, and runs when the device would wait otherwise. Intermediate
+# tensors depend on, so an earlier stage can continue as soon as possible. W has those that only the
+# gradients of the weights depend on, and runs when the device would otherwise be idle. Intermediate
 # values of I that W reads are passed on as `shared`:
 #
 #      residuals ---+--->  I  ---> gradients of received tensors
@@ -210,13 +210,13 @@ class StageProgram:
         )
         forward, _ = needed_for(results, trace.equations)
         sources = [*variables[1], *variables[2]]
-        # Values of the forward pass from which the backward pass may begin. What follows from
-        # weights alone is not among them, nor is anything with checkpointing: B computes it again.
+        # Values of the forward pass that may be residuals. Values that depend only on weights are
+        # excluded, and with activation checkpointing all values are: B recomputes them.
         from_data = set() if self.activation_checkpointing else _computed_from(sources, forward)
         available = {*from_data, *sources}
         gradients = [*weight_gradients, *received_gradients]
         backward, used = needed_for(gradients, trace.equations, available)
-        # The micro-batch is read inside of F, so it is a result of F as well.
+        # F reads the micro-batch, so the micro-batch is also a result of F.
         batch_leaves = len(jax.tree.leaves(inputs.data))
         from_data |= set(variables[2][len(variables[2]) - batch_leaves :])
         returned = {atom for atom in results[: len(outputs)] if isinstance(atom, Var)}
@@ -347,15 +347,15 @@ class StageProgram:
 
 
 def _done() -> jax.Array:
-    """Return a number that is ready when the program which returns it has ended.
+    """Return a scalar that is ready when the program that returns it has ended.
 
-    Its other results may be donated to a later program before they are waited for.
+    The program's other results may be donated to a later program before the host waits for them.
     """
     return jnp.zeros(())
 
 
 def _data_last(inputs: StageInputs) -> tuple:
-    """Return the inputs with the data last: the runner has its position, only F its values."""
+    """Return the inputs with the data last; outside of F, the data is only a position."""
     return inputs.non_trainable, inputs.metrics, inputs.loss, inputs.data
 
 

@@ -96,7 +96,7 @@ class TrainingRunner(PipelineRunner[StageProgram]):
         update = PipelineUpdate(
             self.layout, self.rank_updates, self.numerics, self.advance, sharded=chunk.sharded
         )
-        # An incomplete batch goes through the pipeline as a single micro-batch.
+        # An incomplete batch passes through the pipeline as a single micro-batch.
         stages, mapping = len(self.layout.stages), self.layout.mapping
         schedule = self.schedule if chunk.sharded else generate(DEFAULT, stages, 1, mapping)
         call = TrainingCall(
@@ -145,9 +145,9 @@ class TrainingCall(PipelineCall):
         accumulation_dtype: type of the gradient accumulators; `None` for that of each weight.
     """
 
-    # The actions of all devices form one sequence, sorted by their simulated start. Python goes
-    # through it and dispatches each action on every replica, so what an action needs was always
-    # dispatched before. For 1F1B with 2 stages and 3 micro-batches:
+    # The actions of all devices form one sequence, sorted by their simulated start. Python iterates
+    # over it and dispatches each action on every replica, so the dependencies of an action are
+    # always dispatched before it. For 1F1B with 2 stages and 3 micro-batches:
     #
     #     simulated    device 0   0F0 0F1 .   .   0B0 --- 0F2 0B1 --- .   0B2 ---
     #                  device 1   .   1F0 1B0 --- 1F1 1B1 --- 1F2 1B2 --- .   .
@@ -211,9 +211,9 @@ class TrainingCall(PipelineCall):
     def _wait_before(self, action: Action, replica: int) -> None:
         """Wait before a forward pass, if the devices are far behind.
 
-        A CPU starts each program as soon as its inputs are there, whatever was dispatched before
-        it. Without this wait, forward passes would run ahead of the schedule, and hold the
-        activations of many more micro-batches than it allows.
+        A CPU starts each program as soon as its inputs are available, in any order. Without this
+        wait, forward passes would run ahead of the schedule, and hold the activations of many more
+        micro-batches than the schedule allows.
         """
         if action.kind == Kind.FORWARD and not self.layout.placement.crosses_processes:
             ends = self._backward_ends[replica, action.stage]
@@ -221,7 +221,7 @@ class TrainingCall(PipelineCall):
                 ends.popleft().block_until_ready()
 
     def _note_end(self, action: Action, replica: int, done: jax.Array) -> None:
-        """Keep what tells when an action has ended, and report the progress of the call."""
+        """Store the array that signals the end of an action, and report progress."""
         if action.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHTS):
             self._backward_ends[replica, action.stage].append(done)
         elif action.kind == Kind.FORWARD and action.stage == self.layout.last:
@@ -318,7 +318,7 @@ class TrainingCall(PipelineCall):
 
 
 def check_model(model: keras.Model, config: ExecutionConfig) -> None:
-    """Reject what is not supported with pipeline stages.
+    """Reject options that are not supported with pipeline stages.
 
     Raises:
         ValueError: with what to do instead.

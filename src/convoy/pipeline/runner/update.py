@@ -60,7 +60,7 @@ class RankUpdate:
         optimizer: optimizer for these trainable variables.
         slots: indices of its variables among those of the model's optimizer.
         mesh: devices of this rank in all replicas; `None` if there is one replica.
-        config: how gradients are accumulated and reduced.
+        config: configuration of gradient accumulation and reduction.
     """
 
     def __init__(
@@ -94,8 +94,9 @@ class RankUpdate:
             function, mesh=self.mesh, in_specs=REPLICATED, out_specs=REPLICATED, check_vma=False
         )
 
-    # Two programs and not one: between them, ranks exchange the two scalars of `PipelineUpdate`.
-    # Both donate what they replace, so that gradients, weights and slots exist once.
+    # There are two programs, because ranks exchange the two scalars of `PipelineUpdate` between
+    # them. Both donate the arrays that they replace, so that gradients, weights and slots are
+    # stored once.
 
     def _reduce(
         self, accumulators: Arrays, statistics: Arrays, loss_scale: jax.Array | None
@@ -186,13 +187,14 @@ class PipelineUpdate:
         rank_updates: compiled update of each rank.
         numerics: loss scale and rounding.
         advance: function of `make_advance`.
-        sharded: whether replicas had different data; else each replica has counted the same.
+        sharded: whether replicas had different data; otherwise all replicas have the same counts.
     """
 
     # Every rank has the optimizer's slots of its own weights only, and updates them by itself.
     # Ranks depend on each other only through two scalars, exchanged between the two programs: the
     # squared norm of the gradients for `global_clipnorm`, and whether all gradients are finite. If
-    # a single one is not, no rank applies its update, and all lower the loss scale alike.
+    # one of them is not, no rank applies its update, and all ranks reduce the loss scale in the
+    # same way.
     #
     #     rank 0   reduce --- squared norm, finite ---+      +---> apply
     #     rank 1   reduce --- squared norm, finite ---+-all--+---> apply
@@ -265,7 +267,7 @@ class PipelineUpdate:
                 _store(values, variable, group, value)
             if finite is not None:
                 finites[rank] = finite
-        # The scalars of all ranks are added in the same order everywhere, to the same bits.
+        # All ranks add the scalars in the same order, so that the results have the same bits.
         if self.rank_updates[0].global_clipnorm is not None:
             norms = self._all_gather(squared_norms)
             squared_norms = {rank: sum(found[1:], found[0]) for rank, found in norms.items()}
@@ -295,8 +297,8 @@ class PipelineUpdate:
         split = {rank: groups[rank].split(scalar) for rank, scalar in scalars.items()}
         like = next(iter(scalars.values()))
         shapes = [jax.ShapeDtypeStruct(like.shape, like.dtype)]
-        # All processes go through the same pairs of ranks in the same order, also those that
-        # have neither end: transfers between two processes are numbered by counting them.
+        # All processes iterate over the same pairs of ranks in the same order, even if they own
+        # neither rank, because transfers between two processes are numbered by counting them.
         gathered: dict[int, Arrays] = {rank: [] for rank, _ in layout.local_groups}
         for source, target in itertools.product(range(len(groups)), repeat=2):
             arrived = {}
@@ -334,9 +336,11 @@ class PipelineUpdate:
         self._begin_counting()
 
     def wait(self, values: ReplicaValues) -> None:
-        """Wait for what this process has dispatched, before processes agree on something.
+        """Wait for all dispatched programs of this process, before a collective call of the
+        processes.
 
-        The agreement takes the thread that computes, on which other processes may depend.
+        The collective call blocks the thread that computes, and other processes may need its
+        results.
         """
         if self.layout.placement.crosses_processes:
             jax.block_until_ready((values, self.optimizer))

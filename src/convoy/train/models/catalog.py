@@ -73,7 +73,7 @@ def find_model(name: str) -> MakeModel:
 
 
 def _cause(error: ValueError) -> str:
-    """Return the line with the reason, of Keras's message of several coloured lines."""
+    """Return the line with the reason from Keras's multi-line coloured message."""
     plain = re.sub(r"\x1b\[[\d;]*m", "", str(error))
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].startswith("Exception encountered"):

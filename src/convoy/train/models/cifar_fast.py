@@ -10,7 +10,7 @@ from keras import layers
 FILTERS = (64, 256, 256)
 EPSILON = 1e-5
 MOMENTUM = 0.6
-# Factors on the learning rate of the offsets of norms, and on the logits.
+# Factors of the learning rate of normalisation offsets, and of the logits.
 OFFSET_SPEED = 64.0
 LOGIT_SCALE = 1 / 9
 
