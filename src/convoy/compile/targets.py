@@ -23,7 +23,7 @@ class TpuKind:
         axes: number of axes of its topologies.
         memory: bytes of a chip's memory that programs can use, as XLA reports them.
         flops: bfloat16 operations per second of a chip, by Google's page about the generation.
-        largest_host: number of chips of a single host; with several hosts, each has `TPU_HOST`.
+        largest_host: maximum number of chips on a single host; several hosts have `TPU_HOST` each.
     """
 
     axes: int
