@@ -203,5 +203,5 @@ def _of_target(count: int, target: CompileTarget) -> tuple[jax.Device, ...]:
 def _too_few(count: int, present: Sequence[jax.Device]) -> str:
     problem = f"{count} devices were requested, but JAX has {len(present)} ({present[0].platform})."
     if present[0].platform != "cpu":
-        return f"{problem} Ask for at most {len(present)}."
+        return f"{problem} Request at most {len(present)}."
     return f"{problem} Set {VARIABLE}={count} before Python starts, in every process."

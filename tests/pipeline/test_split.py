@@ -107,7 +107,7 @@ def test_a_stage_with_next_to_nothing_to_do_is_warned_of(caplog, monkeypatch):
     (record,) = [r for r in caplog.records if r.levelname == "WARNING"]
     assert record.getMessage() == (
         "The cut of 'net' is very uneven: stage 0, which begins with layer 'first', has 0.5 % of "
-        "the time, so its device mostly waits. Ask for fewer stages, or cut by names of layers."
+        "the time, so its device mostly waits. Request fewer stages, or cut by names of layers."
     )
 
 

@@ -90,7 +90,7 @@ def verdict(result: CompileResult) -> str:
     if result.fits:
         return f"Fits: {used}."
     advice = "".join(f"\n  - {line}" for line in result.advice)
-    return f"Does not fit: {used}. What would make it fit:{advice}"
+    return f"Does not fit: {used}. Changes that should make it fit:{advice}"
 
 
 def describe_stages(stages: Sequence[StageMemory], target: Target) -> str:

@@ -211,7 +211,7 @@ def split_by_cost(
     if cuts is None:
         raise ValueError(
             f"{model.name!r} cannot be cut into {stages} stages that fit into the "
-            f"{limit / 1e9:.3g} GB of a device: in every cut, one stage takes more. Ask for more "
+            f"{limit / 1e9:.3g} GB of a device: in every cut, one stage takes more. Request more "
             "stages, or pass a smaller batch_size."
         )
     if distributed.index() == 0:
@@ -250,7 +250,7 @@ def _log_shares(
     if shares[least] < MIN_SHARE / len(shares):
         logger.warning(
             "The cut of %r is very uneven: stage %d, which begins with layer %r, has %.1f %% of "
-            "the time, so its device mostly waits. Ask for fewer stages, or cut by names of "
+            "the time, so its device mostly waits. Request fewer stages, or cut by names of "
             "layers.",
             model.name,
             least,
@@ -274,7 +274,7 @@ def _too_few_cuts(
         because = f" Layers {first!r} and {others[-1]!r} share a weight, so one stage has both."
     return (
         f"{model.name!r} has {len(calls)} layers and {len(cuts)} possible cuts, too few for "
-        f"{stages} stages.{because} Ask for at most {len(cuts) + 1}."
+        f"{stages} stages.{because} Request at most {len(cuts) + 1}."
     )
 
 

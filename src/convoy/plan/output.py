@@ -40,11 +40,11 @@ CSV_COLUMNS = tuple("ms/update" if column == "update" else column for column in 
 PAGE = Path(__file__).with_name("page.md")
 WIDTH = 100
 AUTO_SPLITS = ["auto", "2"]
-LOCAL_SPEEDS = "Devices of a host slow each other down no more than those of this machine did."
+LOCAL_SPEEDS = "Contention between the devices of a host is no higher than on this machine."
 TARGET_SPEEDS = (
-    "A layer takes as long as its work at the device's highest speed, or as its bytes at the\n"
-    "  bandwidth of the memory. Operations that XLA fuses move less, and no program reaches the\n"
-    "  highest speed. Communication does not overlap with compute."
+    "The time of a layer is the longer of two times: that of its operations at the device's peak\n"
+    "  speed, and that of its bytes at the memory bandwidth. No program reaches peak speed, and\n"
+    "  fused operations move less data. Communication does not overlap with computation."
 )
 
 Flags = dict[str, str | int | bool | list[str] | list[int]]

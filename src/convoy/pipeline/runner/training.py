@@ -326,7 +326,7 @@ def check_model(model: keras.Model, config: ExecutionConfig) -> None:
     check_methods(model)
     for value, name, instead in (
         (config.batch_norm_group > 1, "batch_norm_group", "Leave it out."),
-        (config.shard is not None, f"shard={config.shard!r}", "Stages divide the state already."),
+        (config.shard is not None, f"shard={config.shard!r}", "Stages already divide the state."),
         (
             PreparedModel.of(model).gradient_map is not None,
             "MapGradientOptimizer",
