@@ -162,8 +162,7 @@ def all_instructions(program: Program) -> list[tuple[Instruction, int]]:
 
 
 def _scattered(name: str, instructions: Sequence[Instruction]) -> Sequence[Instruction]:
-    """Return the instructions of a computation, with a TPU's fused reduce-scatter as one
-    instruction.
+    """Return the instructions of a computation, with a TPU's fused reduce-scatter named.
 
     XLA for TPUs represents it as a fusion of an all-reduce and the slice that a device keeps.
     """

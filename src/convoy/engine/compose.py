@@ -256,8 +256,7 @@ class Composition:
         return step
 
     def _gather_by_micro_batch(self, replicas: int) -> Gather | None:
-        """Return the function that gathers weights inside the loss, or `None` if that is done
-        outside.
+        """Return the function that gathers weights inside the loss; `None` to gather outside.
 
         Inside the loss, a device never holds the gradients of all weights at once.
         """

@@ -230,8 +230,7 @@ def graph_calls(model: Model, *, into_nested: bool = False) -> list[GraphCall] |
 
 
 class ModelState:
-    """The state that this package stores for a model; `engine.prepared_model` adds the engine's
-    state.
+    """The state that this package stores for a model; `PreparedModel` adds the engine's state.
 
     Attributes:
         traced_graph: the graph of a subclassed model's `call`, if it was traced.

@@ -135,8 +135,7 @@ def build_for_batch(model: Model, batch: Any, explain: Callable[[], None] | None
 
 
 def _as_on_device(leaf: Any) -> Any:
-    """Return the shape and dtype of an array on a device, where JAX converts 64-bit types to 32
-    bits.
+    """Return the shape and dtype of an array on a device; JAX converts 64-bit types to 32 bits.
 
     Passing the 64-bit type itself would make JAX warn.
     """

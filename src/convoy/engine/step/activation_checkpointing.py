@@ -1,5 +1,4 @@
-"""Activation checkpointing: activations are recomputed in the backward pass instead of being
-stored.
+"""Activation checkpointing: activations are recomputed in the backward pass.
 
 A functional model is divided into segments of consecutive calls. For a checkpointed segment, only
 the inputs are stored; the backward pass recomputes its activations.

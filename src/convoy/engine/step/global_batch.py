@@ -4,10 +4,11 @@ A replica computes on its shard of a micro-batch (the local batch), and a weight
 several micro-batches. The loss of the global batch is the mean of the losses of all local batches,
 with these exceptions:
 
-- losses that are sums; - losses that are divided by the sample weights, or by the number of
-  unmasked values. Their denominator is a sum over the global batch, but a local batch has only its
-  own part; - batch normalisation with statistics over several replicas; - custom metrics, whose
-  state may be of any kind.
+- losses that are sums;
+- losses that are divided by the sample weights, or by the number of unmasked values. Their
+  denominator is a sum over the global batch, but a local batch has only its own part;
+- batch normalisation with statistics over several replicas;
+- custom metrics, whose state may be of any kind.
 """
 
 from collections.abc import Callable, Sequence

@@ -336,8 +336,7 @@ class PipelineUpdate:
         self._begin_counting()
 
     def wait(self, values: ReplicaValues) -> None:
-        """Wait for all dispatched programs of this process, before a collective call of the
-        processes.
+        """Wait for all dispatched programs of this process, before a collective call.
 
         The collective call blocks the thread that computes, and other processes may need its
         results.
