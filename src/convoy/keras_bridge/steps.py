@@ -17,8 +17,8 @@ from keras import Model
 
 def overridden(model: Model, names: tuple[str, ...]) -> list[str]:
     """Return the names of the trainer's methods that a model, or its class, overrides."""
-    # Attributes of the instance count too, because users and some wrappers assign `model.train_step
-    # = ...`.
+    # Attributes of the instance count too, because users and some wrappers assign to
+    # `model.train_step`.
     return [
         name
         for name in names

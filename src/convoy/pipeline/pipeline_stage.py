@@ -58,7 +58,7 @@ class PipelineStage:
 
 
 def trace_stages(model: keras.Model, x: Data = None, *, predicts: bool = False) -> None:
-    """Trace a subclassed model if it may have stages, because a `PipelineStage` was ever entered.
+    """Trace a subclassed model if it may have stages, that is, if a `PipelineStage` was entered.
 
     Subclassed models nested in it, or in a functional model, are traced as well.
 
