@@ -23,7 +23,7 @@ from convoy.distributed.process import SILENCE_SECONDS
 from convoy.launch.cluster import AUTO, CLUSTERS, NONE, Cluster, find_cluster
 from convoy.launch.jobs import WRITERS
 from convoy.launch.jobs.job import Accelerators, Job
-from convoy.launch.launcher import command_name, launch, log, run_in_cluster, usage
+from convoy.launch.launcher import command_name, launch, log, program_words, run_in_cluster, usage
 from convoy.launch.process_group import LOCAL, StartError
 from convoy.launch.topology import LaunchError, Topology, parse_hosts
 from convoy_command.parser import Parser
@@ -194,9 +194,7 @@ def _job(options: LaunchOptions, program: Sequence[str], hosts: tuple[str, ...])
     """Return the job that `--write` writes."""
     if options.only_output_from_instance is not None:
         raise LaunchError("--only-output-from-instance has no meaning in a written job.")
-    words = tuple(program[1:] if program[:1] == ["--"] else program)
-    if not words:
-        raise LaunchError(f"There is no program to run. Usage: {usage()}")
+    words = tuple(program_words(program))
     names = () if hosts == (LOCAL,) else hosts
     devices = _accelerators(options.target)
     hosts_of_devices = devices.hosts if devices else options.num_instances or 1

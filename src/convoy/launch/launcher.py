@@ -122,11 +122,21 @@ def log(text: str) -> None:
     print(f"{command_name()}: {text}", file=sys.stderr, flush=True)
 
 
-def _command(program: Sequence[str], topology: Topology, *, plain_script: bool) -> list[str]:
-    """Return the command of a process; Python scripts and modules are run by `RUNNER`."""
+def program_words(program: Sequence[str]) -> list[str]:
+    """Return a program and its arguments, without a leading `--`.
+
+    Raises:
+        LaunchError: if there is none.
+    """
     words = list(program[1:] if program[:1] == ["--"] else program)
     if not words:
         raise LaunchError(f"There is no program to run. Usage: {usage()}")
+    return words
+
+
+def _command(program: Sequence[str], topology: Topology, *, plain_script: bool) -> list[str]:
+    """Return the command of a process; Python scripts and modules are run by `RUNNER`."""
+    words = program_words(program)
     if words[0].endswith(".py"):
         words.insert(0, sys.executable)
     if len(words) > 1 and words[1].endswith(".py"):
