@@ -71,7 +71,7 @@ def write(path: Path, arrays: Arrays) -> dict[str, str]:
     with path.open("xb") as file:
         file.write(head)
         for name, array in arrays.items():
-            data = _bytes(array)
+            data = as_bytes(array)
             checksums[name] = hashlib.sha256(data).hexdigest()
             file.write(data)
         file.flush()
@@ -153,5 +153,6 @@ def _checked_entries(
 _ENTRIES = TypeAdapter(dict[str, _Entry])
 
 
-def _bytes(array: np.ndarray) -> memoryview:
+def as_bytes(array: np.ndarray) -> memoryview:
+    """Return the bytes of an array in row-major order."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -292,5 +292,5 @@ def _checksum(path: Path) -> str:
 
 def content_name(array: np.ndarray) -> str:
     """Return a name that is the same only for equal arrays."""
-    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-    return f"{array.dtype}{list(array.shape)}-{hashlib.sha256(data).hexdigest()[:32]}"
+    checksum = hashlib.sha256(tensors.as_bytes(array)).hexdigest()
+    return f"{array.dtype}{list(array.shape)}-{checksum[:32]}"
