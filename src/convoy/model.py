@@ -44,7 +44,7 @@ def attach(
     options = OptionMethods(engine_model)
     prepared.use_options = options.use_options
     prepared.methods = {
-        name: routing.route(name, getattr(trainer, name)) for name in keras_bridge.FUNCTIONS
+        name: routing.route(name, getattr(trainer, name)) for name in keras_bridge.RUN_METHODS
     } | {
         "compile": trainer.compile,
         "__reduce__": lambda: _reduce(model, strategy, options.options()),

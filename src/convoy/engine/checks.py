@@ -21,15 +21,6 @@ TEXT = "USO"
 # An option that divides a step into parts.
 PIPELINE = "pipeline stages"
 
-STEPS = {
-    "fit": "train_step",
-    "train_on_batch": "train_step",
-    "evaluate": "test_step",
-    "test_on_batch": "test_step",
-    "predict": "predict_step",
-    "predict_on_batch": "predict_step",
-}
-
 
 def check_model(model: keras.Model, method: str, settings: Settings) -> None:
     """Raise an error for a model that cannot run.
@@ -60,7 +51,7 @@ def check_custom_step(model: keras.Model, method: str, divisions: list[str]) -> 
         method: the method of the model that was called.
         divisions: options of the strategy that run the parts of a step separately.
     """
-    step = STEPS[method]
+    step = f"{keras_bridge.RUN_METHODS[method]}_step"
     if keras_bridge.overridden(model, (step,)):
         # Stages cannot run a `compute_loss` of the model either.
         advice = "" if PIPELINE in divisions else f", or override compute_loss instead of {step}"

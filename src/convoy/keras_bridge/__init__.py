@@ -21,7 +21,7 @@ from convoy.keras_bridge.callbacks import (
     without_file_writers,
 )
 from convoy.keras_bridge.compilability import (
-    FUNCTIONS,
+    RUN_METHODS,
     StockReason,
     make_crops_compilable,
     stock_reason,

@@ -23,16 +23,15 @@ from keras.src.layers.preprocessing.image_preprocessing.random_elastic_transform
 )
 from keras.src.trainers.data_adapters import data_adapter_utils
 
-# A model that overrides one of these methods compiles its own loop, which the engine would bypass.
-FUNCTIONS = {
-    "fit": "make_train_function",
-    "train_on_batch": "make_train_function",
-    "evaluate": "make_test_function",
-    "test_on_batch": "make_test_function",
-    "predict": "make_predict_function",
-    "predict_on_batch": "make_predict_function",
+RUN_METHODS = {
+    "fit": "train",
+    "train_on_batch": "train",
+    "evaluate": "test",
+    "test_on_batch": "test",
+    "predict": "predict",
+    "predict_on_batch": "predict",
 }
-"""The methods that run a model, and the method by which Keras compiles each."""
+"""The methods that run a model, and Keras's word for each, as in `train_step`."""
 _DECIDE_IN_PYTHON = (AugMix, RandomElasticTransform)
 # Stored at import, because calls outside of a program still use it.
 _stock_crop = RandomCrop.transform_images
@@ -61,7 +60,9 @@ def stock_reason(
         inputs: its inputs, and those of its validation.
         validates: whether `fit` validates the model after epochs.
     """
-    functions = (FUNCTIONS[method], *([FUNCTIONS["evaluate"]] if validates else []))
+    # A model that overrides one of these compiles its loop itself: the engine would bypass it.
+    words = (RUN_METHODS[method], *(["test"] if validates else []))
+    functions = tuple(f"make_{word}_function" for word in words)
     if own := overridden(model, functions):
         return StockReason(
             f"{type(model).__name__} overrides {own[0]}.",
