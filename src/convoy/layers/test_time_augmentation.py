@@ -10,8 +10,19 @@ WEIGHTS = {1: (1.0,), 2: (0.5, 0.5), 6: (0.25, 0.25, 0.125, 0.125, 0.125, 0.125)
 """Weight of each view, by the number of views."""
 
 
+class _LayerOfViews(layers.Layer):
+    """A layer whose argument is the number of views of each image."""
+
+    def __init__(self, count: int, **kwargs: object) -> None:
+        super().__init__(**kwargs)
+        self.count = count
+
+    def get_config(self) -> Json:
+        return super().get_config() | {"count": self.count}
+
+
 @keras.saving.register_keras_serializable(package="convoy")
-class Views(layers.Layer):
+class Views(_LayerOfViews):
     """Replaces each image by several views of it.
 
     Two views are the image and its horizontal flip. Six views are both of these, and those of the
@@ -21,10 +32,6 @@ class Views(layers.Layer):
         count: number of views: 1, 2 or 6.
         **kwargs: arguments of `keras.layers.Layer`.
     """
-
-    def __init__(self, count: int, **kwargs: object) -> None:
-        super().__init__(**kwargs)
-        self.count = count
 
     def call(self, images: Tensor) -> Tensor:
         _, height, width, _ = images.shape
@@ -38,12 +45,9 @@ class Views(layers.Layer):
             views = [view for image in views for view in (image, ops.flip(image, 2))]
         return ops.reshape(ops.stack(views, 1), (-1, *images.shape[1:]))
 
-    def get_config(self) -> Json:
-        return super().get_config() | {"count": self.count}
-
 
 @keras.saving.register_keras_serializable(package="convoy")
-class MeanOfViews(layers.Layer):
+class MeanOfViews(_LayerOfViews):
     """Averages the logits of the views of each image.
 
     Its inputs are probabilities. Their logarithms are the logits up to a constant for each view,
@@ -53,10 +57,6 @@ class MeanOfViews(layers.Layer):
         count: number of views of each image: 1, 2 or 6.
         **kwargs: arguments of `keras.layers.Layer`.
     """
-
-    def __init__(self, count: int, **kwargs: object) -> None:
-        super().__init__(**kwargs)
-        self.count = count
 
     def call(self, probabilities: Tensor) -> Tensor:
         classes = probabilities.shape[-1]
@@ -69,6 +69,3 @@ class MeanOfViews(layers.Layer):
     def compute_output_spec(self, probabilities: Tensor) -> keras.KerasTensor:
         # The batch size is not known to be a multiple of the number of views.
         return keras.KerasTensor((None, *probabilities.shape[1:]), self.compute_dtype)
-
-    def get_config(self) -> Json:
-        return super().get_config() | {"count": self.count}
