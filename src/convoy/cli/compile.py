@@ -91,7 +91,7 @@ def main(words: Sequence[str]) -> int:
             "or used for prediction. Pass --replicas for a script that does not use "
             "Convoy."
         )
-    print(_as_json(result) if options.json else _as_text(result))
+    print(json.dumps(output.document(result), indent=2) if options.json else _as_text(result))
     return 0 if result.fits else 1
 
 
@@ -99,10 +99,6 @@ def _divide(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Divide the command line before the script, if there is one."""
     place = next((i for i, word in enumerate(words) if word.endswith(".py")), len(words))
     return list(words[:place]), list(words[place:])
-
-
-def _as_json(result: CompileResult) -> str:
-    return json.dumps(output.document(result), indent=2)
 
 
 def _as_text(result: CompileResult) -> str:

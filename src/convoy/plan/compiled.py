@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from convoy.compile.analysis import CompiledProgram
 from convoy.compile.session import CompileResult
 from convoy.compile.targets import Target
 from convoy.plan.device_speeds import SPEEDS
@@ -50,17 +49,13 @@ def compiled_step(
         return CompiledStep(configuration, needed, needed - result.rejected.state)
     if result.stages:
         return CompiledStep(configuration, max(stage.total_bytes for stage in result.stages))
-    program = _training_program(result.programs)
+    program = max(result.programs, key=lambda program: program.flops)  # the training step
     return CompiledStep(
         configuration,
         program.total_bytes,
         program.memory["temp"],
         program.flops / accumulated,
     )
-
-
-def _training_program(programs: Sequence[CompiledProgram]) -> CompiledProgram:
-    return max(programs, key=lambda program: program.flops)
 
 
 def with_compiled(estimated: Profile, steps: Sequence[CompiledStep], target: Target) -> Profile:

@@ -149,7 +149,7 @@ class Predictor:
             segments, _ = self._segments(configuration)
             seconds *= 1 + profile.forward_share * (segments - 1) / segments
         if configuration.gradient_accumulation > 1:
-            seconds += ADDITION * profile.weight_bytes / self.machine.update
+            seconds += ADDITION * sum(profile.weights) / self.machine.update
         return seconds
 
     def _pipeline_seconds(self, configuration: ParallelConfiguration) -> tuple[float, float]:

@@ -80,10 +80,6 @@ class Profile:
         # A line through measured times may reach zero at small sizes.
         return max(fast + slope * (samples - small), 0.1 * fast * samples / small)
 
-    @property
-    def weight_bytes(self) -> int:
-        return sum(self.weights)
-
 
 def estimate_profile(model: keras.Model, flops: float, bandwidth: float, source: str) -> Profile:
     """Estimate the costs of a model on a device of some speed.

@@ -158,7 +158,7 @@ class Batcher:
             entries.append(_Entry(part, count, size, now, turn, loop.create_future()))
             start += size
         for entry in entries:
-            bisect.insort(self._queue, entry, key=_turn)
+            bisect.insort(self._queue, entry, key=lambda entry: entry.turn)
         self._samples += samples
         self._changed.set()
         try:
@@ -281,10 +281,6 @@ class Batcher:
                 break
             batch.append(entry)
         return batch
-
-
-def _turn(entry: _Entry) -> float:
-    return entry.turn
 
 
 def _compute(run: Run, size: int, batch: Sequence[_Entry]) -> list[Arrays]:
