@@ -14,6 +14,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /source
 COPY pyproject.toml CMakeLists.txt README.md LICENSE ./
+COPY licenses licenses
 COPY src src
 RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 

@@ -7,12 +7,14 @@ TARGETS := .venv-targets
 CLIENTS := .venv-clients
 SANITIZED := .venv-sanitized
 PROTO := .venv-proto
+DIST := dist
+UNREPAIRED := build/wheel
 # A process of tests for each core: most of the time goes into compiling, on one thread.
 PARALLEL := --numprocesses auto --dist worksteal
 BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard src/convoy/*/native/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train docs test-unit test test-all test-targets freeze test-clients test-sanitized fuzz soak soak-serving stops-serving proto lint bench-peers clean
+.PHONY: help setup train docs test-unit test test-all test-targets freeze test-clients test-sanitized fuzz soak soak-serving stops-serving proto wheel lint bench-peers clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -103,6 +105,15 @@ docs: $(VENV)/.docs-installed ## Build the documentation into build/site, from w
 $(VENV)/.docs-installed: $(VENV)/.installed
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,docs]'
 	@touch $@
+
+# oneDNN comes from its own package, and OpenMP's library is in the wheel under its own name: the
+# kernels and oneDNN must load the same one, which a renamed copy would not be.
+wheel: setup ## Build a wheel for other Linux machines into dist
+	@rm -rf $(UNREPAIRED)
+	@CONVOY_PORTABLE=1 $(BIN)/python -m pip wheel --quiet --disable-pip-version-check \
+	  --no-deps --wheel-dir $(UNREPAIRED) .
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --exclude libdnnl.so.3 \
+	  --exclude libgomp.so.1 --wheel-dir $(DIST) $(UNREPAIRED)/*.whl
 
 proto: $(PROTO)/.installed ## Generate the *_pb2 modules from the .proto files
 	@$(PROTO)/bin/python -m grpc_tools.protoc --proto_path=src --python_out=src --pyi_out=src \

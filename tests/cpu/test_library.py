@@ -1,6 +1,7 @@
 """The native library is found or its absence explained, and its cache is bounded."""
 
 import resource
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,6 +36,20 @@ def test_a_library_that_is_not_installed_is_named(monkeypatch, distribution):
     )
     with pytest.raises(library.Unavailable, match=r"not (built|installed)"):
         library.load.__wrapped__()
+
+
+def test_a_system_without_openmp_loads_the_bundled_library_or_says_what_is_missing(
+    native, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(library, "OPENMP", "libno-openmp-here.so.1")
+    with pytest.raises(library.Unavailable, match=r"libno-openmp-here\.so\.1"):
+        library.load.__wrapped__()
+    bundled = tmp_path / "libno-openmp-here.so.1"
+    # Any library will do.
+    bundled.write_bytes(library.installed_file("keras-convoy", "libconvoy_cpu.so").read_bytes())
+    monkeypatch.setattr(library, "installed_file", lambda distribution, name: bundled)
+    library._load_openmp()
+    assert str(bundled) in Path("/proc/self/maps").read_text()
 
 
 def test_a_library_from_before_an_update_is_not_used(native, monkeypatch):

@@ -1,6 +1,6 @@
 """The native library: finding and loading it, and calls into it.
 
-It is a plain shared object, which links to oneDNN by name. So oneDNN is loaded first.
+It is a plain shared object, which links to oneDNN and OpenMP by name. So these are loaded first.
 """
 
 import ctypes
@@ -14,6 +14,7 @@ import numpy as np
 from convoy.cpu.kernel_dtypes import KERNELS, Array, CpuFeature
 from convoy.native_library import installed_file
 
+OPENMP = "libgomp.so.1"
 # The values of `dnnl_cpu_isa_t`. Each contains the bits of the sets that it extends.
 _INSTRUCTION_SETS = {
     0x0: "any x86-64",
@@ -130,6 +131,7 @@ def load() -> Library:
         raise Unavailable("oneDNN is not installed: pip install onednn-cpu-gomp")
     try:
         # The kernels link to oneDNN by name, which resolves to the one that is loaded already.
+        _load_openmp()
         ctypes.CDLL(str(onednn))
         return Library(ctypes.CDLL(str(kernels)))
     except OSError as error:
@@ -137,6 +139,21 @@ def load() -> Library:
     except AttributeError as error:
         # An editable install whose sources were updated after the library was built.
         raise Unavailable("the native library is older than the package: install again") from error
+
+
+def _load_openmp() -> None:
+    """Load OpenMP's library: the system's, or the wheel's if the system has none.
+
+    Raises:
+        OSError: if there is neither.
+    """
+    try:
+        ctypes.CDLL(OPENMP)
+    except OSError:
+        bundled = installed_file("keras-convoy", OPENMP)
+        if bundled is None:
+            raise
+        ctypes.CDLL(str(bundled))
 
 
 @cache
