@@ -1,8 +1,9 @@
+import re
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
-from convoy.pipeline import generate, render_svg, render_text, simulate
+from convoy.pipeline import Schedule, generate, render_svg, render_text, simulate
 
 COMMITTED = Path(__file__).parents[2] / "docs" / "pipeline-timeline.svg"
 
@@ -33,3 +34,23 @@ def test_a_drawing_shows_devices_waits_and_the_bubble():
 def test_a_drawing_of_what_was_recorded_has_seconds():
     timeline = replace(simulate(generate("1f1b", 2, 2)), began=3.5)
     assert render_text(timeline).endswith("bubble 33.3%, 9,000.0 ms")
+
+
+def test_a_caption_has_the_kinds_that_occur_and_the_bubble():
+    def texts(name):
+        image = render_svg(simulate(generate(name, 2, 2)), caption=True)
+        return re.findall(r"<text[^>]*>(\D[^<]*)</text>", image)[2:]
+
+    assert texts("1f1b") == ["forward", "backward", "bubble 33.3%, 9 units of time"]
+    assert texts("zero-bubble")[:-1] == ["forward", "input gradient", "weight gradient"]
+
+
+def test_a_box_that_is_too_narrow_for_its_number_has_none():
+    timeline = simulate(generate("1f1b", 2, 100))
+    assert len(re.findall(r"<text[^>]*>\d+</text>", render_svg(timeline, width=200))) == 0
+
+
+def test_a_schedule_that_cannot_run_is_shown_as_its_actions_with_the_reason():
+    shown = Schedule.from_csv("0B0,0F0")._repr_mimebundle_()
+    assert list(shown) == ["text/plain"]
+    assert shown["text/plain"].startswith("0B0,0F0\n")

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from convoy.report.notebook import display_data
 from convoy.report.page import make_page
 from tests import parts
 from tests.browser import in_browser
@@ -283,3 +284,22 @@ def test_pictures_for_the_documentation(tmp_path):
     open_page(make_page(second), tmp_path, steps, width=1100, height=900, mobile=False)
     open_page(make_page(first, second), tmp_path, both, width=1100, height=900, mobile=False)
     open_page(make_page(first), tmp_path, phone, width=390, height=780)
+
+
+def test_in_the_frame_of_a_notebook_links_move_the_page(staged, tmp_path):
+    _, _, report = staged
+    frame = display_data(report)["text/html"]
+    assert 'sandbox="allow-scripts"' in frame
+    file = tmp_path / "cell.html"
+    # Without the sandbox, the test can look into the frame.
+    file.write_text(frame.replace('sandbox="allow-scripts"', ""), encoding="utf-8")
+    inner = "document.querySelector('iframe').contentDocument"
+
+    async def steps(tab):
+        link = f"{inner}.querySelector('nav a[href=\"#memory\"]')"
+        await tab.evaluate(f"{link}.click()")
+        await tab.until(f"Math.abs({inner}.getElementById('memory').getBoundingClientRect().y) < 1")
+        assert tab.errors == []
+
+    ready = f"document.querySelector('iframe') && {inner}?.documentElement?.dataset.ready"
+    asyncio.run(in_browser(file.as_uri(), tmp_path / "browser", steps, 1000, ready=ready))

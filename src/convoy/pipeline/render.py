@@ -10,6 +10,14 @@ COLOURS = {
     Kind.BACKWARD_INPUT: "#f2b366",
     Kind.BACKWARD_WEIGHTS: "#9ccb86",
 }
+LABELS = {
+    Kind.FORWARD: "forward",
+    Kind.BACKWARD: "backward",
+    Kind.BACKWARD_INPUT: "input gradient",
+    Kind.BACKWARD_WEIGHTS: "weight gradient",
+}
+COLUMNS = 40
+"""Columns of a measured timeline as text."""
 ROW, GAP, LEFT, TEXT = 26, 6, 74, 12
 """Pixels: height of a row, space between rows, width of the labels, size of the text."""
 
@@ -36,16 +44,28 @@ def render_text(timeline: Timeline, unit: float = 1.0) -> str:
                 text = str(event.action) if column == first else "-" * (width - 1)
                 cells[column] = text.ljust(width)
         lines.append(f"device {device}  " + "".join(cells).rstrip())
+    return "\n".join([*lines, _summary(timeline)])
+
+
+def _summary(timeline: Timeline) -> str:
     # A simulated timeline begins at 0, and its time has no unit.
     measured = timeline.began > 0
     duration = (
         f"{1000 * timeline.seconds:,.1f} ms" if measured else f"{timeline.seconds:g} units of time"
     )
-    lines.append(f"bubble {timeline.bubble:.1%}, {duration}")
-    return "\n".join(lines)
+    return f"bubble {timeline.bubble:.1%}, {duration}"
 
 
-def render_svg(timeline: Timeline, width: int = 760) -> str:
+def display_data(timeline: Timeline) -> dict[str, str]:
+    """Return a timeline as the output of a notebook cell: an image, and text for terminals."""
+    unit = timeline.seconds / COLUMNS if timeline.began > 0 else 1.0
+    return {
+        "image/svg+xml": render_svg(timeline, caption=True),
+        "text/plain": render_text(timeline, unit or 1.0),
+    }
+
+
+def render_svg(timeline: Timeline, width: int = 760, *, caption: bool = False) -> str:
     """Return a timeline as SVG: a row for each device, a box for each action.
 
     White space in a row is time in which the device waits.
@@ -53,6 +73,7 @@ def render_svg(timeline: Timeline, width: int = 760) -> str:
     Args:
         timeline: timeline to render.
         width: width of the image in pixels.
+        caption: whether to write the colours, the bubble and the duration below.
 
     Example:
     ```python
@@ -60,7 +81,8 @@ def render_svg(timeline: Timeline, width: int = 760) -> str:
     Path("timeline.svg").write_text(convoy.pipeline.render_svg(timeline))
     ```
     """
-    height = timeline.devices * (ROW + GAP) + GAP
+    bottom = timeline.devices * (ROW + GAP) + GAP
+    height = bottom + (ROW if caption else 0)
     scale = (width - LEFT - GAP) / (timeline.seconds or 1.0)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
@@ -70,6 +92,8 @@ def render_svg(timeline: Timeline, width: int = 760) -> str:
     for device in range(timeline.devices):
         middle = GAP + device * (ROW + GAP) + ROW / 2 + TEXT / 3
         parts.append(f'<text x="{GAP}" y="{middle:.0f}">device {device}</text>')
+    if caption:
+        parts += _caption(timeline, bottom + TEXT)
     for event in timeline.events:
         x, top = LEFT + event.start * scale, GAP + event.device * (ROW + GAP)
         box = (event.end - event.start) * scale
@@ -77,8 +101,26 @@ def render_svg(timeline: Timeline, width: int = 760) -> str:
             f'<rect x="{x:.1f}" y="{top}" width="{box:.1f}" height="{ROW}" rx="3" '
             f'fill="{COLOURS[event.action.kind]}" stroke="white"/>'
         )
-        parts.append(
-            f'<text x="{x + box / 2:.1f}" y="{top + ROW / 2 + TEXT / 3:.0f}" '
-            f'text-anchor="middle">{event.action.micro_batch}</text>'
-        )
+        label = str(event.action.micro_batch)
+        # A digit is about half as wide as it is high.
+        if len(label) * TEXT / 2 <= box:
+            parts.append(
+                f'<text x="{x + box / 2:.1f}" y="{top + ROW / 2 + TEXT / 3:.0f}" '
+                f'text-anchor="middle">{label}</text>'
+            )
     return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _caption(timeline: Timeline, y: float) -> list[str]:
+    """Return the colours of the kinds that occur, and the bubble and duration."""
+    kinds = {event.action.kind for event in timeline.events}
+    parts, x = [], LEFT
+    for kind in (kind for kind in Kind if kind in kinds):
+        text = LABELS[kind]
+        parts.append(
+            f'<rect x="{x}" y="{y - TEXT + 2}" width="{TEXT}" height="{TEXT}" rx="3" '
+            f'fill="{COLOURS[kind]}"/>'
+        )
+        parts.append(f'<text x="{x + TEXT + GAP}" y="{y}">{text}</text>')
+        x += TEXT + 3 * GAP + len(text) * TEXT * 6 // 10
+    return [*parts, f'<text x="{x}" y="{y}">{_summary(timeline)}</text>']

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import Any
 
 
 class Kind(StrEnum):
@@ -118,6 +119,18 @@ class Schedule:
                     done.add(action)
                     position[device] += 1
                     progress = True
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        # The output of a notebook cell: the simulated timeline, or the actions if they cannot be
+        # run. These modules import this one.
+        from convoy.pipeline.render import display_data
+        from convoy.pipeline.simulation import simulate
+        from convoy.pipeline.validation import ScheduleError
+
+        try:
+            return display_data(simulate(self))
+        except ScheduleError as error:
+            return {"text/plain": f"{self.to_csv()}{error}"}
 
     def to_csv(self) -> str:
         """Return one line of text per device."""

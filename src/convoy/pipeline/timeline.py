@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from queue import SimpleQueue
+from typing import Any
 
 import jax
 from convoy.pipeline.schedule import Action, Kind, Schedule
@@ -55,6 +56,12 @@ class Timeline:
         """The fraction of time in which the devices are idle."""
         total = self.devices * self.seconds
         return 1 - sum(map(self.busy, range(self.devices))) / total if total else 0.0
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        # The output of a notebook cell. `render` imports this module.
+        from convoy.pipeline.render import display_data
+
+        return display_data(self)
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,13 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from convoy.atomic_file import atomic_write
 from convoy.types import Json
+
+if TYPE_CHECKING:
+    from convoy.report.notebook import Comparison
 
 FORMAT, VERSION = "convoy-report", 1
 RUN, PROGRAMS, PARTS = "run.json", "programs", "parts"
@@ -93,6 +96,18 @@ class Report:
             "classification": self.classification,
             **self.parts,
         }
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        # The output of a notebook cell. `notebook` imports this module.
+        from convoy.report.notebook import display_data
+
+        return display_data(self)
+
+    def compare(self, other: "Report") -> "Comparison":
+        """Return the comparison with another report, which notebooks show."""
+        from convoy.report.notebook import Comparison
+
+        return Comparison(self, other)
 
 
 def read(folder: str | os.PathLike[str]) -> Report:

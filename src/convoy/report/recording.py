@@ -23,8 +23,9 @@ from convoy.engine.state import Mode
 from convoy.pipeline import Timeline, simulate, stage_durations
 from convoy.report import environment
 from convoy.report.event_log import EventLog
-from convoy.report.files import ReportWriter
+from convoy.report.files import ReportWriter, read
 from convoy.report.model_summary import summarize
+from convoy.report.notebook import display_data
 from convoy.report.observed import ObservedFeed, ObservedProgram, ObservedRunner
 from convoy.report.program_analysis import analyze
 from convoy.report.threads import CallWaiter, DeviceCall, PeriodicWriter, scalars
@@ -126,6 +127,10 @@ class Recording(observer.Observer):
         atexit.unregister(self.close)
         self._waiter.close()
         self._writer.close()
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        # The output of a notebook cell.
+        return display_data(read(self.folder))
 
     # The interface of an observer ----------------------------------------------------------------
 

@@ -37,9 +37,18 @@ function sections() {
   ].filter(([, , , wanted]) => wanted);
 }
 
+// In the frame of a notebook, a fragment refers to the notebook's page, not to this one.
+function scrollInFrame(event, name) {
+  if (location.protocol !== "about:") return;
+  event.preventDefault();
+  scrollTo({ top: scrollY + document.getElementById(name).getBoundingClientRect().top });
+}
+
 document.getElementById("runs").append(...reports.map(runLine));
 for (const [name, heading, make] of sections()) {
-  document.getElementById("nav").append(element("a", { href: `#${name}` }, heading));
+  const link = element("a", { href: `#${name}` }, heading);
+  link.addEventListener("click", (event) => scrollInFrame(event, name));
+  document.getElementById("nav").append(link);
   document.getElementById("main").append(element("section", { id: name }, element("h2", {}, heading), make()));
 }
 const { framework } = reports[0].run;
