@@ -65,6 +65,8 @@ def test_a_type_needs_features_and_may_be_superseded(features, dtype, takes):
 def test_every_kernel_of_training_takes_all_floats_on_every_cpu(dtype):
     others = {kernel_dtypes.FOLDED, kernel_dtypes.XLA}
     others |= {kernel_dtypes.WINOGRAD, kernel_dtypes.DIRECT}
+    # In float32 XLA's own sums are as fast.
+    others |= {kernel_dtypes.CHANNEL_SUMS} if dtype == "float32" else set()
     for name in KERNELS.keys() - others:
         assert KERNELS[name].takes(CpuFeature.NONE, array(dtype))
 

@@ -46,6 +46,7 @@ TARGETS = (
     "convoy_affine",
     "convoy_gradient_sums",
     "convoy_input_gradient",
+    "convoy_channel_sums",
 )
 
 

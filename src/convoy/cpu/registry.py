@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass, field
 
 import jax
-from convoy.cpu import convolution_lowering, library, lowering, pooling, threads
+from convoy.cpu import channel_sums, convolution_lowering, library, lowering, pooling, threads
 from convoy.cpu.kernel_dtypes import INSTRUCTIONS
 from jax import lax
 from jax.extend.core import Primitive
@@ -17,6 +17,7 @@ RULES: dict[Primitive, lowering.Rule] = {
     lax.reduce_window_max_p: pooling.lower_max,
     lax.reduce_window_sum_p: pooling.lower_sum,
     lax.select_and_scatter_add_p: pooling.lower_max_gradient,
+    lax.reduce_sum_p: channel_sums.lower,
 }
 
 # JAX caches what it has lowered, by function and shapes but not by the rules in force. A change of
@@ -64,7 +65,7 @@ class Status:
 
 
 def enable() -> None:
-    """Lower convolutions and poolings to the CPU kernels from now on.
+    """Lower convolutions, poolings and sums by channel to the CPU kernels from now on.
 
     Importing Convoy does this. It does nothing if the variable `CONVOY_CPU_KERNELS` is `0`.
     Programs that were compiled before the first call stay as they are; every later change drops all

@@ -15,6 +15,7 @@ _KERNELS = {
     "convoy_max_pool": 1,
     "convoy_sum_pool": 1,
     "convoy_max_pool_gradient": 1,
+    "convoy_channel_sums": 1,
 }
 # Instructions without cost: they only name or pass on values.
 _FREE = ALIASES | {"parameter", "constant", "after-all", "partition-id", "replica-id"}

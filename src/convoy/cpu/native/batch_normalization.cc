@@ -11,57 +11,16 @@
 #include <string>
 #include <vector>
 
-#include "parallel.h"
 #include "row_loops.h"
+#include "row_parts.h"
 
 namespace convoy {
 namespace {
-
-// With few channels, loops over channels would be short. So the values by channel are repeated
-// until they fill a tile, and rows are processed a tile at a time.
-constexpr int64_t kTile = 256;
-// Elements that are read twice should still be in the cache.
-constexpr int64_t kCached = 8192;
-constexpr int64_t kFewestRowsCached = 16;
-// Minimum number of elements for each thread.
-constexpr int64_t kElementsPerThread = 16384;
-
-using Values = std::vector<float>;
-
-int64_t TileOf(const Rows& shape) {
-  return shape.channels * std::max<int64_t>(1, kTile / shape.channels);
-}
 
 Values Repeat(const float* by_channel, int64_t channels, int64_t tile) {
   Values repeated(tile);
   for (int64_t i = 0; i < tile; i += channels) std::copy_n(by_channel, channels, &repeated[i]);
   return repeated;
-}
-
-// Adds a tile's sums to those of its channels.
-template <typename Sum>
-void Fold(const Values& tile, int64_t channels, Sum* sums) {
-  for (size_t i = 0; i < tile.size(); i += channels) {
-    for (int64_t c = 0; c < channels; ++c) sums[c] += tile[i + c];
-  }
-}
-
-// Calls `work(first, count, part)` for runs of complete rows, as positions in the array.
-template <typename Work>
-int64_t ForParts(const Rows& shape, xla::ffi::ThreadPool& pool, const Work& work) {
-  const int64_t all = shape.rows * shape.channels;
-  const int64_t parts = std::clamp<int64_t>(all / kElementsPerThread, 1, shape.threads);
-  ParallelFor(pool, parts, [&](int64_t part) {
-    const int64_t first = shape.rows * part / parts, last = shape.rows * (part + 1) / parts;
-    work(first * shape.channels, (last - first) * shape.channels, part);
-  });
-  return parts;
-}
-
-// Calls `work(first, count)` for pieces of at most `size` elements.
-template <typename Work>
-void ForPieces(int64_t first, int64_t count, int64_t size, const Work& work) {
-  for (int64_t at = 0; at < count; at += size) work(first + at, std::min(size, count - at));
 }
 
 // Mean and sum of squared deviations of some rows. Two of them are combined into one by the formula
@@ -110,8 +69,7 @@ void JoinRows(const Rows& shape, const T* x, int64_t count, Spread& spread) {
 template <typename T>
 void Moments(const Rows& shape, const T* x, float* mean, float* variance,
              xla::ffi::ThreadPool& pool) {
-  const int64_t channels = shape.channels;
-  const int64_t cached = channels * std::max(kFewestRowsCached, kCached / channels);
+  const int64_t channels = shape.channels, cached = CachedOf(shape);
   std::vector<Spread> parts(shape.threads, Spread(channels));
   const int64_t used = ForParts(shape, pool, [&](int64_t first, int64_t count, int64_t part) {
     ForPieces(first, count, cached,
@@ -145,13 +103,11 @@ template <typename T>
 void GradientSums(const Rows& shape, const T* dy, const T* x, const float* mean,
                   const T* rectified, float* sum, float* product,
                   xla::ffi::ThreadPool& pool) {
-  const int64_t channels = shape.channels, tile = TileOf(shape);
-  const int64_t cached = channels * std::max(kFewestRowsCached, kCached / channels);
+  const int64_t channels = shape.channels, tile = TileOf(shape), cached = CachedOf(shape);
   const Values means = Repeat(mean, channels, tile);
   std::vector<std::vector<double>> sums(shape.threads, std::vector<double>(channels));
   auto products = sums;
   const int64_t used = ForParts(shape, pool, [&](int64_t first, int64_t count, int64_t part) {
-    // Sums over many rows are in double precision, those over a few in single precision.
     ForPieces(first, count, cached, [&](int64_t piece, int64_t piece_count) {
       Values some(tile), some_products(tile);
       ForPieces(piece, piece_count, tile, [&](int64_t at, int64_t n) {

@@ -3,14 +3,11 @@
 
 #include <cstdint>
 
+#include "row_parts.h"
 #include "storage.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace convoy {
-
-struct Rows {
-  int64_t rows, channels, threads;
-};
 
 // Arrays of rows are stored as float, Bfloat16 or Float16; values by channel are always float.
 

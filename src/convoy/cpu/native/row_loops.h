@@ -1,4 +1,4 @@
-// Loops of batch normalisation over the elements of some rows.
+// Loops of batch normalisation and of sums by channel over the elements of some rows.
 //
 // Values by channel, and sums by channel, are arrays as long as the rows (`count`), in float32. Rows
 // are stored as float, Bfloat16 or Float16; each result is computed in float32 and rounded once.
