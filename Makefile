@@ -14,7 +14,7 @@ PARALLEL := --numprocesses auto --dist worksteal
 BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard src/convoy/*/native/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train docs test-unit test test-all test-targets freeze test-clients test-sanitized fuzz soak soak-serving stops-serving proto wheel lint bench-peers clean
+.PHONY: help setup train docs test-unit test test-all test-targets freeze test-clients test-sanitized fuzz soak soak-serving stops-serving proto wheel lint bench-peers bench-zoo clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -133,6 +133,9 @@ lint: setup
 
 bench-peers: setup ## Convoy beside its peers: 90 minutes, a page in benchmarks/results
 	@$(BIN)/python -m benchmarks.peers.run $(ARGS)
+
+bench-zoo: setup ## Convoy beside Keras's backends on 54 networks: hours, a page in benchmarks/results
+	@$(BIN)/python -m benchmarks.peers.run --suite zoo $(ARGS)
 
 clean: ## Remove the environment and what was built
 	rm -rf $(VENV) $(VENV)-peers $(INTEROP) $(TARGETS) $(CLIENTS) $(SANITIZED) $(PROTO) build dist .mypy_cache .pytest_cache .ruff_cache

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.peers.peers import CORES, HEADLINE, LIMIT, PEERS
 from benchmarks.peers.report import Spread, figure, step_seconds
-from benchmarks.peers.workloads import WORKLOADS
+from benchmarks.peers.suites import WORKLOADS
 
 COLUMNS = 3
 COLOURS = {HEADLINE: "#c2410c", CORES: "#fdba74", LIMIT: "#e5e7eb"}

@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import keras
+from benchmarks.peers.workloads import Workload
 from keras import layers
+
+
+def make(workload: Workload) -> keras.Model:
+    """Return the network of a workload."""
+    if workload.source == "keras.applications":
+        application = getattr(keras.applications, workload.network)
+        return application(weights=None, input_shape=workload.input_shape, classes=workload.outputs)
+    return getattr(
+        importlib.import_module(f"benchmarks.peers.{workload.source}"), workload.network
+    )()
+
+
+def compile_model(model: keras.Model, workload: Workload, steps_per_execution: int) -> None:
+    """Compile a model with the optimizer and the loss of its workload."""
+    if workload.optimizer == "adam":
+        optimizer = keras.optimizers.Adam(workload.learning_rate)
+    else:
+        optimizer = keras.optimizers.SGD(workload.learning_rate, momentum=workload.momentum)
+    model.compile(
+        optimizer,
+        "mse" if workload.regression else "sparse_categorical_crossentropy",
+        steps_per_execution=steps_per_execution,
+    )
 
 
 def mnist_cnn() -> keras.Model:

@@ -2,8 +2,9 @@
 
     python -m benchmarks.peers.keras_runner convoy|convoy-cores|jax|tensorflow|torch
 
-All train with `model.fit` on arrays in memory and the same `steps_per_execution`: Convoy and
-TensorFlow then loop on the device, Keras's JAX backend on the host. The torch backend takes only 1.
+All train with `fit`, and predict with `predict`, on arrays in memory and with the same
+`steps_per_execution`: Convoy and TensorFlow then loop on the device, Keras's JAX backend on the
+host. The torch backend takes only 1.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ CONVOY = ("convoy", "convoy-cores")
 
 
 class KerasRunner:
-    """Trains with `fit`, or runs inference batch by batch."""
+    """Trains with `fit`, predicts with `predict`, or runs inference batch by batch."""
 
     def __init__(self, variant: str) -> None:
         self.variant = variant
@@ -64,12 +65,9 @@ class KerasRunner:
         keras.utils.set_random_seed(0)
         work = self.workload
         with self.scope(self.policy):
-            model = getattr(keras_models, work.network)()
-            model.compile(
-                keras.optimizers.SGD(work.learning_rate, momentum=work.momentum),
-                "mse" if work.regression else "sparse_categorical_crossentropy",
-                steps_per_execution=1 if self.variant == "torch" else work.loop_steps,
-            )
+            model = keras_models.make(work)
+            steps = 1 if self.variant == "torch" else work.loop_steps
+            keras_models.compile_model(model, work, steps)
         return model
 
     def run(self, steps: int) -> None:
@@ -80,6 +78,10 @@ class KerasRunner:
                 self.predict(self.x[first : first + work.batch])
             return
         samples = min(steps, work.steps) * work.batch
+        if work.kind == "prediction":
+            for _ in range(max(1, steps // work.steps)):
+                self.model.predict(self.x[:samples], batch_size=work.batch, verbose=0)
+            return
         self.model.fit(
             self.x[:samples],
             self.y[:samples],

@@ -1,15 +1,14 @@
-"""Peers: the environment, the runner, the precisions and the settings of each."""
+"""Peers: the environment, the runner and the settings of each."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from benchmarks.peers.environments import CACHE, OURS
 
 FLOAT32, BFLOAT16, FLOAT16 = PRECISIONS = ("float32", "bfloat16", "float16")
 """The types that networks compute in; weights and optimizers of training are in float32."""
-_BOTH = (FLOAT32, BFLOAT16)
 
 
 @dataclass(frozen=True)
@@ -22,10 +21,9 @@ class Peer:
         environment: the environment its runner lives in.
         runner: the module to run.
         variant: handed to the runner, which may serve several peers.
-        training: whether it takes part in the training workloads.
-        inference: whether it takes part in the inference workloads.
-        precisions: the precisions that it runs in.
         variables: environment variables of its process.
+        programs: further ones with which it keeps compiled programs, so that a second run warms up
+            faster.
     """
 
     name: str
@@ -33,21 +31,22 @@ class Peer:
     environment: str
     runner: str
     variant: str
-    training: bool = True
-    inference: bool = False
-    precisions: tuple[str, ...] = (FLOAT32,)
     variables: Mapping[str, str] = field(default_factory=dict)
+    programs: Mapping[str, str] = field(default_factory=dict)
 
 
 HEADLINE = "convoy"
 CORES = "convoy-cores"
 STOCK = "keras-jax"
 LIMIT = "limit"
+PRODUCTS_LIMIT = "products-limit"
+MARKS = (LIMIT, PRODUCTS_LIMIT)
+"""Not peers: what is left when a step is nothing but its convolutions, and matrix products."""
 
-# Compiled programs are kept, so that a second run warms up faster.
-_CONVOY_CACHE = {"CONVOY_COMPILATION_CACHE": str(CACHE / "convoy")}
-_JAX_CACHE = {"JAX_COMPILATION_CACHE_DIR": str(CACHE / "jax")}
-_TORCH_CACHE = {"TORCHINDUCTOR_CACHE_DIR": str(CACHE / "inductor")}
+_NO_PROGRAMS = {"CONVOY_COMPILATION_CACHE": "0"}
+_CONVOY_PROGRAMS = {"CONVOY_COMPILATION_CACHE": str(CACHE / "convoy")}
+_JAX_PROGRAMS = {"JAX_COMPILATION_CACHE_DIR": str(CACHE / "jax")}
+_TORCH_PROGRAMS = {"TORCHINDUCTOR_CACHE_DIR": str(CACHE / "inductor")}
 
 PEERS = {
     peer.name: peer
@@ -58,9 +57,8 @@ PEERS = {
             OURS,
             "keras_runner",
             "convoy",
-            inference=True,
-            precisions=PRECISIONS,
-            variables=_CONVOY_CACHE,
+            variables=_NO_PROGRAMS,
+            programs=_CONVOY_PROGRAMS,
         ),
         Peer(
             CORES,
@@ -68,60 +66,37 @@ PEERS = {
             OURS,
             "keras_runner",
             "convoy-cores",
-            variables=_CONVOY_CACHE,
+            variables=_NO_PROGRAMS,
+            programs=_CONVOY_PROGRAMS,
         ),
-        Peer(STOCK, "Keras on JAX", "keras-jax", "keras_runner", "jax", variables=_JAX_CACHE),
+        Peer(STOCK, "Keras on JAX", "keras-jax", "keras_runner", "jax", programs=_JAX_PROGRAMS),
         Peer(
             "keras-tensorflow",
             "Keras on TensorFlow",
             "tensorflow",
             "keras_runner",
             "tensorflow",
-            inference=True,
-            precisions=_BOTH,
             variables={"TF_CPP_MIN_LOG_LEVEL": "2"},
         ),
         Peer("keras-torch", "Keras on torch", "torch", "keras_runner", "torch"),
-        Peer(
-            "torch", "PyTorch", "torch", "torch_runner", "eager", inference=True, precisions=_BOTH
-        ),
+        Peer("torch", "PyTorch", "torch", "torch_runner", "eager"),
         Peer(
             "torch-compiled",
             "PyTorch compiled",
             "torch",
             "torch_runner",
             "compiled",
-            inference=True,
-            precisions=_BOTH,
-            variables=_TORCH_CACHE,
+            programs=_TORCH_PROGRAMS,
         ),
+        Peer("onnxruntime", "ONNX Runtime", "onnxruntime", "onnx_runner", ""),
+        Peer("openvino", "OpenVINO", "openvino", "openvino_runner", ""),
+        Peer(LIMIT, "convolutions alone", "torch", "torch_runner", "convolutions"),
         Peer(
-            "onnxruntime",
-            "ONNX Runtime",
-            "onnxruntime",
-            "onnx_runner",
-            "",
-            training=False,
-            inference=True,
-        ),
-        Peer(
-            "openvino",
-            "OpenVINO",
-            "openvino",
-            "openvino_runner",
-            "",
-            training=False,
-            inference=True,
-            precisions=_BOTH,
-        ),
-        # Not a peer but a mark: what is left when a step is nothing but its convolutions.
-        Peer(
-            LIMIT,
-            "convolutions alone",
+            PRODUCTS_LIMIT,
+            "convolutions and matrix products alone",
             "torch",
-            "torch_runner",
-            "convolutions",
-            precisions=_BOTH,
+            "limit_runner",
+            "products",
         ),
     )
 }
@@ -141,22 +116,3 @@ class Contender:
     @property
     def title(self) -> str:
         return f"{self.peer.title}, {self.precision}"
-
-
-def contenders(
-    kind: str, peers: Collection[str] = tuple(PEERS), precisions: Sequence[str] = PRECISIONS
-) -> list[Contender]:
-    """Return the contenders of a kind of workload, `training` or `inference`.
-
-    Args:
-        kind: kind of workload.
-        peers: names of the peers; Convoy always takes part.
-        precisions: the precisions.
-    """
-    return [
-        Contender(peer, precision)
-        for peer in PEERS.values()
-        if getattr(peer, kind) and peer.name in {HEADLINE, *peers}
-        for precision in precisions
-        if precision in peer.precisions
-    ]

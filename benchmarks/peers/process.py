@@ -20,9 +20,9 @@ class RunnerProcess:
     the peer whose turn it is.
     """
 
-    def __init__(self, contender: Contender, log: Path) -> None:
+    def __init__(self, contender: Contender, log: Path, keeps_programs: bool = True) -> None:
         self.contender, peer = contender, contender.peer
-        variables = {**os.environ, **peer.variables}
+        variables = {**os.environ, **peer.variables, **(peer.programs if keeps_programs else {})}
         variables.pop("KERAS_BACKEND", None)
         module = f"benchmarks.peers.{peer.runner}"
         with log.open("w") as errors:
@@ -49,6 +49,15 @@ class RunnerProcess:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    def peak_bytes(self) -> int:
+        """Return the largest physical memory that it has used, since the last reset."""
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
+
+    def reset_peak(self) -> None:
+        reset_peak_memory = "5"
+        Path(f"/proc/{self.process.pid}/clear_refs").write_text(reset_peak_memory)
+
     def end(self) -> None:
         """Close its input, which ends it; if it does not end, kill it."""
         self._signal(signal.SIGCONT)
@@ -66,15 +75,20 @@ class RunnerProcess:
             self.process.stdin.write(f"{line}\n".encode())
             self.process.stdin.flush()
         except BrokenPipeError:
-            raise protocol.RunnerError(f"its process ended ({self.process.wait()})") from None
+            raise self._ended() from None
         ready, _, _ = select.select([self.process.stdout], [], [], timeout)
         if not ready:
             raise protocol.RunnerError(f"no response to {line!r} in {timeout:.0f} seconds")
         response = self.process.stdout.readline().decode()
         if not response:
-            raise protocol.RunnerError(f"its process ended ({self.process.wait()})")
+            raise self._ended()
         self._signal(signal.SIGSTOP)
         return response
+
+    def _ended(self) -> protocol.RunnerError:
+        status = self.process.wait()
+        killed = " by SIGKILL, as the kernel does when no memory is left" if status == -9 else ""
+        return protocol.RunnerError(f"its process ended ({status}){killed}")
 
     def _signal(self, number: signal.Signals) -> None:
         if self.process.poll() is None:

@@ -16,11 +16,12 @@ from benchmarks.peers.peers import (
     FLOAT32,
     HEADLINE,
     LIMIT,
+    MARKS,
     PEERS,
     PRECISIONS,
     STOCK,
 )
-from benchmarks.peers.workloads import WORKLOADS
+from benchmarks.peers.suites import WORKLOADS
 
 # The targets: speedup over the best peer and over Keras on JAX, fraction of the limit, and speedup
 # of Convoy in 16 bits over itself in float32.
@@ -64,29 +65,35 @@ def figure(value: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def step_seconds(turns: Turns) -> list[float]:
-    """Return the seconds of a step in each round."""
-    return [turn["seconds"] / turn["steps"] for turn in turns]
+def step_seconds(turns: Turns, quantity: str = "seconds") -> list[float]:
+    """Return the seconds of a step in each round, or its `cpu_seconds`."""
+    return [turn[quantity] / turn["steps"] for turn in turns]
 
 
-def speedup(ours: Turns, theirs: Turns) -> Spread:
-    """Return our speedup, from the two turns of each round.
+def speedup(ours: Turns, theirs: Turns, quantity: str = "seconds") -> Spread:
+    """Return our speedup, from the two turns of each round, in seconds or `cpu_seconds`.
 
     Ratios are taken within a round, where both saw the same machine, and not between medians.
     """
-    pairs = zip(step_seconds(ours), step_seconds(theirs), strict=False)
-    return Spread.of(their / our for our, their in pairs)
+    our_rounds, their_rounds = (
+        dict(zip((turn["round"] for turn in turns), step_seconds(turns, quantity), strict=True))
+        for turns in (ours, theirs)
+    )
+    common = our_rounds.keys() & their_rounds.keys()
+    return Spread.of(their_rounds[number] / our_rounds[number] for number in common)
 
 
 def others_in(rows: Rows) -> list[str]:
-    """Return the peers that are not ours and not the limit."""
-    return [name for name in rows if name not in (HEADLINE, CORES, LIMIT)]
+    """Return the peers that are not ours and not a limit."""
+    return [name for name in rows if name not in (HEADLINE, CORES, *MARKS)]
 
 
-def best_peer(rows: Rows) -> str | None:
+def best_peer(rows: Rows, quantity: str = "seconds") -> str | None:
     """Return the fastest peer that is not ours and not the limit."""
     return min(
-        others_in(rows), key=lambda name: statistics.median(step_seconds(rows[name])), default=None
+        others_in(rows),
+        key=lambda name: statistics.median(step_seconds(rows[name], quantity)),
+        default=None,
     )
 
 
@@ -146,7 +153,7 @@ def page(result: dict[str, Any]) -> str:
         f"precisions, interleaved: {', '.join(settings['precisions'])}. "
         "Made by `make bench-peers`.",
         table(["", ""], result["machine"].items()),
-        _quietness(result),
+        quietness(result),
         f"![Images per second]({result['date']}-peers.png)",
     ]
     for kind in ("training", "inference"):
@@ -159,7 +166,7 @@ def page(result: dict[str, Any]) -> str:
     lost = lost_rows(result["workloads"])
     parts += ["## Rows that Convoy loses"]
     parts += [table(["", "precision", "peer", "speedup of Convoy"], lost) if lost else "None."]
-    parts += ["## Peers", _participants(result)]
+    parts += ["## Peers", participants(result)]
     if result["dropped"]:
         parts += ["## Dropped", table(["peer", "workload", "reason"], result["dropped"])]
     return "\n\n".join(parts) + "\n"
@@ -234,7 +241,8 @@ def _milliseconds(turns: Turns | None) -> str:
     return Spread.of(1e3 * s for s in step_seconds(turns)).text() if turns else "-"
 
 
-def _quietness(result: dict[str, Any]) -> str:
+def quietness(result: dict[str, Any]) -> str:
+    """Return how much of the machine other programs used."""
     shares = [
         turn["others"]
         for by_precision in result["workloads"].values()
@@ -249,7 +257,8 @@ def _quietness(result: dict[str, Any]) -> str:
     return text if share <= QUIET else f"{text} **The machine was not quiet: do not cite this.**"
 
 
-def _participants(result: dict[str, Any]) -> str:
+def participants(result: dict[str, Any]) -> str:
+    """Return the versions and the notes of all peers as a table."""
     rows = []
     for name, entry in sorted(result["peers"].items(), key=lambda item: list(PEERS).index(item[0])):
         versions = ", ".join(f"{package} {v}" for package, v in entry["versions"].items())
@@ -269,7 +278,7 @@ def write(result: dict[str, Any], folder: Path) -> Path:
     from benchmarks.peers import chart
 
     folder.mkdir(parents=True, exist_ok=True)
-    figures = figures_file(result, folder)
+    figures = figures_file(result, folder, "peers")
     path = figures.with_suffix(".md")
     path.write_text(page(result))
     figures.write_text(json.dumps(result, indent=1) + "\n")
@@ -277,6 +286,6 @@ def write(result: dict[str, Any], folder: Path) -> Path:
     return path
 
 
-def figures_file(result: dict[str, Any], folder: Path) -> Path:
-    """Return the path of a run's raw figures."""
-    return folder / f"{result['date']}-peers.json"
+def figures_file(result: dict[str, Any], folder: Path, suite: str) -> Path:
+    """Return the path of the raw figures of a run of a suite."""
+    return folder / f"{result['date']}-{suite}.json"

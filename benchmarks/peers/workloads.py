@@ -2,7 +2,7 @@
 
 The networks are in `keras_models.py`, once for every Keras peer, and in `torch_models.py`.
 `parameters` is the number of trainable parameters. Every runner compares its network with it, so
-two peers cannot silently train different networks.
+two peers cannot silently train different networks. `zoo.py` has workloads for Keras peers only.
 """
 
 from __future__ import annotations
@@ -21,16 +21,21 @@ class Workload:
     Attributes:
         name: the name on the command line.
         title: the name on the page.
-        network: the function in `keras_models.py` and in `torch_models.py` that makes it.
+        network: the function in `source`, and in `torch_models.py`, that makes it.
         batch: samples in a step, over all devices.
         input_shape: of one sample, channels last.
         outputs: classes, or numbers to regress to.
-        parameters: how many are trained.
+        parameters: how many are trained, or None if all peers share one definition.
         steps: steps in an epoch; the data in memory holds so many batches.
         loop_steps: steps in one device call, for peers that can do that.
         momentum: of SGD.
-        kind: training or inference.
+        kind: training; inference, batch by batch in a framework's fastest way; or prediction, by
+            `model.predict`.
         regression: mean squared error in place of cross-entropy.
+        learning_rate: of the optimizer.
+        optimizer: `sgd` or `adam`.
+        source: the module of this package with the Keras network, or `keras.applications`.
+        target_shape: the shape of a sample's targets, if a sample has several.
     """
 
     name: str
@@ -39,13 +44,16 @@ class Workload:
     batch: int
     input_shape: tuple[int, ...]
     outputs: int
-    parameters: int
+    parameters: int | None
     steps: int
     loop_steps: int
     momentum: float = 0.9
-    kind: Literal["training", "inference"] = "training"
+    kind: Literal["training", "inference", "prediction"] = "training"
     regression: bool = False
     learning_rate: float = 0.01
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    source: str = "keras_models"
+    target_shape: tuple[int, ...] = ()
 
     def whole_steps(self, seconds: float, step_seconds: float) -> int:
         """Return the steps that fill about `seconds`: whole loops, and whole epochs if several."""
@@ -60,9 +68,10 @@ class Workload:
         rng = np.random.default_rng(0)
         samples = self.batch * self.steps
         x = rng.standard_normal((samples, *self.input_shape), dtype=np.float32)
+        shape = (samples, *self.target_shape)
         if self.regression:
-            return x, rng.uniform(-1, 1, (samples, self.outputs)).astype(np.float32)
-        return x, rng.integers(0, self.outputs, samples).astype(np.int32)
+            return x, rng.uniform(-1, 1, (*shape, self.outputs)).astype(np.float32)
+        return x, rng.integers(0, self.outputs, shape).astype(np.int32)
 
     @property
     def megabytes(self) -> float:

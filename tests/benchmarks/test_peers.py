@@ -19,14 +19,21 @@ from benchmarks.peers.peers import (
     PEERS,
     STOCK,
     Contender,
-    contenders,
 )
+from benchmarks.peers.suites import PEERS_SUITE
 from benchmarks.peers.workloads import WORKLOADS
 
 
-def turns(*milliseconds, steps=10, others=0.0):
+def turns(*milliseconds, steps=10, others=0.0, cpu_factor=2.0, first_round=0):
     return [
-        {"steps": steps, "seconds": steps * value / 1e3, "others": others} for value in milliseconds
+        {
+            "round": number,
+            "steps": steps,
+            "seconds": steps * value / 1e3,
+            "cpu_seconds": cpu_factor * steps * value / 1e3,
+            "others": others,
+        }
+        for number, value in enumerate(milliseconds, first_round)
     ]
 
 
@@ -39,6 +46,8 @@ def make_result(rows, name="resnet50", **changes):
         "peers": {HEADLINE: {"versions": {"keras": "3.15"}, "note": "oneDNN"}},
         "dropped": [],
         "workloads": {name: {FLOAT32: rows}},
+        "starts": {},
+        "profiles": {},
     } | changes
 
 
@@ -150,13 +159,15 @@ class TestPeers:
     @pytest.mark.parametrize("kind", ["training", "inference"])
     @pytest.mark.parametrize("precision", [FLOAT32, BFLOAT16, FLOAT16])
     def test_convoy_takes_part_in_everything(self, kind, precision):
-        found = contenders(kind, peers=["torch"], precisions=[precision])
+        found = PEERS_SUITE.contenders(kind, peers=["torch"], precisions=[precision])
 
         expected = {HEADLINE} if precision == FLOAT16 else {HEADLINE, "torch"}
         assert {one.peer.name for one in found} == expected
 
     def test_precisions_that_are_interleaved_are_those_that_a_peer_has(self):
-        found = {one.key for one in contenders("inference", precisions=[FLOAT32, BFLOAT16])}
+        found = {
+            one.key for one in PEERS_SUITE.contenders("inference", precisions=[FLOAT32, BFLOAT16])
+        }
 
         both = {(p, name) for p in (FLOAT32, BFLOAT16) for name in ("torch", "openvino")}
         assert both <= found
@@ -176,6 +187,16 @@ class TestRatios:
         ratio = report.speedup(turns(10, steps=4), turns(30, steps=2))
 
         assert ratio.middle == pytest.approx(3)
+
+    def test_rounds_in_which_only_one_took_part_do_not_count(self):
+        ours, theirs = turns(10, 20, 30), turns(60, 90, first_round=1)
+
+        assert report.speedup(ours, theirs) == report.Spread(3, 3, 3)
+
+    def test_cpu_time_has_a_ratio_of_its_own(self):
+        ratio = report.speedup(turns(10, cpu_factor=1.0), turns(20, cpu_factor=2.0), "cpu_seconds")
+
+        assert ratio.middle == pytest.approx(4)
 
     def test_the_best_peer_is_neither_ours_nor_the_limit(self):
         rows = {
@@ -311,7 +332,7 @@ class FakeProcess:
 
     order: ClassVar[list] = []
 
-    def __init__(self, contender, log):
+    def __init__(self, contender, log, keeps_programs):
         self.contender, self.ended = contender, False
 
     def prepare(self, workload, timeout):
@@ -326,6 +347,12 @@ class FakeProcess:
     def processor_seconds(self):
         return 0.0
 
+    def peak_bytes(self):
+        return 2 << 30
+
+    def reset_peak(self):
+        pass
+
     def end(self):
         self.ended = True
 
@@ -335,15 +362,15 @@ class TestTurns:
     def rounds(self, tmp_path, monkeypatch):
         monkeypatch.setattr(turn_taking, "RunnerProcess", FakeProcess)
         monkeypatch.setattr(FakeProcess, "order", [])
-        started = turn_taking.Rounds(WORKLOADS["resnet50"], 0.0, lambda text: None)
+        started = turn_taking.Rounds(WORKLOADS["resnet50"], PEERS_SUITE, 0.0, lambda text: None)
         peers = [PEERS[name] for name in (HEADLINE, "torch", "torch-compiled")]
         started.start([Contender(p, t) for p in peers for t in (FLOAT32, BFLOAT16)], tmp_path)
         return started
 
     def test_precisions_take_turns_in_every_round_and_another_one_begins(self, rounds):
         rounds.calibrate()
-        for number in range(2):
-            rounds.run_round(number)
+        rounds.run_round()
+        rounds.run_round()
 
         first, second = FakeProcess.order[:4], FakeProcess.order[4:]
         assert set(first) == {(t, n) for t in (FLOAT32, BFLOAT16) for n in (HEADLINE, "torch")}
@@ -361,18 +388,57 @@ class TestTurns:
     def test_none_is_prepared_when_memory_is_short(self, tmp_path, monkeypatch):
         monkeypatch.setattr(turn_taking, "RunnerProcess", FakeProcess)
         monkeypatch.setattr(turn_taking, "_free_bytes", lambda: 1 << 20)
-        started = turn_taking.Rounds(WORKLOADS["resnet50"], 0.0, lambda text: None)
+        started = turn_taking.Rounds(WORKLOADS["resnet50"], PEERS_SUITE, 0.0, lambda text: None)
         started.start([Contender(PEERS[HEADLINE], FLOAT32)], tmp_path)
         assert "too little memory" in started.outcome.dropped[FLOAT32, HEADLINE]
+
+    def test_one_that_does_not_fit_beside_the_others_runs_beside_convoy_later(
+        self, tmp_path, monkeypatch
+    ):
+        free = iter([16 << 30, 12 << 30, 1 << 30, 16 << 30, 12 << 30])
+        monkeypatch.setattr(turn_taking, "RunnerProcess", FakeProcess)
+        monkeypatch.setattr(turn_taking, "_free_bytes", lambda: next(free))
+        suite = dataclasses.replace(PEERS_SUITE, prepared_at_once=1)
+        started = turn_taking.Rounds(WORKLOADS["resnet50"], suite, 0.0, lambda text: None)
+        chosen = [Contender(PEERS[name], FLOAT32) for name in (HEADLINE, STOCK, "torch")]
+
+        found = []
+        while chosen:
+            started.start(chosen, tmp_path)
+            started.calibrate()
+            found.append([runner.contender.peer.name for runner in started.runners])
+            started.run_round()
+            chosen = started.end()
+
+        assert found == [[HEADLINE, STOCK], [HEADLINE, "torch"]]
+        rounds = {name: [t.round for t in ts] for (_, name), ts in started.outcome.turns.items()}
+        assert rounds == {HEADLINE: [0, 1], STOCK: [0], "torch": [1]}
+        assert not started.outcome.dropped
+
+    def test_a_peer_far_behind_the_best_takes_one_turn(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(turn_taking, "RunnerProcess", FakeProcess)
+        suite = dataclasses.replace(PEERS_SUITE, far_behind=4.0)
+        rounds = turn_taking.Rounds(WORKLOADS["resnet50"], suite, 0.0, lambda text: None)
+        rounds.start([Contender(PEERS[n], FLOAT32) for n in (HEADLINE, STOCK, "torch")], tmp_path)
+        rounds.calibrate()
+        slow = next(one for one in rounds.runners if one.contender.peer.name == STOCK)
+        monkeypatch.setattr(slow, "run", lambda steps, timeout: steps * 0.5)
+
+        rounds.run_round()
+        rounds.run_round()
+
+        assert {key[1]: len(found) for key, found in rounds.outcome.turns.items()} == {
+            HEADLINE: 2,
+            STOCK: 1,
+            "torch": 2,
+        }
 
 
 class TestResume:
     @pytest.fixture
     def options(self, tmp_path, monkeypatch):
         monkeypatch.setattr(run.machine, "commit", lambda: "abc1234")
-        words = ["run", "--resume", "--peers", "torch", "--output", str(tmp_path)]
-        monkeypatch.setattr("sys.argv", words)
-        return run.parse()
+        return run.parse(["--resume", "--peers", "torch", "--output", str(tmp_path)])
 
     def test_a_run_begins_anew_without_figures(self, options):
         assert run.open_result(options)["workloads"] == {}
@@ -383,6 +449,17 @@ class TestResume:
         report.write(result, options.output)
 
         assert run.open_result(options) == result
+
+    def test_a_run_of_yesterday_goes_on_under_its_date(self, options):
+        result = run.open_result(options) | {"date": "2026-01-31"}
+        report.write(result, options.output)
+
+        assert run.open_result(options) == result
+
+    def test_an_older_run_of_another_commit_is_left_alone(self, options):
+        report.write(make_result({}), options.output)
+
+        assert run.open_result(options)["date"] != "2026-01-31"
 
     def test_a_run_of_another_commit_is_not_continued(self, options, monkeypatch):
         report.write(run.open_result(options), options.output)

@@ -7,6 +7,7 @@ A command is named by how it begins. What occurs on no page any more has to go.
 NOT_RUN = {
     "make test": "these tests are a part of it",
     "make bench-peers": "installs 5 GB of other frameworks, and takes 90 minutes",
+    "make bench-zoo": "installs 5 GB of other frameworks, and takes hours",
     "pip install": "installs from elsewhere",
     "convoy compile": "needs compilers for TPUs and GPUs; `make test-targets` runs such commands",
     "convoy plan --target": "needs compilers for TPUs and GPUs; `make test-targets` runs one",

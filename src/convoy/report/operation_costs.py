@@ -64,18 +64,29 @@ class Costs:
     """
 
     def __init__(self, program: Program, *, trains: bool) -> None:
-        self.program = program
+        self.program, self.trains = program, trains
         rows: dict[tuple[str, str, str], Row] = {}
         for instruction, shapes, times in program.executed():
             if instruction.opcode in _FREE:
                 continue
-            layer, part = find_layer(instruction.path, trains=trains)
-            kind = self._kind(instruction)
-            row = rows.setdefault((layer, part, kind), Row(layer, part, kind))
+            one = self.of(instruction, shapes)
+            key = (one.layer, one.part, one.kind)
+            row = rows.setdefault(key, Row(*key))
             row.count += times
-            row.flops += times * self._flops(instruction, shapes)
-            row.bytes += times * self._moved(instruction, shapes)
+            row.flops += times * one.flops
+            row.bytes += times * one.bytes
         self.rows = sorted(rows.values(), key=lambda row: (-row.flops, -row.bytes))
+
+    def of(self, instruction: Instruction, shapes: Instructions) -> Row:
+        """Return the costs of one run of an instruction.
+
+        Args:
+            instruction: the instruction.
+            shapes: the instructions of its computation.
+        """
+        layer, part = find_layer(instruction.path, trains=self.trains)
+        flops, moved = self._flops(instruction, shapes), self._moved(instruction, shapes)
+        return Row(layer, part, self._kind(instruction), 1, flops, moved)
 
     @property
     def flops(self) -> float:
