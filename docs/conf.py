@@ -8,7 +8,13 @@ from typing import Any
 
 project = "Convoy"
 author = "the Convoy authors"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_design",
+]
 root_doc = "docs/index"
 include_patterns = [
     "README.md",
@@ -26,6 +32,7 @@ html_show_copyright = False
 
 # Headings are places that links can name, as on the pages that repositories show.
 myst_heading_anchors = 3
+myst_enable_extensions = ["colon_fence"]
 highlight_language = "none"
 # Docstrings are Markdown, where words of code stand between single marks.
 default_role = "code"

@@ -66,7 +66,7 @@ def test_importing_convoy_warns_at_the_line_of_the_import(tmp_path):
 
 
 def test_the_installed_versions_are_tested_ones():
-    """These are the ones that this very run tests: state them, in the code and in the README."""
+    """These are the ones that this very run tests: state them, in the code and on the page on installation."""
     for name, tested in TESTED.items():
         assert tested.includes(metadata.version(name))
 
@@ -78,7 +78,7 @@ def test_the_oldest_tested_versions_are_the_oldest_that_can_be_installed():
         assert tested.first == ".".join(oldest.split(".")[:2])
 
 
-def test_the_readme_states_the_tested_versions():
-    readme = (ROOT / "README.md").read_text()
+def test_the_page_on_installation_states_the_tested_versions():
+    page = (ROOT / "docs/installation.md").read_text()
     for name, tested in TESTED.items():
-        assert f"| {name} | {tested} |" in readme.replace("Keras", "keras").replace("JAX", "jax")
+        assert f"| {name} | {tested} |" in page.replace("Keras", "keras").replace("JAX", "jax")

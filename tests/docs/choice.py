@@ -6,6 +6,7 @@ A command is named by how it begins. What occurs on no page any more has to go.
 # What cannot be run by tests, and why.
 NOT_RUN = {
     "make test": "these tests are a part of it",
+    "make setup": "these tests run in what it sets up",
     "make bench-peers": "installs 5 GB of other frameworks, and takes 90 minutes",
     "make bench-zoo": "installs 5 GB of other frameworks, and takes hours",
     "pip install": "installs from elsewhere",
