@@ -4,12 +4,18 @@ import threading
 import time
 
 import pytest
-from convoy.checkpoint import preemption
+from convoy.checkpoint import callback, preemption
 
 
 @pytest.fixture
-def listening():
-    made = preemption.Preemption()
+def noted():
+    """The signals that were passed on."""
+    return []
+
+
+@pytest.fixture
+def listening(noted):
+    made = preemption.Preemption(noted.append)
     made.begin()
     yield made
     made.end()
@@ -20,10 +26,18 @@ def until(condition):
         time.sleep(0.001)
 
 
-def test_a_signal_is_noted(listening):
+def test_a_signal_is_noted(listening, noted):
     os.kill(os.getpid(), signal.SIGTERM)
-    until(lambda: listening.signal)
-    assert listening.signal == signal.SIGTERM
+    until(lambda: noted)
+    assert noted == [listening.signal] == [signal.SIGTERM]
+
+
+def test_a_signal_is_announced_while_the_main_thread_is_busy(listening, noted, capsys):
+    """As in a device call: the handler of a signal runs only when the main thread returns."""
+    os.kill(os.getpid(), signal.SIGINT)
+    until(lambda: noted)
+    callback._announce(noted[0])
+    assert "SIGINT: waiting for the running device call" in capsys.readouterr().err
 
 
 def test_a_signal_waits_while_a_process_is_made(listening):

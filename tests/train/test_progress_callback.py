@@ -79,9 +79,9 @@ def test_a_long_device_call_is_followed_with_an_estimate_for_an_epoch(make, monk
     monkeypatch.setattr(progress_callback.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(progress_callback, "compilation_seconds", lambda since: 0.0)
     callback = make(logs_per_epoch=1, ckpts_per_epoch=0)
-    callback.follow(1)  # the speed is that since then
-    callback.follow(1)
-    callback.follow(1)  # too early for another line
+    callback.advance(1)  # the speed is that since then
+    callback.advance(1)
+    callback.advance(1)  # too early for another line
     assert callback.log.output.stream.getvalue() == (
         "update 2.00 of 8: 0.3 images/s; an epoch takes about 2:00\n"
     )

@@ -1,6 +1,8 @@
 """The callback that writes checkpoints, and resumes an interrupted run."""
 
 import os
+import signal
+import sys
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -70,7 +72,7 @@ class Checkpoints(keras.callbacks.Callback):
         self.best = None if best is None else Best.parse(best)
         self.resume = resume
         self.recipe = recipe
-        self._preemption = Preemption()
+        self._preemption = Preemption(_announce)
         self._writer: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
         self._snapshotter: snapshot.Snapshotter | None = None
@@ -179,8 +181,8 @@ class Checkpoints(keras.callbacks.Callback):
 
     def _report_preemption(self, progress: Progress) -> str:
         path = self.folder.at(Position(progress.epoch, progress.step))
-        signal = self._preemption.signal
-        reason = signal.name if signal else "a signal to another process"
+        received = self._preemption.signal
+        reason = received.name if received else "a signal to another process"
         message = (
             f"Stopped by {reason}, exit status {EXIT_STATUS}; checkpoint to resume from: {path}"
         )
@@ -236,6 +238,18 @@ class Checkpoints(keras.callbacks.Callback):
             raise error
         self._failure = CheckpointError(str(error))
         warnings.warn(f"{error} Training continues.", stacklevel=2)
+
+
+def _announce(received: signal.Signals) -> None:
+    """Report at once what happens before the program exits."""
+    if distributed.is_first():
+        # A progress bar may be in this line.
+        print(
+            f"\n{received.name}: waiting for the running device call and its checkpoint. A second "
+            "signal exits at once.",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def parse_best(state: Mapping[str, Any]) -> tuple[float, Position] | None:

@@ -65,7 +65,7 @@ def _set_state(
     callback: keras.callbacks.Callback, saved: Json, arrays: Mapping[str, np.ndarray]
 ) -> None:
     state = {name: _with_arrays(value, arrays) for name, value in saved.items()}
-    if _has_own_methods(callback):
+    if keras_bridge.has_state(callback):
         callback.set_state(state)
         return
     known = keras_bridge.callback_state_names(callback)
@@ -76,14 +76,10 @@ def _set_state(
 
 
 def _state_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    if _has_own_methods(callback):
+    if keras_bridge.has_state(callback):
         return callback.get_state()
     names = keras_bridge.callback_state_names(callback)
     return {name: getattr(callback, name) for name in names if hasattr(callback, name)}
-
-
-def _has_own_methods(callback: keras.callbacks.Callback) -> bool:
-    return all(callable(getattr(callback, name, None)) for name in ("get_state", "set_state"))
 
 
 def _is_arrays(value: Any) -> bool:

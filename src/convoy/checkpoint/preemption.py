@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -43,11 +44,16 @@ class Preemption:
 
     Signals can be received in the main thread only; in others, this does nothing.
 
+    Args:
+        on_signal: called with the first signal, in another thread, while the device call is still
+            running.
+
     Attributes:
         signal: the signal that was received, if any.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_signal: Callable[[signal.Signals], None]) -> None:
+        self.on_signal = on_signal
         self.signal: signal.Signals | None = None
         self._previous_handlers: dict[int, Any] = {}
         self._sockets: tuple[socket.socket, socket.socket] | None = None
@@ -87,6 +93,7 @@ class Preemption:
                 if self.signal is not None:
                     os._exit(128 + numbers[0])
                 self.signal = signal.Signals(numbers[0])
+                self.on_signal(self.signal)
 
 
 # A forked worker process inherits the handlers and the socket. It must not report its own signals

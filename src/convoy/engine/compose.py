@@ -47,7 +47,7 @@ from convoy.types import Arrays, Batch, Logs, PyTree, Shapes
 from jax.sharding import NamedSharding, PartitionSpec
 
 Run = Callable[..., tuple[State, PyTree]]
-"""Takes the state, a source and a number of steps; returns the new state and the outcome."""
+"""Takes the state, a source and a span of steps; returns the new state and the outcome."""
 
 Program = Callable[..., tuple[State, PyTree]]
 """A `Run` whose first argument is the arrays that are read but not changed."""
@@ -276,8 +276,8 @@ class Composition:
     def _with_results(self, run: Run) -> Run:
         numerics = PreparedModel.of(self.model).numerics
 
-        def with_results(state: State, source: PyTree, steps: jax.Array) -> tuple[State, Logs]:
-            state, logs = run(state, source, steps)
+        def with_results(state: State, source: PyTree, span: jax.Array) -> tuple[State, Logs]:
+            state, logs = run(state, source, span)
             return state, results(self.model, state, logs) | numerics.logs(state.numerics)
 
         return with_results
@@ -308,12 +308,12 @@ def run_steps(
     constants: Arrays,
     state: State,
     source: PyTree,
-    steps: jax.Array,
+    span: jax.Array,
 ) -> tuple[State, PyTree]:
     """Run with read-only arrays in place of the trainable variables."""
     if mode == "train":
-        return run(state, source, steps)
-    state, outcome = run(state._replace(trainable=constants), source, steps)
+        return run(state, source, span)
+    state, outcome = run(state._replace(trainable=constants), source, span)
     return state._replace(trainable=[]), outcome
 
 

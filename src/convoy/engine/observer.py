@@ -94,31 +94,6 @@ def observed_by_default(observer: Observer) -> Iterator[None]:
         _default = before
 
 
-_progress_functions: list[Callable[[int], None]] = []
-
-
-def report_progress(micro_batches: int) -> None:
-    """Report that the running device call has computed some micro-batches."""
-    for function in _progress_functions:
-        function(micro_batches)
-
-
-def observe_progress(function: Callable[[int], None]) -> Callable[[], None]:
-    """Call a function during device calls that can report their progress.
-
-    Pipelines can, because the host dispatches each micro-batch of a stage.
-
-    Args:
-        function: takes the number of micro-batches, over all replicas of this process, since the
-            last call.
-
-    Returns:
-        A function that ends the observation.
-    """
-    _progress_functions.append(function)
-    return lambda: _progress_functions.remove(function)
-
-
 PauseContext = Callable[[str], AbstractContextManager[None]]
 
 _pause_contexts: list[PauseContext] = []

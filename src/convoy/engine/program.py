@@ -1,7 +1,9 @@
 """The compiled programs of a model, and their cache."""
 
 import contextlib
+import math
 import random
+import time
 import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -10,6 +12,7 @@ import jax
 import keras
 import numpy as np
 from convoy import cpu, distributed, keras_bridge
+from convoy.engine import progress
 from convoy.engine.chunk_runner import ModelRunner, Outcome
 from convoy.engine.compose import Composition, fetch_nothing
 from convoy.engine.data.chunks import Chunk
@@ -36,10 +39,11 @@ MemoryStats = Any
 
 
 class _Program(NamedTuple):
-    """A compiled program, and the folded step that it runs if there is one."""
+    """A compiled program, the folded step that it runs if there is one, and its device calls."""
 
     run: jax.stages.Wrapped
     folded: FoldedStep | None
+    lengths: progress.CallLengths
 
 
 class Programs:
@@ -65,6 +69,7 @@ class Programs:
         self.compilation = keras_bridge.compilation(model)
         self.max_steps = 1
         """Steps whose outputs one device call can hold; prediction only."""
+        self._parameters = sum(math.prod(weight.shape) for weight in model.trainable_weights)
         self._compiled: dict[tuple, _Program] = {}
         self._folded: dict[tuple, FoldedStep | None] = {}
         self._output_bytes: dict[tuple, int] = {}
@@ -78,7 +83,9 @@ class Programs:
         """
         # Limits the data in flight: at most one call waits for the device.
         while len(self._running) > 1:
-            jax.block_until_ready(self._running.pop(0))
+            earlier = self._running.pop(0)
+            progress.follow(earlier)
+            jax.block_until_ready(earlier)
         state = self.variables.read()
         if self.placement.spans_processes:
             state = self._on_all_devices(state)
@@ -87,7 +94,7 @@ class Programs:
         steps = chunk.micro_batches
         if self.mode == "train" and chunk.sharded:
             steps //= self.composition.config.gradient_accumulation
-        new, outcome = program.run(constants, changing, chunk.source, np.int32(steps))
+        new, outcome = self._run_calls(program, constants, changing, chunk, steps)
         if program.folded is not None:
             new = program.folded.join(state, new)
         elif self.mode != "train":
@@ -95,6 +102,35 @@ class Programs:
         self.variables.write(new)
         self._running.append(outcome)
         return outcome if self.mode != "predict" else _rows(outcome, chunk)
+
+    def _run_calls(
+        self, program: _Program, constants: Arrays, changing: State, chunk: Chunk, steps: int
+    ) -> tuple[State, Outcome]:
+        """Run the steps of a chunk, in one device call or, if they take long, in several.
+
+        Returns:
+            The new state, and the outcome of the last call.
+        """
+        is_divided = self.mode != "predict"  # whose outcome is the outputs of all steps
+        work = chunk.batch * chunk.micro_batches * self._parameters
+        per_step = chunk.micro_batches // steps * self.composition.replicas(chunk)
+        per_step = max(1, per_step // distributed.count())
+        done = 0
+        while True:
+            length = steps
+            if is_divided:
+                is_block = chunk.layout == "block"
+                length = program.lengths.next(steps, steps - done, work, is_block=is_block)
+            began, span = time.perf_counter(), np.array((done, done + length), np.int32)
+            changing, outcome = program.run(constants, changing, chunk.source, span)
+            done += length
+            if done == steps:
+                return changing, outcome
+            progress.add(outcome, length * per_step)
+            if not program.lengths.is_measured():
+                progress.follow()
+                jax.block_until_ready(outcome)
+                program.lengths.note(time.perf_counter() - began)
 
     def _divide(self, state: State, folded: FoldedStep | None) -> tuple[Arrays, State]:
         """Return the arrays that a program only reads, and the state that it changes."""
@@ -127,7 +163,8 @@ class Programs:
         """Return XLA's own analysis of the memory that a chunk's program takes on a device."""
         program = self._program(chunk)
         constants, changing = self._divide(self.variables.read(), program.folded)
-        lowered = program.run.lower(constants, changing, chunk.source, np.int32(1))
+        span = np.array((0, 1), np.int32)
+        lowered = program.run.lower(constants, changing, chunk.source, span)
         return lowered.compile().memory_analysis()
 
     def limit_outputs(self, example: Shapes, budget: int, steps_per_execution: int) -> int:
@@ -148,7 +185,8 @@ class Programs:
             program = self.composition.program(chunk, folded, self.max_steps)
             name = self.mode if chunk.sharded else f"{self.mode}, incomplete batch"
             # The data is the third argument.
-            self._compiled[key] = _Program(self.observer.program(name, program, varying=2), folded)
+            run = self.observer.program(name, program, varying=2)
+            self._compiled[key] = _Program(run, folded, progress.CallLengths())
         return self._compiled[key]
 
     def _fold(self, chunk: Chunk) -> FoldedStep | None:

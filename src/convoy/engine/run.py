@@ -1,5 +1,6 @@
 """Fit, evaluate and predict: the host side of the device loop."""
 
+import contextlib
 import signal
 import threading
 import time
@@ -13,6 +14,7 @@ import jax
 import keras
 import numpy as np
 from convoy import distributed, keras_bridge, user_warnings
+from convoy.engine import progress as engine_progress
 from convoy.engine.async_callbacks import AsyncCallbacks
 from convoy.engine.checkpointer import Checkpointer, Progress, Resumption, find_checkpointer
 from convoy.engine.chunk_runner import ChunkRunner, Outcome
@@ -149,14 +151,15 @@ class Runner:
 
         if resumed and self.model.stop_training:
             return dict(progress.logs)
-        steps = self._run_epoch(
-            "train",
-            feed,
-            steps_per_execution,
-            (callbacks.on_train_batch_begin, callbacks.on_train_batch_end, end),
-            lambda: self.model.stop_training,
-            done=resumed,
-        )
+        with self._shown_by(callbacks, "train"):
+            steps = self._run_epoch(
+                "train",
+                feed,
+                steps_per_execution,
+                (callbacks.on_train_batch_begin, callbacks.on_train_batch_end, end),
+                lambda: self.model.stop_training,
+                done=resumed,
+            )
         if not steps and progress.epoch == 0:
             raise ValueError("The input yielded no batch to train on. Pass at least one.")
         if not steps:
@@ -167,6 +170,16 @@ class Runner:
             self.model.stop_training = True
             return {}
         return self._epoch_logs("train", progress.logs)
+
+    def _shown_by(
+        self, callbacks: keras.callbacks.CallbackList, mode: Mode
+    ) -> contextlib.AbstractContextManager[None]:
+        """Show the progress of device calls in Keras's progress bar, if there is one."""
+        bar = keras_bridge.progress_bar(callbacks, mode)
+        if bar is None:
+            return contextlib.nullcontext()
+        bar.micro_batches_per_step = self.current.divisions[mode].parts / distributed.count()
+        return engine_progress.observed_by(bar)
 
     def _epoch_logs(self, mode: Mode, logs: Logs) -> Logs:
         """Return the logs of an epoch; for a custom step, with the values of the metrics."""
@@ -216,13 +229,14 @@ class Runner:
             logs = outcomes[-1]
 
         feed.begin_epoch()
-        self._run_epoch(
-            "evaluate",
-            feed,
-            steps_per_execution,
-            (callbacks.on_test_batch_begin, callbacks.on_test_batch_end, end),
-            lambda: model.stop_evaluating or is_preempted(),
-        )
+        with self._shown_by(callbacks, "evaluate"):
+            self._run_epoch(
+                "evaluate",
+                feed,
+                steps_per_execution,
+                (callbacks.on_test_batch_begin, callbacks.on_test_batch_end, end),
+                lambda: model.stop_evaluating or is_preempted(),
+            )
         values = keras_bridge.python_logs(self._epoch_logs("evaluate", logs))
         callbacks.on_test_end(values)
         return values
@@ -390,9 +404,9 @@ def run_epoch(
         if not is_first:
             callbacks.begin(done)
         left = steps
-        outcomes = []
+        outcomes: list[Outcome] = []
         while chunk is not None:
-            with uninterrupted:
+            with uninterrupted, engine_progress.compiling(is_first and not outcomes):
                 outcomes.append(runner.run(chunk))
             left -= chunk.steps
             following = left or steps
@@ -401,6 +415,7 @@ def run_epoch(
         done += steps - left
         if steps_per_execution.automatic:
             steps_per_execution.adapt(steps - left, outcomes, start)
+        engine_progress.follow()
         callbacks.end(done - 1, outcomes)
         if is_stopped():
             return done

@@ -8,6 +8,7 @@ from convoy.keras_bridge.batches import (
     Batches,
     class_weight_to_sample_weights,
     first_inputs,
+    has_state,
     host_arrays,
     is_array_data,
     train_validation_split,
@@ -16,6 +17,7 @@ from convoy.keras_bridge.batches import (
 from convoy.keras_bridge.callbacks import (
     Callbacks,
     callback_state_names,
+    progress_bar,
     python_logs,
     weight_reading_callback,
     without_file_writers,
@@ -83,7 +85,6 @@ from convoy.keras_bridge.steps import (
 from convoy.keras_bridge.traced import (
     UntraceableError,
     built_inputs,
-    is_built,
     is_built_for,
     trace,
 )

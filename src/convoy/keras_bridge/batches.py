@@ -196,7 +196,7 @@ class Batches(EpochIterator):
             for name in ("on_epoch_begin", "on_epoch_end")
             if getattr(type(dataset), name) is not getattr(keras.utils.PyDataset, name)
         ]
-        if hooks and not _has_state(dataset):
+        if hooks and not has_state(dataset):
             return f"{hooks[0]}() may change it, and it has no get_state() and set_state()"
         return None
 
@@ -216,11 +216,11 @@ class Batches(EpochIterator):
     def state(self) -> Any:
         """The state of a `PyDataset` that has `get_state` and `set_state`, else `None`."""
         dataset: Any = getattr(self.data_adapter, "py_dataset", None)
-        return dataset.get_state() if _has_state(dataset) else None
+        return dataset.get_state() if has_state(dataset) else None
 
     def set_state(self, state: Any) -> None:
         dataset: Any = getattr(self.data_adapter, "py_dataset", None)
-        if state is not None and _has_state(dataset):
+        if state is not None and has_state(dataset):
             dataset.set_state(state)
 
     def _interrupted_warning(self) -> None:
@@ -318,8 +318,9 @@ def _without_step_limit() -> Iterator[None]:
         keras.config.set_max_steps_per_epoch(limit)
 
 
-def _has_state(dataset: Any) -> bool:
-    return all(callable(getattr(dataset, name, None)) for name in ("get_state", "set_state"))
+def has_state(owner: Any) -> bool:
+    """Return whether a dataset or a callback has methods that save and restore its state."""
+    return all(callable(getattr(owner, name, None)) for name in ("get_state", "set_state"))
 
 
 def _skip_in_dataset(adapter: PyDatasetAdapter, count: int) -> None:

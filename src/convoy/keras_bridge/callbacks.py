@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import keras
-from keras.src.utils import python_utils
+from keras.src.utils import io_utils, python_utils
 
 # Keras's callbacks have no `get_state`. These attributes, some of them private, hold what a
 # callback carries from epoch to epoch; a checkpoint saves them.
@@ -77,14 +77,36 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
     `steps_per_execution`.
     """
 
+    micro_batches_per_step: float = 1
+    """Micro-batches of this process in a step, over all its replicas."""
+
+    def advance(self, micro_batches: int) -> None:
+        """Show that a device call has computed some micro-batches, before its batches end."""
+        self._in_call += micro_batches / self.micro_batches_per_step
+        steps = self.seen + int(self._in_call * self._batches_per_step)
+        if self.progbar is not None and steps:
+            # Keras weights the logs of a batch by the steps since the last update.
+            before = self.progbar._seen_so_far
+            self.progbar.update(steps, finalize=False)
+            self.progbar._seen_so_far = before
+
+    def note_compilation(self) -> None:
+        """Show that programs are being compiled, until the bar is drawn."""
+        if self.progbar is not None and not self.progbar._prev_total_width:
+            text = "compiling ..."
+            io_utils.print_msg(f"\r{text}", line_break=False)
+            self.progbar._prev_total_width = len(text)
+
     def set_params(self, params: dict[str, Any]) -> None:
         """Count the batches of all replicas in a step, if `batches_per_step` is set."""
         super().set_params(params)
+        self._in_call = 0.0
         self._batches_per_step = params.get("batches_per_step", 1)
         if self.target is not None:
             self.target *= self._batches_per_step
 
     def _update_progbar(self, batch: int, logs: Any = None) -> None:
+        self._in_call = 0.0
         batch = (batch + 1) * self._batches_per_step - 1
         super()._update_progbar(batch if self.target is None else min(batch, self.target - 1), logs)
 
@@ -135,6 +157,15 @@ class Callbacks(keras.callbacks.CallbackList):
     def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
         if self._has_predict_hook:
             super().on_predict_batch_end(batch, logs)
+
+
+def progress_bar(callbacks: keras.callbacks.CallbackList, mode: str) -> ProgressBar | None:
+    """Return the progress bar that shows the batches of a run, if there is one."""
+    bar = getattr(callbacks, "_progbar", None)
+    if not isinstance(bar, ProgressBar) or bar.verbose != 1:
+        return None
+    # The validation inside of `fit` is silent.
+    return None if mode == "evaluate" and bar._called_in_fit else bar
 
 
 def python_logs(logs: dict[str, Any]) -> dict[str, float]:

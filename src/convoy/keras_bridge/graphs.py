@@ -205,7 +205,7 @@ class NestedCall:
         self._types = {id(tensor): tensor.dtype for tensor in graph.inputs}
         self.tensors = dict(zip(map(id, graph.inputs), call.inputs, strict=True))
         self.tensors |= dict(zip(map(id, graph.outputs), call.outputs, strict=True))
-        for node in _nodes(graph):
+        for node in graph_nodes(graph):
             for tensor in node.outputs:
                 if id(tensor) not in self.tensors:
                     self.tensors[id(tensor)] = next(fresh)
@@ -268,7 +268,7 @@ class ModelGraph:
 
     def __init__(self, function: Function) -> None:
         self.function = function
-        self.calls = [GraphCall(node) for node in _nodes(function)]
+        self.calls = [GraphCall(node) for node in graph_nodes(function)]
         self._nested: list[tuple[Model, Function | None]] = []
 
     @cached_property
@@ -296,7 +296,7 @@ class ModelGraph:
                 found.append(call)
                 continue
             nesting = NestedCall(call, fresh)
-            inner = [GraphCall(node, nesting) for node in _nodes(_graph(call.operation))]
+            inner = [GraphCall(node, nesting) for node in graph_nodes(_graph(call.operation))]
             found += self._taken_apart(inner, fresh)
         return found
 
@@ -323,14 +323,16 @@ def _can_be_taken_apart(call: GraphCall) -> bool:
     nested = call.operation
     if not isinstance(nested, Model):
         return False
-    graph = own_graph(nested) if type(nested).call in _GRAPH_CALLS else traced_graph(nested)
+    graph = ModelState.of(nested).traced_graph
+    if type(nested).call in _GRAPH_CALLS:
+        graph = own_graph(nested)
     if graph is None:
         return False
     ranks = [len(tensor.shape) for tensor in graph.inputs]
     given = [len(shape) for shape, _ in call.input_shapes]
     outputs = [id(tensor) for tensor in graph.outputs]
     passed_on = set(outputs) & {id(tensor) for tensor in graph.inputs}
-    operations = [id(node.operation) for node in _nodes(graph)]
+    operations = [id(node.operation) for node in graph_nodes(graph)]
     each_once = all(len(set(found)) == len(found) for found in (outputs, operations))
     return ranks == given and each_once and not passed_on
 
@@ -338,7 +340,8 @@ def _can_be_taken_apart(call: GraphCall) -> bool:
 _GRAPH_CALLS = (functional.Functional.call, keras.Sequential.call)
 
 
-def _nodes(graph: Function) -> list[Node]:
+def graph_nodes(graph: Function) -> list[Node]:
+    """Return the calls of operations in a graph, in the order of execution."""
     # Keras counts depths from the outputs, so the inputs have the largest.
     depths = sorted(graph._nodes_by_depth, reverse=True)
     nodes = [node for depth in depths for node in graph._nodes_by_depth[depth]]
@@ -458,10 +461,5 @@ def set_traced_graph(model: Model, graph: Function | None) -> None:
     ModelState.of(model).traced_graph = graph
 
 
-def traced_graph(model: Model) -> Function | None:
-    """Return the graph of a subclassed model's `call`, if it was traced."""
-    return ModelState.of(model).traced_graph
-
-
 def _graph(model: Model) -> Any:
-    return own_graph(model) or traced_graph(model)
+    return own_graph(model) or ModelState.of(model).traced_graph

@@ -127,7 +127,10 @@ def build_for_batch(model: Model, batch: Any, explain: Callable[[], None] | None
         explain: function that is called if Keras rejects the batch; it may raise a clearer error.
     """
     try:
-        model._symbolic_build(data_batch=keras.tree.map_structure(_as_on_device, batch))
+        with warnings.catch_warnings():
+            # Keras repeats it when the step is traced, on replicas with the shapes of their shards.
+            warnings.filterwarnings("ignore", message="The structure of `inputs` doesn't match")
+            model._symbolic_build(data_batch=keras.tree.map_structure(_as_on_device, batch))
     except ValueError:
         if explain is not None:
             explain()

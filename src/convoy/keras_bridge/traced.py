@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
-from convoy.keras_bridge.graphs import FIXED, GraphCall, set_traced_graph
-from convoy.keras_bridge.models import call_training_argument
+from convoy.keras_bridge.graphs import FIXED, GraphCall, graph_nodes, set_traced_graph
+from convoy.keras_bridge.models import call_training_argument, layers_are_built
 from keras import Model
 from keras.src import tree
 from keras.src.ops.function import Function
@@ -53,11 +53,6 @@ def built_inputs(model: Model) -> Any:
     return tree.map_shape_structure(lambda s: keras.KerasTensor(s, keras.config.floatx()), shape)
 
 
-def is_built(model: Model) -> bool:
-    """Return whether a model and all of its layers have their weights."""
-    return all(layer.built for layer in model._flatten_layers())
-
-
 def is_built_for(model: Model, inputs: Any, *, predicts: bool = False) -> bool:
     """Build a model with a symbolic call, as Keras does, if it is not built yet.
 
@@ -70,7 +65,7 @@ def is_built_for(model: Model, inputs: Any, *, predicts: bool = False) -> bool:
         Whether the model is built now. If not, Keras raises the error when it builds the model for
         data.
     """
-    if not is_built(model):
+    if not layers_are_built(model):
         # A nested sequential model keeps the value of the first call of its layers, so the value
         # must be the one that Keras passes: `predict` passes none, unless the argument may have no
         # default.
@@ -155,14 +150,9 @@ def _inside_of_call(model: Model, training: bool) -> Iterator[None]:
         model._maybe_reset_call_context()
 
 
-def _calls(graph: TracedGraph) -> list[Any]:
-    depths = sorted(graph._nodes_by_depth, reverse=True)
-    return [n for depth in depths for n in graph._nodes_by_depth[depth] if not n.is_input]
-
-
 def _compare(model: Model, training: TracedGraph, other: TracedGraph) -> None:
     """Check that the graphs are equal, and mark the calls with a fixed `training` argument."""
-    ours, theirs = _calls(training), _calls(other)
+    ours, theirs = graph_nodes(training), graph_nodes(other)
     own = {id(layer) for layer in model._flatten_layers()}
     if _describe(training, ours, own) != _describe(other, theirs, own):
         raise UntraceableError(
@@ -200,7 +190,7 @@ def _describe(graph: TracedGraph, nodes: list[Any], own: set[int]) -> list[tuple
 
 def _check_weights(model: Model, graph: TracedGraph) -> None:
     """Check that the weights of the calls are the weights of the model."""
-    called = {id(v): v for node in _calls(graph) for v in GraphCall(node).variables}
+    called = {id(v): v for node in graph_nodes(graph) for v in GraphCall(node).variables}
     own = {id(v): v for v in model.variables}
     for number, variable in (called | own).items():
         if number not in called:

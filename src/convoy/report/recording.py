@@ -79,7 +79,7 @@ class Recording(observer.Observer):
         self._part = 0
         self._running = 0
         self._error = ""
-        # The programs of the current device call, and the times of their last dispatch.
+        # The programs of the current device call, and the times of their first dispatch.
         self._dispatched: dict[int, float] = {}
         self._in_pipeline = False
         self._compiled_at = 0.0
@@ -225,7 +225,8 @@ class Recording(observer.Observer):
         return self._log.timed(name) if self._strategies else contextlib.nullcontext()
 
     def _on_called(self, number: int) -> None:
-        self._dispatched[number] = time.perf_counter()
+        # A chunk that takes long is several calls.
+        self._dispatched.setdefault(number, time.perf_counter())
         if self._in_pipeline:
             self._log.count_runs(number, 1)
 

@@ -98,7 +98,12 @@ class ProgressCallback(keras.callbacks.Callback):
         del logs
         self.log.output.end()
 
-    def follow(self, micro_batches: int) -> None:
+    def note_compilation(self) -> None:
+        """Write a line if there is no bar, which shows the compilation already."""
+        if not self.log.output.is_terminal and not self.calls:
+            self.log.output.line("compiling ...")
+
+    def advance(self, micro_batches: int) -> None:
         """Show the progress of a device call that has not ended.
 
         Args:
@@ -120,7 +125,7 @@ class ProgressCallback(keras.callbacks.Callback):
         updates = self._in_call / batch.micro_batches_per_update
         updates += self._epoch * events.keras_epoch + self._steps // batch.gradient_accumulation
         speed = (self._in_call - before) * batch.micro_batch / _elapsed(since, now)
-        self._advance(updates, {"": f"{speed:,.1f} images/s"})
+        self._show_progress(updates, {"": f"{speed:,.1f} images/s"})
         if not is_terminal:
             epoch_seconds = events.updates_per_epoch * batch.global_batch / speed
             self.log.output.line(
@@ -161,9 +166,9 @@ class ProgressCallback(keras.callbacks.Callback):
             "accuracy": f"{row.accuracy:.2%}",
             "lr": f"{row.learning_rate:.4g}",
         }
-        self._advance(row.update, values)
+        self._show_progress(row.update, values)
 
-    def _advance(self, updates: float, values: Mapping[str, str]) -> None:
+    def _show_progress(self, updates: float, values: Mapping[str, str]) -> None:
         epochs, events = self.settings.options.num_epochs, self.settings.events
         current = min(math.ceil(events.epoch_at(updates)), epochs)
         self.log.output.advance(updates, f"epoch {current}/{epochs}", values)

@@ -7,7 +7,7 @@ from typing import Literal
 
 import convoy
 import keras
-from convoy.engine.observer import observe_progress
+from convoy.engine.progress import observed_by
 from convoy.pipeline.stages import calls_of
 from convoy.precision import find as find_precision
 from convoy.progress_bar import Output
@@ -57,6 +57,7 @@ def training_strategy(settings: RunSettings) -> convoy.Strategy:
         devices=settings.devices,
         gradient_accumulation=settings.batch.gradient_accumulation,
         batch_norm_group=options.batch_norm_group,
+        shard=options.shard,
         precision=options.precision,
         loss_scale="auto" if options.auto_loss_scale else static,
         stochastic_rounding=_ROUNDING[options.stochastic_rounding] if rounds else "off",
@@ -135,11 +136,8 @@ def train(training: Training, images: Images, log: RunLog) -> ProgressCallback:
         _warm_up(training, images)
     checkpoints = make_checkpoints(settings, log.folder)
     callbacks = [progress] if checkpoints is None else [progress, checkpoints]
-    stop_following = observe_progress(progress.follow)
-    try:
+    with observed_by(progress):
         _fit(training, images, settings.events.keras_epochs, callbacks)
-    finally:
-        stop_following()
     return progress
 
 

@@ -1,10 +1,12 @@
 """The weights after training do not depend on the split, the schedule or the mapping."""
 
+from types import SimpleNamespace
+
 import convoy
 import keras
 import numpy as np
 import pytest
-from convoy.engine.observer import observe_progress
+from convoy.engine import progress
 from convoy.pipeline import NAMES, Schedule, config
 from convoy.pipeline.runner import training
 from convoy.pipeline.runner.training import TrainingCall
@@ -151,11 +153,9 @@ def test_forward_passes_do_not_run_far_ahead_of_the_backward_passes(samples, mon
 
 def test_a_device_call_reports_its_micro_batches(samples):
     reports = []
-    stop = observe_progress(reports.append)
-    try:
+    observer = SimpleNamespace(advance=reports.append, note_compilation=lambda: None)
+    with progress.observed_by(observer):
         compare(network(), samples, CUTS[2], replicas=2, accumulation=2)
-    finally:
-        stop()
     # Two epochs of three updates; the last ones may not be ready when the last is dispatched.
     assert 0 < sum(reports) <= 2 * UPDATES * 2 * 2
     stop_count = len(reports)

@@ -17,21 +17,21 @@ from jax.extend.core import jaxpr_as_fun
 #     state            s0 -----> s1 ----> s2 ... sN
 #
 # The state is the carry of the loop. Its buffers are donated to the program, so weights and
-# optimizer state exist once. The number of steps is an argument of the compiled program, not a
-# part of it: the incomplete last call of an epoch, and any other `steps_per_execution`, run in the
-# same program. For the same reason it is a `fori_loop`, not a `scan` over stacked inputs: each
-# step takes its batch from the source by its index.
+# optimizer state exist once. The first step and the end are arguments of the compiled program, not
+# a part of it: the incomplete last call of an epoch, any other `steps_per_execution`, and the parts
+# of a long call (`progress.py`) run in the same program. For the same reason it is a `fori_loop`,
+# not a `scan` over stacked inputs: each step takes its batch from the source by its index.
 
 
 def loop(step: Step) -> Callable[[State, PyTree, jax.Array], tuple[State, Logs]]:
-    """Repeat `step` on the device over the first `steps` positions of a source.
+    """Repeat `step` on the device over some positions of a source.
 
     Returns:
-        A function of the state, the source and the number of steps, which returns the new state
-        and the logs of the last step.
+        A function of the state, the source and the span of positions, which is the first one and
+        the one after the last; it returns the new state and the logs of the last step.
     """
 
-    def run(state: State, source: PyTree, steps: jax.Array) -> tuple[State, Logs]:
+    def run(state: State, source: PyTree, span: jax.Array) -> tuple[State, Logs]:
         traced, shapes = _trace(step, state, source)
 
         def body(index: jax.Array, carry: tuple[State, Logs]) -> tuple[State, Logs]:
@@ -41,7 +41,7 @@ def loop(step: Step) -> Callable[[State, PyTree, jax.Array], tuple[State, Logs]]
 
         # A carry needs an initial value, which no step reads.
         first = tree_zeros(shapes)
-        return jax.lax.fori_loop(0, steps, body, (state, first))
+        return jax.lax.fori_loop(span[0], span[1], body, (state, first))
 
     return run
 
@@ -53,10 +53,11 @@ def collect(
 
     Args:
         step: a forward pass.
-        max_steps: number of steps for which memory is reserved; outputs beyond `steps` are zeros.
+        max_steps: number of steps for which memory is reserved; outputs outside of the span are
+            zeros.
     """
 
-    def run(state: State, source: PyTree, steps: jax.Array) -> tuple[State, PyTree]:
+    def run(state: State, source: PyTree, span: jax.Array) -> tuple[State, PyTree]:
         traced, shapes = _trace(step, state, source)
 
         def body(index: jax.Array, carry: tuple[State, PyTree]) -> tuple[State, PyTree]:
@@ -73,7 +74,7 @@ def collect(
             return like(new_state, state), kept
 
         kept = jax.tree.map(lambda leaf: jnp.zeros((max_steps, *leaf.shape), leaf.dtype), shapes)
-        return jax.lax.fori_loop(0, steps, body, (state, kept))
+        return jax.lax.fori_loop(span[0], span[1], body, (state, kept))
 
     return run
 

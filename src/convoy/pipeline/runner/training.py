@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 from convoy import keras_bridge
+from convoy.engine import progress
 from convoy.engine.chunk_runner import Outcome
 from convoy.engine.data.chunks import Chunk
 from convoy.engine.data.fetch import Fetch
 from convoy.engine.data.placement import device_put
 from convoy.engine.execution_config import ExecutionConfig
-from convoy.engine.observer import NULL_OBSERVER, Observer, report_progress
+from convoy.engine.observer import NULL_OBSERVER, Observer
 from convoy.engine.prepared_model import PreparedModel
 from convoy.pipeline.communication import StageCommunication
 from convoy.pipeline.config import PipelineConfig
@@ -231,7 +232,7 @@ class TrainingCall(PipelineCall):
                 self._losses.popleft()
                 computed += 1
             if computed:
-                report_progress(computed)
+                progress.report(computed)
 
     def run_action(self, action: Action, replica: int) -> jax.Array:
         run = {

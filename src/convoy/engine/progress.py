@@ -1,0 +1,149 @@
+"""Progress from inside of long device calls.
+
+The host learns nothing of a device call before its end. Therefore `Programs` divides a chunk whose
+steps take long into several device calls of about a second. All are dispatched at once, so that the
+host can prepare the next chunk, and `follow` waits for one after the other:
+
+    host     | dispatch 1 2 3 | prefetch | follow: 1    2    3 | callbacks
+    device     | call 1    | call 2    | call 3    |
+"""
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import Protocol
+
+import jax
+from convoy import distributed
+from convoy.engine.chunk_runner import Outcome
+
+# Something is shown at least this often.
+CALL_SECONDS = 1.0
+# Device calls of one block of streamed data. JAX dispatches some 30 calls without waiting, and two
+# blocks can be in flight.
+MAX_CALLS_OF_BLOCK = 8
+# Work of a chunk, in samples x parameters, that takes less than a second on any device. Its speed
+# is not measured.
+SMALL_WORK = 10_000_000
+
+
+class Observer(Protocol):
+    """Shows the progress of a run during its device calls."""
+
+    def advance(self, micro_batches: int) -> None:
+        """Show that some micro-batches were computed.
+
+        Args:
+            micro_batches: micro-batches of this process, over all its replicas, since the last
+                call.
+        """
+        ...
+
+    def note_compilation(self) -> None:
+        """Show that programs are being compiled. This is called from another thread."""
+        ...
+
+
+_observers: list[Observer] = []
+_unfinished: deque[tuple[Outcome, int]] = deque()
+
+
+@contextlib.contextmanager
+def observed_by(observer: Observer) -> Iterator[None]:
+    """Notify an observer of the progress of all device calls in the block."""
+    _observers.append(observer)
+    try:
+        yield
+    finally:
+        _observers.remove(observer)
+        _unfinished.clear()
+
+
+def report(micro_batches: int) -> None:
+    """Notify the observers that the running device call has computed some micro-batches."""
+    for observer in _observers:
+        observer.advance(micro_batches)
+
+
+def add(outcome: Outcome, micro_batches: int) -> None:
+    """Add a dispatched device call to those that `follow` waits for."""
+    if _observers:
+        _unfinished.append((outcome, micro_batches))
+
+
+def follow(until: Outcome | None = None) -> None:
+    """Wait for device calls in their order, and report each.
+
+    Args:
+        until: outcome of the last one to wait for; by default all.
+    """
+    while _unfinished:
+        outcome, micro_batches = _unfinished.popleft()
+        jax.block_until_ready(outcome)
+        report(micro_batches)
+        if outcome is until:
+            return
+
+
+@contextlib.contextmanager
+def compiling(expected: bool) -> Iterator[None]:
+    """Notify the observers if the block takes long, because programs are compiled.
+
+    Args:
+        expected: whether the block may compile programs.
+    """
+    if not (_observers and expected):
+        yield
+        return
+
+    def note() -> None:
+        for observer in _observers:
+            observer.note_compilation()
+
+    timer = threading.Timer(CALL_SECONDS, note)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+class CallLengths:
+    """The number of steps in each device call of one program.
+
+    The first two calls have one step: the first compiles the program, the second gives its speed.
+    """
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._step_seconds: float | None = None
+
+    def is_measured(self) -> bool:
+        return self._step_seconds is not None
+
+    def next(self, steps: int, left: int, work: int, *, is_block: bool) -> int:
+        """Return the number of steps in the next device call.
+
+        Args:
+            steps: steps of the chunk.
+            left: steps of the chunk that are not dispatched.
+            work: samples of the chunk, times parameters of the model.
+            is_block: whether the chunk is a block of streamed data.
+        """
+        if self._step_seconds is None:
+            return left if steps <= 2 or work < SMALL_WORK else 1
+        seconds = CALL_SECONDS
+        if is_block:
+            seconds = max(seconds, steps * self._step_seconds / MAX_CALLS_OF_BLOCK)
+        fitting = max(1, round(seconds / max(1e-9, self._step_seconds)))
+        # No short call at the end.
+        return left if left < 2 * fitting else fitting
+
+    def note(self, seconds: float) -> None:
+        """Set the time of the last call, of one step; all processes use that of the first."""
+        self._calls += 1
+        if self._calls > 1:
+            self._step_seconds = distributed.from_first(seconds)
