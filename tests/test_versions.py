@@ -66,7 +66,7 @@ def test_importing_convoy_warns_at_the_line_of_the_import(tmp_path):
 
 
 def test_the_installed_versions_are_tested_ones():
-    """These are the ones that this very run tests: state them, in the code and on the page on installation."""
+    """These are the ones that this very run tests: state them, in the code and in the docs."""
     for name, tested in TESTED.items():
         assert tested.includes(metadata.version(name))
 
