@@ -78,7 +78,7 @@ def trace_stages(model: keras.Model, x: Data = None, *, predicts: bool = False) 
     if prepared.has_no_stages:
         return
     known = graph_calls(model) is not None
-    if not known and keras_bridge.is_built(model) and not entered_blocks:
+    if not known and keras_bridge.layers_are_built(model) and not entered_blocks:
         return
     inputs = _symbolic_inputs(x)
     guessed = inputs is None
@@ -125,7 +125,7 @@ def _trace_nested(model: keras.Model) -> None:
             _trace_nested(nested)
             continue
         is_known = graph_calls(nested) is not None or PreparedModel.of(nested).has_no_stages
-        if not is_known and call.given is not None and keras_bridge.is_built(nested):
+        if not is_known and call.given is not None and keras_bridge.layers_are_built(nested):
             _trace_if_staged(nested, call.given)
 
 
