@@ -12,7 +12,7 @@ from importlib import metadata
 from types import ModuleType
 
 from convoy_command import ended_by_interrupt
-from convoy_command.parser import INTERRUPTED, Parser
+from convoy_command.parser import INTERRUPTED, Parser, failed
 
 READER_LEFT = 141
 """The exit status if the reader of the output ended first, as in shells: 128 and SIGPIPE."""
@@ -53,8 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not _output_is_full():
             raise
-        print(f"convoy: error: the output cannot be written: {error.strerror}.", file=sys.stderr)
-        return 1
+        return failed("convoy", f"the output cannot be written: {error.strerror}.")
 
 
 def _output_is_full() -> bool:
@@ -97,12 +96,8 @@ def _run_verb(verb: str, *words: str) -> int:
         if verb not in EXTRAS:
             raise
         packages = load("doctor").missing(EXTRAS[verb])
-        print(
-            f"convoy {verb}: error: {error.name} is not installed. Install what this verb needs "
-            f"with: pip install {' '.join(packages)}",
-            file=sys.stderr,
-        )
-        return 1
+        install = f"Install what this verb needs with: pip install {' '.join(packages)}"
+        return failed(f"convoy {verb}", f"{error.name} is not installed. {install}")
     try:
         return module.main(words)
     except KeyboardInterrupt:

@@ -83,7 +83,12 @@ def _ratio(word: str, name: str) -> float:
     return difflib.SequenceMatcher(None, word, name).ratio()
 
 
+def failed(program: str, error: object, status: int = 1) -> int:
+    """Print an error on stderr, and return the exit status."""
+    print(f"{program}: error: {error}", file=sys.stderr)
+    return status
+
+
 def stop(message: str, program: str) -> NoReturn:
     """Exit with one line on stderr and status 2."""
-    print(f"{program}: error: {' '.join(message.split())}", file=sys.stderr)
-    raise SystemExit(2)
+    raise SystemExit(failed(program, " ".join(message.split()), 2))

@@ -18,24 +18,29 @@ def make_parser() -> Parser:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
     listing = actions.add_parser("list", help="the checkpoints in a folder, oldest first")
+    listing.set_defaults(run=_list)
     listing.add_argument("folder", type=Path)
 
     showing = actions.add_parser(
         "show", help="the content of a checkpoint, or of the newest in a folder"
     )
+    showing.set_defaults(run=_show)
     showing.add_argument("checkpoint", type=Path)
     showing.add_argument(
         "--hash", action="store_true", help="end with a hash of the whole state, bit for bit"
     )
 
     verifying = actions.add_parser("verify", help="verify all checksums")
+    verifying.set_defaults(run=_verify)
     verifying.add_argument("checkpoint", type=Path, nargs="+")
 
     averaging = actions.add_parser("average", help="average the weights of several checkpoints")
+    averaging.set_defaults(run=_average)
     averaging.add_argument("checkpoint", type=Path, nargs="+")
     averaging.add_argument("--output", type=Path, required=True, help=_TARGET)
 
     converting = actions.add_parser("convert", help="convert to and from .keras and .weights.h5")
+    converting.set_defaults(run=_convert)
     converting.add_argument("source", type=Path, help="a checkpoint, .keras or .weights.h5")
     converting.add_argument("target", type=Path, help=_TARGET)
     converting.add_argument(
@@ -47,15 +52,8 @@ def make_parser() -> Parser:
 def main(words: Sequence[str]) -> int:
     """List, show, verify, average and convert checkpoints."""
     options = make_parser().parse_args(words)
-    actions = {
-        "list": _list,
-        "show": _show,
-        "verify": _verify,
-        "average": _average,
-        "convert": _convert,
-    }
     try:
-        return actions[options.action](options)
+        return options.run(options)
     except (CheckpointError, OSError, ValueError) as error:
         print(f"convoy checkpoint: {error}", file=sys.stderr)
         return 1

@@ -9,7 +9,7 @@ from convoy.configuration import Configuration, add_flags, read
 from convoy.data.build_imagenet import BuildOptions, build_imagenet
 from convoy.data.verify import VerifyOptions, verify
 from convoy.train.input_benchmark import measure_input
-from convoy_command.parser import Parser
+from convoy_command.parser import Parser, failed
 
 PROGRAM = "convoy data"
 SUMMARIES = {
@@ -48,8 +48,7 @@ def main(words: Sequence[str]) -> int:
             return 0 if verify(read(VerifyOptions, flags, flags=True)) else 1
         build_imagenet(read(BuildOptions, flags, flags=True))
     except ValueError as error:
-        print(f"{PROGRAM} {action}: error: {error}", file=sys.stderr)
-        return 2
+        return failed(f"{PROGRAM} {action}", error, 2)
     return 0
 
 

@@ -1,7 +1,6 @@
 """`convoy report`: the page and the trace of a recorded run, or the comparison of two."""
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,12 +8,14 @@ from convoy.report.chrome_trace import chrome_trace
 from convoy.report.figures import table_lines
 from convoy.report.files import ReportError, read
 from convoy.report.page import make_page
-from convoy_command.parser import Parser
+from convoy_command.parser import Parser, failed
+
+PROGRAM = "convoy report"
 
 
 def make_parser() -> Parser:
     parser = Parser(
-        prog="convoy report",
+        prog=PROGRAM,
         description="Make an HTML page of a recorded run, or compare two, and write a trace for "
         "Perfetto.",
     )
@@ -38,15 +39,10 @@ def main(words: Sequence[str]) -> int:
         page.write_text(make_page(report, other), encoding="utf-8")
         trace.write_text(json.dumps(chrome_trace(report)))
     except ReportError as error:
-        print(f"convoy report: error: {error}", file=sys.stderr)
-        return 2
+        return failed(PROGRAM, error, 2)
     except OSError as error:
-        print(
-            f"convoy report: error: {error.filename} cannot be written: {error.strerror}. Pass "
-            "--page and --trace.",
-            file=sys.stderr,
-        )
-        return 2
+        problem = f"{error.filename} cannot be written: {error.strerror}. Pass --page and --trace."
+        return failed(PROGRAM, problem, 2)
     print("\n".join(table_lines(report, other)))
     print(f"\npage   {page}\ntrace  {trace} (open it in https://ui.perfetto.dev)")
     return 0

@@ -13,7 +13,7 @@ from convoy.serving.config import read_config
 from convoy.serving.flags import ServerOptions
 from convoy.serving.server import Server, serve_until_stopped
 from convoy.serving.versions import ModelConfig
-from convoy_command.parser import Parser
+from convoy_command.parser import Parser, failed
 
 PROGRAM = "convoy serve"
 # Time for which a thread may run while others wait.
@@ -42,8 +42,7 @@ def main(words: Sequence[str]) -> int:
         sys.setswitchinterval(SWITCH_SECONDS)
         asyncio.run(_run(models, options))
     except (OSError, ValueError) as error:
-        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
-        return 1
+        return failed(PROGRAM, error)
     return 0
 
 

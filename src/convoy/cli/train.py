@@ -12,7 +12,7 @@ from convoy.train.flags import Options
 from convoy.train.graphcore_flags import GraphcoreOptions
 from convoy.train.multi_process import as_one_run
 from convoy.train.recipe import RECIPES, read_options, recipes_in
-from convoy_command.parser import Parser, stop
+from convoy_command.parser import Parser, failed, stop
 
 PROGRAM = "convoy train"
 
@@ -80,5 +80,4 @@ def main(
     except ValueError as error:
         stop(f"{error_prefix}{error}", program)
     except (FloatingPointError, CheckpointError, DeviceMemoryError) as error:
-        print(f"{program}: error: {error}", file=sys.stderr)
-        return 1
+        return failed(program, error)

@@ -297,17 +297,8 @@ class Predictor:
         """
         stash = self._peak_stash(within) if within else ()
         key = (stages, samples, within and within.activation_checkpointing, stash)
-        if key not in self._cuts:
-            self._cuts[key] = self._find_partition(stages, samples, within, stash)
-        return self._cuts[key]
-
-    def _find_partition(
-        self,
-        stages: int,
-        samples: int,
-        within: ParallelConfiguration | None,
-        stash: Sequence[int],
-    ) -> tuple[int, ...]:
+        if key in self._cuts:
+            return self._cuts[key]
         profile = self.profile
         step = profile.step_seconds(samples)
 
@@ -324,4 +315,5 @@ class Predictor:
             allowed=profile.allowed_cuts,
             fits=fits,
         )
-        return tuple(found or ())
+        self._cuts[key] = tuple(found or ())
+        return self._cuts[key]

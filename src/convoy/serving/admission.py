@@ -27,6 +27,7 @@ from pathlib import Path
 
 import numpy as np
 from convoy.configuration import Configuration, Count
+from convoy.context import bound
 from convoy.serving.errors import ServingError, exhausted, too_large
 from convoy.serving.signature import Signature, TensorSpec
 
@@ -144,11 +145,10 @@ class Admission:
     def request(self, connection: Hashable) -> Iterator[Reservation]:
         """Handle a request in the block; its reservations are released at the end."""
         reservation = Reservation(self, connection)
-        token = _current.set(reservation)
         try:
-            yield reservation
+            with bound(_current, reservation):
+                yield reservation
         finally:
-            _current.reset(token)
             if reservation.is_started:
                 self._count -= 1
                 _subtract(self._requests_by_connection, connection, 1)

@@ -3,6 +3,7 @@
 import hmac
 import logging
 import ssl
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 import grpc
@@ -25,29 +26,42 @@ def check_token(token: str, source: str) -> str:
     return token
 
 
-class _WatchedFiles:
-    """Files whose content is read again when they change."""
+class _WatchedFiles(ABC):
+    """The content of files, which is read again when they change."""
+
+    title = ""
+    """Name of the content in log lines."""
 
     def __init__(self, *paths: Path) -> None:
-        self.paths = paths
+        self._paths = paths
         self._seen = self._status()
 
     def _status(self) -> list[tuple[int, int, int]]:
-        found = [path.stat() for path in self.paths]
+        found = [path.stat() for path in self._paths]
         return [(status.st_ino, status.st_size, status.st_mtime_ns) for status in found]
 
-    def have_changed(self) -> bool:
-        """Return whether the files changed since the last call, and can be found."""
+    @abstractmethod
+    def _read(self) -> None:
+        """Read the files, and use their content."""
+
+    def refresh(self) -> None:
+        """Read the files again if they changed; the old content stays if the new is not valid."""
         try:
             status = self._status()
         except OSError:
-            return False
-        changed = status != self._seen
+            return
+        if status == self._seen:
+            return
         self._seen = status
-        return changed
+        try:
+            self._read()
+        except (OSError, ValueError) as error:
+            logger.error("The %s is not replaced: %s", self.title, describe_error(error))
+        else:
+            logger.info("The %s was replaced.", self.title)
 
 
-class Token:
+class Token(_WatchedFiles):
     """The bearer token that clients must send.
 
     Args:
@@ -59,23 +73,17 @@ class Token:
         ValueError: if it has no token.
     """
 
-    def __init__(self, token: str | None = None, file: Path | None = None) -> None:
-        self._token = token
-        self._file = None if file is None else _WatchedFiles(file)
-        if file is not None:
-            self._token = _read_token(file)
+    title = "token"
 
-    def refresh(self) -> None:
-        """Read the file again if it changed; the old token stays if the new one is not valid."""
-        if self._file is None or not self._file.have_changed():
-            return
-        (path,) = self._file.paths
-        try:
-            self._token = _read_token(path)
-        except (OSError, ValueError) as error:
-            logger.error("The token is not replaced: %s", error)
-        else:
-            logger.info("The token was replaced.")
+    def __init__(self, token: str | None = None, file: Path | None = None) -> None:
+        super().__init__(*([] if file is None else [file]))
+        self._token = token
+        self._read()
+
+    def _read(self) -> None:
+        for file in self._paths:
+            lines = file.read_text(errors="replace").splitlines()
+            self._token = check_token(lines[0].strip() if lines else "", f"--token-file {file}")
 
     def check(self, given: str, place: str) -> None:
         """Check the token of a request.
@@ -94,12 +102,7 @@ class Token:
             raise ServingError(Code.UNAUTHENTICATED, f"Send the {place}: Bearer ...")
 
 
-def _read_token(file: Path) -> str:
-    lines = file.read_text(errors="replace").splitlines()
-    return check_token(lines[0].strip() if lines else "", f"--token-file {file}")
-
-
-class Certificate:
+class Certificate(_WatchedFiles):
     """The certificate of a server, and the authority of its clients' certificates.
 
     Args:
@@ -112,9 +115,11 @@ class Certificate:
         OSError: if a file cannot be read or used.
     """
 
+    title = "certificate"
+
     def __init__(self, certificate: Path, key: Path, client_ca: Path | None) -> None:
+        super().__init__(certificate, key, *([client_ca] if client_ca else []))
         self._certificate, self._key, self._client_ca = certificate, key, client_ca
-        self._files = _WatchedFiles(certificate, key, *([client_ca] if client_ca else []))
         self.context = self._make_context()
         self._grpc = self._grpc_configuration()
         self._sent = self._grpc
@@ -150,21 +155,13 @@ class Certificate:
         self._sent = self._grpc
         return self._grpc
 
-    def refresh(self) -> None:
-        """Read the files again if they changed; if they do not match, the old ones stay in use."""
-        if not self._files.have_changed():
-            return
-        try:
-            # Only a matching pair is loaded into the active context.
-            self._make_context()
-            configuration = self._grpc_configuration()
-            _load_pair(self.context, self._certificate, self._key)
-        except OSError as error:
-            # The certificate may have been replaced before the key.
-            logger.error("The certificate is not replaced: %s", describe_error(error))
-        else:
-            self._grpc = configuration
-            logger.info("The certificate was replaced.")
+    def _read(self) -> None:
+        # The certificate may have been replaced before the key, and only a matching pair is loaded
+        # into the active context.
+        self._make_context()
+        configuration = self._grpc_configuration()
+        _load_pair(self.context, self._certificate, self._key)
+        self._grpc = configuration
 
 
 def _load_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> None:

@@ -18,6 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar, copy_context
 from typing import TypeVar
 
+from convoy.context import bound
+
 T = TypeVar("T")
 
 # Requests of up to this size, and images of this number of pixels, are decoded in the event loop,
@@ -95,8 +97,5 @@ def _lower_priority() -> None:
 
 
 def _with_limit(function: Callable[[], T], max_pixels: float) -> T:
-    token = _max_pixels.set(max_pixels)
-    try:
+    with bound(_max_pixels, max_pixels):
         return function()
-    finally:
-        _max_pixels.reset(token)

@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Self
 
+from convoy.context import bound
 from convoy.serving import admission
 from convoy.serving.admission import Admission, AdmissionOptions
 from convoy.serving.artifact import MAX_VERSION
@@ -146,15 +147,14 @@ class Service:
         Raises:
             ServingError: if it takes longer than `request_seconds`.
         """
-        token = _deadline.set(asyncio.get_running_loop().time() + self.request_seconds)
+        end = asyncio.get_running_loop().time() + self.request_seconds
         try:
-            async with asyncio.timeout(self.request_seconds):
-                yield
+            with bound(_deadline, end):
+                async with asyncio.timeout_at(end):
+                    yield
         except TimeoutError:
             message = f"The request took longer than {self.request_seconds:g} seconds."
             raise ServingError(Code.DEADLINE_EXCEEDED, message) from None
-        finally:
-            _deadline.reset(token)
 
     @contextlib.contextmanager
     def using(self, target: Target, method: str) -> Iterator[LoadedVersion]:

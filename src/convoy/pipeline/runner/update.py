@@ -14,6 +14,7 @@ from convoy.engine.numerics.loss_scale import all_finite, unscale
 from convoy.engine.numerics.numerics import Numerics, Settings, pack, split_key, unpack
 from convoy.engine.prepared_model import PreparedModel
 from convoy.engine.step.all_reduce import is_floating, mean, reducer
+from convoy.engine.step.replicate import over_replicas
 from convoy.engine.step.update import apply_rounding
 from convoy.pipeline.communication import move
 from convoy.pipeline.device_layout import DeviceGroup, DeviceLayout, ReplicaValues
@@ -84,15 +85,11 @@ class RankUpdate:
         """The variables of the model's optimizer that this update reads and writes, in order."""
         indices = {id(variable): i for i, variable in enumerate(model.trainable_variables)}
         self.places = [indices[id(variable)] for variable in trainable], slots
-        self.reduce = jax.jit(self._on_replicas(self._reduce), donate_argnums=0)
-        self.apply = jax.jit(self._on_replicas(self._apply), donate_argnums=(0, 1, 2))
-
-    def _on_replicas(self, function: Callable[..., PyTree]) -> Callable[..., PyTree]:
-        if self.mesh is None:
-            return function
-        return jax.shard_map(
-            function, mesh=self.mesh, in_specs=REPLICATED, out_specs=REPLICATED, check_vma=False
-        )
+        programs: Sequence[Callable[..., PyTree]] = self._reduce, self._apply
+        if mesh is not None:
+            programs = [over_replicas(one, mesh, REPLICATED, REPLICATED) for one in programs]
+        self.reduce = jax.jit(programs[0], donate_argnums=0)
+        self.apply = jax.jit(programs[1], donate_argnums=(0, 1, 2))
 
     # There are two programs, because ranks exchange the two scalars of `PipelineUpdate` between
     # them. Both donate the arrays that they replace, so that gradients, weights and slots are
