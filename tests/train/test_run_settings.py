@@ -149,6 +149,10 @@ def test_deterministic_turns_shuffling_off_and_draws_a_seed():
             {"batch_norm_group": 2, "num_replicas": 2, "pipeline_splits": ["a"]},
             "needs replicas of one device",
         ),
+        (
+            {"shard": "weights", "num_replicas": 2, "pipeline_splits": ["a"]},
+            "--shard weights is not needed with --pipeline-splits",
+        ),
         ({"norm_layer": {"name": "layer_norm"}}, "'layer_norm' is not one of"),
         ({"norm_layer": {"name": "custom_batch_norm"}}, "needs a momentum"),
         ({"norm_layer": {"name": "group_norm"}}, "num_groups or channels_per_group"),

@@ -50,10 +50,11 @@ def run(folder, images, **options):
 
 def test_the_strategy_has_the_devices_and_numbers_of_the_options():
     strategy = training_strategy(
-        settings_of(num_replicas=2, gradient_accumulation=2, loss_scale=8.0)
+        settings_of(num_replicas=2, gradient_accumulation=2, loss_scale=8.0, shard="weights")
     )
     assert strategy.replicas == 2
     assert strategy.execution_config.gradient_accumulation == 2
+    assert strategy.execution_config.shard == "weights"
     assert strategy.numerics.loss_scale is not None
     assert training_strategy(settings_of()).numerics.loss_scale is None
 

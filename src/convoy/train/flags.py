@@ -97,6 +97,7 @@ class Options(Configuration, all_flags=True):
     batch size and data parallelism:
         micro_batch_size: samples per replica and step
         num_replicas: copies of the model, for data parallelism
+        shard: state that is sharded over the replicas: the optimizer state, or also the weights
         gradient_accumulation: micro-batches per replica and weight update (default: 1)
         global_batch_size: samples per weight update, instead of --gradient-accumulation
         weight_updates_per_epoch: weight updates per epoch; -1 uses all training data
@@ -213,6 +214,7 @@ class Options(Configuration, all_flags=True):
 
     micro_batch_size: Annotated[Count, Option(aliases=("batch-size",))] = 32
     num_replicas: Annotated[Count, Option(aliases=("replicas",))] = 1
+    shard: Literal["optimizer", "weights"] | None = None
     gradient_accumulation: Annotated[
         Count | None, Option(aliases=("gradient-accumulation-count",))
     ] = None

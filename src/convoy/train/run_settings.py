@@ -269,6 +269,11 @@ def _check_devices(options: Options, stages: int, width: int) -> None:
             f"--batch-norm-group {group} needs replicas of one device, but {stages} stages "
             f"take {width}."
         )
+    if options.shard and width > 1:
+        raise ValueError(
+            f"--shard {options.shard} is not needed with --pipeline-splits: each device already "
+            "stores only the state of its stages. Leave one of them out."
+        )
     if options.num_replicas % group:
         raise ValueError(
             f"--batch-norm-group {group} does not divide {options.num_replicas} replicas."
