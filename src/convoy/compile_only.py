@@ -25,11 +25,15 @@ class CompileTarget:
         name: the name that the user gave.
         devices: JAX's compile-only devices.
         memory: bytes of memory of each device that programs can use.
+        flops: operations per second of each device.
+        bandwidth: bytes per second of its memory.
     """
 
     name: str
     devices: tuple[jax.Device, ...]
     memory: int
+    flops: float
+    bandwidth: float
 
 
 _target: CompileTarget | None = None

@@ -4,7 +4,9 @@ Weights and optimizer state are updated in place, gradients are exchanged once p
 and nothing waits for the host.
 """
 
+import re
 from dataclasses import dataclass
+from functools import partial
 
 import convoy
 import pytest
@@ -15,8 +17,9 @@ from convoy.compile.exported import run_exported
 from convoy.compile.session import compile_run
 from convoy.compile.targets import Target, parse_target
 from convoy.compile.toolchain import open_target
+from convoy.pipeline import NAMES
 from tests import parts
-from tests.compile.networks import compiled_model, data, deep, network, wide
+from tests.compile.networks import SIDE, compiled_model, data, deep, network, wide
 
 pytestmark = [pytest.mark.targets, pytest.mark.slow, pytest.mark.integration]
 
@@ -57,8 +60,10 @@ def compiled(target, run):
         return compile_run(target, open_target(target), run, console)
 
 
-def fit(devices=4, make=network, batch=BATCH, samples=SAMPLES, **strategy):
+def fit(devices=4, make=network, batch=BATCH, samples=SAMPLES, stages=1, **strategy):
     model = compiled_model(convoy.Strategy(devices, **strategy), make)
+    if stages > 1:
+        convoy.split(model, stages, batch_size=batch)
     model.fit(*data(samples, model.input_shape[1]), batch_size=batch)
     return model
 
@@ -115,6 +120,17 @@ def test_accumulated_gradients_are_exchanged_once_per_weight_update(compile_for_
     assert exchanges(four) == {"all-reduce": 1}
     assert four.flops == 4 * one.flops
     assert_updates_in_place(four)
+
+
+@pytest.mark.parametrize("make", [network, partial(wide, depth=2)], ids=["convolution", "dense"])
+def test_data_are_read_where_they_are(compile_for_target, make):
+    """More data on the device take no more temporary memory: no program copies them."""
+    settings = {"make": make, "devices": 1}
+    few = compile_for_target(fit, samples=4 * BATCH, **settings)["train"]
+    many = compile_for_target(fit, samples=4096 * BATCH, **settings)["train"]
+    added = (4096 - 4) * BATCH * SIDE * SIDE * 3 * 4
+    assert many.memory["argument"] - few.memory["argument"] >= added
+    assert many.memory["temp"] - few.memory["temp"] < added / 100
 
 
 # `wide` has 4 weights of 1024 x 1024, and two that are sharded as well but are far smaller.
@@ -206,7 +222,7 @@ def test_each_precision(compile_for_target, precision):
     assert exchanges(train)["all-reduce"] <= (2 if precision.endswith(".16") else 1)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "sequential", "zero-bubble"])
+@pytest.mark.parametrize("schedule", NAMES)
 def test_the_stages_of_a_pipeline(compile_for_target, schedule):
     def run():
         model = compiled_model(convoy.Strategy(4, gradient_accumulation=4))
@@ -226,6 +242,39 @@ def test_the_stages_of_a_pipeline(compile_for_target, schedule):
     for number in (0, 1):
         assert programs[f"device {number} reduce"].devices == 2
         assert exchanges(programs[f"device {number} reduce"]) == {"all-reduce": 1}
+
+
+@pytest.mark.parametrize(
+    ("target", "devices"),
+    [
+        pytest.param("tpu:v5e:4x4", 16, marks=parts.needs("libtpu")),
+        pytest.param("gpu:h100:2x2", 4, marks=parts.needs("JAX's CUDA plugin")),
+    ],
+    indirect=["target"],
+)
+def test_replicas_of_a_pipeline_exchange_gradients_over_hosts(target, compile_for_target, devices):
+    assert target.hosts > 1
+    settings = {"stages": 2, "gradient_accumulation": 4}
+    programs = compile_for_target(fit, devices=devices, **settings)
+    assert programs["stage 1 backward"].devices == 1
+    for number in (0, 1):
+        reduce = programs[f"device {number} reduce"]
+        assert reduce.devices == devices // 2
+        assert exchanges(reduce) == {"all-reduce": 1}
+
+
+def test_a_pipeline_evaluates_and_predicts(compile_for_target):
+    def run():
+        model = compiled_model(convoy.Strategy(2))
+        convoy.split(model, ["pooling"])
+        model.evaluate(*data(SAMPLES), batch_size=BATCH)
+        model.predict(data(SAMPLES)[0], batch_size=BATCH)
+
+    programs = compile_for_target(run)
+    assert programs
+    for program in programs.values():
+        assert (program.devices, exchanges(program)) == (1, {})
+        assert program.aliased_arrays == program.donated_arrays
 
 
 def test_an_exported_model(compile_for_target, tmp_path):
@@ -248,26 +297,50 @@ class Limited(Target):
         return self.limit
 
 
-def test_advice_for_too_large_a_model_makes_it_fit(target):
-    """The first advice is followed: a smaller micro-batch with the same global batch."""
-    settings = {"make": lambda: deep(side=32, depth=3), "batch": 256, "samples": 4 * 256}
-    needed = compiled(target, lambda: fit(**settings)).programs[0].total_bytes
-    small = Limited(**vars(target), limit=needed * 7 // 10)
-    too_large = compiled(small, lambda: fit(**settings))
-    assert not too_large.fits
-    assert output.verdict(too_large).startswith("Does not fit")
-    advice = "\n".join(too_large.advice)
-    assert "a micro-batch of 128 instead of 256" in advice
-    assert 'Strategy(activation_checkpointing="auto")' in advice
-    smaller = settings | {"batch": 128, "gradient_accumulation": 2}
-    assert compiled(small, lambda: fit(**smaller)).fits
+@pytest.fixture
+def advised(target):
+    """Return a function that compiles a run for devices with a part of the memory that it needs.
+
+    It returns the advice, and a function that returns whether a run fits.
+    """
+
+    def compile_it(part, settings):
+        needed = compiled(target, lambda: fit(**settings)).largest.need.total
+        small = Limited(**vars(target), limit=round(needed * part))
+        too_large = compiled(small, lambda: fit(**settings))
+        assert not too_large.fits
+        assert output.verdict(too_large).startswith("Does not fit")
+        return (
+            too_large.advice,
+            lambda **changes: compiled(small, lambda: fit(**settings | changes)).fits,
+        )
+
+    return compile_it
 
 
-def test_a_state_that_is_too_large_fits_in_shards(target):
-    settings = {"make": large}
-    needed = compiled(target, lambda: fit(**settings)).programs[0].total_bytes
-    small = Limited(**vars(target), limit=needed * 6 // 10)
-    too_large = compiled(small, lambda: fit(**settings))
-    assert not too_large.fits
-    assert any('Strategy(shard="weights")' in line for line in too_large.advice)
-    assert compiled(small, lambda: fit(shard="weights", **settings)).fits
+def test_following_any_advice_makes_large_activations_fit(advised):
+    make = partial(deep, side=32, depth=8)
+    settings = {"make": make, "batch": 256, "samples": 4 * 256}
+    (smaller, checkpoints), fits = advised(0.7, settings)
+    assert "a micro-batch of 128 instead of 256" in smaller
+    assert "accumulation over 2 micro-batches" in smaller
+    assert fits(batch=128, gradient_accumulation=2)
+    assert 'Strategy(activation_checkpointing="auto")' in checkpoints
+    assert fits(activation_checkpointing="auto")
+
+
+def test_following_any_advice_makes_a_large_state_fit(advised):
+    (shards, stages), fits = advised(0.9, {"make": large, "gradient_accumulation": 4})
+    assert 'Strategy(shard="weights")' in shards
+    assert fits(shard="weights")
+    count = int(re.match(r"(\d+) pipeline stages", stages)[1])
+    assert fits(stages=count)
+
+
+def test_a_pipeline_that_is_too_large_fits_with_checkpointing_or_more_stages(advised):
+    make = partial(wide, width=2048, depth=8)
+    settings = {"make": make, "stages": 2, "gradient_accumulation": 4}
+    advice, fits = advised(0.9, settings)
+    count = int(re.match(r"(\d+) pipeline stages", advice[-1])[1])
+    assert count > 2
+    assert fits(stages=count)

@@ -1,5 +1,7 @@
 """Runs are compiled and not executed. The devices of the target are CPUs here."""
 
+import re
+
 import jax
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from convoy.compile.session import compile_run
 from convoy.compile.targets import parse_target
 from convoy.compile_only import CompileTarget
 from convoy.engine.step import shard_state
-from tests.compile.networks import CLASSES, SIDE, compiled_model, data
+from tests.compile.networks import CLASSES, SIDE, compiled_model, data, deep
 
 pytestmark = pytest.mark.integration
 
@@ -28,7 +30,7 @@ def without_kernels():
 
 def compile_on_cpus(run, memory=TARGET.memory):
     with Console() as console:
-        opened = CompileTarget("cpus", tuple(jax.devices()), memory)
+        opened = CompileTarget("cpus", tuple(jax.devices()), memory, 1e12, 1e11)
         return compile_run(TARGET, opened, run, console)
 
 
@@ -102,6 +104,19 @@ def test_the_stages_of_a_pipeline_are_compiled_one_by_one():
     assert first.residuals > 2 * 4 * SIDE * SIDE * 8 * 4
     assert "Fits: device 0 of the pipeline takes" in output.verdict(result)
     assert output.describe_stages(result.stages, TARGET).count("\n") == 3
+
+
+def test_stages_are_balanced_by_estimated_times(caplog):
+    def run():
+        model = compiled_model(Strategy(2, gradient_accumulation=2), deep)
+        split(model, 2, batch_size=4)
+        model.fit(*data(64), batch_size=4)
+
+    (first, second) = compile_on_cpus(run).stages
+    (message,) = [record.getMessage() for record in caplog.records if "begin" in record.msg]
+    # The layers are equal, so half of them are in each stage.
+    assert re.search(r"The stages of '\w+' begin with (silu3|conv4), by estimated times", message)
+    assert first.state == pytest.approx(second.state, rel=0.5)
 
 
 def test_sharded_weights_are_gathered_and_their_gradients_scattered(monkeypatch):

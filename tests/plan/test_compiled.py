@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 import pytest
+from convoy.compile.advice import Demand, MemoryNeed
 from convoy.compile.analysis import CompiledProgram, ObservedRun
-from convoy.compile.failures import Shortage, TooLarge
+from convoy.compile.failures import TooLarge
 from convoy.compile.session import CompileResult
 from convoy.compile.stage_memory import StageMemory
 from convoy.compile.targets import parse_target
@@ -48,7 +49,7 @@ def test_the_device_of_a_pipeline_that_needs_the_most_counts():
 
 
 def test_a_rejected_program_has_the_memory_that_it_needs():
-    rejected = TooLarge("train", Shortage(1000, 500), 100, RUN)
+    rejected = TooLarge(Demand("train", MemoryNeed(1000, 80, 100), 500, RUN))
     step = compiled_step(ONE, 2, CompileResult(TARGET, 1, [], rejected))
     assert step == CompiledStep(ONE, 1000, 900)
 

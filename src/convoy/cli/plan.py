@@ -25,7 +25,7 @@ from convoy.pipeline.balance.layer_costs import transfer_seconds
 from convoy.plan import machine as machines
 from convoy.plan import output
 from convoy.plan.compiled import CompiledStep, compiled_step, search_compiled
-from convoy.plan.device_speeds import SPEEDS, target_machine
+from convoy.plan.device_speeds import target_machine
 from convoy.plan.machine import Machine
 from convoy.plan.options import PER_HOST, SLOTS, PlanOptions
 from convoy.plan.predict import ParallelConfiguration, Predictor
@@ -158,10 +158,9 @@ def compiled_costs(
     Returns:
         The profile, the devices, and the bytes of each configuration that was compiled.
     """
-    speed = SPEEDS[target.kind]
     machine = target_machine(target, options.latency)
     source = f"estimated for {target.name}"
-    estimated = estimate_profile(model, target.flops, speed.bandwidth, source)
+    estimated = estimate_profile(model, target.flops, target.bandwidth, source)
     slots = SLOTS[options.optimizer]
 
     def compile_one(predictor: Predictor, configuration: ParallelConfiguration) -> CompiledStep:

@@ -10,6 +10,7 @@ import jax
 import keras
 import numpy as np
 from convoy import compile_only
+from convoy.compile.advice import Demand, MemoryNeed
 from convoy.compile.analysis import (
     CompiledProgram,
     ObservedRun,
@@ -82,10 +83,12 @@ class CompilingObserver(Observer):
                 with compiler_output_hidden():
                     compiled = lowered.compile(self._options)
             except jax.errors.JaxRuntimeError as error:
-                shortage = find_shortage(error, argument_bytes(arguments))
+                fixed = argument_bytes(arguments)
+                shortage = find_shortage(error, fixed)
                 if shortage is None:
                     raise
-                raise TooLarge(name, shortage, donated_bytes(traced, arguments), run) from None
+                need = MemoryNeed(shortage.needed, donated_bytes(traced, arguments), fixed)
+                raise TooLarge(Demand(name, need, shortage.available, run)) from None
         seconds = lowered_at - started, time.perf_counter() - lowered_at
         self.programs.append(analyze(name, run, traced, arguments, compiled, seconds))
         return jax.tree.map(

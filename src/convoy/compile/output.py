@@ -76,17 +76,13 @@ def _collectives(program: CompiledProgram, per: str) -> str:
 
 def verdict(result: CompileResult) -> str:
     """Return whether everything fits, as text, with suggestions if it does not."""
-    target = result.target
-    available = target.memory
-    if result.rejected is not None:
-        name, (needed, available) = result.rejected.program, result.rejected.shortage
-    elif result.stages:
-        device = max(result.stages, key=lambda stage: stage.total_bytes)
-        name, needed = f"device {device.device} of the pipeline", device.total_bytes
-    else:
-        largest = max(result.programs, key=lambda program: program.total_bytes)
-        name, needed = largest.name, largest.total_bytes
-    used = f"{name} takes {format_bytes(needed)} of {format_bytes(available)} on a device"
+    largest = result.largest
+    if largest is None:
+        return "Nothing was compiled."
+    used = (
+        f"{largest.name} takes {format_bytes(largest.need.total)} of "
+        f"{format_bytes(largest.available)} on a device"
+    )
     if result.fits:
         return f"Fits: {used}."
     advice = "".join(f"\n  - {line}" for line in result.advice)
@@ -107,7 +103,7 @@ def describe_stages(stages: Sequence[StageMemory], target: Target) -> str:
 
 def document(result: CompileResult) -> Json:
     """Return everything as one document."""
-    target, rejected = result.target, result.rejected
+    target, rejected = result.target, result.rejected and result.rejected.demand
     return {
         "target": {
             "name": target.name,
@@ -119,7 +115,12 @@ def document(result: CompileResult) -> Json:
         "jax": jax.__version__,
         "fits": result.fits,
         "advice": result.advice,
-        "rejected": rejected and {"name": rejected.program, **rejected.shortage._asdict()},
+        "rejected": rejected
+        and {
+            "name": rejected.name,
+            "needed": rejected.need.total,
+            "available": rejected.available,
+        },
         "stages": [vars(stage) | {"total": stage.total_bytes} for stage in result.stages],
         "programs": [to_json(program) for program in result.programs],
     }

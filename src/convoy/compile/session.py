@@ -6,9 +6,10 @@ from dataclasses import dataclass, field, replace
 
 import jax
 from convoy import compile_only
-from convoy.compile.analysis import CompiledProgram, ObservedRun
+from convoy.compile.advice import Demand, MemoryNeed, advise
+from convoy.compile.analysis import CompiledProgram
 from convoy.compile.console import Console
-from convoy.compile.failures import TooLarge, advise
+from convoy.compile.failures import TooLarge
 from convoy.compile.observer import CompilingObserver
 from convoy.compile.stage_memory import StageMemory, stage_memory
 from convoy.compile.targets import Target
@@ -39,9 +40,28 @@ class CompileResult:
 
     @property
     def fits(self) -> bool:
-        sizes = [program.total_bytes for program in self.programs]
-        sizes += [stage.total_bytes for stage in self.stages]
-        return self.rejected is None and max(sizes, default=0) <= self.target.memory
+        largest = self.largest
+        return largest is None or (
+            self.rejected is None and largest.need.total <= largest.available
+        )
+
+    @property
+    def largest(self) -> Demand | None:
+        """What takes most memory: the rejected program, another one, or a device of a pipeline."""
+        if self.rejected is not None:
+            return self.rejected.demand
+        found = []
+        for program in self.programs:
+            need = MemoryNeed(
+                program.total_bytes, program.memory["alias"], program.memory["argument"]
+            )
+            found.append(Demand(program.name, need, self.target.memory, program.run))
+        for stage in self.stages:
+            need = MemoryNeed(stage.total_bytes, stage.state, stage.state + stage.data + stage.code)
+            run = next(program.run for program in self.programs if program.run.name == "fit")
+            name = f"device {stage.device} of the pipeline"
+            found.append(Demand(name, need, self.target.memory, run))
+        return max(found, key=lambda demand: demand.need.total, default=None)
 
 
 def compile_run(
@@ -66,20 +86,10 @@ def compile_run(
         rejected = error
     stages = [s for made in observer.runs for s in stage_memory(made, observer.programs)]
     result = CompileResult(target, hosts, observer.programs, rejected, stages)
-    return result if result.fits else replace(result, advice=_advice(result, observer.runs))
-
-
-def _advice(result: CompileResult, runs: list[ObservedRun]) -> list[str]:
-    """Return advice about the part that takes most memory."""
-    if result.rejected is not None:
-        return advise(*result.rejected.shortage, result.rejected.state, result.rejected.run)
-    available = result.target.memory
-    if result.stages:
-        device = max(result.stages, key=lambda stage: stage.total_bytes)
-        trains = next(run for run in runs if "train" in run.runners)
-        return advise(device.total_bytes, available, device.state, trains)
-    largest = max(result.programs, key=lambda program: program.total_bytes)
-    return advise(largest.total_bytes, available, largest.memory["alias"], largest.run)
+    largest = result.largest
+    if largest is None or result.fits:
+        return result
+    return replace(result, advice=advise(largest, target.devices))
 
 
 @contextlib.contextmanager

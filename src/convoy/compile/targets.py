@@ -22,12 +22,14 @@ class TpuKind:
     Attributes:
         axes: number of axes of its topologies.
         memory: bytes of a chip's memory that programs can use, as XLA reports them.
-        flops: bfloat16 operations per second of a chip, by Google's page about the generation.
+        bandwidth: bytes per second of its memory, by Google's page about the generation.
+        flops: bfloat16 operations per second of a chip, by the same page.
         largest_host: maximum number of chips on a single host; several hosts have `TPU_HOST` each.
     """
 
     axes: int
     memory: int
+    bandwidth: float
     flops: float
     largest_host: int
 
@@ -65,9 +67,9 @@ class GpuKind:
 
 TPU_HOST = 4
 TPUS = {
-    "v5e": TpuKind(2, round(15.75 * GIB), 197e12, 8),
-    "v5p": TpuKind(3, round(95.74 * GIB), 459e12, 4),
-    "v6e": TpuKind(2, round(31.25 * GIB), 918e12, 8),
+    "v5e": TpuKind(2, round(15.75 * GIB), 0.819e12, 197e12, 8),
+    "v5p": TpuKind(3, round(95.74 * GIB), 2.765e12, 459e12, 4),
+    "v6e": TpuKind(2, round(31.25 * GIB), 1.64e12, 918e12, 8),
 }
 _KIB, _MIB = 2**10, 2**20
 GPUS = {
@@ -128,6 +130,11 @@ class Target:
     def flops(self) -> float:
         """Highest number of 16-bit operations per second of a device."""
         return (TPUS | GPUS)[self.kind].flops
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second of a device's memory."""
+        return (TPUS | GPUS)[self.kind].bandwidth
 
 
 def parse_target(name: str) -> Target:

@@ -46,7 +46,7 @@ def open_target(target: Target) -> CompileTarget:
     except (jax.errors.JaxRuntimeError, NotImplementedError, RuntimeError) as error:
         reason = first_line(error)
         raise TargetError(f"--target {target.name}: {reason}") from None
-    return CompileTarget(target.name, devices, target.memory)
+    return CompileTarget(target.name, devices, target.memory, target.flops, target.bandwidth)
 
 
 def compiler_options(platform: str) -> dict[str, str | bool | int]:

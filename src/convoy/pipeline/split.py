@@ -8,13 +8,19 @@ from typing import Literal
 
 import jax
 import keras
+from convoy import compile_only, distributed, keras_bridge
 from convoy import devices as device_choice
-from convoy import distributed, keras_bridge
 from convoy.engine.data.input import DEFAULT_BATCH
 from convoy.engine.data.placement import tree_bytes
 from convoy.engine.prepared_model import DeferredSplit, PreparedModel
 from convoy.keras_bridge import GraphCall, graph_input_specs
-from convoy.pipeline.balance.layer_costs import layer_sizes, measure_layers, transfer_seconds
+from convoy.pipeline.balance.layer_costs import (
+    LayerSizes,
+    estimate_seconds,
+    layer_sizes,
+    measure_layers,
+    transfer_seconds,
+)
 from convoy.pipeline.balance.partition import StageMemory, allowed_cuts, partition
 from convoy.pipeline.stages import calls_of, set_stage_assignment
 from convoy.types import Data
@@ -46,7 +52,8 @@ def split(
         stages: names of the layers with which the second and later stages begin, `"nested/layer"`
             for a layer of a nested model. Alternatively the number of stages, or `"auto"` for one
             stage per device of the strategy: every layer is then timed, and the model is split so
-            that its slowest stage is as fast as possible.
+            that its slowest stage is as fast as possible. Under `convoy compile`, the times are
+            estimated.
         batch_size: samples per micro-batch, for timing the layers.
         sample: example inputs in the form that `fit` takes, for a model with inputs of unknown size
             such as `keras.Input((None,))`. Layers are timed with their shapes. Without a sample,
@@ -181,8 +188,9 @@ def split_by_cost(
 ) -> list[int]:
     """Return the stage of every call so that the slowest stage is as fast as possible.
 
-    Every layer is timed, and so is a transfer between devices. A layer that runs several times
-    stays in one stage, and every stage fits into the memory of a device.
+    Every layer is timed, and so is a transfer between devices; on the devices of a compile target,
+    the times are estimated. A layer that runs several times stays in one stage, and every stage
+    fits into the memory of a device.
 
     Args:
         model: a functional or sequential model.
@@ -197,8 +205,7 @@ def split_by_cost(
     calls = calls_of(model)
     cuts_allowed = check_cuts(model, calls, stages)
     layers = layer_sizes(model, calls, batch_size, sample)
-    seconds = measure_layers(model, layers, devices[0])
-    rate = transfer_seconds(devices)
+    seconds, rate = _times(model, layers, devices)
     limit = device_choice.memory(tuple(devices))
     memory = StageMemory(layers, _optimizer_slots(model))
     cuts = partition(
@@ -216,7 +223,25 @@ def split_by_cost(
         )
     if distributed.index() == 0:
         _log_shares(model, calls, seconds, cuts)
+    if compile_only.target() is not None:
+        logger.warning(
+            "The stages of %r begin with %s, by estimated times. On the devices, layers are timed: "
+            "pass these names to split there in the same way.",
+            model.name,
+            " ".join(calls[cut].name for cut in cuts),
+        )
     return _assignment(cuts, len(calls))
+
+
+def _times(
+    model: keras.Model, layers: Sequence[LayerSizes], devices: Sequence[jax.Device]
+) -> tuple[list[float], float]:
+    """Return the time of each layer, and that of a transfer per byte."""
+    if target := compile_only.target():
+        # Only the vendors' figures are known, and transfers overlap with computation.
+        estimates = [estimate_seconds(layer, target.flops, target.bandwidth) for layer in layers]
+        return estimates, 0.0
+    return measure_layers(model, layers, devices[0]), transfer_seconds(devices)
 
 
 def check_cuts(model: keras.Model, calls: Sequence[GraphCall], stages: int) -> list[int]:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 from convoy.compile.session import CompileResult
 from convoy.compile.targets import Target
-from convoy.plan.device_speeds import SPEEDS
 from convoy.plan.predict import ParallelConfiguration, Predictor
 from convoy.plan.profile import Profile
 from convoy.plan.search import search
@@ -45,8 +44,8 @@ def compiled_step(
         result: its programs.
     """
     if result.rejected is not None:
-        needed = result.rejected.shortage.needed
-        return CompiledStep(configuration, needed, needed - result.rejected.state)
+        need = result.rejected.demand.need
+        return CompiledStep(configuration, need.total, need.total - need.fixed)
     if result.stages:
         return CompiledStep(configuration, max(stage.total_bytes for stage in result.stages))
     program = max(result.programs, key=lambda program: program.flops)  # the training step
@@ -75,7 +74,7 @@ def with_compiled(estimated: Profile, steps: Sequence[CompiledStep], target: Tar
     )
     if not plain:
         return estimated
-    speed, largest = SPEEDS[target.kind], plain[-1]
+    largest = plain[-1]
     samples = largest.configuration.micro_batch
     work = max(step.flops / step.configuration.micro_batch for step in plain) / target.flops
     sizes = ", ".join(str(step.configuration.micro_batch) for step in plain)
@@ -85,7 +84,7 @@ def with_compiled(estimated: Profile, steps: Sequence[CompiledStep], target: Tar
         held_share=largest.temporary / (samples * sum(estimated.activations)),
         compiled_memory=tuple((step.configuration.micro_batch, step.memory) for step in plain),
         source=f"memory and work compiled for {target.name}, micro-batches of {sizes}; times "
-        f"estimated from {target.flops / 1e12:.0f} TFLOP/s and {speed.bandwidth / 1e9:,.0f} GB/s",
+        f"estimated from {target.flops / 1e12:.0f} TFLOP/s and {target.bandwidth / 1e9:,.0f} GB/s",
     )
 
 

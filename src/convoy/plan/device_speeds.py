@@ -1,4 +1,4 @@
-"""Speeds of devices that a target names: memory and links, from the vendors' data sheets."""
+"""Speeds of the links of devices that a target names, from the vendors' data sheets."""
 
 from dataclasses import dataclass
 
@@ -13,11 +13,10 @@ UPDATE_ARRAYS = 5
 
 
 @dataclass(frozen=True)
-class DeviceSpeed:
-    """Speeds of one kind of device.
+class LinkSpeed:
+    """Speeds of the links of one kind of device.
 
     Attributes:
-        bandwidth: bytes per second of its memory.
         link: bytes per second that it sends over its links to other devices; half of the vendors'
             figure for both directions.
         connected: number of devices that are connected by links without a network: a pod of TPUs,
@@ -26,7 +25,6 @@ class DeviceSpeed:
         source: origin of the numbers.
     """
 
-    bandwidth: float
     link: float
     connected: int
     network: float
@@ -35,19 +33,19 @@ class DeviceSpeed:
 
 _CLOUD = "https://cloud.google.com/tpu/docs"
 _DGX = "data sheet of NVIDIA's DGX"
-SPEEDS = {
+LINKS = {
     # 400 GB/s in both directions; 6.4 Tbit/s of a pod's network.
-    "v5e": DeviceSpeed(819 * GB, 200 * GB, 256, 6400 * GBIT, f"{_CLOUD}/v5e"),
+    "v5e": LinkSpeed(200 * GB, 256, 6400 * GBIT, f"{_CLOUD}/v5e"),
     # 1,200 GB/s in both directions; 50 Gbit/s of network for each chip of a slice.
-    "v5p": DeviceSpeed(2765 * GB, 600 * GB, 6144, 6144 * 50 * GBIT, f"{_CLOUD}/v5p"),
+    "v5p": LinkSpeed(600 * GB, 6144, 6144 * 50 * GBIT, f"{_CLOUD}/v5p"),
     # 800 GB/s in both directions; 25.6 Tbit/s of a pod's network.
-    "v6e": DeviceSpeed(1640 * GB, 400 * GB, 256, 25600 * GBIT, f"{_CLOUD}/v6e"),
+    "v6e": LinkSpeed(400 * GB, 256, 25600 * GBIT, f"{_CLOUD}/v6e"),
     # NVLink with 600 and 900 GB/s in both directions; 8 network cards of 200 or 400 Gbit/s.
-    "a100": DeviceSpeed(2039 * GB, 300 * GB, 8, 8 * 200 * GBIT, f"{_DGX} A100 640GB"),
-    "h100": DeviceSpeed(3350 * GB, 450 * GB, 8, 8 * 400 * GBIT, f"{_DGX} H100"),
-    "h200": DeviceSpeed(4800 * GB, 450 * GB, 8, 8 * 400 * GBIT, f"{_DGX} H200"),
+    "a100": LinkSpeed(300 * GB, 8, 8 * 200 * GBIT, f"{_DGX} A100 640GB"),
+    "h100": LinkSpeed(450 * GB, 8, 8 * 400 * GBIT, f"{_DGX} H100"),
+    "h200": LinkSpeed(450 * GB, 8, 8 * 400 * GBIT, f"{_DGX} H200"),
     # PCI Express 4.0 with 16 lanes; a host of Google's G2 machines has 100 Gbit/s.
-    "l4": DeviceSpeed(300 * GB, 32 * GB, 8, 100 * GBIT, "data sheet of NVIDIA's L4; Google's G2"),
+    "l4": LinkSpeed(32 * GB, 8, 100 * GBIT, "data sheet of NVIDIA's L4; Google's G2"),
 }
 
 
@@ -58,7 +56,7 @@ def target_machine(target: Target, latency: float) -> Machine:
         target: the target.
         latency: seconds before a message between groups of connected devices begins to arrive.
     """
-    speed = SPEEDS[target.kind]
+    speed = LINKS[target.kind]
     per_host = target.devices // target.hosts
     return Machine(
         devices=target.devices,
@@ -68,6 +66,6 @@ def target_machine(target: Target, latency: float) -> Machine:
         exchange=speed.link,
         network=speed.network if target.platform == "tpu" else speed.network * per_host / 8,
         latency=latency,
-        update=speed.bandwidth / UPDATE_ARRAYS,
+        update=target.bandwidth / UPDATE_ARRAYS,
         connected=speed.connected if target.platform == "tpu" else per_host,
     )

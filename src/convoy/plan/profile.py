@@ -6,23 +6,18 @@ from dataclasses import dataclass, replace
 
 import jax
 import keras
-from convoy.engine.data.placement import tree_bytes
-from convoy.jaxpr import count_flops
 from convoy.pipeline.balance.layer_costs import (
     ForwardBackward,
-    LayerSizes,
+    estimate_seconds,
     input_shapes,
     layer_sizes,
     measure_layers,
     output_shapes,
-    stage_outputs,
 )
 from convoy.pipeline.balance.partition import allowed_cuts
 from convoy.pipeline.stages import calls_of, make_stages
 from convoy.plan.machine import time_together
 
-# A backward pass computes two products for each product of the forward pass.
-PASSES = 3
 # Micro-batch sizes for which times are estimated; between them the time is linear.
 ESTIMATED_SIZES = (1, 64)
 # Seconds to start an operation.
@@ -84,9 +79,6 @@ class Profile:
 def estimate_profile(model: keras.Model, flops: float, bandwidth: float, source: str) -> Profile:
     """Estimate the costs of a model on a device of some speed.
 
-    The time of a layer is the longer of two times: that of its products, and that of moving its
-    bytes to and from memory (roofline model).
-
     Args:
         model: a functional or sequential model.
         flops: floating-point operations per second of a device.
@@ -98,11 +90,7 @@ def estimate_profile(model: keras.Model, flops: float, bandwidth: float, source:
     """
     calls = calls_of(model)
     layers = layer_sizes(model, calls, 1)
-    per_sample = [
-        PASSES
-        * max(_products(layer) / flops, (tree_bytes(layer.inputs) + layer.activations) / bandwidth)
-        for layer in layers
-    ]
+    per_sample = [estimate_seconds(layer, flops, bandwidth) for layer in layers]
 
     def seconds(samples: int) -> list[float]:
         return [START + samples * each for each in per_sample]
@@ -178,9 +166,3 @@ def measure_profile(
 def _normalised(seconds: Sequence[float]) -> tuple[float, ...]:
     total = sum(seconds)
     return tuple(value / total for value in seconds)
-
-
-def _products(layer: LayerSizes) -> float:
-    """Count the floating-point operations of a layer's convolutions and matrix products."""
-    traced = jax.make_jaxpr(stage_outputs(layer.stage))(layer.inputs)
-    return count_flops(traced)

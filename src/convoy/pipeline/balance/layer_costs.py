@@ -1,4 +1,4 @@
-"""Measured costs of a model's layers: time, memory, and bytes transferred at a split."""
+"""Costs of a model's layers: measured or estimated time, memory, and bytes sent at a split."""
 
 import contextlib
 import math
@@ -12,6 +12,7 @@ import numpy as np
 from convoy import cpu, keras_bridge
 from convoy.engine import checks
 from convoy.engine.data.placement import tree_bytes
+from convoy.jaxpr import count_flops
 from convoy.keras_bridge import (
     GraphCall,
     graph_input_specs,
@@ -37,6 +38,8 @@ from convoy.types import Arrays, Data, PyTree
 TURNS, RUNS, SECONDS = 3, 4, 0.02
 # Large enough that a transfer takes longer than its dispatch.
 TRANSFERRED = 4 << 20
+# A backward pass computes two products for each product of the forward pass.
+PASSES = 3
 
 # Repeated to fill larger arrays, because drawing random numbers takes longer than most layers.
 _RANDOM = np.random.default_rng(0).normal(size=1 << 16).astype(np.float32)
@@ -132,6 +135,22 @@ def measure_layers(
             programs[key] = both.run, partial(both.arguments, device)
     seconds = dict(zip(programs, time_in_turns(list(programs.values())), strict=True))
     return [max(0.0, seconds[key] - seconds[()]) for key in keys]
+
+
+def estimate_seconds(layer: LayerSizes, flops: float, bandwidth: float) -> float:
+    """Estimate the time of a call, forward and backward, on a device of some speed.
+
+    It is the longer of two times: that of its products, and that of moving its bytes to and from
+    memory (roofline model).
+
+    Args:
+        layer: shapes and sizes of the call.
+        flops: floating-point operations per second of the device.
+        bandwidth: bytes per second to and from its memory.
+    """
+    products = count_flops(jax.make_jaxpr(stage_outputs(layer.stage))(layer.inputs))
+    moved = tree_bytes(layer.inputs) + layer.activations
+    return PASSES * max(products / flops, moved / bandwidth)
 
 
 def transfer_seconds(devices: Sequence[jax.Device]) -> float:

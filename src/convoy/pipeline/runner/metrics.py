@@ -58,6 +58,8 @@ def total_metrics(metrics: dict[int, Arrays], layout: DeviceLayout, chunk: Chunk
         ]
     else:
         totals = [jnp.zeros(variable.shape, variable.dtype) for variable in variables]
+    if layout.placement.is_compile_only:
+        totals = [np.asarray(total) for total in totals]
     if layout.placement.spans_processes:
         everywhere = distributed.totals([np.asarray(total) for total in totals])
         totals = [device_put(total, device) for total in everywhere]
