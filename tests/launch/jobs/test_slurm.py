@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -16,6 +17,30 @@ from .slurm_cluster import Slurm, directives, fill_in
 
 pytestmark = pytest.mark.integration
 
+# Options with the form of their values, by the manuals of sbatch and srun.
+NUMBER = r"[1-9]\d*"
+SBATCH = {
+    "account": r"\w+",
+    "cpus-per-task": NUMBER,
+    "gpus-per-task": rf"(\w+:)?{NUMBER}",
+    "job-name": r"\S+",
+    "nodelist": r"[\w.\[\],-]+",
+    "nodes": rf"{NUMBER}(-{NUMBER})?",
+    "ntasks-per-node": NUMBER,
+    "open-mode": "append|truncate",
+    "output": r"(\w|-|\.|%[jx])+",
+    "partition": r"[\w,]+",
+    "requeue": "",
+    "signal": r"([RB]+:)?[A-Z]+@\d{1,5}",
+    "time": r"\d+|(\d+-)?\d+(:\d\d){1,2}",
+}
+SRUN = {
+    "cpu-bind": "((quiet|verbose),)?(cores|ldoms|none|rank|sockets|threads)",
+    "cpus-per-task": r"\$SLURM_CPUS_PER_TASK",
+    "kill-on-bad-exit": "[01]",
+    "label": "",
+    "wait": r"\d+",
+}
 FILLED = {"account": "physics", "partition": "gpu", "cores": "1", "time": "12:00:00"}
 
 
@@ -49,6 +74,27 @@ def test_a_batch_file_has_the_processes_devices_and_signals_of_its_launch(capsys
     assert "\nrestarts=3\n" in text
     for place in FILLED:
         assert f"#   <{place}>" in text or f", <{place}>" in text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--num-instances", 4],
+        ["--num-instances", 2, "--numa-aware"],
+        ["--host", "a,b-1.c"],
+        ["--target", "gpu:h100:4x8", "--devices-per-replica", 2],
+    ],
+)
+def test_a_batch_file_has_only_options_that_slurm_has(capsys, words):
+    text = fill_in(write(capsys, *words, "train.py"), **FILLED)
+    assert text.startswith("#!/bin/bash\n")
+    # Slurm reads no options after the first command.
+    assert "#SBATCH" not in text.partition("\nenvironment=")[2]
+    for name, value in directives(text).items():
+        assert re.fullmatch(SBATCH[name], value), f"--{name}={value}"
+    (step,) = re.findall(r"^  srun (.*) \\$", text, re.M)
+    for name, value in re.findall(r"--([a-z-]+)(?:=([^ \"}]+))?", step):
+        assert re.fullmatch(SRUN[name], value), f"--{name}={value}"
 
 
 def test_named_hosts_and_a_plain_script_are_kept(capsys):
