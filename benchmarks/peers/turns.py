@@ -16,7 +16,7 @@ from benchmarks.peers.protocol import Ready, RunnerError
 from benchmarks.peers.suites import Suite
 from benchmarks.peers.workloads import Workload
 
-PREPARE_TIMEOUT = 900.0
+PREPARE_TIMEOUT = 1800.0
 TURN_TIMEOUT = 300.0
 # A runner of the largest workload of the peers' page needs less.
 MIN_FREE_BYTES = 3 << 30
