@@ -14,7 +14,8 @@ about 90 minutes on two cores, and a page, its figures and a chart in `benchmark
 those where it is less than 1.2 times as fast as the best.
 
 The page is written after every workload. `--resume` continues a run that was interrupted: it skips
-the workloads that the figures of the same commit and settings contain.
+the workloads that the figures of the same commit and settings contain. `--again` measures the
+chosen workloads again and keeps the others.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -59,6 +60,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--precisions", nargs="+", choices=PRECISIONS, default=list(suite.precisions)
     )
     parser.add_argument("--resume", action="store_true", help="continue an interrupted run")
+    text = "continue a run, but measure the chosen workloads again"
+    parser.add_argument("--again", action="store_true", help=text)
     text = f"turns of each peer (default: {suite.rounds})"
     parser.add_argument("--rounds", type=int, default=suite.rounds, help=text)
     text = f"default: {suite.seconds}"
@@ -71,6 +74,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help=text)
     options = parser.parse_args(arguments)
     options.suite = suite
+    options.resume = options.resume or options.again
     if options.quick:
         options.rounds, options.seconds_per_turn = 1, 0.0
     options.output = options.output or (quick if options.quick else RESULTS)
@@ -220,6 +224,8 @@ def run(options: argparse.Namespace) -> None:
     """Measure the chosen workloads, and write the page after each of them."""
     suite: Suite = options.suite
     result = open_result(options)
+    if options.again:
+        forget(result, options.workloads)
     chosen_workloads = [suite.workloads[name] for name in options.workloads]
     workloads = [work for work in chosen_workloads if work.name not in result["workloads"]]
     chosen = {
@@ -250,12 +256,19 @@ def run(options: argparse.Namespace) -> None:
     print(PAGES[suite.name].page(result))
 
 
+def forget(result: dict[str, Any], names: Collection[str]) -> None:
+    """Remove workloads from the figures of a run."""
+    for part in ("workloads", "starts", "profiles"):
+        result[part] = {name: found for name, found in result[part].items() if name not in names}
+    result["dropped"] = [row for row in result["dropped"] if row[1] not in names]
+
+
 def record(result: dict[str, Any], workload: Workload, outcome: Outcome) -> None:
     """Add the outcome of a workload to the figures of a run."""
     result["workloads"][workload.name] = outcome.as_json()
     result["starts"][workload.name] = outcome.starts_as_json()
     for (precision, name), why in outcome.dropped.items():
-        result["dropped"].append([f"{PEERS[name].title}, {precision}", workload.title, why])
+        result["dropped"].append([f"{PEERS[name].title}, {precision}", workload.name, why])
     for (_, name), ready in outcome.ready.items():
         entry = {"versions": ready.versions, "note": ready.note}
         known = result["peers"].setdefault(name, entry)

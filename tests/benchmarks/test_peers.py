@@ -450,6 +450,19 @@ class TestResume:
 
         assert run.open_result(options) == result
 
+    def test_a_workload_that_is_measured_again_is_forgotten(self):
+        rows = {HEADLINE: turns(100)}
+        result = make_result(
+            rows,
+            workloads={"resnet50": {FLOAT32: rows}, "toy": {FLOAT32: rows}},
+            dropped=[["PyTorch", "resnet50", "no memory"], ["PyTorch", "toy", "no compiler"]],
+        )
+
+        run.forget(result, ["resnet50"])
+
+        assert list(result["workloads"]) == ["toy"]
+        assert result["dropped"] == [["PyTorch", "toy", "no compiler"]]
+
     def test_a_run_of_yesterday_goes_on_under_its_date(self, options):
         result = run.open_result(options) | {"date": "2026-01-31"}
         report.write(result, options.output)
