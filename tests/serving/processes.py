@@ -78,6 +78,18 @@ def serving(folder, *words, **models):
         process.stdout.close()
 
 
+def wait_for(server, model, version, state):
+    """Wait until a version is in a state, and return its error."""
+    began = time.monotonic()
+    while time.monotonic() < began + 120:
+        _, text = server.get(f"/v1/models/{model}")
+        for found in json.loads(text).get("model_version_status", ()):
+            if found["version"] == str(version) and found["state"] == state:
+                return found["status"]["error_message"]
+        time.sleep(0.1)
+    raise AssertionError(f"{model}: version {version} is not {state}: {text}")
+
+
 class OtherClient:
     """A client that sends small requests one after the other, and times each."""
 
@@ -100,10 +112,10 @@ class OtherClient:
             self.failures.append((status, body))
         return time.perf_counter() - began
 
-    def longest(self, until=None, requests=30):
-        """Return the longest of some requests; they go on until a thread has ended."""
+    def longest(self, goes_on=lambda: False, requests=30):
+        """Return the longest of some requests; they go on as long as a function says."""
         seconds = []
-        while len(seconds) < requests or (until is not None and until.is_alive()):
+        while len(seconds) < requests or goes_on():
             seconds.append(self.request())
         return max(seconds)
 
@@ -112,16 +124,19 @@ def waits(server, attack, rounds=3, path="/v1/models/half:predict"):
     """Return how long another client waits otherwise, and during an attack.
 
     It takes the longest of many requests, as a median of several rounds, because an attack that
-    blocks a server for a moment delays few requests.
+    blocks a server for a moment delays few requests. The quiet requests of a round go on for as
+    long as the attack did, so that other programs on the machine delay them as often.
     """
     quiet, attacked = [], []
     with OtherClient(server, path) as other:
         other.longest()
         for _ in range(rounds):
-            quiet.append(other.longest())
             thread = threading.Thread(target=attack)
+            began = time.perf_counter()
             thread.start()
-            attacked.append(other.longest(thread))
+            attacked.append(other.longest(thread.is_alive))
             thread.join()
+            end = 2 * time.perf_counter() - began
+            quiet.append(other.longest(lambda end=end: time.perf_counter() < end))
     assert not other.failures
     return statistics.median(quiet), statistics.median(attacked)

@@ -5,7 +5,6 @@ import io
 import json
 import os
 import shutil
-import time
 from pathlib import Path
 
 import convoy
@@ -17,7 +16,7 @@ from convoy.serving import tensorflow_serving_pb2 as messages
 from PIL import Image
 from tests.serving.bad_files import CALLBACK, picture, png, with_custom_call
 from tests.serving.models import half_plus
-from tests.serving.processes import OtherClient, serving, waits
+from tests.serving.processes import OtherClient, serving, wait_for, waits
 
 pytestmark = pytest.mark.integration
 
@@ -38,11 +37,16 @@ def wide():
     return keras.Model(x, keras.ops.mean(x, axis=1))
 
 
+def long():
+    x = keras.Input((1,), name="x")
+    return keras.Model(x, keras.layers.RepeatVector(500_000)(x))
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("attacked")
-    models = {"half": half_plus(2), "four": four(), "wide": wide(), "pictures": picture()}
-    models["rolled"] = half_plus(1)
+    models = {"half": half_plus(2), "four": four(), "wide": wide(), "long": long()}
+    models |= {"pictures": picture(), "rolled": half_plus(1)}
     for name, model in models.items():
         convoy.export(model, folder / name, batch_sizes=[1, 4])
     # A stand-in for Ghostscript tells if it is started.
@@ -139,6 +143,60 @@ def test_a_long_text_that_is_valid(server):
     check_attack(server, attack)
 
 
+def test_a_long_text_of_short_lists(server):
+    body = b'{"instances": [' + b",".join([b"[0.5]"] * 1_000_000) + b"]}"
+
+    def attack():
+        assert server.post("/v1/models/wide:predict", body)[0] == 413
+
+    check_attack(server, attack)
+
+
+def test_a_long_text_that_is_damaged_at_its_end(server):
+    body = b'{"instances": [[' + b",".join([b"0.5"] * 2_000_000) + b"?"
+
+    def attack():
+        assert server.post("/v1/models/wide:predict", body)[0] == 400
+
+    check_attack(server, attack)
+
+
+def test_a_long_text_of_another_type(server):
+    body = b'{"instances": {"x": [' + b",".join([b"0.5"] * 2_000_000) + b"]}}"
+
+    def attack():
+        assert server.post("/v1/models/wide:predict", body)[0] == 400
+
+    check_attack(server, attack)
+
+
+def test_a_long_message_that_is_valid(server):
+    request = messages.PredictRequest()
+    request.model_spec.name = "wide"
+    tensor = request.inputs["x"]
+    tensor.dtype = 1
+    for size in (50, 20_000):
+        tensor.tensor_shape.dim.add(size=size)
+    tensor.float_val.extend([0.5] * 1_000_000)
+    data = request.SerializeToString()
+
+    def attack():
+        assert server.grpc("Predict", data)[0] == "OK"
+
+    check_attack(server, attack)
+
+
+@pytest.mark.parametrize("protocol", ["rest", "grpc"])
+def test_a_long_answer(server, protocol):
+    def attack():
+        if protocol == "rest":
+            assert server.post("/v1/models/long:predict", {"instances": [[0.3]]})[0] == 200
+        else:
+            assert server.grpc("Predict", one_value("long", [1, 1]))[0] == "OK"
+
+    check_attack(server, attack)
+
+
 def as_json(*files):
     return {"instances": [{"b64": base64.b64encode(file).decode()} for file in files]}
 
@@ -160,6 +218,19 @@ def test_a_small_file_with_millions_of_pixels(server):
     def attack():
         assert server.post("/v1/models/pictures:predict", as_json(file))[0] == 413
         assert server.grpc("Predict", as_message(file))[0] == "INVALID_ARGUMENT"
+
+    check_attack(server, attack)
+
+
+def test_a_large_file_as_text(server):
+    pixels = np.random.default_rng(0).integers(0, 256, (3000, 3000, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG", compress_level=0)
+    body = json.dumps(as_json(file.getvalue())).encode()
+    assert len(body) > 30_000_000
+
+    def attack():
+        assert server.post("/v1/models/pictures:predict", body)[0] == 200
 
     check_attack(server, attack)
 
@@ -195,18 +266,6 @@ def test_an_image_cannot_start_a_program(server):
     status, body = server.post("/v1/models/pictures:predict", as_json(file))
     assert (status, b"JPEG, PNG" in body) == (400, True)
     assert not (server.folder / "gs-was-started").exists()
-
-
-def wait_for(server, model, version, state):
-    """Wait until a version is in a state, and return its error."""
-    began = time.monotonic()
-    while time.monotonic() < began + 120:
-        _, text = server.get(f"/v1/models/{model}")
-        for found in json.loads(text).get("model_version_status", ()):
-            if found["version"] == str(version) and found["state"] == state:
-                return found["status"]["error_message"]
-        time.sleep(0.1)
-    raise AssertionError(f"{model}: version {version} is not {state}: {text}")
 
 
 def test_bad_versions_do_not_hold_up_good_ones(server, tmp_path):

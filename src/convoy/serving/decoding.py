@@ -19,6 +19,7 @@ from contextvars import ContextVar, copy_context
 from typing import TypeVar
 
 from convoy.context import bound
+from convoy.serving.gil import long_work
 
 T = TypeVar("T")
 
@@ -78,9 +79,12 @@ class Decoders:
     ) -> T:
         context = copy_context()
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            threads, lambda: context.run(_with_limit, function, max_pixels)
-        )
+
+        def run() -> T:
+            with long_work():
+                return context.run(_with_limit, function, max_pixels)
+
+        return await loop.run_in_executor(threads, run)
 
     def close(self) -> None:
         """Drop waiting requests; requests that are being decoded finish."""

@@ -2,13 +2,14 @@
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
 
 import numpy as np
-from convoy.serving import admission, json_parser
+from convoy.serving import admission, json_text
 from convoy.serving.errors import invalid
+from convoy.serving.gil import let_others_run
 from convoy.serving.images import decode_images
 from convoy.serving.signature import MAX_DIMENSIONS, Arrays, Signature, TensorSpec
 from convoy.serving.tensorflow_methods import example_inputs
@@ -17,10 +18,16 @@ from convoy.user_warnings import first_line
 BASE64 = "b64"
 # Longer texts are decoded in the thread for expensive requests.
 EXPENSIVE_JSON_BYTES = 1 << 20
-# Values of an array that are read or written at once; other threads can run in between.
-_CHUNK_VALUES = 1 << 13
+# Values of an array that are read at once, and values that are written at once. Other threads run
+# in between.
+_CHUNK_VALUES = 1 << 11
+_WRITTEN_VALUES = 1 << 8
 # Longer texts are parsed in steps.
 _LONG_BYTES = 1 << 16
+# Characters in base64 that are decoded at once, a multiple of four.
+_BASE64_CHARACTERS = 1 << 16
+# Characters of a value that an error shows.
+_SHOWN = 100
 _TYPE_NAMES = {str: "String", bool: "Bool", dict: "Object", type(None): "Null"}
 
 Json = Any
@@ -41,10 +48,10 @@ def parse(body: bytes, signature: Signature, max_samples: int) -> dict[str, Json
     size = admission.check_json(body, signature, max_samples)
     if reservation := admission.current():
         reservation.reserve(size)
-    if not body.strip():
+    if len(body) <= _LONG_BYTES and not body.strip():
         raise invalid("JSON Parse error: The document is empty")
     try:
-        value = json_parser.loads(body.decode()) if len(body) > _LONG_BYTES else json.loads(body)
+        value = json_text.loads(body.decode()) if len(body) > _LONG_BYTES else json.loads(body)
     except json.JSONDecodeError as error:
         raise invalid(f"JSON Parse error: {error.msg} at offset: {error.pos}") from None
     except (UnicodeDecodeError, RecursionError, ValueError) as error:
@@ -156,29 +163,21 @@ def to_array(value: Json, spec: TensorSpec, max_samples: int) -> np.ndarray:
     Raises:
         ServingError: if the value cannot be converted.
     """
-    if isinstance(value, list) and len(value) > 1:
-        rows = max(1, _CHUNK_VALUES // max(1, spec.values if isinstance(value[0], list) else 1))
-        if len(value) > rows and not isinstance(value[0], dict):
-            parts = [
-                _convert(value[start : start + rows], spec, max_samples)
-                for start in range(0, len(value), rows)
-            ]
-            if len({part.shape[1:] for part in parts}) == 1:
-                return np.concatenate(parts)
-            # The complete value shows which sizes differ.
-    return _convert(value, spec, max_samples)
+    rows, shape, kinds = _flatten(value, spec)
+    try:
+        if kinds == {dict}:
+            files = [_file(leaf) for row in rows for leaf in row]
+            pixels = decode_images(files, [len(files)], spec, max_samples)
+            return pixels.reshape(*shape, *spec.shape)
+        return _as_type(_numbers(rows, kinds, spec).reshape(shape), spec)
+    finally:
+        json_text.empty(rows)
 
 
-def _convert(value: Json, spec: TensorSpec, max_samples: int) -> np.ndarray:
-    """Return a JSON value as an array of an input's type, in one step."""
-    leaves, shape = _flatten(value, spec)
-    kinds = set(map(type, leaves))
-    if kinds == {dict}:
-        files = [_file(leaf) for leaf in leaves]
-        pixels = decode_images(files, [len(files)], spec, max_samples)
-        return pixels.reshape(*shape, *spec.shape)
+def _numbers(rows: list[list[Json]], kinds: set[type], spec: TensorSpec) -> np.ndarray:
+    """Return numbers of some Python types as a flat array."""
     if not kinds <= {int, float} and kinds != {bool}:
-        wrong = next(leaf for leaf in leaves if type(leaf) not in (int, float))
+        wrong = next(leaf for row in rows for leaf in row if type(leaf) not in (int, float))
         raise invalid(
             f"JSON Value: {_shown(wrong)} Type: {_TYPE_NAMES.get(type(wrong), 'Number')} is not of "
             f"expected type: {spec.dtype}"
@@ -188,18 +187,23 @@ def _convert(value: Json, spec: TensorSpec, max_samples: int) -> np.ndarray:
         dtype = np.bool_
     elif kinds == {int} and spec.numpy_dtype.kind in "iub":
         dtype = np.uint64 if spec.dtype == "uint64" else np.int64
+    array, start = np.empty(len(rows) * len(rows[0]), dtype), 0
     try:
-        array = np.array(leaves, dtype)
+        for values in _steps(rows):
+            array[start : start + len(values)] = np.array(values, dtype)
+            start += len(values)
     except OverflowError:
         raise invalid(f"input {spec.name!r} has a number that {spec.dtype} cannot hold.") from None
-    return _as_type(array.reshape(shape), spec)
+    return array
 
 
-def _flatten(value: Json, spec: TensorSpec) -> tuple[list[Json], list[int]]:
-    """Return the leaves of nested lists, and the length of the lists at each level."""
-    leaves, shape = [value], list[int]()
-    while list in (kinds := set(map(type, leaves))):
-        sizes = set(map(len, leaves)) if kinds == {list} else set()
+def _flatten(value: Json, spec: TensorSpec) -> tuple[list[list[Json]], list[int], set[type]]:
+    """Return the innermost lists, the length of the lists at each level, and the types in them."""
+    rows, shape = [[value]], list[int]()
+    while list in (kinds := {kind for values in _steps(rows) for kind in set(map(type, values))}):
+        sizes = set[int]()
+        if kinds == {list}:
+            sizes = {size for values in _steps(rows) for size in set(map(len, values))}
         if len(sizes) != 1:
             raise invalid(
                 f"input {spec.name!r} is not a list with the same size at every level: level "
@@ -208,8 +212,24 @@ def _flatten(value: Json, spec: TensorSpec) -> tuple[list[Json], list[int]]:
         shape.append(sizes.pop())
         if len(shape) > MAX_DIMENSIONS or not shape[-1]:
             raise invalid(f"input {spec.name!r} has the shape {shape}.")
-        leaves = list(chain.from_iterable(leaves))
-    return leaves, shape
+        outer, rows = rows, [row for values in _steps(rows) for row in values]
+        json_text.empty(outer)
+    return rows, shape, kinds
+
+
+def _steps(rows: list[list[Json]]) -> Iterator[list[Json]]:
+    """Yield the values of rows of one length, some at a time; other threads run in between."""
+    size = len(rows[0])
+    if size > _CHUNK_VALUES:
+        for row in rows:
+            for start in range(0, size, _CHUNK_VALUES):
+                yield row[start : start + _CHUNK_VALUES]
+                let_others_run()
+        return
+    count = _CHUNK_VALUES // size
+    for start in range(0, len(rows), count):
+        yield list(chain.from_iterable(rows[start : start + count]))
+        let_others_run()
 
 
 def _as_type(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
@@ -235,16 +255,30 @@ def _as_type(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
 def to_json(array: np.ndarray) -> Json:
     """Return an array as nested lists, with as few digits as its type needs."""
     if array.dtype.kind in "iub" or array.dtype == np.float64:
-        return array.tolist()
+        return _to_list(array)
     if array.dtype not in (np.float32, np.float16):
         array = array.astype(np.float32)
     # Converted through strings, because the float32 that prints as 0.2 is 0.20000000298 as a
     # float64.
-    rows = max(1, _CHUNK_VALUES // max(1, array[:1].size)) if array.ndim else 1
-    if array.ndim == 0 or len(array) <= rows:
-        return array.astype(str).astype(np.float64).tolist()
-    chunks = (array[start : start + rows] for start in range(0, len(array), rows))
-    return list(chain.from_iterable(c.astype(str).astype(np.float64).tolist() for c in chunks))
+    flat, numbers = array.reshape(-1), np.empty(array.size, np.float64)
+    for start in range(0, array.size, _WRITTEN_VALUES):
+        part = slice(start, start + _WRITTEN_VALUES)
+        numbers[part] = flat[part].astype(str).astype(np.float64)
+        let_others_run()
+    return _to_list(numbers.reshape(array.shape))
+
+
+def _to_list(array: np.ndarray) -> Json:
+    """Return an array as nested lists; other threads run in between."""
+    if array.size <= _CHUNK_VALUES:
+        return array.tolist()
+    if array[0].size > _CHUNK_VALUES:
+        return [_to_list(row) for row in array]
+    values, rows = list[Json](), _CHUNK_VALUES // array[0].size
+    for start in range(0, len(array), rows):
+        values += array[start : start + rows].tolist()
+        let_others_run()
+    return values
 
 
 def output_bytes(outputs: Arrays) -> int:
@@ -279,10 +313,17 @@ def decode_base64(text: str) -> bytes:
     Raises:
         ServingError: if it is not base64.
     """
+    parts = list[tuple[bytes, bool]]()
     try:
-        return base64.b64decode(text, validate=True)
+        for start in range(0, len(text), _BASE64_CHARACTERS):
+            if start and parts[-1][1]:
+                raise ValueError("There is data after the padding.")
+            part = text[start : start + _BASE64_CHARACTERS]
+            parts.append((base64.b64decode(part, validate=True), part.endswith("=")))
+            let_others_run()
     except ValueError:
         raise invalid("Unable to base64 decode") from None
+    return b"".join(part for part, _ in parts)
 
 
 def _file(value: Json) -> bytes:
@@ -305,5 +346,16 @@ def _from_feature(value: Json, spec: TensorSpec) -> np.ndarray | bytes:
 
 
 def _shown(value: Json) -> str:
-    text = json.dumps(value, default=str) if isinstance(value, Mapping | list) else str(value)
-    return text if len(text) <= 100 else f"{text[:97]}..."
+    """Return the beginning of a value's text."""
+    if not isinstance(value, Mapping | list):
+        return _shortened(str(value))
+    text = ""
+    for part in json.JSONEncoder(default=str).iterencode(value):
+        text += part
+        if len(text) > _SHOWN:
+            break
+    return _shortened(text)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."

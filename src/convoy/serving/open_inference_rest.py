@@ -1,12 +1,11 @@
 """The Open Inference Protocol, version 2, over REST, with its binary tensor extension."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from aiohttp import web
-from convoy.serving import admission, json_parser
+from convoy.serving import admission, json_text
 from convoy.serving.errors import invalid
 from convoy.serving.images import decode_images
 from convoy.serving.json_values import (
@@ -121,10 +120,16 @@ def _parse(
     """
     end = _header_bytes(length, body)
     header = parse(body[:end], signature, max_samples)
+    try:
+        return header, _inputs(header, memoryview(body)[end:], signature, max_samples)
+    finally:
+        json_text.free(header.pop("inputs", None))
+
+
+def _inputs(header: Json, binary: memoryview, signature: Signature, max_samples: int) -> Arrays:
     entries = header.get("inputs")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise invalid("'inputs' must be a list of objects.")
-    binary = memoryview(body)[end:]
     arrays: Arrays = {}
     for entry in entries:
         name = entry.get("name")
@@ -144,8 +149,7 @@ def _parse(
         binary = binary[size:]
     if len(binary):
         raise invalid(f"{len(binary)} bytes of the body belong to no input.")
-    json_parser.free(header.pop("inputs"))
-    return header, arrays
+    return arrays
 
 
 def _header_bytes(length: str | None, body: bytes) -> int:
@@ -251,7 +255,8 @@ def _response(
     response: Json = {"model_name": model, "model_version": str(loaded.version), "outputs": entries}
     if isinstance(header.get("id"), str):
         response["id"] = header["id"]
-    encoded = json.dumps(response).encode()
+    encoded = json_text.dumps(response)
+    json_text.free(response)
     if not binary:
         return web.Response(body=encoded, content_type="application/json")
     return web.Response(

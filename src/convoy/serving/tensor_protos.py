@@ -7,6 +7,7 @@ import numpy as np
 from convoy.data.tensorflow_pb2 import Feature
 from convoy.serving import admission
 from convoy.serving.errors import invalid
+from convoy.serving.gil import let_others_run
 from convoy.serving.images import decode_images
 from convoy.serving.signature import (
     MAX_DIMENSIONS,
@@ -19,8 +20,8 @@ from convoy.serving.signature import (
 from convoy.serving.tensorflow_methods import example_inputs
 from convoy.serving.tensorflow_serving_pb2 import DataType, Input, TensorProto
 
-# Values of a list that are converted at once; other threads can run in between.
-_CHUNK_VALUES = 1 << 16
+# Values of a list that are converted at once; other threads run in between.
+_CHUNK_VALUES = 1 << 12
 
 
 def to_array(proto: TensorProto, spec: TensorSpec, max_samples: int) -> np.ndarray:
@@ -61,10 +62,10 @@ def _values(proto: TensorProto, spec: TensorSpec) -> np.ndarray:
     if proto.tensor_content:
         return spec.from_bytes(proto.tensor_content)
     listed = getattr(proto, TYPES[spec.dtype].value_field)
-    chunks = [
-        _convert(listed[start : start + _CHUNK_VALUES], spec)
-        for start in range(0, max(1, len(listed)), _CHUNK_VALUES)
-    ]
+    chunks = []
+    for start in range(0, max(1, len(listed)), _CHUNK_VALUES):
+        chunks.append(_convert(listed[start : start + _CHUNK_VALUES], spec))
+        let_others_run()
     return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
 
 
@@ -91,6 +92,7 @@ def to_proto(array: np.ndarray, *, packed: bool) -> TensorProto:
         values = array.reshape(-1)
         for start in range(0, values.size, _CHUNK_VALUES):
             proto.float_val.extend(values[start : start + _CHUNK_VALUES].tolist())
+            let_others_run()
     else:
         proto.tensor_content = np.ascontiguousarray(array).tobytes()
     return proto

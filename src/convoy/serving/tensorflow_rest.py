@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 from aiohttp import web
-from convoy.serving import json_parser, json_values
+from convoy.serving import json_text, json_values
 from convoy.serving.errors import invalid
 from convoy.serving.request_body import read_body
 from convoy.serving.service import Service, Target
@@ -83,7 +83,7 @@ def _parse(body: bytes, method: str, loaded: LoadedVersion, max_samples: int) ->
     try:
         return _inputs(request, method, loaded.servable.signature, max_samples)
     finally:
-        json_parser.free(request)
+        json_text.free(request)
 
 
 def _inputs(
@@ -118,7 +118,9 @@ def _predict_inputs(request: Json, signature: Signature, max_samples: int) -> tu
 
 def _encode(key: str, method: str, outputs: Arrays, loaded: LoadedVersion) -> bytes:
     result = _result(key, method, outputs, loaded)
-    return f"{{\n    {json.dumps(key)}: {json.dumps(result)}\n}}".encode()
+    text = b'{\n    "%b": %b\n}' % (key.encode(), json_text.dumps(result))
+    json_text.free(result)
+    return text
 
 
 def _result(key: str, method: str, outputs: Arrays, loaded: LoadedVersion) -> json_values.Json:
