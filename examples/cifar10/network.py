@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-
 import convoy.data  # before keras: selects its JAX backend
 
 import keras  # isort: skip
 import numpy as np
+from convoy_command.parser import Parser
 
 CLASSES = 10
 LEARNING_RATE = 0.01
@@ -49,9 +48,9 @@ def load_data(folder: str) -> tuple[tuple, tuple]:
     )
 
 
-def parser(description: str) -> argparse.ArgumentParser:
+def parser(description: str) -> Parser:
     """Return a parser with the flags that all scripts have."""
-    made = argparse.ArgumentParser(description=description)
+    made = Parser(description=description)
     made.add_argument("--batch-size", type=int, default=16, help="samples per step (16)")
     made.add_argument("--epochs", type=int, default=150, help="number of epochs (150)")
     made.add_argument(

@@ -15,10 +15,12 @@ import tempfile
 import urllib.request
 from pathlib import Path
 
+from convoy.cli.train import make_parser as make_training_parser
 from convoy.cli.train import parse
 from convoy.train.flags import Options
 from convoy.train.run_folder import RUN, RunFolder
 from convoy_command.cli import main as convoy
+from convoy_command.parser import Parser
 
 NAME = "model"
 MODEL_BATCH_SIZE = 16
@@ -26,13 +28,12 @@ MODEL_BATCH_SIZE = 16
 
 def read_flags() -> tuple[argparse.Namespace, list[str]]:
     """Return the flags of this program, and those of convoy train."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="send_request.py",
         usage="%(prog)s [--flag value ...] [--flag of convoy train ...]",
         description="Export a model, serve it, and send images to it.",
         epilog="The other flags of convoy train describe the model too: --model, --dataset, "
         "--precision, --micro-batch-size, ... See convoy train --help.",
-        allow_abbrev=False,
     )
     parser.add_argument("--config", metavar="NAME", help="recipe of convoy train for the model")
     parser.add_argument("--host", default="127.0.0.1", help="address of the server")
@@ -60,6 +61,7 @@ def read_flags() -> tuple[argparse.Namespace, list[str]]:
         help="folder of the model's dataset, whose test images are sent (default: random images)",
     )
     flags, others = parser.parse_known_args()
+    parser.check_rest(others, make_training_parser())
     return flags, [*(("--config", flags.config) if flags.config else ()), *others]
 
 

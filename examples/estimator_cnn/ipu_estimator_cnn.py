@@ -21,6 +21,7 @@ from convoy.estimator import ArrayInput
 from convoy.ipu.ipu_estimator import IPUEstimator, IPUEstimatorSpec, ModeKeys
 from convoy.ipu.ipu_run_config import IPURunConfig, RunConfig
 from convoy.ipu.ipu_session_run_hooks import IPULoggingTensorHook
+from convoy_command.parser import Parser
 
 SEED = 42
 CLASSES = 10
@@ -136,7 +137,7 @@ def test(estimator: IPUEstimator, data: Split, arguments: argparse.Namespace) ->
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="A small CNN on CIFAR-10 with IPUEstimator.")
+    parser = Parser(description="A small CNN on CIFAR-10 with IPUEstimator.")
     parser.add_argument("--batch-size", type=int, default=32, help="samples in a batch (32)")
     parser.add_argument(
         "--batches-per-step", type=int, default=100, help="steps per device call (100)"

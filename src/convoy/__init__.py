@@ -1,5 +1,11 @@
 """Convoy: a plain Keras model, trained and served as a compiled device program."""
 
+import os
+
+# XLA's and gloo's own lines, such as an alarm about a slow compilation, are not for users; errors
+# are exceptions too. JAX reads the variable when it is first imported.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
 from convoy import cpu, startup
 
 startup.start()

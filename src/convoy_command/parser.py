@@ -18,7 +18,19 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **settings})
 
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> Any:
+        self._words = sys.argv[1:] if args is None else list(args)
+        return super().parse_known_args(self._words, namespace)
+
     def error(self, message: str) -> NoReturn:
+        if message.startswith("the following arguments are required"):
+            # A misspelt flag is the cause of a missing one.
+            for word in self._words:
+                if word.startswith("--") and word.split("=")[0] not in self._option_string_actions:
+                    message = self._unknown(word)
+                    break
         self.exit(2, f"{self.prog}: error: {message}\n")
 
     def parse_args(  # type: ignore[override]
@@ -40,14 +52,25 @@ class Parser(argparse.ArgumentParser):
                         return action.choices[word]._last_parser(words[place + 1 :])
         return self
 
-    def _unknown(self, word: str) -> str:
+    def check_rest(self, words: Sequence[str], other: Parser) -> None:
+        """Exit with status 2 if a flag is unknown to this parser and to another one.
+
+        Args:
+            words: words that this parser did not recognise.
+            other: the parser that reads them.
+        """
+        for word in words:
+            if word.startswith("--") and word.split("=")[0] not in other._option_string_actions:
+                self.error(self._unknown(word, other))
+
+    def _unknown(self, word: str, other: Parser | None = None) -> str:
         if not word.startswith("--"):
             return f"{word!r} was not expected; flags begin with --"
         name = word[2:].split("=")[0]
         # One name for each flag: the most similar one of its aliases.
         flags = [
             max((flag[2:] for flag in action.option_strings), key=lambda flag: _ratio(name, flag))
-            for action in self._actions
+            for action in (*self._actions, *(other._actions if other else ()))
             if action.option_strings
         ]
         return f"--{name} is not a flag{suggestion(name, flags, '--')}"

@@ -22,6 +22,30 @@ def test_a_sentence_about_an_unknown_word_ends_with_the_nearest(word, end):
     assert suggestion(word, ["epochs", "batch-size", "model"], "--") == end
 
 
+def test_a_misspelt_flag_is_named_before_the_one_that_is_missing_without_it(capsys):
+    parser = Parser(prog="program")
+    parser.add_argument("--output", required=True)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--outptu", "x"])
+    assert capsys.readouterr().err == (
+        "program: error: --outptu is not a flag. Did you mean --output?\n"
+    )
+    with pytest.raises(SystemExit):
+        parser.parse_args([])
+    assert "the following arguments are required: --output" in capsys.readouterr().err
+
+
+def test_flags_of_two_parsers_are_known(capsys):
+    parser, other = Parser(prog="program"), Parser()
+    parser.add_argument("--folder")
+    other.add_argument("--model")
+    parser.check_rest(["--model", "x"], other)
+    for word, known in (("--foldr", "--folder"), ("--modle=x", "--model")):
+        with pytest.raises(SystemExit):
+            parser.check_rest([word], other)
+        assert capsys.readouterr().err.endswith(f" is not a flag. Did you mean {known}?\n")
+
+
 def test_subcommands_take_no_abbreviations_either(capsys):
     parser = Parser(prog="program")
     below = parser.add_subparsers(dest="verb").add_parser("run")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from convoy.data import records
+from convoy_command.parser import Parser
 
 # The package `cosmoflow` is in the parent folder, which Python does not search by itself.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -50,7 +51,7 @@ def encoded(size: int, seed: tuple[int, int], numbers: range, side: float) -> It
 
 
 def parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--output", required=True, help="folder of the folders train and validation")
     add("--n-train", type=int, default=6144, help="number of training samples (6144)")

@@ -6,13 +6,14 @@ import argparse
 
 import keras
 import numpy as np
+from convoy_command.parser import Parser
 
 CLASSES = 10
 DEFAULT_ACCUMULATION = 8
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Handwritten digits, on a CPU or on two devices.")
+    parser = Parser(description="Handwritten digits, on a CPU or on two devices.")
     parser.add_argument("--use-ipu", action="store_true", help="run on two devices")
     parser.add_argument(
         "--pipelining", action="store_true", help="run a pipeline stage on each device"

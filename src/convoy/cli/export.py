@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import keras
 import numpy as np
 from convoy.checkpoint import CheckpointError, convert
+from convoy.cli.train import make_parser as make_training_parser
 from convoy.cli.train import parse
 from convoy.configuration import Configuration, Option, Whole, add_flags, read
 from convoy.data.catalog import Normalisation, load
@@ -63,6 +64,7 @@ def main(words: Sequence[str]) -> int:
     """Write a trained model as a new version in a folder."""
     parser = make_parser()
     flags, training_flags = parser.parse_known_args(words)
+    parser.check_rest(training_flags, make_training_parser())
     try:
         options = read(ExportOptions, vars(flags), flags=True)
         # Before the model is made, which takes longer.
