@@ -4,13 +4,13 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
 from convoy import keras_bridge
+from convoy.cpu.threads import cores
 from convoy.engine import progress
 from convoy.engine.chunk_runner import Outcome
 from convoy.engine.data.chunks import Chunk
@@ -176,9 +176,9 @@ class TrainingCall(PipelineCall):
         self.first = 0
         """Index of the weight update's first micro-batch in the chunk."""
         self.kept: dict[tuple[int, int, int], PyTree] = {}
-        # Losses of micro-batches that are not reported yet, and ends of backward passes by replica
-        # and stage.
-        self._losses: deque[Any] = deque()
+        # Ends of the last passes of micro-batches that are not reported yet, and of backward passes
+        # by replica and stage.
+        self._micro_batch_ends: deque[jax.Array] = deque()
         self._backward_ends: dict[tuple[int, int], deque[jax.Array]] = defaultdict(deque)
         self.accumulators: ReplicaValues = {replica: {} for replica in self.replicas}
         for v in layout.variables.parts.trainable:
@@ -214,22 +214,26 @@ class TrainingCall(PipelineCall):
 
         A CPU starts each program as soon as its inputs are available, in any order. Without this
         wait, forward passes would run ahead of the schedule, and hold the activations of many more
-        micro-batches than the schedule allows.
+        micro-batches than the schedule allows. If there are more devices than cores, running ahead
+        gains no time.
         """
         if action.kind == Kind.FORWARD and not self.layout.placement.crosses_processes:
             ends = self._backward_ends[replica, action.stage]
-            while len(ends) > MICRO_BATCHES_AHEAD * len(self.layout.stages):
+            devices = len(self.replicas) * len(self.layout.groups)
+            ahead = MICRO_BATCHES_AHEAD * len(self.layout.stages) if devices <= cores() else 1
+            while len(ends) > ahead:
                 ends.popleft().block_until_ready()
 
     def _note_end(self, action: Action, replica: int, done: jax.Array) -> None:
         """Store the array that signals the end of an action, and report progress."""
         if action.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHTS):
             self._backward_ends[replica, action.stage].append(done)
-        elif action.kind == Kind.FORWARD and action.stage == self.layout.last:
-            self._losses.append(done)
+            if action.stage != 0:
+                return
+            self._micro_batch_ends.append(done)
             computed = 0
-            while self._losses and self._losses[0].is_ready():
-                self._losses.popleft()
+            while self._micro_batch_ends and self._micro_batch_ends[0].is_ready():
+                self._micro_batch_ends.popleft()
                 computed += 1
             if computed:
                 progress.report(computed)
