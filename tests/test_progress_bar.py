@@ -32,10 +32,11 @@ def test_a_bar_is_drawn_over_itself_and_lines_stay(monkeypatch):
     assert shown.count("\n") == 2
     compiling, quarter, kept, again, whole, after = frames(shown)
     assert compiling == "compiling ..."
-    assert "25%  5 images/s  loss 0.5" in quarter
+    assert "25%  " in quarter
+    assert quarter.endswith(" left  5 images/s  loss 0.5")
     assert kept == "kept\n"
     assert again == quarter
-    assert "100%  loss 0.25  00:00 left" in whole
+    assert whole.endswith("100%  00:00 left  loss 0.25")
     assert after == "after\n"
     assert all(len(line) < 80 for line in (quarter, whole))
 
@@ -52,6 +53,18 @@ def test_a_bar_is_as_long_as_the_terminal_leaves_it(monkeypatch):
         assert frame.count("━") == pytest.approx(frame.count("─"), abs=1)
     assert lengths[60] < 60
     assert lengths[60] < lengths[80] < lengths[400] <= 100
+
+
+def test_values_that_do_not_fit_are_left_out(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    output = Output(Terminal())
+    output.begin(4, "compiling ...")
+    values = {"": "2,343 images/s", "loss": "0.0007", "accuracy": "100.00%", "lr": "0.009158"}
+    output.advance(2, "epoch 75/400", values)
+    frame = frames(output.stream.getvalue())[-1]
+    assert frame.endswith(" left  2,343 images/s  loss 0.0007")
+    assert len(frame) < 80
+    assert frame.count("━") >= 5
 
 
 def test_without_a_terminal_there_are_only_lines():

@@ -8,8 +8,10 @@ from typing import TextIO
 
 from tqdm import tqdm
 
-# Wider terminals get no longer bar.
-MAX_COLUMNS = 100
+# Wider terminals get no longer bar, and narrow ones fewer values after it.
+MAX_COLUMNS, MIN_BAR_COLUMNS = 100, 10
+# The percentage and the remaining time.
+STATUS = " 100%  1:00:00 left"
 EMPTY_AND_FILLED = "─━"
 
 
@@ -44,7 +46,7 @@ class Output:
                 total=total,
                 bar_format=text,
                 ascii=EMPTY_AND_FILLED,
-                ncols=min(MAX_COLUMNS, shutil.get_terminal_size().columns - 1),
+                ncols=_columns(),
                 smoothing=0,
                 leave=False,
                 file=self.stream,
@@ -56,7 +58,8 @@ class Output:
         Args:
             done: number of steps since the beginning.
             label: text in front of the bar.
-            values: names and values after the bar.
+            values: names and values after the bar; the last ones are left out if the terminal is
+                too narrow.
         """
         bar = self._bar
         if bar is None:
@@ -65,8 +68,14 @@ class Output:
             # The first steps include the compilation: the remaining time is that of the others.
             bar.initial = done
             bar.start_t = bar.last_print_t = time.time()
-        shown = "  ".join(f"{name} {value}".strip() for name, value in values.items())
-        bar.bar_format = f"{label} {{bar}} {{percentage:3.0f}}%  {shown}  {{remaining}} left"
+        shown = ""
+        left = _columns() - len(label) - MIN_BAR_COLUMNS - len(STATUS)
+        for name, value in values.items():
+            text = "  " + f"{name} {value}".strip()
+            if len(shown + text) > left:
+                break
+            shown += text
+        bar.bar_format = f"{label} {{bar}} {{percentage:3.0f}}%  {{remaining}} left{shown}"
         bar.n = done
         bar.refresh()
 
@@ -75,3 +84,7 @@ class Output:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+def _columns() -> int:
+    return min(MAX_COLUMNS, shutil.get_terminal_size().columns - 1)

@@ -187,8 +187,10 @@ class Checkpoints(keras.callbacks.Callback):
             f"Stopped by {reason}, exit status {EXIT_STATUS}; checkpoint to resume from: {path}"
         )
         if distributed.is_first():
-            # A progress bar ends its line only at the end of an epoch.
+            # A progress bar ends its line only at the end of an epoch; on a terminal, there may be
+            # another one than Keras's.
             in_line = progress.step and self.params.get("verbose") in (1, "auto")
+            in_line = in_line or sys.stdout.isatty()
             print(f"\n{message}" if in_line else message, flush=True)
         return message
 
