@@ -17,6 +17,9 @@ from tests import parts, strict
 from tests.frozen import Frozen
 
 jax.config.update("jax_num_cpu_devices", 4)
+# Otherwise JAX's CUDA plugin looks for a GPU when JAX starts, and is not registered without one.
+# `make test-targets` needs it to compile for GPUs.
+jax.config.update("jax_platforms", "cpu")
 strict.enable()
 
 TESTS = Path(__file__).parent
