@@ -46,7 +46,7 @@ class ExportOptions(Configuration, all_flags=True):
         export_dir: the model's folder
         version: version number (default: the newest plus one)
         batch_sizes: batch sizes to compile for
-        format: for other servers: onnx (with that package), saved_model (with tensorflow)
+        format: for other servers: onnx (needs that package) or saved_model (needs tensorflow)
     """
 
     export_dir: Path
@@ -74,6 +74,8 @@ def main(words: Sequence[str]) -> int:
             settings["class_names"] = _read_names(options.class_names)
         if samples is not None:
             settings["samples"] = samples
+        sizes = ", ".join(map(str, options.batch_sizes))
+        print(f"{PROGRAM}: exporting {model.name} for batch sizes {sizes} ...", file=sys.stderr)
         path = export(
             model,
             options.export_dir,

@@ -52,7 +52,7 @@ class LoadOptions(Configuration, all_flags=True):
         model: name of the model
         host: host of the server
         port: default: 8500 for gRPC, 8501 for REST
-        protocol: protocol
+        protocol: API that is used
         token: the server's token (default: $CONVOY_SERVING_TOKEN)
         processes: number of processes that send requests
         num_images: images per process

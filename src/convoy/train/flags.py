@@ -43,12 +43,12 @@ class Options(Configuration, all_flags=True):
         config_path: recipe file (default: the one in the package)
 
     phases:
-        training: train
-        validation: validate
+        training: run the training phase
+        validation: run the validation phase
         checkpoint_input_dir: validate the checkpoints in this folder instead of the run's own
         resume: resume an interrupted run in --output-dir
         compile_only: compile the programs of training into the compilation cache, and train nothing
-        mlperf_logging: train one epoch, restore the weights, then start the clock
+        mlperf_logging: train one epoch as a warm-up, restore the weights, then start the clock
         sweep: report when the target accuracy was reached
         target_accuracy: target accuracy of a sweep
 
@@ -87,7 +87,7 @@ class Options(Configuration, all_flags=True):
         augment: random crops and flips, if the dataset has them
         flip: mirror images at random, or alternating: each in every second epoch
         crop_padding: pixels of padding before a random crop (default: depends on the dataset)
-        crop_border: values of the padding
+        crop_border: how the padding is filled
         mixup: alpha of mixup's Beta distribution; 0 is off
         cutmix: alpha of CutMix's Beta distribution; 0 is off
         rand_augment: strength of RandAugment, from 0 to 1
@@ -121,11 +121,11 @@ class Options(Configuration, all_flags=True):
         learning_rate: learning rate at the start of the schedule (default: 0.01 for a global batch
             of 32, and in proportion for others)
         momentum: momentum of sgd, lars or rmsprop (default: that of --optimizer-params)
-        optimizer: optimizer
+        optimizer: name of the optimizer
         optimizer_params: parameters of the optimizer
         lr_schedule: learning-rate schedule; it lasts as long as the run unless
             --lr-schedule-params says otherwise
-        lr_schedule_params: parameters of the schedule; learning rates in it are per sample of the
+        lr_schedule_params: parameters of the schedule; learning rates in them are per sample of the
             batch
         lr_warmup_params: {"warmup_mode": shift or mask, "warmup_epochs": x}
         lr_staircase: change the learning rate only between epochs
