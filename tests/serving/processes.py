@@ -5,7 +5,6 @@ import http.client
 import json
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import threading
@@ -120,23 +119,21 @@ class OtherClient:
         return max(seconds)
 
 
-def waits(server, attack, rounds=3, path="/v1/models/half:predict"):
+def waits(server, attack, path="/v1/models/half:predict"):
     """Return how long another client waits otherwise, and during an attack.
 
-    It takes the longest of many requests, as a median of several rounds, because an attack that
-    blocks a server for a moment delays few requests. The quiet requests of a round go on for as
-    long as the attack did, so that other programs on the machine delay them as often.
+    It takes the longest of many requests, because an attack that blocks a server for a moment
+    delays few requests. The quiet requests go on for as long as the attack did, so that other
+    programs on the machine delay them as often.
     """
-    quiet, attacked = [], []
     with OtherClient(server, path) as other:
         other.longest()
-        for _ in range(rounds):
-            thread = threading.Thread(target=attack)
-            began = time.perf_counter()
-            thread.start()
-            attacked.append(other.longest(thread.is_alive))
-            thread.join()
-            end = 2 * time.perf_counter() - began
-            quiet.append(other.longest(lambda end=end: time.perf_counter() < end))
+        thread = threading.Thread(target=attack)
+        began = time.perf_counter()
+        thread.start()
+        attacked = other.longest(thread.is_alive)
+        thread.join()
+        end = 2 * time.perf_counter() - began
+        quiet = other.longest(lambda: time.perf_counter() < end)
     assert not other.failures
-    return statistics.median(quiet), statistics.median(attacked)
+    return quiet, attacked

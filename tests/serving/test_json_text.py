@@ -79,12 +79,12 @@ def test_lists_are_freed_in_steps(monkeypatch):
 
 
 def test_the_values_before_an_error_are_freed_in_steps(monkeypatch):
-    freed = []
-    monkeypatch.setattr(json_text, "empty", lambda values: freed.append(len(values)))
+    freed, free = [], json_text.free
+    monkeypatch.setattr(json_text, "free", lambda value: (freed.append(len(value)), free(value)))
     row = f"[{', '.join(['1'] * json_text.STEP)}]"
     with pytest.raises(json.JSONDecodeError):
         json_text.loads(f'{{"a": [{row}, {row}, ?')
-    assert sorted(freed) == [2, json_text.STEP, json_text.STEP]
+    assert sorted(freed) == [0, 2, json_text.STEP, json_text.STEP]
 
 
 def test_white_space_is_skipped_in_steps(monkeypatch):

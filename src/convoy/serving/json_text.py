@@ -91,10 +91,13 @@ def free(value: Any) -> None:
         for entry in value.values():
             free(entry)
     elif isinstance(value, list):
-        for entry in value if value and isinstance(value[0], list | dict) else ():
-            if isinstance(entry, dict) or _size(entry) > _SMALL:
-                free(entry)
-        empty(value)
+        while value:
+            last = value[-_FREED:]
+            for entry in last if isinstance(last[0], list | dict) else ():
+                if isinstance(entry, dict) or _size(entry) > _SMALL:
+                    free(entry)
+            del value[-_FREED:]
+            let_others_run()
 
 
 def empty(values: list[Any]) -> None:
