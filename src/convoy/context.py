@@ -1,9 +1,9 @@
-"""Context variables that are set for a block."""
+"""Context variables and attributes that are set for a block."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Value = TypeVar("Value")
 
@@ -16,3 +16,21 @@ def bound(variable: ContextVar[Value], value: Value) -> Iterator[Value]:
         yield value
     finally:
         variable.reset(token)
+
+
+@contextlib.contextmanager
+def changed(attributes: Iterable[tuple[object, str, Any]]) -> Iterator[None]:
+    """Give attributes other values for the block.
+
+    Args:
+        attributes: for each attribute its owner, its name and its value in the block.
+    """
+    attributes = list(attributes)
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in attributes]
+    try:
+        for owner, name, value in attributes:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)

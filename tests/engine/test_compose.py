@@ -61,7 +61,7 @@ def test_a_program_returns_the_state_that_it_changes_and_an_outcome(mode):
     if mode != "train":
         constants, changing = state.trainable, state._replace(trainable=[])
     lowered = made.program(chunk(), None, max_steps=5).lower(
-        constants, changing, chunk().source, jnp.int32(2)
+        constants, changing, chunk().source, jnp.int32([0, 2])
     )
     new, outcome = lowered.out_info
     assert tree_shapes(new) == tree_shapes(changing)
@@ -74,11 +74,11 @@ def test_a_program_returns_the_state_that_it_changes_and_an_outcome(mode):
 def test_the_state_is_donated_and_constants_are_not():
     made, state = composition("evaluate")
     lowered = made.program(chunk(), None, 1).lower(
-        state.trainable, state._replace(trainable=[]), chunk().source, jnp.int32(1)
+        state.trainable, state._replace(trainable=[]), chunk().source, jnp.int32([0, 1])
     )
-    constants, changing, source, steps = lowered.args_info[0]
+    constants, changing, source, span = lowered.args_info[0]
     assert all(leaf.donated for leaf in changing.metrics)
-    assert not any(leaf.donated for leaf in [*constants, *source, steps])
+    assert not any(leaf.donated for leaf in [*constants, *source, span])
 
 
 def test_a_step_is_folded_if_nothing_in_it_has_effects():

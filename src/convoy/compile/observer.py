@@ -20,7 +20,7 @@ from convoy.compile.analysis import (
 )
 from convoy.compile.failures import TooLarge, find_shortage
 from convoy.compile.toolchain import compiler_output_hidden
-from convoy.engine.chunk_runner import ChunkRunner, ModelRunner, Outcome
+from convoy.engine.chunk_runner import ChunkRunner, FunctionRunner, ModelRunner, Outcome
 from convoy.engine.data.chunks import Chunk, Feed
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.observer import EpochCallbacks, Observer
@@ -58,14 +58,22 @@ class CompilingObserver(Observer):
         return _ProgramToCompile(name, program, self._compile)
 
     def runner(self, mode: Mode, runner: ModelRunner) -> ChunkRunner:
-        return _StandInRunner(mode, runner, self.runs[-1])
+        """Return a runner whose outcomes are zeros, and note what it runs."""
+        observed = self.runs[-1]
+        observed.runners[mode] = runner
+
+        def run(chunk: Chunk) -> Outcome:
+            if not observed.batch:
+                observed.batch, observed.data_bytes = chunk.batch, _data_bytes(chunk)
+            return jax.tree.map(np.asarray, runner.run(chunk))
+
+        return FunctionRunner(run)
 
     def epoch(
         self, mode: Mode, runner: ModelRunner, feed: Feed, callbacks: EpochCallbacks
     ) -> tuple[ChunkRunner, Feed, EpochCallbacks]:
-        run = self.runs[-1]
-        steps = run.config.divisions[mode].steps_per_update
-        return _StandInRunner(mode, runner, run), FirstChunk(feed, steps), callbacks
+        steps = self.runs[-1].config.divisions[mode].steps_per_update
+        return self.runner(mode, runner), FirstChunk(feed, steps), callbacks
 
     def end_epoch(self, on_epoch_end: Callable[[int, Logs], None], epoch: int, logs: Logs) -> None:
         on_epoch_end(epoch, logs)
@@ -141,20 +149,6 @@ def _common_sharding(leaves: list[Any]) -> Sharding:
 def _abstract(leaf: Any, otherwise: Sharding) -> jax.ShapeDtypeStruct:
     sharding = leaf.sharding if isinstance(leaf, compile_only.CompileOnlyArray) else otherwise
     return jax.ShapeDtypeStruct(np.shape(leaf), jax.dtypes.result_type(leaf), sharding=sharding)
-
-
-class _StandInRunner:
-    """A runner that returns zeros as the outcome of a device call."""
-
-    def __init__(self, mode: Mode, runner: ModelRunner, run: ObservedRun) -> None:
-        self._runner, self._run = runner, run
-        run.runners[mode] = runner
-
-    def run(self, chunk: Chunk) -> Outcome:
-        if not self._run.batch:
-            self._run.batch, self._run.data_bytes = chunk.batch, _data_bytes(chunk)
-        outcome = self._runner.run(chunk)
-        return jax.tree.map(np.asarray, outcome)
 
 
 def _data_bytes(chunk: Chunk) -> int:

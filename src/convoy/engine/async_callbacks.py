@@ -1,14 +1,12 @@
 """Callbacks that are called for every step while the devices continue."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Callable
 from typing import Self
 
 import jax
-from convoy.engine.chunk_runner import ChunkRunner, Outcome
+from convoy.engine.chunk_runner import ChunkRunner, FunctionRunner, Outcome
 from convoy.engine.data.chunks import Chunk
 
 Begin = Callable[[int], None]
@@ -48,14 +46,16 @@ class AsyncCallbacks:
         """Set the number of the next step."""
         self._step = step
 
-    def wrap(self, runner: ChunkRunner) -> AsyncRunner:
+    def wrap(self, runner: ChunkRunner) -> ChunkRunner:
         """Return a runner whose device calls are followed by callbacks."""
-        return AsyncRunner(runner, self)
 
-    def submit(self, chunk: Chunk, outcome: Outcome) -> None:
-        """Add a started device call to the queue."""
-        self._results.put((self._step, chunk.steps, outcome))
-        self._step += chunk.steps
+        def run(chunk: Chunk) -> Outcome:
+            outcome = runner.run(chunk)
+            self._results.put((self._step, chunk.steps, outcome))
+            self._step += chunk.steps
+            return outcome
+
+        return FunctionRunner(run)
 
     def wait(self) -> None:
         """Wait until the callbacks for all submitted device calls have returned."""
@@ -79,15 +79,3 @@ class AsyncCallbacks:
             for own in self.by_replica(outcome):
                 self.begin(step)
                 self.end(step, own)
-
-
-class AsyncRunner:
-    """A runner that submits the outcome of each device call to `AsyncCallbacks`."""
-
-    def __init__(self, runner: ChunkRunner, callbacks: AsyncCallbacks) -> None:
-        self._runner, self._callbacks = runner, callbacks
-
-    def run(self, chunk: Chunk) -> Outcome:
-        outcome = self._runner.run(chunk)
-        self._callbacks.submit(chunk, outcome)
-        return outcome

@@ -4,6 +4,8 @@
 model in pipeline stages. Wrappers that observe or time device calls implement `ChunkRunner` only.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from convoy.engine.data.chunks import Chunk
@@ -20,6 +22,13 @@ class ChunkRunner(Protocol):
     def run(self, chunk: Chunk) -> Outcome:
         """Run the steps of a chunk, and store the result in the model's variables."""
         ...
+
+
+@dataclass(frozen=True)
+class FunctionRunner:
+    """A runner made of a function, for example one that calls another runner."""
+
+    run: Callable[[Chunk], Outcome]
 
 
 class ModelRunner(ChunkRunner, Protocol):

@@ -24,7 +24,6 @@ from convoy.engine.step.replicate import (
     Roles,
     over_replicas,
     replicate,
-    replicate_forward,
     replicate_gradients,
 )
 from convoy.engine.step.shard_state import StateShards
@@ -232,11 +231,12 @@ class Composition:
         return _with_operations(program, lambda: self._global_batch(chunk))
 
     def _inference(self, fetch: Fetch, sharded: bool, folded: FoldedStep | None) -> ForwardStep:
-        make, on_replicas = evaluation_step, replicate
-        if self.mode == "predict":
-            make, on_replicas = prediction_step, replicate_forward
+        is_prediction = self.mode == "predict"
+        make = prediction_step if is_prediction else evaluation_step
         step = folded.at(fetch) if folded else make(self.model, fetch)
-        return on_replicas(step, (folded or self).roles) if sharded else step
+        if not sharded:
+            return step
+        return replicate(step, (folded or self).roles, keeps_outputs=is_prediction)
 
     def _gradients(self, fetch: Fetch, chunk: Chunk) -> GradientStep:
         config, replicas, shards = self.config, self.replicas(chunk), self.shards

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from convoy import context
 from keras.layers import BatchNormalization
 from keras.src.backend.jax import core as jax_core
 from keras.src.backend.jax import image as jax_image
@@ -57,14 +58,12 @@ def replaced_operations(replacements: Any) -> Iterator[None]:
     # Modules are global, so only one thread traces at a time. The lock is reentrant, because
     # replacements nest: those of the engine are inside those of the CPU kernels.
     with _replacing:
-        originals = [getattr(owner, name) for owner, name, _ in replaced]
-        for (owner, name, replacement), original in zip(replaced, originals, strict=True):
-            setattr(owner, name, _with_original(replacement, original))
-        try:
+        operations = [
+            (owner, name, _with_original(replacement, getattr(owner, name)))
+            for owner, name, replacement in replaced
+        ]
+        with context.changed(operations):
             yield
-        finally:
-            for (owner, name, _), original in zip(replaced, originals, strict=True):
-                setattr(owner, name, original)
 
 
 _replacing = threading.RLock()

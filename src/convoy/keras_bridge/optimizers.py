@@ -8,14 +8,14 @@ between the two. Weights therefore get unique names while a copy is built:
     #1_kernel         #1_kernel_momentum   <->  #1_kernel_momentum
 """
 
-import contextlib
 import re
 from collections import Counter
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
 import keras
+from convoy import context
 from convoy.keras_bridge.variables import Variables, updated_variables
 
 # The prefix that `_numbered` gives to the name of a weight, and so to those of its slots.
@@ -97,16 +97,10 @@ def _exclude_alike(optimizer: keras.optimizers.Optimizer, copy: keras.optimizers
         _exclude_alike(inner, copy.optimizer)
 
 
-@contextlib.contextmanager
-def _numbered(variables: Variables, numbers: dict[int, int]) -> Iterator[None]:
+def _numbered(variables: Variables, numbers: dict[int, int]) -> AbstractContextManager[None]:
     """Prefix the names of weights with unique numbers; nested models repeat names."""
     # Path and name have no setters, and the optimizer reads both to name its slots.
-    before = [(variable._path, variable._name) for variable in variables]
-    try:
-        for variable, (path, name) in zip(variables, before, strict=True):
-            number = numbers[id(variable)]
-            variable._path, variable._name = f"#{number}/{path}", f"#{number}_{name}"
-        yield
-    finally:
-        for variable, (path, name) in zip(variables, before, strict=True):
-            variable._path, variable._name = path, name
+    numbered = [(variable, numbers[id(variable)]) for variable in variables]
+    paths = [(variable, "_path", f"#{number}/{variable._path}") for variable, number in numbered]
+    names = [(variable, "_name", f"#{number}_{variable._name}") for variable, number in numbered]
+    return context.changed(paths + names)

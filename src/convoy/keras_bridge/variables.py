@@ -4,12 +4,12 @@
 engine reads and writes hundreds of values that need none of this, so it uses the private `_value`.
 """
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import jax
 import keras
 import numpy as np
+from convoy import context
 from keras import Model
 from keras.src.backend.common import global_state
 from keras.src.random import seed_generator
@@ -43,21 +43,13 @@ def seed_variables(model: Model) -> set[int]:
     }
 
 
-@contextlib.contextmanager
-def variables_held_as(dtype: str, variables: Variables) -> Iterator[None]:
+def variables_held_as(dtype: str, variables: Variables) -> AbstractContextManager[None]:
     """Give variables another dtype for code that is traced in the block.
 
     An optimizer casts its update to the dtype of the variable, and a variable casts assigned
     values. With this, an update of 16-bit weights is computed in float32.
     """
-    before = [variable._dtype for variable in variables]
-    for variable in variables:
-        variable._dtype = dtype
-    try:
-        yield
-    finally:
-        for variable, own in zip(variables, before, strict=True):
-            variable._dtype = own
+    return context.changed((variable, "_dtype", dtype) for variable in variables)
 
 
 def updated_variables(optimizer: keras.optimizers.Optimizer) -> Variables:

@@ -1,6 +1,7 @@
 """Batch normalisation with statistics by weight update instead of by micro-batch."""
 
 import keras
+from convoy import context
 from convoy.types import Json, Tensor
 from keras import layers, ops
 
@@ -39,11 +40,8 @@ class UpdateBatchNormalization(layers.BatchNormalization):
         # next one with a momentum of before / (before + (1 - m) / n).
         each = (1.0 - self.momentum) / self.micro_batches
         before = self.momentum + each * ops.cast(self.position, "float32")
-        momentum, self.momentum = self.momentum, before / (before + each)
-        try:
+        with context.changed([(self, "momentum", before / (before + each))]):
             outputs = super().call(inputs, training=training, mask=mask)
-        finally:
-            self.momentum = momentum
         self.position.assign((self.position + 1) % self.micro_batches)
         return outputs
 

@@ -8,9 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import jax
-from convoy.engine.chunk_runner import ModelRunner, Outcome
 from convoy.engine.data.chunks import Chunk, Feed
-from convoy.engine.state import Mode
 from convoy.report.event_log import EventLog
 from convoy.types import Json
 
@@ -78,18 +76,6 @@ def _cache_hits() -> list[str]:
         lambda event, **_: hits.append(event) if event == _CACHE_HIT else None
     )
     return hits
-
-
-class ObservedRunner:
-    """A runner that calls a function in place of its `run`."""
-
-    def __init__(
-        self, mode: Mode, runner: ModelRunner, run: Callable[[Mode, ModelRunner, Chunk], Outcome]
-    ) -> None:
-        self._mode, self._runner, self._run = mode, runner, run
-
-    def run(self, chunk: Chunk) -> Outcome:
-        return self._run(self._mode, self._runner, chunk)
 
 
 class ObservedFeed:

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, cast
@@ -15,7 +16,7 @@ import keras
 from convoy import cpu, distributed
 from convoy.checkpoint.preemption import Preempted
 from convoy.engine import observer
-from convoy.engine.chunk_runner import ChunkRunner, ModelRunner, Outcome
+from convoy.engine.chunk_runner import ChunkRunner, FunctionRunner, ModelRunner, Outcome
 from convoy.engine.data.chunks import Chunk, Feed
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.observer import EpochCallbacks
@@ -26,7 +27,7 @@ from convoy.report.event_log import EventLog
 from convoy.report.files import ReportWriter, read
 from convoy.report.model_summary import summarize
 from convoy.report.notebook import display_data
-from convoy.report.observed import ObservedFeed, ObservedProgram, ObservedRunner
+from convoy.report.observed import ObservedFeed, ObservedProgram
 from convoy.report.program_analysis import analyze
 from convoy.report.threads import CallWaiter, DeviceCall, PeriodicWriter, scalars
 from convoy.types import Json, Logs
@@ -163,7 +164,7 @@ class Recording(observer.Observer):
         return ObservedProgram(name, program, varying, self._on_compiled, self._on_called)
 
     def runner(self, mode: Mode, runner: ModelRunner) -> ChunkRunner:
-        return ObservedRunner(mode, runner, self._run_chunk)
+        return FunctionRunner(partial(self._run_chunk, mode, runner))
 
     def epoch(
         self, mode: Mode, runner: ModelRunner, feed: Feed, callbacks: EpochCallbacks

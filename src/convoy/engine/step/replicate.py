@@ -21,7 +21,7 @@ from convoy import keras_bridge
 from convoy.engine.data.placement import AXIS
 from convoy.engine.state import State, Variables
 from convoy.engine.step.all_reduce import Reduce, is_floating, mean, total, trace_for_replicas
-from convoy.engine.step.step import ForwardStep, GradientStep, Position, Step
+from convoy.engine.step.step import ForwardStep, GradientStep, Position
 from convoy.types import Arrays, Logs, PyTree
 from jax.sharding import Mesh, PartitionSpec
 
@@ -70,25 +70,22 @@ def replicate_gradients(step: GradientStep, roles: Roles, reduce: Reduce) -> Gra
     return replicated
 
 
-def replicate(step: Step, roles: Roles) -> Step:
-    """Run a step without gradients on every replica."""
+def replicate(step: ForwardStep, roles: Roles, *, keeps_outputs: bool = False) -> ForwardStep:
+    """Run a step without gradients on every replica.
 
-    def replicated(state: State, position: Position) -> tuple[State, Logs]:
-        with trace_for_replicas(jax.lax.axis_size(AXIS)):
-            new, logs = step(_diverge(state, roles), position)
-        sums, log_sums = total((_summands(state, new, roles), _floating_logs(logs)))
-        return _agree(state, new, sums, roles), _mean_logs(logs, log_sums)
-
-    return replicated
-
-
-def replicate_forward(step: ForwardStep, roles: Roles) -> ForwardStep:
-    """Run a forward pass on every replica; each keeps the outputs of its own shard."""
+    Args:
+        step: the step, which returns logs or outputs.
+        roles: the roles of the variables.
+        keeps_outputs: whether each replica keeps the outputs of its own shard; logs are averaged.
+    """
 
     def replicated(state: State, position: Position) -> tuple[State, PyTree]:
         with trace_for_replicas(jax.lax.axis_size(AXIS)):
-            new, outputs = step(_diverge(state, roles), position)
-        return _agree(state, new, total(_summands(state, new, roles)), roles), outputs
+            new, outcome = step(_diverge(state, roles), position)
+        logs = {} if keeps_outputs else outcome
+        sums, log_sums = total((_summands(state, new, roles), _floating_logs(logs)))
+        outcome = outcome if keeps_outputs else _mean_logs(logs, log_sums)
+        return _agree(state, new, sums, roles), outcome
 
     return replicated
 

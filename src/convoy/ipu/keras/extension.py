@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import convoy
 import keras
-from convoy import keras_bridge
+from convoy import context, keras_bridge
 from convoy.engine.prepared_model import PreparedModel
 from convoy.engine.step.all_reduce import Reduction
 from convoy.estimator.spec import Stages
@@ -195,13 +195,10 @@ class Extensions(ModelOptions):
         batch = arguments.get("batch_size")
         if batch is not None:
             notice.log.info(f"A weight update is made from {batch} x {count} x {replicas} samples.")
-        execution = self.model.steps_per_execution
         # An execution is at most an epoch, and callbacks receive the number of its last step.
-        self.model.steps_per_execution = min(execution, per_replica)
-        try:
+        execution = min(self.model.steps_per_execution, per_replica)
+        with context.changed([(self.model, "steps_per_execution", execution)]):
             return self.native["fit"](**arguments)
-        finally:
-            self.model.steps_per_execution = execution
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Compute loss and metrics of all samples, as `keras.Model.evaluate` does."""

@@ -3,6 +3,7 @@
 from typing import Any
 
 import keras
+from convoy import context
 from convoy.engine.step.gradients import captured
 from convoy.types import PyTree
 
@@ -56,8 +57,5 @@ class CaptureActivationGradients(_CaptureGradients):
 
     def call(self, inputs: PyTree) -> PyTree:
         layer, activation = self.layer, self.layer.activation
-        layer.activation = lambda x: activation(captured(x, self.tag))
-        try:
+        with context.changed([(layer, "activation", lambda x: activation(captured(x, self.tag)))]):
             return layer(inputs)
-        finally:
-            layer.activation = activation
