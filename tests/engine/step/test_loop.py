@@ -12,6 +12,11 @@ def state(value=0.0):
     return State([jnp.float32(value)], [jnp.int32(0)], [], [])
 
 
+def span(first, end):
+    """Return the positions of steps as a program takes them."""
+    return np.array((first, end), np.int32)
+
+
 def fetch(source, index):
     return source[index]
 
@@ -25,13 +30,21 @@ def add(state, position):
 
 @pytest.mark.parametrize("count", [0, 1, 4, 10])
 def test_runs_as_many_steps_as_it_is_told(count):
-    new, _ = jax.jit(loop(add))(state(), SOURCE, count)
+    new, _ = jax.jit(loop(add))(state(), SOURCE, span(0, count))
     assert new.trainable[0] == float(np.arange(count).sum())
     assert new.non_trainable[0] == count
 
 
+def test_runs_the_steps_of_a_part():
+    program = jax.jit(loop(add))
+    new, _ = program(state(), SOURCE, span(0, 4))
+    new, logs = program(new, SOURCE, span(4, 6))
+    assert new.trainable[0] == float(np.arange(6).sum())
+    assert logs == {"last": 5.0}
+
+
 def test_returns_the_logs_of_the_last_step():
-    _, logs = jax.jit(loop(add))(state(), SOURCE, 3)
+    _, logs = jax.jit(loop(add))(state(), SOURCE, span(0, 3))
     assert logs == {"last": 2.0}
 
 
@@ -44,14 +57,16 @@ def test_a_step_is_traced_once_for_any_number_of_steps(repeat):
         return add(state, position)
 
     program = jax.jit(repeat(counted))
-    program(state(), SOURCE, 3)
-    program(state(), SOURCE, 7)
+    program(state(), SOURCE, span(0, 3))
+    program(state(), SOURCE, span(0, 7))
     assert len(traces) == 1
 
 
 def test_the_steps_are_a_loop_in_the_program_and_not_copies():
     def text(count):
-        return jax.jit(lambda s, b: loop(add)(s, b, count)).lower(state(), SOURCE).as_text()
+        return (
+            jax.jit(lambda s, b: loop(add)(s, b, span(0, count))).lower(state(), SOURCE).as_text()
+        )
 
     assert len(text(1000)) == len(text(1)) + len("1000") - len("1")
 
@@ -62,7 +77,7 @@ def test_keeps_the_types_of_the_state():
         return state._replace(trainable=[state.trainable[0].astype("float32") + batch]), {}
 
     half = State([jnp.bfloat16(1)], [jnp.int32(0)], [], [])
-    new, _ = jax.jit(loop(widen))(half, SOURCE, 2)
+    new, _ = jax.jit(loop(widen))(half, SOURCE, span(0, 2))
     assert new.trainable[0].dtype == jnp.bfloat16
 
 
@@ -71,7 +86,7 @@ def test_collects_what_every_step_returns():
         batch = fetch(*position)
         return add(state, position)[0], {"a": batch * jnp.ones(2), "b": batch.astype("int32")}
 
-    new, kept = jax.jit(collect(outputs, max_steps=5))(state(), SOURCE, 3)
+    new, kept = jax.jit(collect(outputs, max_steps=5))(state(), SOURCE, span(0, 3))
     np.testing.assert_array_equal(kept["a"][:3], [[0, 0], [1, 1], [2, 2]])
     np.testing.assert_array_equal(kept["b"][:3], [0, 1, 2])
     assert kept["a"].shape == (5, 2)
