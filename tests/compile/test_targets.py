@@ -30,6 +30,8 @@ def test_a_name_gives_kind_and_number_of_devices(name, kind, shape, devices):
         ("tpu:v5p:4x4", "has 3 axes. Pass for example tpu:v5p:4x4x4"),
         ("tpu:v5e:3x4", "a host has 2x2 chips, which do not divide 3x4"),
         ("tpu:v5e:0x4", "'0x4' is not a size"),
+        ("tpu:v5e:64x64", "a slice of v5e has at most 256 chips, but 64x64 are 4,096. convoy p"),
+        ("tpu:v5p:128x128x128", "at most 6,144 chips"),
         ("gpu:h100:eight", "'eight' is not a size"),
         ("gpu:h100:2x4x8", "or hosts and the GPUs of each (gpu:h100:4x8)"),
     ],

@@ -1,5 +1,5 @@
 import pytest
-from convoy.compile.targets import GPUS, TPUS, parse_target
+from convoy.compile.targets import GPUS, TPUS, Target, parse_target
 from convoy.plan.device_speeds import LINKS, target_machine
 
 
@@ -13,7 +13,7 @@ def test_chips_of_a_pod_exchange_over_their_links_and_pods_over_the_network():
     assert (machine.devices, machine.hosts, machine.group) == (256, 64, 256)
     # 200 GB/s leave a chip.
     assert machine.exchange_seconds(256, 1, 1e9) == pytest.approx(2 * 255 / 256 / 200)
-    four = target_machine(parse_target("tpu:v5e:64x16"), latency=1e-3)
+    four = target_machine(Target("four pods", "tpu", "v5e", (64, 16)), latency=1e-3)
     network = 2 * 3 / 4 / 800 + 2 * 2 * 1e-3
     assert four.exchange_seconds(1024, 1, 1e9) == pytest.approx(2 * 255 / 256 / 200 + network)
 

@@ -25,6 +25,7 @@ class TpuKind:
         bandwidth: bytes per second of its memory, by Google's page about the generation.
         flops: bfloat16 operations per second of a chip, by the same page.
         largest_host: maximum number of chips on a single host; several hosts have `TPU_HOST` each.
+        largest_slice: maximum number of chips that are connected by links.
     """
 
     axes: int
@@ -32,6 +33,7 @@ class TpuKind:
     bandwidth: float
     flops: float
     largest_host: int
+    largest_slice: int
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,9 @@ class GpuKind:
 
 TPU_HOST = 4
 TPUS = {
-    "v5e": TpuKind(2, round(15.75 * GIB), 0.819e12, 197e12, 8),
-    "v5p": TpuKind(3, round(95.74 * GIB), 2.765e12, 459e12, 4),
-    "v6e": TpuKind(2, round(31.25 * GIB), 1.64e12, 918e12, 8),
+    "v5e": TpuKind(2, round(15.75 * GIB), 0.819e12, 197e12, 8, 256),
+    "v5p": TpuKind(3, round(95.74 * GIB), 2.765e12, 459e12, 4, 6144),
+    "v6e": TpuKind(2, round(31.25 * GIB), 1.64e12, 918e12, 8, 256),
 }
 _KIB, _MIB = 2**10, 2**20
 GPUS = {
@@ -185,6 +187,12 @@ def _checked_shape(name: str, platform: str, kind: str, shape: tuple[int, ...]) 
         raise TargetError(
             f"--target {name}: a topology of {kind} has {axes} axes. Pass for example "
             f"tpu:{kind}:{example}."
+        )
+    if prod(shape) > (largest := TPUS[kind].largest_slice):
+        raise TargetError(
+            f"--target {name}: a slice of {kind} has at most {largest:,} chips, but "
+            f"{'x'.join(map(str, shape))} are {prod(shape):,}. "
+            "convoy plan --devices predicts several."
         )
     if prod(shape) > 1 and any(size % 2 for size in shape[:2]):
         raise TargetError(

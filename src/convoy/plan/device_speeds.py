@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from convoy.compile.targets import Target
+from convoy.compile.targets import TPUS, Target
 from convoy.plan.machine import Machine
 
 GB = 1e9
@@ -19,14 +19,12 @@ class LinkSpeed:
     Attributes:
         link: bytes per second that it sends over its links to other devices; half of the vendors'
             figure for both directions.
-        connected: number of devices that are connected by links without a network: a pod of TPUs,
-            or the GPUs of a host.
-        network: bytes per second that all of these devices together send to others.
+        network: bytes per second that a slice of TPUs, or the GPUs of a host, together send to
+            others.
         source: origin of the numbers.
     """
 
     link: float
-    connected: int
     network: float
     source: str
 
@@ -35,17 +33,17 @@ _CLOUD = "https://cloud.google.com/tpu/docs"
 _DGX = "data sheet of NVIDIA's DGX"
 LINKS = {
     # 400 GB/s in both directions; 6.4 Tbit/s of a pod's network.
-    "v5e": LinkSpeed(200 * GB, 256, 6400 * GBIT, f"{_CLOUD}/v5e"),
+    "v5e": LinkSpeed(200 * GB, 6400 * GBIT, f"{_CLOUD}/v5e"),
     # 1,200 GB/s in both directions; 50 Gbit/s of network for each chip of a slice.
-    "v5p": LinkSpeed(600 * GB, 6144, 6144 * 50 * GBIT, f"{_CLOUD}/v5p"),
+    "v5p": LinkSpeed(600 * GB, 6144 * 50 * GBIT, f"{_CLOUD}/v5p"),
     # 800 GB/s in both directions; 25.6 Tbit/s of a pod's network.
-    "v6e": LinkSpeed(400 * GB, 256, 25600 * GBIT, f"{_CLOUD}/v6e"),
+    "v6e": LinkSpeed(400 * GB, 25600 * GBIT, f"{_CLOUD}/v6e"),
     # NVLink with 600 and 900 GB/s in both directions; 8 network cards of 200 or 400 Gbit/s.
-    "a100": LinkSpeed(300 * GB, 8, 8 * 200 * GBIT, f"{_DGX} A100 640GB"),
-    "h100": LinkSpeed(450 * GB, 8, 8 * 400 * GBIT, f"{_DGX} H100"),
-    "h200": LinkSpeed(450 * GB, 8, 8 * 400 * GBIT, f"{_DGX} H200"),
+    "a100": LinkSpeed(300 * GB, 8 * 200 * GBIT, f"{_DGX} A100 640GB"),
+    "h100": LinkSpeed(450 * GB, 8 * 400 * GBIT, f"{_DGX} H100"),
+    "h200": LinkSpeed(450 * GB, 8 * 400 * GBIT, f"{_DGX} H200"),
     # PCI Express 4.0 with 16 lanes; a host of Google's G2 machines has 100 Gbit/s.
-    "l4": LinkSpeed(32 * GB, 8, 100 * GBIT, "data sheet of NVIDIA's L4; Google's G2"),
+    "l4": LinkSpeed(32 * GB, 100 * GBIT, "data sheet of NVIDIA's L4; Google's G2"),
 }
 
 
@@ -67,5 +65,5 @@ def target_machine(target: Target, latency: float) -> Machine:
         network=speed.network if target.platform == "tpu" else speed.network * per_host / 8,
         latency=latency,
         update=target.bandwidth / UPDATE_ARRAYS,
-        connected=speed.connected if target.platform == "tpu" else per_host,
+        connected=TPUS[target.kind].largest_slice if target.platform == "tpu" else per_host,
     )
