@@ -33,7 +33,7 @@ from convoy.plan.profile import Profile, estimate_profile, measure_profile
 from convoy.plan.search import SearchResult, search
 from convoy.train.models import find_model, make_model
 from convoy.units import format_count, format_number
-from convoy_command.parser import Parser
+from convoy_command.parser import Parser, failed
 
 PROGRAM = "convoy plan"
 LARGEST_MEASURED = 64
@@ -69,8 +69,7 @@ def main(words: Sequence[str]) -> int:
             profile, machine = find_costs(model, devices, options)
             compiled = {}
     except ValueError as error:
-        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
-        return 2
+        return failed(PROGRAM, error, 2)
     counts = options.devices or (machine.devices,)
     results: list[tuple[Machine, SearchResult]] = []
     for count in counts:
