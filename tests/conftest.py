@@ -1,5 +1,6 @@
 """Strict settings for every test: four devices, no implicit promotion, no state of earlier runs."""
 
+import gc
 import os
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ import jax
 import keras
 import numpy as np
 import pytest
-from tests import parts, strict
+from tests import compilation, parts, strict
 from tests.frozen import Frozen
 
 jax.config.update("jax_num_cpu_devices", 4)
@@ -21,6 +22,7 @@ jax.config.update("jax_num_cpu_devices", 4)
 # `make test-targets` needs it to compile for GPUs.
 jax.config.update("jax_platforms", "cpu")
 strict.enable()
+compilation.enable()
 
 TESTS = Path(__file__).parent
 INTEGRATION_FOLDERS = ("benchmarks", "compatibility", "docs", "equivalence", "examples")
@@ -56,6 +58,17 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.relative_to(TESTS).parts[0] in INTEGRATION_FOLDERS:
             item.add_marker("integration")
+
+
+def pytest_collection_finish():
+    """Keep modules and tests, which stay until the end, out of every collection of garbage."""
+    gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Choose how programs are compiled, before the first fixture compiles one."""
+    compilation.set_quick(item.path.relative_to(TESTS).parts[0] in compilation.FOLDERS)
 
 
 def pytest_terminal_summary(terminalreporter):
