@@ -6,7 +6,7 @@
 Each argument names a network, the samples of a weight update on each device, and a document of
 `convoy compile --json`. Every device keeps its samples, so the global batch grows with the number
 of devices. A weight update takes at least as long as its work at the device's highest 16-bit speed,
-and then the exchange of its gradients over the links in `convoy.plan.device_speeds`. Work and bytes
+and then the exchange of its gradients over the links in `convoy.plan.link_speeds`. Work and bytes
 of gradients are those of the program before it is compiled, and equal for all kinds of devices;
 memory is that of the compiled one. If a network has several documents, the first one gives its
 limits. Nothing is measured: no program reaches these limits.
@@ -17,7 +17,7 @@ import json
 from pathlib import Path
 
 from convoy.compile.targets import GPUS, TPUS, Target, parse_target
-from convoy.plan.device_speeds import target_machine
+from convoy.plan.link_speeds import target_machine
 from convoy.units import format_number
 
 COUNTS = (16, 64, 256, 1024, 4096)

@@ -10,7 +10,7 @@ from convoy.compile.session import CompileResult
 from convoy.compile.stage_memory import StageMemory
 from convoy.compile.targets import parse_target
 from convoy.plan.compiled import CompiledStep, compiled_step, search_compiled, with_compiled
-from convoy.plan.device_speeds import target_machine
+from convoy.plan.link_speeds import target_machine
 from convoy.plan.predict import ParallelConfiguration, Predictor
 
 from .networks import MB, chain

@@ -16,7 +16,8 @@ from convoy.data.catalog import Normalisation, load
 from convoy.data.image_folder import FOLDER
 from convoy.precision import CHOICES
 from convoy.serving.accuracy import read_samples
-from convoy.serving.export import BATCH_SIZES, Format, export
+from convoy.serving.batch_sizes import BATCH_SIZES
+from convoy.serving.export import Format, export
 from convoy.train.flags import Options
 from convoy.train.run_folder import ENDING, RUN, RunFolder, find_checkpoints
 from convoy.train.serving_model import make_serving_model, preprocessing_from_bytes

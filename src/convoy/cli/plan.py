@@ -25,7 +25,7 @@ from convoy.pipeline.balance.layer_costs import transfer_seconds
 from convoy.plan import machine as machines
 from convoy.plan import output
 from convoy.plan.compiled import CompiledStep, compiled_step, search_compiled
-from convoy.plan.device_speeds import target_machine
+from convoy.plan.link_speeds import target_machine
 from convoy.plan.machine import Machine
 from convoy.plan.options import PER_HOST, SLOTS, PlanOptions
 from convoy.plan.predict import ParallelConfiguration, Predictor

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+BATCH_SIZES = (1, 2, 4, 8, 16)
+"""The batch sizes for which a model is exported, unless others are given."""
 # Time per call in addition to the model's: joining requests, switching threads, splitting outputs.
 CALL_SECONDS = 2e-4
 # Fraction of the highest throughput that the efficient batch size must reach.

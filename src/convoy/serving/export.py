@@ -22,6 +22,7 @@ from convoy.serving.accuracy import (
     relative_difference,
 )
 from convoy.serving.artifact import Artifact, Program
+from convoy.serving.batch_sizes import BATCH_SIZES
 from convoy.serving.forward_pass import (
     ForwardPass,
     input_shapes,
@@ -37,7 +38,6 @@ from convoy.serving.signature import Arrays, Signature
 logger = logging.getLogger("convoy.serving")
 
 Format = Literal["convoy", "onnx", "saved_model"]
-BATCH_SIZES = (1, 2, 4, 8, 16)
 PLATFORMS = ("cpu", "cuda", "tpu")
 _PACKAGES = {"convoy": "flatbuffers", "onnx": "onnx", "saved_model": "tensorflow"}
 

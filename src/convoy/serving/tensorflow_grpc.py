@@ -12,8 +12,8 @@ import grpc
 from convoy.serving import tensorflow_serving_pb2 as messages
 from convoy.serving.credentials import Token
 from convoy.serving.errors import Code, ServingError, describe_error, invalid, too_large
+from convoy.serving.message_fields import MAX_FIELDS, has_few_fields
 from convoy.serving.message_receiver import MessageReceiver
-from convoy.serving.message_size import MAX_FIELDS, has_few_fields
 from convoy.serving.service import Service, Target
 from convoy.serving.signature import Arrays, Signature
 from convoy.serving.tensor_protos import from_examples, to_array, to_proto

@@ -1,7 +1,7 @@
 import pytest
-from convoy.serving import message_size
+from convoy.serving import message_fields
 from convoy.serving import tensorflow_serving_pb2 as messages
-from convoy.serving.message_size import has_few_fields
+from convoy.serving.message_fields import has_few_fields
 
 DESCRIPTOR = messages.PredictRequest.DESCRIPTOR
 
@@ -15,10 +15,10 @@ def test_a_large_tensor_has_few_fields():
 
 def test_millions_of_small_messages_are_found_at_any_depth():
     request = messages.PredictRequest()
-    for _ in range(message_size.MAX_FIELDS // 2 + 10):
+    for _ in range(message_fields.MAX_FIELDS // 2 + 10):
         request.inputs["x"].tensor_shape.dim.add(size=1)
     assert not has_few_fields(request.SerializeToString(), DESCRIPTOR)
-    assert not has_few_fields(b"\x12\x00" * (message_size.MAX_FIELDS + 1), DESCRIPTOR)
+    assert not has_few_fields(b"\x12\x00" * (message_fields.MAX_FIELDS + 1), DESCRIPTOR)
 
 
 @pytest.mark.parametrize("data", [b"\xff" * 70_000, b"\x12\xff\xff\xff\xff\x7f" + bytes(70_000)])

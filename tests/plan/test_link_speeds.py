@@ -1,6 +1,6 @@
 import pytest
 from convoy.compile.targets import GPUS, TPUS, Target, parse_target
-from convoy.plan.device_speeds import LINKS, target_machine
+from convoy.plan.link_speeds import LINKS, target_machine
 
 
 def test_every_kind_of_device_has_speeds_and_their_source():
