@@ -231,9 +231,9 @@ class TrainingCall(PipelineCall):
             if action.stage != 0:
                 return
             self._micro_batch_ends.append(done)
-            computed = 0
-            while self._micro_batch_ends and self._micro_batch_ends[0].is_ready():
-                self._micro_batch_ends.popleft()
+            computed, ends = 0, self._micro_batch_ends
+            while ends and ends[0].is_ready():  # type: ignore[attr-defined]
+                ends.popleft()
                 computed += 1
             if computed:
                 progress.report(computed)
