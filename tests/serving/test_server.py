@@ -11,6 +11,7 @@ import pytest
 from convoy.serving import tensorflow_serving_pb2 as messages
 from convoy.serving.admission import AdmissionOptions
 from convoy.serving.versions import ModelConfig
+from tests.launch.running import wait_until
 from tests.serving.running import running
 
 pytestmark = pytest.mark.integration
@@ -78,14 +79,15 @@ def test_a_request_has_a_largest_size_and_a_longest_time(half):
             413,
             "The request has more than 1000 bytes. Send fewer samples.",
         )
-        assert server.json(PREDICT, ONE)[0] == 200
+        # Others are answered; on a busy machine not always in a second.
+        wait_until(lambda: server.json(PREDICT, ONE)[0] == 200)
         with socket.create_connection(("127.0.0.1", server.server.port), 600) as slow:
             slow.sendall(
                 f"POST {PREDICT} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{{".encode()
             )
             answer = slow.recv(1000)
             assert answer.startswith(b"HTTP/1.1 504 ")
-        assert server.json(PREDICT, ONE)[0] == 200
+        wait_until(lambda: server.json(PREDICT, ONE)[0] == 200)
 
 
 def is_open(port):
