@@ -3,6 +3,14 @@
 // In 16 bits, CPUs with instructions for bfloat16 convert in registers: 16 elements are loaded,
 // computed and stored. Other CPUs convert a chunk in the first-level cache, and run the loop of
 // float32 on it.
+//
+// Every combination of options has a loop of its own, because a condition inside of a loop keeps
+// the compiler from vectorising it. The gradient of y = (x - mean) / deviation * gamma + beta with
+// respect to x is a sum with three factors by channel, so that it needs one pass over dy and x.
+// With S = sum(dy) and P = sum(dy * (x - mean)) over n rows:
+//
+//     dx = dy * a + x * b + c
+//     a = gamma / deviation    b = -a * P / (n * deviation**2)    c = -a * S / n - b * mean
 #include "row_loops.h"
 
 #include <algorithm>
