@@ -43,7 +43,8 @@ def kind_of(instruction: Instruction, kind: str, part: str) -> str:
     """
     from convoy.report.operation_costs import kernel_description
 
-    numbers = kernel_description(instruction)
+    # Calls of other kernels have descriptions, too.
+    numbers = kernel_description(instruction) if "convolution" in instruction.target else []
     if not numbers:
         return f"{kind}, {part}"
     form, rank, grouped = numbers[0], numbers[2], numbers[3]

@@ -19,14 +19,13 @@ ENTRY %main (x: f32[8,4]) -> f32[8,4] {
 """  # noqa: E501
 
 
-def convolution(form, groups):
+def convolution(form, groups, target="convoy_convolution"):
     # Weights of 4 to 8 channels, 3x5, or of one channel in each of 8 groups.
     weights = [8, 1, 1, 3, 5] if groups else [8, 4, 3, 5]
     numbers = [form, 3, 2, int(groups), 2, 4, 9, 9, *[0] * 4, *weights]
-    return Program.parse(
-        "ENTRY %main () -> f32[1] {\n"
-        f"  ROOT %c = f32[1]{{0}} custom-call(), description = dense<{numbers}>\n}}\n"
-    ).computations["main"][0]
+    attributes = f'custom_call_target="{target}", description = dense<{numbers}>'
+    text = f"ENTRY %main () -> f32[1] {{\n  ROOT %c = f32[1]{{0}} custom-call(), {attributes}\n}}\n"
+    return Program.parse(text).computations["main"][0]
 
 
 @pytest.mark.parametrize(
@@ -39,6 +38,12 @@ def convolution(form, groups):
 )
 def test_convolutions_are_told_apart_by_window_groups_and_form(form, groups, kind):
     assert profile.kind_of(convolution(form, groups), "convolution", "backward") == kind
+
+
+def test_another_kernel_with_a_description_is_no_convolution():
+    pooling = convolution(60, False, "convoy_max_pool")
+
+    assert profile.kind_of(pooling, "max pool", "forward") == "max pool, forward"
 
 
 def test_time_is_summed_by_kind_and_other_programs_are_a_row():
