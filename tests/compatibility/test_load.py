@@ -145,7 +145,7 @@ def test_a_plain_import_registers_the_optimizers(originals):
         env=subjects.environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["LARS", "Lookahead"]
@@ -240,7 +240,7 @@ def serving(**models):
 def predict(address, name, samples):
     body = json.dumps({"instances": samples.tolist()}).encode()
     request = urllib.request.Request(f"{address}/v1/models/{name}:predict", body)
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=600) as answer:
         return np.array(json.load(answer)["predictions"])
 
 

@@ -45,7 +45,7 @@ def test_a_port_that_is_taken_is_said():
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         first = start("import convoy", 0, coordinator=address)
-        printed, _ = first.communicate(timeout=120)
+        printed, _ = first.communicate(timeout=600)
     assert first.returncode != 0
     assert f"{address} cannot be used" in printed
 
@@ -61,7 +61,7 @@ def test_other_versions_in_another_process_are_refused_by_all():
     address = free_address()
     both = [start(program, place, coordinator=address) for place in range(2)]
     for process in both:
-        printed, _ = process.communicate(timeout=120)
+        printed, _ = process.communicate(timeout=600)
         assert process.returncode != 0
         assert "Process 1 has another version than process 0: keras is" in printed
 
