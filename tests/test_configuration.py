@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -174,7 +175,7 @@ def test_help_has_groups_aliases_and_defaults(capsys):
     add_flags(parser, Run, run())
     parser.print_help()
     shown = capsys.readouterr().out
-    assert "--n-train N, --samples N" in shown
+    assert re.search(r"--n-train( N)?, --samples N", shown)  # as of Python 3.13 only once
     assert "data:\n" in shown
     assert "network (default: toy)" in shown
     assert "--schedule {const,cosine}" in shown
@@ -188,7 +189,9 @@ def test_a_docstring_describes_the_flags_of_a_schema_in_groups(capsys):
     assert "learning rate, at the first step (default: 0.1)" in shown
     assert "--kind {ON,off}" in shown
     assert shown.index("first group:") < shown.index("learning rate") < shown.index("second group:")
-    assert shown.index("second group:") < shown.index("--count N, --number N")
+    aliases = re.search(r"--count( N)?, --number N", shown)
+    assert aliases is not None
+    assert shown.index("second group:") < aliases.start()
 
 
 def test_literals_are_accepted_in_any_case():
