@@ -33,7 +33,7 @@ from types import ModuleType
 from typing import Any
 
 from benchmarks.peers import environments, machine, report, zoo_report
-from benchmarks.peers.peers import HEADLINE, PEERS, PRECISIONS, Contender
+from benchmarks.peers.peers import PEERS, PRECISIONS, Contender
 from benchmarks.peers.suites import SUITES, Suite
 from benchmarks.peers.turns import Outcome, Rounds
 from benchmarks.peers.workloads import Workload
@@ -167,12 +167,8 @@ def profile(workload: Workload) -> dict[str, Any]:
 def needs_profile(suite: Suite, found: dict[str, report.Rows]) -> bool:
     """Return whether Convoy is too little ahead of the best peer in float32."""
     rows = found.get("float32", {})
-    best = report.best_peer(rows)
-    if best is None or HEADLINE not in rows:
-        return False
-    quantities = ("seconds", "cpu_seconds")
-    ratios = [report.speedup(rows[HEADLINE], rows[best], quantity) for quantity in quantities]
-    return min(ratio.middle for ratio in ratios) < suite.profiled_below
+    ratios = [zoo_report.best_speedup(rows, quantity) for quantity in ("seconds", "cpu_seconds")]
+    return any(ratio is not None and ratio.middle < suite.profiled_below for ratio in ratios)
 
 
 def open_result(options: argparse.Namespace) -> dict[str, Any]:
