@@ -164,15 +164,15 @@ def compiled_costs(
 
     def compile_one(predictor: Predictor, configuration: ParallelConfiguration) -> CompiledStep:
         # The program for more accumulated micro-batches is the same, with more data.
-        accumulated = min(configuration.gradient_accumulation, MAX_ACCUMULATED)
-        one = replace(configuration, gradient_accumulation=accumulated)
+        fewest = min(configuration.gradient_accumulation, MAX_ACCUMULATED)
+        one = replace(configuration, gradient_accumulation=fewest)
         flags = output.training_flags(predictor.predict(one), predictor.profile, common)
         flags = output.with_named_splits(flags, predictor.profile)
         words = output.flag_words(flags | {"validation": "False", "synthetic-data": "host"})
         with Console() as console:
             run = partial(run_training, parse(words, PROGRAM), console.line)
             result = compile_run(target, opened, run, console)
-        return compiled_step(configuration, accumulated, result)
+        return compiled_step(configuration, one.gradient_accumulation, result)
 
     profile, steps = search_compiled(
         lambda profile, known: Predictor(profile, machine, slots, known),

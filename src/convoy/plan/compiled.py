@@ -34,13 +34,13 @@ class CompiledStep:
 
 
 def compiled_step(
-    configuration: ParallelConfiguration, accumulated: int, result: CompileResult
+    configuration: ParallelConfiguration, gradient_accumulation: int, result: CompileResult
 ) -> CompiledStep:
     """Return the memory and the floating-point operations of a compiled configuration.
 
     Args:
         configuration: the configuration.
-        accumulated: micro-batches per weight update in the compiled program.
+        gradient_accumulation: micro-batches per weight update in the compiled program.
         result: its programs.
     """
     if result.rejected is not None:
@@ -53,7 +53,7 @@ def compiled_step(
         configuration,
         program.total_bytes,
         program.memory["temp"],
-        program.flops / accumulated,
+        program.flops / gradient_accumulation,
     )
 
 
