@@ -1,4 +1,5 @@
 import contextlib
+import json
 import socket
 import threading
 
@@ -12,6 +13,7 @@ from convoy.serving.client import (
     _only_input,
     available_models,
     await_listener,
+    await_model,
 )
 
 
@@ -96,3 +98,31 @@ def test_a_server_of_another_kind_is_one_line(body, status):
         listener.shutdown(socket.SHUT_RDWR)
         thread.join()
     assert "\n" not in str(raised.value)
+
+
+def test_a_model_that_is_being_loaded_is_waited_for():
+    info = {"dtype": "DT_FLOAT", "tensor_shape": {"dim": [{"size": "-1"}, {"size": "2"}]}}
+    signatures = {"serving_default": {"inputs": {"x": info}}}
+    answers = [
+        (503, {"error": "Model x is being loaded."}),
+        (503, {"error": "Model x is being loaded."}),
+        (200, {"metadata": {"signature_def": {"signature_def": signatures}}}),
+    ]
+
+    def answer(listener):
+        for status, content in answers:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(10_000)
+                body = json.dumps(content).encode()
+                head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n"
+                connection.sendall(f"{head}Connection: close\r\n\r\n".encode() + body)
+
+    said = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer, args=(listener,))
+        thread.start()
+        address = Address("127.0.0.1", listener.getsockname()[1], "x")
+        await_model("rest", address, 60, said.append)
+        thread.join()
+    assert said == ["503: Model x is being loaded. Waiting for at most 60 s (Ctrl-C stops this)"]

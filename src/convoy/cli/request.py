@@ -7,7 +7,13 @@ from collections.abc import Sequence
 
 from convoy.configuration import ConfigurationError, add_flags, read
 from convoy.progress_bar import Output
-from convoy.serving.client import TOKEN_VARIABLE, RequestError, await_listener
+from convoy.serving.client import (
+    FIRST_SECONDS,
+    TOKEN_VARIABLE,
+    RequestError,
+    await_listener,
+    await_model,
+)
 from convoy.serving.load_generator import LoadOptions, send_load
 from convoy_command.parser import Parser
 
@@ -28,6 +34,7 @@ def main(words: Sequence[str]) -> int:
         parser.error(str(error))
     try:
         await_listener(options.address, LISTENER_SECONDS, _print_error)
+        await_model(options.protocol, options.address, FIRST_SECONDS, _print_error)
         progress = _Progress(options)
         try:
             result = send_load(options, progress.show)

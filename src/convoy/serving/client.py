@@ -41,6 +41,10 @@ class RequestError(Exception):
     """A request failed, or the server cannot be reached."""
 
 
+class UnavailableError(RequestError):
+    """The server cannot answer at the moment, for example because it loads the model."""
+
+
 @dataclass(frozen=True)
 class Address:
     """The address of a model.
@@ -184,7 +188,9 @@ class GrpcClient(Client):
         except grpc.RpcError as error:
             names = dict(error.trailing_metadata() or ()).get(MODELS_KEY, "[]")
             others = available_models(self._address.model, json.loads(names))
-            raise RequestError(f"{error.code().name}: {error.details()}{others}") from None
+            is_temporary = error.code() is grpc.StatusCode.UNAVAILABLE
+            kind = UnavailableError if is_temporary else RequestError
+            raise kind(f"{error.code().name}: {error.details()}{others}") from None
 
     def _find_input(self) -> TensorSpec:
         request = messages.GetModelMetadataRequest(metadata_field=["signature_def"])
@@ -222,7 +228,8 @@ class RestClient(Client):
         status, response = self._request(method, url, body, seconds)
         if status != 200:
             others = self._other_models(seconds) if status == 404 else ""
-            raise RequestError(f"{status}: {response.get('error')}{others}")
+            kind = UnavailableError if status == 503 else RequestError
+            raise kind(f"{status}: {response.get('error')}{others}")
         return response
 
     def _other_models(self, seconds: float) -> str:
@@ -272,3 +279,31 @@ class RestClient(Client):
 
 
 CLIENTS: dict[str, type[Client]] = {"grpc": GrpcClient, "rest": RestClient}
+
+
+def await_model(
+    protocol: str, address: Address, seconds: float, notify: Callable[[str], None]
+) -> None:
+    """Wait until a server, which listens already, has loaded a model.
+
+    Args:
+        protocol: a key of `CLIENTS`.
+        address: the address.
+        seconds: maximum time to wait.
+        notify: function that is called with the server's message if it is not available yet.
+
+    Raises:
+        RequestError: if the server does not have the model, or has not loaded it in time.
+    """
+    notified, end = False, time.monotonic() + seconds
+    while True:
+        try:
+            CLIENTS[protocol](address).close()
+            return
+        except UnavailableError as error:
+            if time.monotonic() >= end:
+                raise
+            if not notified:
+                notify(f"{error} Waiting for at most {seconds:g} s (Ctrl-C stops this)")
+                notified = True
+        time.sleep(0.2)
