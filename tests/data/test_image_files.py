@@ -59,7 +59,7 @@ def test_damaged_records_are_known_by_name(shards, tmp_path):
     file.write_bytes(whole[:-1])
     files = find_images(tmp_path, "train")
     assert len(files.damaged) == 1
-    assert "train-00001-of-00003, record 3: the file ends in its data" in files.damaged[0]
+    assert "train-00001-of-00003, record 3: the file ends within its data" in files.damaged[0]
     assert len(files) == 11
     damaged = [index for index in range(11) if "00001-of-00003, record 1" in files.name(index)]
     with pytest.raises(DamagedDataError, match="its data do not match their checksum"):

@@ -55,7 +55,7 @@ def test_a_changed_byte_is_found(file):
 def test_a_file_cut_short_has_the_records_before(file, length):
     file.write_bytes(file.read_bytes()[:length])
     places, problem = records.scan(file)
-    assert "the file ends in its" in problem
+    assert "the file ends within its" in problem
     expected = [place for place in [[12, 5], [33, 0], [49, 768]] if sum(place) + 4 <= length]
     assert places.tolist() == expected
 
@@ -94,7 +94,7 @@ def test_a_compressed_file_that_is_damaged_or_cut_short_is_named(compressed):
 
 @pytest.mark.parametrize(
     ("length", "problem"),
-    [(5, "ends in its length"), (25, "ends in its length"), (100, "ends in its data")],
+    [(5, "ends within its length"), (25, "ends within its length"), (100, "ends within its data")],
 )
 def test_what_is_cut_short_before_it_is_compressed_is_found_too(file, tmp_path, length, problem):
     path = tmp_path / "short.gz"

@@ -62,7 +62,7 @@ def scan(path: Path) -> tuple[np.ndarray, str]:
                 length = _length(os.pread(file.fileno(), _HEAD.size, offset))
                 offset = begin + length + _TAIL.size
                 if offset > size:
-                    raise DamagedDataError("the file ends in its data")
+                    raise DamagedDataError("the file ends within its data")
                 places.append((begin, length))
         except DamagedDataError as error:
             problem = f"{path}, record {len(places)}: {error}"
@@ -72,7 +72,7 @@ def scan(path: Path) -> tuple[np.ndarray, str]:
 def _length(head: bytes) -> int:
     """Return the length of the data of the record that begins with these bytes."""
     if len(head) < _HEAD.size:
-        raise DamagedDataError("the file ends in its length")
+        raise DamagedDataError("the file ends within its length")
     length, checksum = _HEAD.unpack(head)
     if masked_checksum(head[:8]) != checksum:
         raise DamagedDataError("its length is damaged, so the records after it cannot be read")
@@ -97,7 +97,7 @@ def _checked(content: bytes, length: int) -> bytes:
     """Return the data of a record from its content: data and checksum."""
     data, tail = content[:length], content[length:]
     if len(tail) < _TAIL.size:
-        raise DamagedDataError("the file ends in its data")
+        raise DamagedDataError("the file ends within its data")
     if masked_checksum(data) != _TAIL.unpack(tail)[0]:
         raise DamagedDataError("its data do not match their checksum")
     return data

@@ -217,8 +217,8 @@ def split_by_cost(
     )
     if cuts is None:
         raise ValueError(
-            f"{model.name!r} cannot be cut into {stages} stages that fit into the "
-            f"{limit / 1e9:.3g} GB of a device: in every cut, one stage takes more. Request more "
+            f"{model.name!r} cannot be split into {stages} stages that fit into the "
+            f"{limit / 1e9:.3g} GB of a device: in every split, one stage takes more. Request more "
             "stages, or pass a smaller batch_size."
         )
     if distributed.index() == 0:

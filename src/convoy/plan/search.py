@@ -44,7 +44,7 @@ def configurations(
         devices: number of devices.
         per_host: devices per host; all stages of a replica are on one host.
         global_batch: samples per weight update.
-        max_stages: number of stages that the model can be cut into.
+        max_stages: number of stages that the model can be split into.
     """
     for stages in range(1, min(devices, per_host, max_stages, MAX_STAGES) + 1):
         room = devices // per_host * (per_host // stages) + devices % per_host // stages

@@ -81,7 +81,7 @@ def test_only_places_and_stages_that_are_allowed_count(costs, stages, places, li
 
 
 @pytest.mark.parametrize(
-    ("stages", "message"), [(3, "2 layers cannot be cut into 3"), (0, "=0 is")]
+    ("stages", "message"), [(3, "2 layers cannot be split into 3"), (0, "=0 is")]
 )
 def test_what_cannot_be_cut_is_refused(stages, message):
     with pytest.raises(ValueError, match=message):

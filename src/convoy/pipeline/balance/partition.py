@@ -39,7 +39,8 @@ def partition(
     """
     if stages > len(costs):
         raise ValueError(
-            f"{len(costs)} layers cannot be cut into {stages} stages. Request at most {len(costs)}."
+            f"{len(costs)} layers cannot be split into {stages} stages. Request at most "
+            f"{len(costs)}."
         )
     whole_number("stages", stages, "a number of stages")
     sums = [0.0, *accumulate(costs)]
