@@ -12,6 +12,7 @@ import jax
 import keras
 import ml_dtypes
 import numpy as np
+import pytest
 from keras.src.backend.common.dtypes import BIT64_TO_BIT32_DTYPE
 
 SEED = 7
@@ -42,6 +43,14 @@ Make = Callable[[Any], keras.Model]
 Run = Callable[[keras.Model], Any]
 
 WAYS = ("scope", "prepare")
+
+# The batches of stock Keras: whole, divided over replicas, and divided into micro-batches.
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "one device": {},
+    "two replicas": {"devices": 2, "batch": "global"},
+    "accumulation": {"gradient_accumulation": 2, "batch": "global"},
+}
+IN_EVERY_STRATEGY = pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 
 RUN_HOOKS = [f"{run}_{end}" for run in ("train", "test", "predict") for end in ("begin", "end")]
 

@@ -5,13 +5,7 @@ import numpy as np
 import pytest
 from keras import layers
 
-from .side_by_side import Recorder, assert_equivalent
-
-STRATEGIES = {
-    "one device": {},
-    "two replicas": {"devices": 2, "batch": "global"},
-    "accumulation": {"gradient_accumulation": 2, "batch": "global"},
-}
+from .side_by_side import IN_EVERY_STRATEGY, Recorder, assert_equivalent
 
 
 def make(steps):
@@ -123,7 +117,7 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+@IN_EVERY_STRATEGY
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_a_change_between_two_fits(images, change, strategy):
     assert_equivalent(make, fit_twice(change, images), **strategy)

@@ -7,6 +7,7 @@ from tests import parts
 
 from . import models
 from .side_by_side import (
+    IN_EVERY_STRATEGY,
     Recorder,
     assert_equivalent,
     assert_same,
@@ -196,6 +197,33 @@ def test_batch_hooks_are_called_around_each_device_call(xy, steps, budget):
     actual = recorded(make_convoy(models.classifier, steps, data_budget=budget), xy)
     assert [call[:2] for call in actual] == [call[:2] for call in expected]
     assert_same([call[2] for call in actual], [call[2] for call in expected])
+
+
+@IN_EVERY_STRATEGY
+@pytest.mark.parametrize("kind", ["arrays", "generator"])
+def test_the_batch_index_of_a_short_last_execution(xy, kind, strategy):
+    """Eight steps in executions of three: stock Keras counts the last one as if it were full."""
+
+    def make(_):
+        return models.classifier(3)
+
+    def batches():
+        while True:
+            for start in range(0, 150, 20):
+                yield tuple(part[start : start + 20] for part in xy)
+
+    def indices(model):
+        recorder = Recorder()
+        settings = {"verbose": 0, "callbacks": [recorder], "shuffle": False}
+        if kind == "arrays":
+            model.fit(*xy, batch_size=20, **settings)
+        else:
+            model.fit(batches(), steps_per_epoch=8, **settings)
+        return [(name, number) for name, number, _ in recorder.calls if "train_batch" in name]
+
+    expected = indices(make_stock(make))
+    assert [number for name, number in expected if name == "on_train_batch_end"] == [2, 5, 8]
+    assert indices(make_convoy(make, **strategy)) == expected
 
 
 @pytest.mark.parametrize("division", [{"devices": 2}, {"gradient_accumulation": 2}])

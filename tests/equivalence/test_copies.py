@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 
 from . import models
-from .side_by_side import Recorder, assert_equivalent, assert_same, make_convoy, make_stock, state
-
-STRATEGIES = {
-    "one device": {},
-    "two replicas": {"devices": 2, "batch": "global"},
-    "accumulation": {"gradient_accumulation": 2, "batch": "global"},
-}
+from .side_by_side import (
+    IN_EVERY_STRATEGY,
+    Recorder,
+    assert_equivalent,
+    assert_same,
+    make_convoy,
+    make_stock,
+    state,
+)
 
 
 def by_pickle(model):
@@ -42,7 +44,7 @@ def strategy_of(model):
     return None if methods is None else methods.__self__.engine_model.strategy
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+@IN_EVERY_STRATEGY
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, by_pickle, by_clone])
 def test_a_copy_trains_with_the_same_strategy(table, copied, strategy):
     def run(model):
@@ -60,7 +62,7 @@ def test_a_copy_trains_with_the_same_strategy(table, copied, strategy):
     assert_equivalent(models.classifier, run, **strategy)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+@IN_EVERY_STRATEGY
 def test_a_loaded_model_trains_with_the_strategy_of_the_scope(table, strategy, tmp_path):
     file = tmp_path / "model.keras"
     trained = make_stock(models.classifier)

@@ -11,6 +11,7 @@ from tests import parts
 
 from . import models
 from .side_by_side import (
+    IN_EVERY_STRATEGY,
     Recorder,
     assert_equivalent,
     assert_same,
@@ -24,13 +25,15 @@ def use(x, y=None, **settings):
     """Train, evaluate and predict on an input of any kind."""
 
     def run(model):
+        recorder = Recorder(batches=False)
+        always = {"verbose": 0, "callbacks": [recorder]}
         data = (x() if callable(x) else x), *([y] if y is not None else [])
-        history = model.fit(*data, epochs=3, verbose=0, **settings).history
+        history = model.fit(*data, epochs=3, **always, **settings).history
         data = (x() if callable(x) else x), *([y] if y is not None else [])
         batch = {k: v for k, v in settings.items() if k == "batch_size"}
-        evaluated = model.evaluate(*data, verbose=0, **batch)
+        evaluated = model.evaluate(*data, **always, **batch)
         data = x() if callable(x) else x
-        return history, evaluated, model.predict(data, verbose=0, **batch)
+        return history, evaluated, model.predict(data, **always, **batch), recorder.calls
 
     return run
 
@@ -92,14 +95,16 @@ def test_targets_of_shape_n_and_n_by_1(xy):
     assert_equivalent(models.classifier, use(x, y[:, None], batch_size=30))
 
 
-def test_dict_inputs_in_another_order(table):
+@IN_EVERY_STRATEGY
+def test_dict_inputs_in_another_order(table, strategy):
     x, y = models.two_by_two_data(table)
     x = {"right": x["right"], "left": x["left"]}
     y = {"amount": y["amount"], "kind": y["kind"]}
-    assert_equivalent(models.two_by_two, use(x, y, batch_size=30))
+    assert_equivalent(models.two_by_two, use(x, y, batch_size=30), **strategy)
 
 
 # Stock Keras advises against it, and takes it.
+@IN_EVERY_STRATEGY
 @pytest.mark.filterwarnings("ignore:When providing `inputs` as a dict:UserWarning")
 @pytest.mark.parametrize(
     "structure",
@@ -110,7 +115,7 @@ def test_dict_inputs_in_another_order(table):
     ],
     ids=["keys", "keys in another order", "nested"],
 )
-def test_dict_inputs_by_other_keys_than_the_names_of_inputs(xy, structure):
+def test_dict_inputs_by_other_keys_than_the_names_of_inputs(xy, structure, strategy):
     x, y = xy
 
     def make(steps):
@@ -121,7 +126,7 @@ def test_dict_inputs_by_other_keys_than_the_names_of_inputs(xy, structure):
         model.compile(models.momentum(), loss, steps_per_execution=steps)
         return model
 
-    assert_equivalent(make, use(structure(x, 2 * x), y, batch_size=30))
+    assert_equivalent(make, use(structure(x, 2 * x), y, batch_size=30), **strategy)
 
 
 # Stock Keras says that the structure is not the expected one, and takes what it needs.
@@ -463,30 +468,31 @@ def test_streamed_arrays_are_shuffled_as_resident_ones(xy, shuffle):
 
 @pytest.mark.interop
 @parts.needs("TensorFlow")
-def test_tensorflow_tensors(xy):
+@IN_EVERY_STRATEGY
+def test_tensorflow_tensors(xy, strategy):
     import tensorflow as tf
 
-    assert_equivalent(models.classifier, methods_on(tf.constant(xy[0]), tf.constant(xy[1])))
+    run = every_method(tf.constant(xy[0]), tf.constant(xy[1]))
+    assert_equivalent(models.classifier, run, **strategy)
 
 
 @pytest.mark.interop
 @parts.needs("torch")
-def test_torch_tensors(xy):
+@IN_EVERY_STRATEGY
+def test_torch_tensors(xy, strategy):
     import torch
 
-    x, y = torch.tensor(xy[0]), torch.tensor(xy[1])
-    assert_equivalent(models.classifier, methods_on(x, y))
+    run = every_method(torch.tensor(xy[0]), torch.tensor(xy[1]))
+    assert_equivalent(models.classifier, run, **strategy)
 
 
-def methods_on(x, y):
+def every_method(x, y):
     def run(model):
         # Stock Keras takes such tensors in the other methods, but not in these three.
         own = hasattr(model, "set_gradient_accumulation")
         x_batch, y_batch = (x[:10], y[:10]) if own else (np.asarray(x[:10]), np.asarray(y[:10]))
         return (
-            model.fit(x, y, batch_size=30, epochs=2, verbose=0).history,
-            model.evaluate(x, y, verbose=0),
-            model.predict(x, verbose=0),
+            use(x, y, batch_size=30)(model),
             model.train_on_batch(x_batch, y_batch),
             model.test_on_batch(x_batch, y_batch),
             model.predict_on_batch(x_batch),
@@ -512,23 +518,12 @@ def two_inputs(optional):
     return make
 
 
-@pytest.mark.parametrize("strategy", [{}, {"devices": 2, "batch": "global"}])
-def test_an_optional_input_that_is_none(table, strategy):
+@IN_EVERY_STRATEGY
+@pytest.mark.parametrize("is_given", [False, True])
+def test_an_optional_input_that_is_none(table, is_given, strategy):
     x, y, _ = table
-    run = methods_on_dict({"a": x, "b": None}, y)
+    run = use({"a": x, "b": x if is_given else None}, y, batch_size=30)
     assert_equivalent(two_inputs(optional=True), run, **strategy)
-    assert_equivalent(two_inputs(optional=True), methods_on_dict({"a": x, "b": x}, y), **strategy)
-
-
-def methods_on_dict(x, y):
-    def run(model):
-        return (
-            model.fit(x, y, batch_size=30, epochs=2, verbose=0).history,
-            model.evaluate(x, y, verbose=0),
-            model.predict(x, verbose=0),
-        )
-
-    return run
 
 
 @pytest.mark.parametrize("names", [{"a"}, {"a", "b"}])
@@ -568,7 +563,7 @@ def test_keras_warns_of_another_structure_once(table):
         assert len(caught) == 1
 
 
-@pytest.mark.parametrize("strategy", [{}, {"devices": 2, "batch": "global"}])
+@IN_EVERY_STRATEGY
 def test_targets_that_are_none(table, strategy):
     x, y, _ = table
 
@@ -584,14 +579,12 @@ def test_targets_that_are_none(table, strategy):
         model.compile("sgd", ["mse", None], steps_per_execution=steps)
         return model
 
-    def fit(*data):
-        return lambda model: model.fit(*data, batch_size=30, verbose=0).history
-
-    assert_equivalent(unsupervised, fit(x), **strategy)
-    assert_equivalent(two_outputs, fit(x, [y, None]), **strategy)
+    assert_equivalent(unsupervised, use(x, batch_size=30), **strategy)
+    assert_equivalent(two_outputs, use(x, [y, None], batch_size=30), **strategy)
 
 
-def test_batches_of_varying_length():
+@IN_EVERY_STRATEGY
+def test_batches_of_varying_length(strategy):
     class Sequences(keras.utils.PyDataset):
         def __len__(self):
             return 7
@@ -606,10 +599,7 @@ def test_batches_of_varying_length():
         model.compile("sgd", "mse", steps_per_execution=steps)
         return model
 
-    def run(model):
-        return model.fit(Sequences(), epochs=2, shuffle=False, verbose=0).history
-
-    assert_equivalent(make, run)
+    assert_equivalent(make, use(Sequences(), shuffle=False), **strategy)
 
 
 # Values that are not finite -------------------------------------------------------------------
@@ -621,7 +611,8 @@ def with_nan(x):
     return x
 
 
-def test_nan_that_the_model_replaces(table):
+@IN_EVERY_STRATEGY
+def test_nan_that_the_model_replaces(table, strategy):
     def make(steps):
         clean = layers.Lambda(keras.ops.nan_to_num)
         model = keras.Sequential([keras.Input((6,)), clean, layers.Dense(1)])
@@ -629,13 +620,14 @@ def test_nan_that_the_model_replaces(table):
         return model
 
     x, y, _ = table
-    assert_equivalent(make, methods_on(with_nan(x), y))
+    assert_equivalent(make, use(with_nan(x), y, batch_size=30), **strategy)
 
 
+@IN_EVERY_STRATEGY
 @pytest.mark.parametrize("budget", [None, 0])
-def test_a_loss_that_turns_nan_is_traced_to_its_input(table, budget):
+def test_a_loss_that_turns_nan_is_traced_to_its_input(table, budget, strategy):
     x, y, _ = table
-    model = make_convoy(two_inputs(optional=False), data_budget=budget)
+    model = make_convoy(two_inputs(optional=False), data_budget=budget, **strategy)
     expected = r"loss is NaN at the end of epoch 1\. Input\['b'\] holds NaN or .* in sample 17\."
     with pytest.warns(UserWarning, match=expected) as caught:
         history = model.fit({"a": x, "b": with_nan(x)}, y, epochs=3, verbose=0).history

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from .side_by_side import Recorder, assert_equivalent, make_convoy
+from .side_by_side import IN_EVERY_STRATEGY, Recorder, assert_equivalent, make_convoy
 
 
 class Overrides(keras.Sequential):
@@ -40,14 +40,7 @@ def make(steps):
     return model
 
 
-STRATEGIES = {
-    "one device": {},
-    "two replicas": {"devices": 2, "batch": "global"},
-    "accumulation": {"gradient_accumulation": 2, "batch": "global"},
-}
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+@IN_EVERY_STRATEGY
 def test_overridden_methods(table, strategy):
     x, y, _ = table
 
@@ -119,7 +112,7 @@ class TaskLike(keras.Model):
         return super().predict(self.preprocess(x), **settings)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+@IN_EVERY_STRATEGY
 def test_a_model_that_preprocesses_text(strategy):
     words = ["banana", "see", "tree", "a", "eel", "area", "bee", "nana"] * 5
     validation = np.array(words), np.arange(40) % 3

@@ -7,13 +7,8 @@ import numpy as np
 import pytest
 
 from . import models
-from .side_by_side import assert_equivalent, state
+from .side_by_side import STRATEGIES, assert_equivalent, state
 
-STRATEGIES = {
-    "one device": {},
-    "two replicas": {"devices": 2, "batch": "global"},
-    "accumulation": {"gradient_accumulation": 2, "batch": "global"},
-}
 HOOKS = (
     "on_train_begin",
     "on_epoch_begin",

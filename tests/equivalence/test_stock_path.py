@@ -15,6 +15,7 @@ from keras import layers
 from tests import parts
 
 from .side_by_side import (
+    IN_EVERY_STRATEGY,
     Recorder,
     assert_equivalent,
     assert_same,
@@ -177,18 +178,18 @@ def sparse_generator(x, y):
     return (dataset[index % len(dataset)] for index in itertools.count())
 
 
+@IN_EVERY_STRATEGY
 @pytest.mark.parametrize("kind", [SparseBatches, sparse_generator])
-@pytest.mark.parametrize("devices", [1, 2])
-def test_sparse_batches_are_made_dense(table, kind, devices):
+def test_sparse_batches_are_made_dense(table, kind, strategy):
     def run(model):
-        history = model.fit(
-            kind(*table[:2]), steps_per_epoch=4, epochs=2, shuffle=False, verbose=0
-        ).history
-        return history, model.evaluate(kind(*table[:2]), steps=2, verbose=0)
+        recorder = Recorder(batches=False)
+        settings = {"steps_per_epoch": 4, "shuffle": False, "callbacks": [recorder]}
+        history = model.fit(kind(*table[:2]), epochs=2, verbose=0, **settings).history
+        return history, recorder.calls, model.evaluate(kind(*table[:2]), steps=2, verbose=0)
 
     user_warnings.warn_once.cache_clear()
     with pytest.warns(UserWarning, match="yields sparse batches. Convoy's engine makes them dense"):
-        assert_equivalent(make(), run, devices=devices, batch="global")
+        assert_equivalent(make(), run, **strategy)
 
 
 @pytest.mark.interop

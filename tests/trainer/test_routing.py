@@ -2,9 +2,6 @@
 
 import threading
 
-import convoy
-import keras
-import numpy as np
 import pytest
 from convoy.trainer.routing import Turns
 
@@ -62,25 +59,3 @@ def test_a_turn_ends_with_an_error():
     with pytest.raises(KeyError), turns.take("fit"):
         raise KeyError
     assert in_another_thread(lambda: take(turns, "fit")) == "taken"
-
-
-@pytest.mark.parametrize("devices", [1, 2])
-def test_two_threads_that_train_one_model(devices):
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(60, 4)).astype("float32"), rng.integers(0, 3, 60)
-    with convoy.Strategy(devices=devices).scope():
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "softmax")])
-        model.compile("sgd", "sparse_categorical_crossentropy")
-    begun, refused = threading.Event(), []
-
-    def second(batch, logs):
-        if not begun.is_set():
-            begun.set()
-            fit = model.fit
-            refused.append(in_another_thread(lambda: fit(x, y, batch_size=10, verbose=0)))
-
-    callback = keras.callbacks.LambdaCallback(on_train_batch_begin=second)
-    first = model.fit(x, y, batch_size=10, epochs=2, verbose=0, callbacks=[callback])
-    assert "while another thread runs fit()" in str(refused[0])
-    assert len(first.history["loss"]) == 2
-    assert np.isfinite(model.fit(x, y, batch_size=10, verbose=0).history["loss"]).all()
