@@ -129,7 +129,7 @@ def test_a_layer_that_runs_twice_stays_on_one_device():
 def test_stages_that_do_not_fit_are_refused(monkeypatch):
     model = convoy.prepare(shared())
     monkeypatch.setattr(split_module.device_choice, "memory", lambda _: 100)
-    with pytest.raises(ValueError, match=r"cut into 2 stages that fit into the 1e-07 GB of a dev"):
+    with pytest.raises(ValueError, match=r"split into 2 stages that fit into the 1e-07 GB of a dev"):
         convoy.split(model, stages=2)
 
 
