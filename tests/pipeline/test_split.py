@@ -94,7 +94,7 @@ def test_the_shares_of_the_stages_are_logged(caplog):
     convoy.split(convoy.prepare(uneven()), stages=2, batch_size=2)
     (record,) = caplog.records
     assert re.fullmatch(
-        r"uneven is cut into 2 stages with \d+\.\d%, \d+\.\d% of the time", record.getMessage()
+        r"uneven is split into 2 stages with \d+\.\d%, \d+\.\d% of the time", record.getMessage()
     )
 
 
@@ -129,7 +129,8 @@ def test_a_layer_that_runs_twice_stays_on_one_device():
 def test_stages_that_do_not_fit_are_refused(monkeypatch):
     model = convoy.prepare(shared())
     monkeypatch.setattr(split_module.device_choice, "memory", lambda _: 100)
-    with pytest.raises(ValueError, match=r"split into 2 stages that fit into the 1e-07 GB of a dev"):
+    message = r"cannot be split into 2 stages that fit into the 1e-07 GB of a device"
+    with pytest.raises(ValueError, match=message):
         convoy.split(model, stages=2)
 
 

@@ -266,7 +266,7 @@ def _log_shares(
     borders = [0, *cuts, len(calls)]
     shares = [sum(seconds[first:end]) / total for first, end in pairwise(borders)]
     logger.info(
-        "%s is cut into %d stages with %s of the time",
+        "%s is split into %d stages with %s of the time",
         model.name,
         len(shares),
         ", ".join(f"{share:.1%}" for share in shares),
