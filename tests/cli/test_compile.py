@@ -42,6 +42,12 @@ def test_a_missing_compiler_is_one_line(capsys, monkeypatch):
     assert "needs the package libtpu, which is not installed. Install it with: pip" in line
 
 
+@pytest.mark.targets
+@pytest.mark.parametrize("target", [pytest.param("tpu:v5e:2x2", marks=parts.needs("libtpu"))])
+def test_a_missing_script_is_one_line(capsys, target):
+    assert "nothing.py is not a file. Pass" in error_of(capsys, "--target", target, "nothing.py")
+
+
 def test_no_target_is_one_line(capsys):
     assert "--target" in error_of(capsys, "--model", "cifar_resnet8")
 

@@ -13,9 +13,9 @@ GB = 10**9
 
 def large():
     """Return a network with 0.3 GB of activations for each sample."""
-    x = inputs = keras.Input((1024, 1024, 8))
-    for _ in range(8):
-        x = layers.Conv2D(8, 3, padding="same")(x)
+    x = inputs = keras.Input((256, 256, 8))
+    for _ in range(128):
+        x = layers.ReLU()(x)
     return keras.Model(inputs, layers.GlobalAveragePooling2D()(x))
 
 
@@ -34,10 +34,10 @@ def run_of(method="fit", batch=256, replicas=2, model=None, batch_is="replica", 
     return run
 
 
-def advice(total, state, run, *, data=0, devices=8):
+def advice(total, state, run, *, data=0, devices=8, unit=GB):
     """Return the advice for a run on devices with 16 GB, of which 14.4 GB are used."""
-    need = MemoryNeed(total * GB, state * GB, (state + data) * GB)
-    return advise(Demand("train", need, 16 * GB, run), devices)
+    need = MemoryNeed(total * unit, state * unit, (state + data) * unit)
+    return advise(Demand("train", need, 16 * unit, run), devices)
 
 
 def test_activations_that_are_too_large_need_a_smaller_micro_batch_or_checkpointing():
@@ -72,6 +72,15 @@ def test_checkpointing_is_advised_only_where_it_saves_memory(model):
     assert not any("checkpointing" in line for line in advice(31, 9, run_of()))
     run = run_of(activation_checkpointing=8 * GB)
     assert not any("checkpointing" in line for line in advice(31, 1, run))
+
+
+def test_gradients_stay_as_large_with_a_smaller_micro_batch():
+    # Weights of 4 MB, whose gradients are accumulated in 4 MB more.
+    dense = keras.Sequential([keras.Input((1000,)), layers.Dense(1000, use_bias=False)])
+    found = advice(31, 7, run_of(model=dense), unit=10**6)
+    assert not any("micro-batch of" in line for line in found)
+    first, *_ = advice(31, 7, run_of(model=dense, gradient_accumulation=1), unit=10**6)
+    assert first.startswith("a micro-batch of 16 instead of 128")
 
 
 def test_a_state_that_is_too_large_needs_shards_or_stages():

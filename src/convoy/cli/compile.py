@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from convoy.cli.train import parse
 from convoy.compile import output
@@ -72,6 +73,8 @@ def main(words: Sequence[str]) -> int:
                 parser.error(
                     f"{others[0]} is not a flag of {PROGRAM}. Flags of the script follow its name."
                 )
+            if not Path(script[0]).is_file():
+                parser.error(f"{script[0]} is not a file. Pass the path of a script.")
             run = partial(run_program, script, options.replicas)
         elif options.exported is not None:
             if others:

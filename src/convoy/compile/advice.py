@@ -7,8 +7,9 @@ from math import ceil
 from typing import NamedTuple
 
 from convoy.compile.analysis import ObservedRun
-from convoy.engine.step.activation_checkpointing import segments_of
-from convoy.keras_bridge import is_subclassed
+from convoy.engine.data.placement import tree_bytes
+from convoy.engine.step.activation_checkpointing import held_bytes, segments_of
+from convoy.keras_bridge import is_subclassed, values
 from convoy.pipeline.config import PipelineConfig
 from convoy.pipeline.stages import stage_assignment
 
@@ -18,6 +19,9 @@ USABLE = 0.9
 # Memory of the largest stage of a pipeline relative to the average, because stages are balanced by
 # their times.
 LARGEST_STAGE = 1.5
+# Temporary memory of a backward pass relative to the activations that it holds, because it also
+# holds gradients of activations.
+BACKWARD = 1.5
 MAX_STAGES = 16
 
 
@@ -60,12 +64,26 @@ def advise(demand: Demand, devices: int) -> list[str]:
     """
     _, need, available, run = demand
     limit = int(available * USABLE)
+    gradients = _gradient_bytes(run)
+    need = need._replace(fixed=min(need.fixed + gradients, need.total))
     found = [*_smaller_batch(need, limit, run)]
     if run.name == "fit":
         found += _activation_checkpointing(need, available, run)
         found += _shards(need, limit, run)
-        found += _stages(need, limit, devices, run)
+        found += _stages(need, gradients, limit, devices, run)
     return found or ["devices with more memory"]
+
+
+def _gradient_bytes(run: ObservedRun) -> int:
+    """Return the bytes of gradients, which do not depend on the micro-batch either.
+
+    With gradient accumulation, there are also those of the micro-batches before. The state of
+    pipeline stages contains them already.
+    """
+    if run.name != "fit" or run.config.pipeline is not None:
+        return 0
+    arrays = 1 if run.config.gradient_accumulation == 1 else 2
+    return arrays * tree_bytes(values(run.model.trainable_variables))
 
 
 def _smaller_batch(need: MemoryNeed, limit: int, run: ObservedRun) -> Iterator[str]:
@@ -102,14 +120,14 @@ def _activation_checkpointing(need: MemoryNeed, available: int, run: ObservedRun
                 "set_pipelining_options(activation_checkpointing=True))"
             )
         return
+    if config.activation_checkpointing is not None or is_subclassed(run.model):
+        return
     # This is what "auto" allows for activations.
-    budget = available // 2
-    if (
-        config.activation_checkpointing is None
-        and need.fixed + budget <= available * USABLE
-        and not is_subclassed(run.model)
-        and not all(s.kept for s in segments_of(run.model, budget, run.batch // config.replicas))
-    ):
+    budget, local = available // 2, run.batch // config.replicas
+    segments = segments_of(run.model, budget, local)
+    held = held_bytes(segments, local)
+    is_divided = not all(segment.kept for segment in segments)
+    if is_divided and held <= budget and need.fixed + BACKWARD * held <= available * USABLE:
         yield (
             'activation checkpointing (Strategy(activation_checkpointing="auto"), or '
             "--pipeline-splits auto 2 --device-mapping 0 0 --activation-checkpointing)"
@@ -133,7 +151,9 @@ def _shards(need: MemoryNeed, limit: int, run: ObservedRun) -> Iterator[str]:
             yield f"{text}, together with {smaller}"
 
 
-def _stages(need: MemoryNeed, limit: int, devices: int, run: ObservedRun) -> Iterator[str]:
+def _stages(
+    need: MemoryNeed, gradients: int, limit: int, devices: int, run: ObservedRun
+) -> Iterator[str]:
     """Suggest stages if they divide a large state.
 
     They do not reduce the activations: the first stage holds those of as many micro-batches as
@@ -141,8 +161,9 @@ def _stages(need: MemoryNeed, limit: int, devices: int, run: ObservedRun) -> Ite
     """
     replicas, is_pipeline = run.config.replicas, run.config.pipeline is not None
     now = max(stage_assignment(run.model) or [0]) + 1 if is_pipeline else 1
+    divided = min(need.state + gradients, need.total)
     for stages in range(now + 1, min(devices, MAX_STAGES) + 1):
-        if LARGEST_STAGE * (need.state * now / stages + need.total - need.state) <= limit:
+        if LARGEST_STAGE * (divided * now / stages + need.total - divided) <= limit:
             fewer = devices // stages
             flags = f" --num-replicas {fewer}" if fewer < replicas else ""
             yield (

@@ -4,7 +4,6 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -58,12 +57,7 @@ def run_program(words: Sequence[str], replicas: int | None) -> None:
         words: the script and its arguments.
         replicas: number of replicas for a script that does not use Convoy, which then runs in a
             strategy's scope as under `convoy launch --replicas`.
-
-    Raises:
-        ValueError: if there is no such script.
     """
-    if not Path(words[0]).is_file():
-        raise ValueError(f"{words[0]} is not a file. Pass the path of a script.")
     before, sys.argv = sys.argv, list(words)
     scope: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if replicas is not None:

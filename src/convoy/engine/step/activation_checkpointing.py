@@ -73,6 +73,17 @@ def segments_of(
     return _by_name(model, calls, activation_checkpointing)
 
 
+def held_bytes(segments: Sequence[Segment], samples: int) -> int:
+    """Return the bytes that a backward pass holds: inputs of segments, and activations of one.
+
+    Args:
+        segments: the segments of a model.
+        samples: samples in a local batch.
+    """
+    sizes = [[_bytes(call, samples) for call in segment.calls] for segment in segments]
+    return sum(own[-1] for own in sizes[:-1]) + max(map(sum, sizes))
+
+
 def checkpoint_activations(
     step: GradientStep, model: keras.Model, segments: list[Segment]
 ) -> GradientStep:
