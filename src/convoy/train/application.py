@@ -25,7 +25,7 @@ from convoy.train.progress_callback import ProgressCallback
 from convoy.train.recipe import as_recipe
 from convoy.train.run_folder import RunFolder, default_folder, find_checkpoints
 from convoy.train.run_log import RunLog
-from convoy.train.run_settings import make_run_settings
+from convoy.train.run_settings import AUTO, make_run_settings
 from convoy.train.training import (
     Training,
     compile_programs,
@@ -170,6 +170,8 @@ class Application:
             _warn(note)
         training = validation = None
         if options.training:
+            if options.pipeline_splits[:1] == [AUTO]:
+                self.output.line("timing the layers, for balanced stages ...")
             training = prepare_training(self.settings, strategies[training_strategy])
         if validates:
             validation = Validation(self.settings, strategies[validation_strategy], images)
