@@ -20,6 +20,7 @@ from convoy.estimator.checkpoints import WarmStart
 from convoy.estimator.hooks import Hook, LoggingHook, Run, SummaryHook, log
 from convoy.estimator.input import Element, Signature, elements
 from convoy.estimator.network import LOSS, PREDICTIONS, Network, output_names
+from convoy.estimator.progress import ProgressCallback
 from convoy.estimator.run_config import RunConfig
 from convoy.estimator.spec import EstimatorSpec, ModeKeys, NetworkSpec
 from convoy.types import Data, PyTree
@@ -147,8 +148,9 @@ class Estimator:
             run = Run(self, ModeKeys.TRAIN, done)
             callback = TrainingCallback(run, network, self._hooks(network, hooks), folder)
             batches = network.batches(_first_steps(data, network, steps))
+            callbacks = [callback, ProgressCallback("training", steps)]
             with network.recorded(self.config.report):
-                network.model.fit(batches, shuffle=False, callbacks=[callback], verbose=0)
+                network.model.fit(batches, shuffle=False, callbacks=callbacks, verbose=0)
                 callback.finish()
         finally:
             folder.close()
@@ -209,19 +211,26 @@ class Estimator:
         callback = self._load(network, checkpoint_path, hooks)
         with network.recorded(self.config.report):
             on_host = network.spec.host_metrics is not None
-            compute = self._evaluate_on_host if on_host else self._evaluate_on_devices
-            results = compute(network, _first_steps(data, network, steps), callback)
+            first = _first_steps(data, network, steps)
+            if on_host:
+                results = self._evaluate_on_host(network, first, callback)
+            else:
+                shown = ProgressCallback("evaluation", steps)
+                results = self._evaluate_on_devices(network, first, [callback, shown])
         callback.finish()
         results["global_step"] = callback.run.global_step
-        shown = ", ".join(f"{key} = {value:.6g}" for key, value in sorted(results.items()))
-        log.info(f"Evaluation{f' {name}' if name else ''}: {shown}")
+        values = ", ".join(f"{key} = {value:.6g}" for key, value in sorted(results.items()))
+        log.info(f"Evaluation{f' {name}' if name else ''}: {values}")
         return results
 
     def _evaluate_on_devices(
-        self, network: Network, data: Iterator[Element], callback: EvaluationCallback
+        self,
+        network: Network,
+        data: Iterator[Element],
+        callbacks: list[keras.callbacks.Callback],
     ) -> dict[str, float]:
         logs = network.model.evaluate(
-            network.batches(data), callbacks=[callback], verbose=0, return_dict=True
+            network.batches(data), callbacks=callbacks, verbose=0, return_dict=True
         )
         found = {name: float(metric.result()) for name, metric in network.metrics.items()}
         return found | {LOSS: float(logs["loss"])}
