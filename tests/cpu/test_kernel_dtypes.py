@@ -67,8 +67,17 @@ def test_every_kernel_of_training_takes_all_floats_on_every_cpu(dtype):
     others |= {kernel_dtypes.WINOGRAD, kernel_dtypes.DIRECT}
     # In float32 XLA's own sums are as fast.
     others |= {kernel_dtypes.CHANNEL_SUMS} if dtype == "float32" else set()
+    # Without instructions for the type, XLA's products are as fast.
+    others |= {kernel_dtypes.MATRIX_PRODUCT}
     for name in KERNELS.keys() - others:
         assert KERNELS[name].takes(CpuFeature.NONE, array(dtype))
+
+
+@pytest.mark.parametrize(("dtype", "feature"), kernel_dtypes.INSTRUCTIONS.items())
+def test_a_matrix_product_needs_instructions_for_the_type(dtype, feature):
+    product = KERNELS[kernel_dtypes.MATRIX_PRODUCT]
+    assert product.takes(feature, array(dtype))
+    assert not product.takes(ALL_FEATURES & ~feature, array(dtype))
 
 
 def test_all_arrays_have_one_type():

@@ -101,6 +101,7 @@ DIRECT = "direct"
 MAX_POOL, SUM_POOL, MAX_POOL_GRADIENT = "max pool", "sum pool", "max pool gradient"
 BATCH_NORMALIZATION = "batch normalisation"
 CHANNEL_SUMS = "sums by channel"
+MATRIX_PRODUCT = "matrix product"
 
 _ALL_OPTIONS = frozenset({STRIDES, INPUT_DILATION, KERNEL_DILATION, FEATURE_GROUPS, BATCH_GROUPS})
 _FORWARD_OPTIONS = frozenset({STRIDES, KERNEL_DILATION, FEATURE_GROUPS})
@@ -135,5 +136,7 @@ KERNELS: Mapping[str, Kernel] = MappingProxyType(
         # The gradient of a bias, channels last. In float32 XLA's own sum is as fast, and fuses the
         # operation before it.
         CHANNEL_SUMS: Kernel(HALF_FLOATS, range(2, sys.maxsize)),
+        # XLA computes products in float32, and converts operands in 16 bits to it.
+        MATRIX_PRODUCT: Kernel(INSTRUCTIONS, range(1, sys.maxsize)),
     }
 )

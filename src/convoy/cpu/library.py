@@ -37,6 +37,7 @@ _FEATURES = {0x80: CpuFeature.BFLOAT16, 0x100: CpuFeature.FLOAT16}
 # so it can be read from the compilation cache by another process.
 TARGETS = (
     "convoy_convolution",
+    "convoy_matrix_product",
     "convoy_pack_weights",
     "convoy_inference_convolution",
     "convoy_max_pool",
@@ -59,6 +60,8 @@ class Library:
         description_size_and_threads: Any = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
         handle.convoy_convolution_implementation.restype = ctypes.c_char_p
         handle.convoy_convolution_implementation.argtypes = description_size_and_threads
+        handle.convoy_matrix_product_implementation.restype = ctypes.c_char_p
+        handle.convoy_matrix_product_implementation.argtypes = description_size_and_threads
         handle.convoy_packed_bytes.restype = ctypes.c_int64
         handle.convoy_packed_bytes.argtypes = description_size_and_threads
         handle.convoy_cached.restype = ctypes.c_int64
@@ -94,6 +97,13 @@ class Library:
     def implementation(self, description: np.ndarray, threads: int) -> str | None:
         """Return the name of the implementation that runs a convolution, or `None`."""
         name = self._handle.convoy_convolution_implementation(
+            description.ctypes.data, description.size, threads
+        )
+        return name.decode() if name else None
+
+    def product_implementation(self, description: np.ndarray, threads: int) -> str | None:
+        """Return the name of the implementation that runs a matrix product, or `None`."""
+        name = self._handle.convoy_matrix_product_implementation(
             description.ctypes.data, description.size, threads
         )
         return name.decode() if name else None

@@ -4,7 +4,15 @@ import os
 from dataclasses import dataclass, field
 
 import jax
-from convoy.cpu import channel_sums, convolution_lowering, library, lowering, pooling, threads
+from convoy.cpu import (
+    channel_sums,
+    convolution_lowering,
+    library,
+    lowering,
+    matrix_product,
+    pooling,
+    threads,
+)
 from convoy.cpu.kernel_dtypes import INSTRUCTIONS
 from jax import lax
 from jax.extend.core import Primitive
@@ -14,6 +22,7 @@ VARIABLE = "CONVOY_CPU_KERNELS"
 # Batch normalisation is not here: JAX has no primitive for it, so `Fusion` replaces it in Keras.
 RULES: dict[Primitive, lowering.Rule] = {
     lax.conv_general_dilated_p: convolution_lowering.lower,
+    lax.dot_general_p: matrix_product.lower,
     lax.reduce_window_max_p: pooling.lower_max,
     lax.reduce_window_sum_p: pooling.lower_sum,
     lax.select_and_scatter_add_p: pooling.lower_max_gradient,

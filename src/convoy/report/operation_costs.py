@@ -171,7 +171,7 @@ def _picked(readers: list[Instruction]) -> int | None:
 
 
 def kernel_description(instruction: Instruction) -> list[int]:
-    """Return the numbers that describe a convolution to the CPU kernels; none for other calls."""
+    """Return the numbers that describe an operation to the CPU kernels; none for other calls."""
     numbers = instruction.attribute(r"description = dense<\[([^\]]*)\]>")
     return [int(number) for number in numbers.split(",") if number]
 
@@ -190,6 +190,9 @@ def _kernel_flops(instruction: Instruction, shapes: Instructions) -> float:
     numbers = kernel_description(instruction)
     if instruction.target in ("convoy_convolution", "convoy_inference_convolution") and numbers:
         return convolution_flops(numbers)
+    if instruction.target == "convoy_matrix_product":
+        # Behind the type: the sizes of the batch, of the result, and of the sum.
+        return 2.0 * prod(numbers[1:6])
     sizes = [shapes[name].elements for name in instruction.operands if name in shapes]
     return float(_KERNELS.get(instruction.target, 0) * max(sizes, default=0))
 

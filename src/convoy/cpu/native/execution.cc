@@ -6,13 +6,14 @@
 // oneDNN.
 //
 //     float32    Winograd, Direct, OneDnn
-//     16 bits    OneDnn, where the CPU computes with the type and oneDNN is fast in it; else
-//                Winograd or Widened, which compute in float32
+//     16 bits    Pointwise or OneDnn, where the CPU computes with the type and oneDNN is fast in it;
+//                else Winograd or Widened, which compute in float32
 #include "execution.h"
 
 #include "direct.h"
 #include "instruction_set.h"
 #include "onednn.h"
+#include "pointwise.h"
 #include "storage.h"
 #include "widened.h"
 #include "winograd.h"
@@ -34,6 +35,7 @@ Pointer MakeHalf(const Convolution& it, int64_t threads, bool has_instructions) 
   const bool is_slow = it.grouped && it.kind != Kind::kForward && it.kind != Kind::kInference;
   if (!has_instructions || is_slow) return MakeWidened<T>(it, threads);
   try {
+    if (Pointwise::Takes(it)) return std::make_unique<Pointwise>(it, threads);
     return std::make_unique<OneDnn>(it, threads);
   } catch (const dnnl::error&) {
     return MakeWidened<T>(it, threads);

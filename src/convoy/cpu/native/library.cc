@@ -13,6 +13,7 @@
 #include "convolution.h"
 #include "execution.h"
 #include "instruction_set.h"
+#include "matrix_product.h"
 #include "own_core.h"
 #include "pooling.h"
 #include "storage.h"
@@ -38,12 +39,44 @@ Workspaces& SharedWorkspaces() {
   return *workspaces;
 }
 
-std::shared_ptr<const Execution> Find(const int64_t* description, size_t size, int64_t threads) {
+Cache<MatrixProduct>& MatrixProducts() {
+  static auto* const products = new Cache<MatrixProduct>(kExecutions);
+  return *products;
+}
+
+std::vector<int64_t> KeyOf(const int64_t* description, size_t size, int64_t threads) {
   std::vector<int64_t> key(description, description + size);
   key.push_back(threads);
-  return Executions().Get(key, [&]() -> std::shared_ptr<const Execution> {
-    return MakeExecution(Convolution::Parse(description, size), threads);
+  return key;
+}
+
+std::shared_ptr<const Execution> Find(const int64_t* description, size_t size, int64_t threads) {
+  return Executions().Get(KeyOf(description, size, threads), [&] {
+    return std::shared_ptr<const Execution>(
+        MakeExecution(Convolution::Parse(description, size), threads));
   });
+}
+
+std::shared_ptr<const MatrixProduct> FindProduct(const int64_t* description, size_t size,
+                                                 int64_t threads) {
+  return MatrixProducts().Get(KeyOf(description, size, threads), [&] {
+    return std::make_shared<const MatrixProduct>(ProductShape::Parse(description, size), threads);
+  });
+}
+
+ffi::Error Multiply(ffi::ThreadPool pool, int32_t device, ffi::AnyBuffer a, ffi::AnyBuffer b,
+                    ffi::Result<ffi::AnyBuffer> c, ffi::Span<const int64_t> description,
+                    int64_t threads, bool own_core) {
+  try {
+    const OwnCore core(device, own_core);
+    const auto product = FindProduct(description.begin(), description.size(), threads);
+    product->Run(static_cast<const char*>(a.untyped_data()),
+                 static_cast<const char*>(b.untyped_data()), static_cast<char*>(c->untyped_data()),
+                 SharedWorkspaces(), pool);
+    return ffi::Error::Success();
+  } catch (const std::exception& error) {
+    return ffi::Error::Internal(std::string("oneDNN matrix product: ") + error.what());
+  }
 }
 
 // Of source, weights and destination, in this order, `first` and `second` are the two that the kind
@@ -197,6 +230,17 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(convoy_convolution, convoy::Convolve,
                                   .Attr<int64_t>("threads")
                                   .Attr<bool>("own_core"));
 
+XLA_FFI_DEFINE_HANDLER_SYMBOL(convoy_matrix_product, convoy::Multiply,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Ctx<xla::ffi::DeviceOrdinal>()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Ret<xla::ffi::AnyBuffer>()
+                                  .Attr<xla::ffi::Span<const int64_t>>("description")
+                                  .Attr<int64_t>("threads")
+                                  .Attr<bool>("own_core"));
+
 XLA_FFI_DEFINE_HANDLER_SYMBOL(convoy_pack_weights, convoy::PackWeights,
                               xla::ffi::Ffi::Bind()
                                   .Arg<xla::ffi::AnyBuffer>()
@@ -244,6 +288,16 @@ const char* convoy_convolution_implementation(const int64_t* description, int64_
                                               int64_t threads) {
   try {
     return convoy::Find(description, size, threads)->implementation();
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+// The same for a matrix product.
+const char* convoy_matrix_product_implementation(const int64_t* description, int64_t size,
+                                                 int64_t threads) {
+  try {
+    return convoy::FindProduct(description, size, threads)->implementation();
   } catch (const std::exception&) {
     return nullptr;
   }

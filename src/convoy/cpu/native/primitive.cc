@@ -4,9 +4,10 @@
 // blocked channels are often faster. The layout of the weights is always oneDNN's choice.
 #include "primitive.h"
 
-#include <cstring>
 #include <limits>
 #include <unordered_map>
+
+#include "onednn_context.h"
 
 namespace convoy {
 namespace {
@@ -14,16 +15,6 @@ namespace {
 using dnnl::memory;
 
 constexpr size_t kAlignment = 64;
-
-const dnnl::engine& Engine() {
-  static const auto* const engine = new dnnl::engine(dnnl::engine::kind::cpu, 0);
-  return *engine;
-}
-
-dnnl::stream& Stream() {
-  thread_local dnnl::stream stream(Engine());
-  return stream;
-}
 
 memory::desc Any(const memory::desc& desc) {
   return memory::desc(desc.get_dims(), desc.get_data_type(), memory::format_tag::any);
@@ -39,13 +30,6 @@ bool PrefersBlockedActivations(const Convolution& it) {
   for (auto size = it.weights.begin() + 2; size != it.weights.end(); ++size) taps *= *size;
   const double out = it.weights[0], in = it.weights[1];
   return taps * out * in / (out + in) >= 128;
-}
-
-// Convoy provides the scratchpad: oneDNN's own belongs to the thread that created the primitive.
-dnnl::primitive_attr Attributes() {
-  dnnl::primitive_attr attributes;
-  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-  return attributes;
 }
 
 // A ReLU that keeps NaN. oneDNN's own turns NaN into zero, which would hide that a network has
@@ -71,7 +55,7 @@ dnnl::primitive_attr AttributesOf(const Convolution& it, const memory::desc& dst
   }
   if (it.adds) after.append_binary(dnnl::algorithm::binary_add, dst);
   if (it.rectifies) AppendRectifier(after);
-  dnnl::primitive_attr attributes = Attributes();
+  dnnl::primitive_attr attributes = OneDnnAttributes();
   attributes.set_post_ops(after);
   return attributes;
 }
@@ -81,7 +65,7 @@ dnnl::primitive_attr AttributesOf(const Convolution& it, const memory::desc& dst
 template <typename Desc>
 void Primitive::Adopt(const Desc& desc) {
   implementation_ = desc.impl_info_str();
-  if (std::strncmp(implementation_, "ref", 3) == 0) {
+  if (IsReference(implementation_)) {
     throw dnnl::error(dnnl_unimplemented, "only a reference implementation");
   }
   scratchpad_ = desc.scratchpad_desc();
@@ -89,7 +73,7 @@ void Primitive::Adopt(const Desc& desc) {
 
 Primitive::Primitive(const Convolution& it) {
   const auto algorithm = dnnl::algorithm::convolution_direct;
-  const auto attributes = Attributes();
+  const auto attributes = OneDnnAttributes();
   const memory::desc src(it.src, it.type, it.src_strides);
   const memory::desc weights(it.weights, it.type, it.weights_strides);
   const memory::desc dst(it.dst, it.type, it.dst_strides);
@@ -106,7 +90,7 @@ Primitive::Primitive(const Convolution& it) {
     }
     adds_ = it.adds;
     const dnnl::convolution_forward::primitive_desc inference(
-        Engine(), dnnl::prop_kind::forward_inference, algorithm, src, Any(weights), bias_, dst,
+        OneDnnEngine(), dnnl::prop_kind::forward_inference, algorithm, src, Any(weights), bias_, dst,
         it.strides, it.dilations, it.padding_low, it.padding_high, AttributesOf(it, dst));
     Adopt(inference);
     primitive_ = dnnl::convolution_forward(inference);
@@ -118,7 +102,7 @@ Primitive::Primitive(const Convolution& it) {
   }
 
   const dnnl::convolution_forward::primitive_desc forward(
-      Engine(), dnnl::prop_kind::forward_training, algorithm, wanted_src, Any(weights), wanted_dst,
+      OneDnnEngine(), dnnl::prop_kind::forward_training, algorithm, wanted_src, Any(weights), wanted_dst,
       it.strides, it.dilations, it.padding_low, it.padding_high, attributes);
   switch (it.kind) {
     case Kind::kForward:
@@ -130,7 +114,7 @@ Primitive::Primitive(const Convolution& it) {
       break;
     case Kind::kBackwardData: {
       const dnnl::convolution_backward_data::primitive_desc backward(
-          Engine(), algorithm, wanted_src, Any(weights), wanted_dst, it.strides, it.dilations,
+          OneDnnEngine(), algorithm, wanted_src, Any(weights), wanted_dst, it.strides, it.dilations,
           it.padding_low, it.padding_high, forward, attributes);
       Adopt(backward);
       primitive_ = dnnl::convolution_backward_data(backward);
@@ -143,7 +127,7 @@ Primitive::Primitive(const Convolution& it) {
       // Sums stay in float32, in which those of several parts of a batch are added.
       const memory::desc sums(it.weights, memory::data_type::f32, memory::format_tag::any);
       const dnnl::convolution_backward_weights::primitive_desc backward(
-          Engine(), algorithm, wanted_src, sums, wanted_dst, it.strides, it.dilations,
+          OneDnnEngine(), algorithm, wanted_src, sums, wanted_dst, it.strides, it.dilations,
           it.padding_low, it.padding_high, forward, attributes);
       Adopt(backward);
       primitive_ = dnnl::convolution_backward_weights(backward);
@@ -168,7 +152,7 @@ void Primitive::Connect(Operand& operand) {
   if (operand.inside == operand.outside) return;
   const auto& from = operand.is_result ? operand.inside : operand.outside;
   const auto& to = operand.is_result ? operand.outside : operand.inside;
-  const dnnl::reorder::primitive_desc desc(Engine(), from, Engine(), to, Attributes());
+  const dnnl::reorder::primitive_desc desc(OneDnnEngine(), from, OneDnnEngine(), to, OneDnnAttributes());
   if (desc.scratchpad_desc().get_size() > 0) {
     throw dnnl::error(dnnl_unimplemented, "a reorder that needs a scratchpad");
   }
@@ -185,13 +169,13 @@ void Primitive::Place(Operand& operand) {
 void Primitive::ReorderWeights(void* from, void* to) const {
   const bool out = weights_.is_result;
   weights_.reorder.execute(
-      Stream(),
-      {{DNNL_ARG_FROM, memory(out ? weights_.inside : weights_.outside, Engine(), from)},
-       {DNNL_ARG_TO, memory(out ? weights_.outside : weights_.inside, Engine(), to)}});
+      OneDnnStream(),
+      {{DNNL_ARG_FROM, memory(out ? weights_.inside : weights_.outside, OneDnnEngine(), from)},
+       {DNNL_ARG_TO, memory(out ? weights_.outside : weights_.inside, OneDnnEngine(), to)}});
 }
 
 memory Primitive::Inside(const Operand& operand, void* data, char* workspace) const {
-  return memory(operand.inside, Engine(),
+  return memory(operand.inside, OneDnnEngine(),
                 operand.reorder ? workspace + operand.offset : static_cast<char*>(data));
 }
 
@@ -201,8 +185,8 @@ void Primitive::Run(const Arrays& arrays, char* workspace) const {
   const memory inside_source = Inside(source_, source, workspace);
   const memory inside_destination = Inside(destination_, destination, workspace);
   const auto reorder = [](const Operand& operand, const memory& inside, void* data) {
-    const memory outside(operand.outside, Engine(), data);
-    operand.reorder.execute(Stream(),
+    const memory outside(operand.outside, OneDnnEngine(), data);
+    operand.reorder.execute(OneDnnStream(),
                             {{DNNL_ARG_FROM, operand.is_result ? inside : outside},
                              {DNNL_ARG_TO, operand.is_result ? outside : inside}});
   };
@@ -213,22 +197,22 @@ void Primitive::Run(const Arrays& arrays, char* workspace) const {
   if (needs(destination_, false)) reorder(destination_, inside_destination, destination);
   std::unordered_map<int, memory> operands = {
       {source_.name, inside_source},
-      {weights_.name, memory(weights_.inside, Engine(), arrays.weights)},
+      {weights_.name, memory(weights_.inside, OneDnnEngine(), arrays.weights)},
       {destination_.name, inside_destination},
-      {DNNL_ARG_SCRATCHPAD, memory(scratchpad_, Engine(), workspace)}};
+      {DNNL_ARG_SCRATCHPAD, memory(scratchpad_, OneDnnEngine(), workspace)}};
   int follows = 0;  // operations in the order of `AttributesOf`
   const auto follow = [&](const memory::desc& desc, char* data) {
     operands.emplace(DNNL_ARG_ATTR_MULTIPLE_POST_OP(follows++) | DNNL_ARG_SRC_1,
-                     memory(desc, Engine(), data));
+                     memory(desc, OneDnnEngine(), data));
   };
   if (scales_) {
     follow(by_channel_, arrays.scale);
     follow(by_channel_, arrays.bias);
   } else if (arrays.bias) {
-    operands.emplace(DNNL_ARG_BIAS, memory(bias_, Engine(), arrays.bias));
+    operands.emplace(DNNL_ARG_BIAS, memory(bias_, OneDnnEngine(), arrays.bias));
   }
   if (adds_) follow(destination_.outside, arrays.addend);
-  primitive_.execute(Stream(), operands);
+  primitive_.execute(OneDnnStream(), operands);
   if (needs(source_, true)) reorder(source_, inside_source, source);
   if (needs(destination_, true)) reorder(destination_, inside_destination, destination);
 }
