@@ -13,7 +13,7 @@ from jax import export, lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from .reference import compare_in_half, normal, value_and_gradients
+from .reference import compare, compare_in_half, normal, value_and_gradients
 
 pytestmark = [pytest.mark.usefixtures("native"), pytest.mark.integration]
 
@@ -108,6 +108,16 @@ def test_infinite_and_undefined_numbers_stay_in_their_row(dtype):
     assert (np.delete(got, [3, 7], axis=0) == 64).all()
 
 
+@pytest.mark.parametrize("rows", [5, 8])
+def test_a_chain_of_few_rows_in_float32(rows):
+    def chain(x, w, v):
+        return jax.nn.relu(x @ w) @ v
+
+    operands = normal((rows, 300)), normal((300, 200), seed=1), normal((200, 100), seed=2)
+    assert is_native(chain, *operands)
+    compare(value_and_gradients(chain), *operands)
+
+
 def test_in_a_loop_on_the_device(dtype):
     def scan(many, w):
         return lax.scan(lambda count, x: (count + 1, x @ w), 0, many)[1]
@@ -149,6 +159,8 @@ def test_a_gradient_of_weights_is_not_copied_to_be_transposed(dtype):
     ("dtype", "left", "right"),
     [
         ("float32", (64, 64), (64, 64)),  # XLA is as fast
+        ("float32", (4, 64), (64, 512)),
+        ("float32", (9, 64), (64, 512)),
         ("int32", (64, 64), (64, 64)),
         ("bfloat16", (4, 64), (64, 512)),  # too few rows
         ("bfloat16", (16, 16), (16, 16)),  # too few operations

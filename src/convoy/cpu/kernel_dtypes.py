@@ -136,7 +136,8 @@ KERNELS: Mapping[str, Kernel] = MappingProxyType(
         # The gradient of a bias, channels last. In float32 XLA's own sum is as fast, and fuses the
         # operation before it.
         CHANNEL_SUMS: Kernel(HALF_FLOATS, range(2, sys.maxsize)),
-        # XLA computes products in float32, and converts operands in 16 bits to it.
-        MATRIX_PRODUCT: Kernel(INSTRUCTIONS, range(1, sys.maxsize)),
+        # XLA computes products in float32, and converts operands in 16 bits to it. In float32, only
+        # products of few rows are native.
+        MATRIX_PRODUCT: Kernel(FLOAT32 | INSTRUCTIONS, range(1, sys.maxsize)),
     }
 )
