@@ -319,12 +319,11 @@ def advised(target):
 
 
 def test_following_any_advice_makes_large_activations_fit(advised):
-    make = partial(deep, side=32, depth=8)
-    settings = {"make": make, "batch": 256, "samples": 4 * 256}
-    (smaller, checkpoints), fits = advised(0.7, settings)
-    assert "a micro-batch of 128 instead of 256" in smaller
+    settings = {"make": partial(deep, side=32, depth=40), "batch": 64, "samples": 4 * 64}
+    (smaller, checkpoints), fits = advised(0.9, settings)
+    assert "a micro-batch of 32 instead of 64" in smaller
     assert "accumulation over 2 micro-batches" in smaller
-    assert fits(batch=128, gradient_accumulation=2)
+    assert fits(batch=32, gradient_accumulation=2)
     assert 'Strategy(activation_checkpointing="auto")' in checkpoints
     assert fits(activation_checkpointing="auto")
 
@@ -334,13 +333,4 @@ def test_following_any_advice_makes_a_large_state_fit(advised):
     assert 'Strategy(shard="weights")' in shards
     assert fits(shard="weights")
     count = int(re.match(r"(\d+) pipeline stages", stages)[1])
-    assert fits(stages=count)
-
-
-def test_a_pipeline_that_is_too_large_fits_with_checkpointing_or_more_stages(advised):
-    make = partial(wide, width=2048, depth=8)
-    settings = {"make": make, "stages": 2, "gradient_accumulation": 4}
-    advice, fits = advised(0.9, settings)
-    count = int(re.match(r"(\d+) pipeline stages", advice[-1])[1])
-    assert count > 2
     assert fits(stages=count)
