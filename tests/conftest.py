@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
@@ -23,6 +24,8 @@ jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_platforms", "cpu")
 strict.enable()
 compilation.enable()
+# A background job of a shell ignores SIGINT, and so would the programs that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS = Path(__file__).parent
 INTEGRATION_FOLDERS = ("benchmarks", "compatibility", "docs", "equivalence", "examples")
