@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import convoy
+import jax
 import pytest
 from convoy import strategy as strategies
 from convoy.compile import output
@@ -247,14 +248,25 @@ def test_the_stages_of_a_pipeline(compile_for_target, schedule):
 @pytest.mark.parametrize(
     ("target", "devices"),
     [
-        pytest.param("tpu:v5e:4x4", 16, marks=parts.needs("libtpu")),
+        pytest.param(
+            "tpu:v5e:4x4",
+            16,
+            marks=[
+                parts.needs("libtpu"),
+                pytest.mark.xfail(
+                    reason="libtpu rejects an all-reduce over 8 of 16 chips",
+                    raises=jax.errors.JaxRuntimeError,
+                    strict=True,
+                ),
+            ],
+        ),
         pytest.param("gpu:h100:2x2", 4, marks=parts.needs("JAX's CUDA plugin")),
     ],
     indirect=["target"],
 )
 def test_replicas_of_a_pipeline_exchange_gradients_over_hosts(target, compile_for_target, devices):
     assert target.hosts > 1
-    settings = {"stages": 2, "gradient_accumulation": 4}
+    settings = {"stages": 2, "gradient_accumulation": 4, "samples": devices * SAMPLES}
     programs = compile_for_target(fit, devices=devices, **settings)
     assert programs["stage 1 backward"].devices == 1
     for number in (0, 1):
