@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import environments, machine
-from benchmarks.peers.peers import Peer
+from benchmarks.peers.peers import Contender, Peer
 from benchmarks.peers.process import RunnerProcess
 from benchmarks.peers.report import table
 
@@ -62,7 +62,9 @@ class Runs:
 def run(data: Path, logs: Path) -> dict[str, Runs]:
     """Have all scripts train and evaluate, in turns."""
     logs.mkdir(parents=True, exist_ok=True)
-    processes = [RunnerProcess(peer, logs / f"mnist-{peer.name}.log") for peer in PEERS]
+    processes = [
+        RunnerProcess(Contender(peer, "float32"), logs / f"mnist-{peer.name}.log") for peer in PEERS
+    ]
     found = {peer.name: Runs() for peer in PEERS}
     try:
         for process in processes:
@@ -71,10 +73,12 @@ def run(data: Path, logs: Path) -> dict[str, Runs]:
             first = epoch % len(processes)
             for process in processes[first:] + processes[:first]:
                 answer = _ask(process, "epoch")
-                found[process.peer.name].epochs.append(answer)
-                print(f"  epoch {epoch + 1}  {process.peer.title:32} {answer}", flush=True)
+                found[process.contender.peer.name].epochs.append(answer)
+                print(
+                    f"  epoch {epoch + 1}  {process.contender.peer.title:32} {answer}", flush=True
+                )
         for process in processes:
-            found[process.peer.name].evaluation = tuple(_ask(process, "evaluate"))
+            found[process.contender.peer.name].evaluation = tuple(_ask(process, "evaluate"))
     finally:
         for process in processes:
             process.end()
@@ -84,7 +88,7 @@ def run(data: Path, logs: Path) -> dict[str, Runs]:
 def _ask(process: RunnerProcess, line: str) -> Any:
     word, _, rest = process.request(line, TIMEOUT).strip().partition(" ")
     if word != "done":
-        raise SystemExit(f"{process.peer.title} could not {line.split()[0]}: {rest}")
+        raise SystemExit(f"{process.contender.peer.title} could not {line.split()[0]}: {rest}")
     return json.loads(rest)
 
 
