@@ -12,7 +12,7 @@ from jax._src import compiler
 
 # Folders whose tests look at something else than speed and rounding. All others are compiled as for
 # users: comparisons with stock Keras in `equivalence`, kernels, engine, pipelines and checkpoints.
-FOLDERS = frozenset({"cli", "estimator", "examples", "ipu", "report", "train"})
+FOLDERS = frozenset({"estimator", "examples", "ipu", "report", "train"})
 OPTIONS = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
