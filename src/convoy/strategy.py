@@ -253,9 +253,9 @@ def _shard(shard: Shard | None, shard_optimizer_state: bool) -> Shard | None:
         return shard
     if shard not in (None, "optimizer"):
         raise ValueError(
-            f"shard={shard!r} and shard_optimizer_state=True were passed, but the latter is an "
-            "alias of shard='optimizer'. Leave it out: with shard='weights', the optimizer's state "
-            "is sharded as well."
+            f"shard={shard!r} was passed with shard_optimizer_state=True, which stands for "
+            "shard='optimizer'. Leave out shard_optimizer_state: with shard='weights', the "
+            "optimizer's state is sharded as well."
         )
     return "optimizer"
 

@@ -654,7 +654,10 @@ def test_a_loss_that_turns_nan_is_traced_to_a_batch_of_a_dataset(table):
         model.fit(Dataset(), epochs=3, shuffle=False, verbose=0)
     messages = [str(item.message) for item in caught]
     assert len(messages) == 2
-    assert messages[1] == "The input holds NaN or infinity, first in sample 7 of batch 1."
+    expected = (
+        "The input holds NaN or infinity, first in sample 7 of batch 1. Correct or remove it."
+    )
+    assert messages[1] == expected
 
 
 def test_a_loss_that_turns_nan_without_a_cause_in_the_input(table):

@@ -154,7 +154,7 @@ def test_validation_by_an_own_function(table):
         assert_equivalent(make(kind=OwnTestFunction), fit(table), steps=1)
     plain = make_convoy(make(kind=OwnTestFunction), devices=2)
     plain.fit(x, y, batch_size=15, verbose=0)  # without validation, on the engine
-    with pytest.raises(ValueError, match=r"overrides make_test_function\. .* without 2 replicas"):
+    with pytest.raises(ValueError, match=r"overrides make_test_function\. .* support 2 replicas"):
         plain.fit(x, y, batch_size=15, validation_split=0.5, verbose=0)
 
 

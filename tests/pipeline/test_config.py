@@ -43,7 +43,7 @@ def test_an_unknown_name_is_rejected_at_once():
 def test_a_schedule_of_ones_own_must_fit_the_model():
     own = PipelineConfig(Schedule.from_csv("0F0,0B0\n1F0,1B0\n"))
     assert own.devices_per_replica(network()) == 2
-    with pytest.raises(ValueError, match=r"has 2 stages and 1 micro-batches, but the model has 3"):
+    with pytest.raises(ValueError, match=r"for 2 stages and 1 micro-batches, but the model has 3"):
         own.schedule_for(network(), 1)
 
 

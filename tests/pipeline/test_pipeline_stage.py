@@ -61,7 +61,9 @@ def test_a_stage_that_feeds_an_earlier_one_is_refused():
         with convoy.PipelineStage(0):
             return layers.Dense(4, name="early")(x)
 
-    with pytest.raises(ValueError, match="'early' of stage 0 reads what 'late' of stage 1"):
+    with pytest.raises(
+        ValueError, match="'early' of stage 0 reads the output of 'late' of stage 1"
+    ):
         stages(build)
 
 

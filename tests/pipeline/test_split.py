@@ -106,8 +106,8 @@ def test_a_stage_with_next_to_nothing_to_do_is_warned_of(caplog, monkeypatch):
     convoy.split(convoy.prepare(shared()), stages=2)
     (record,) = [r for r in caplog.records if r.levelname == "WARNING"]
     assert record.getMessage() == (
-        "The cut of 'net' is very uneven: stage 0, which begins with layer 'first', has 0.5 % of "
-        "the time, so its device mostly waits. Request fewer stages, or cut by names of layers."
+        "The split of 'net' is very uneven: stage 0, which begins with layer 'first', has 0.5 % of "
+        "the time, so its device mostly waits. Request fewer stages, or split by names of layers."
     )
 
 

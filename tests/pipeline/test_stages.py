@@ -169,7 +169,7 @@ def four_layers():
         ([0, 0, 1], "3 stages were given for 4 layers"),
         ([0, None, 1, 1], "'dense1' has no stage, but others have"),
         ([0, -1, 1, 1], "'dense1' has stage -1. Number stages from 0"),
-        ([0, 1, 0, 1], "'dense2' of stage 0 reads what 'dense1' of stage 1 computes"),
+        ([0, 1, 0, 1], "'dense2' of stage 0 reads the output of 'dense1' of stage 1"),
         ([0, 0, 2, 2], "Stage 1 has no layer, but layer 'dense2' has stage 2"),
     ],
 )

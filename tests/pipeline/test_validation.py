@@ -57,11 +57,11 @@ def test_an_action_on_another_device():
 
 
 @pytest.mark.parametrize(
-    ("text", "what"), [("7F0", "stage"), ("0F9", "micro-batch")], ids=["stage", "micro-batch"]
+    ("text", "what"), [("7F0", "stage 7"), ("0F9", "micro-batch 9")], ids=["stage", "micro-batch"]
 )
 def test_an_action_of_something_that_does_not_exist(text, what):
     error = rejected(edited(PLAIN, lambda rows: rows[0].append(Action.parse(text))))
-    assert f"{text} is of a {what} that does not exist" in str(error)
+    assert f"There is no {what} for {text} on device 0" in str(error)
 
 
 def test_a_backward_pass_before_its_forward_pass():

@@ -28,7 +28,7 @@ def _reflect(index: jax.Array, size: int) -> jax.Array:
     return jnp.minimum(index, 2 * size - 1 - index)
 
 
-# By fill mode: the pixel that stands at an index which may lie outside of an axis.
+# For each fill mode, a function that maps an index, which may be outside of the axis, to a pixel.
 FILL_MODES: dict[str, Callable[[jax.Array, int], jax.Array]] = {
     "constant": lambda index, size: jnp.clip(index, 0, size - 1),
     "nearest": lambda index, size: jnp.clip(index, 0, size - 1),
@@ -47,17 +47,17 @@ def affine_transform(
     fill_value: float = 0,
     data_format: str | None = None,
 ) -> jax.Array:
-    """Compute what Keras's operation of this name computes, in less time for the usual case.
+    """Compute Keras's operation of this name, in less time in the most common case.
 
     Args:
         original: Keras's own function, for all other cases.
         images: images, in the order of `data_format`.
         transform: eight numbers for each image.
-        interpolation: only `"bilinear"` is faster here. The nearest pixel depends on how
-            coordinates are rounded, so that it is left to Keras's function.
-        fill_mode: what lies outside of an image.
+        interpolation: `"bilinear"` or `"nearest"`; only the first is faster here. The nearest pixel
+            depends on how coordinates are rounded, so Keras's function computes it.
+        fill_mode: the rule for pixels outside of an image.
         fill_value: the value outside of an image for the mode `"constant"`.
-        data_format: only `"channels_last"` is faster here.
+        data_format: order of the axes; only `"channels_last"` is faster here.
     """
 
     def as_keras(images: jax.Array, transform: jax.Array) -> jax.Array:

@@ -28,11 +28,11 @@ class Operands(NamedTuple):
 
     Attributes:
         x: input, channels last, in float32, bfloat16 or float16.
-        mean: mean of `x`, by channel, in float32 as all that follow but the addend.
-        variance: variance of `x`, by channel. The gradient for `x` includes the paths through mean
-            and variance, so these two get none.
-        scale: factor, by channel.
-        offset: summand, by channel.
+        mean: mean of `x` by channel, in float32.
+        variance: variance of `x` by channel, in float32. The gradient for `x` includes the paths
+            through mean and variance, so these two get none.
+        scale: factor by channel, in float32.
+        offset: summand by channel, in float32.
         addend: array that is added to the result, in the type of `x`, or `None`.
     """
 

@@ -118,16 +118,17 @@ class Tensor:
 
 @dataclass(frozen=True)
 class OneDnnConvolution:
-    """A convolution in oneDNN's terms, and the parts that JAX's operands play in it.
+    """A convolution in oneDNN's terms, and the roles of JAX's operands in it.
 
     Attributes:
         kind: one of oneDNN's kinds.
         source: input of the convolution, or its gradient: batch, in, spatial.
-        weights: out, in, spatial, with the groups in front if there are several.
+        weights: kernel of the convolution: out, in, spatial; preceded by the groups if there are several.
         destination: output of the convolution, or its gradient: batch, out, spatial.
-        strides: of the convolution, not of JAX's parameters.
-        dilations: of its kernel.
-        padding: before the first element; that behind the last one follows from the sizes.
+        strides: strides of this convolution, which may differ from those in JAX's parameters.
+        dilations: dilations of its kernel.
+        padding: padding before the first element; the padding after the last one follows from the
+            sizes.
         swap_operands: whether JAX's right operand is oneDNN's first.
         source_slice: the part of the source that is read; empty if it is all of it.
         reverse_rhs: axes of the right operand that are reversed before the call.
@@ -151,7 +152,7 @@ class OneDnnConvolution:
         return prod(self.weights.sizes[-rank:]) == 1 and prod(self.strides) > 1
 
     def padding_after(self) -> tuple[int, ...]:
-        # From the usual size of an output, solved for the padding behind the last element:
+        # The formula for the size of an output, solved for the padding after the last element:
         #     out = (before + size + after - extent) / stride + 1
         # with `extent` the elements that a dilated kernel spans.
         rank = len(self.strides)
@@ -171,11 +172,11 @@ class OneDnnConvolution:
 
 @dataclass(frozen=True)
 class _Form:
-    """The parts of oneDNN's convolution in one of JAX's forms: a row of the table above.
+    """The arrays and parameters of oneDNN's convolution in one of JAX's forms.
 
     Attributes:
         kind: one of oneDNN's kinds.
-        parts: JAX's arrays in the parts of source, weights and destination.
+        parts: JAX's arrays that are oneDNN's source, weights and destination.
         strides: JAX's parameter that holds the strides.
         dilations: JAX's parameter that holds the dilations.
         swapped: arrays whose first two axes JAX exchanges: batch and features, or out and in.

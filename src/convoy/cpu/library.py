@@ -149,7 +149,9 @@ def load() -> Library:
         raise Unavailable(f"the native library does not load: {error}") from error
     except AttributeError as error:
         # An editable install whose sources were updated after the library was built.
-        raise Unavailable("the native library is older than the package: install again") from error
+        raise Unavailable(
+            "the native library is older than the package: install Convoy again"
+        ) from error
 
 
 def _load_openmp() -> None:

@@ -65,8 +65,8 @@ def must_be_portable(ctx: mlir.LoweringRuleContext) -> bool:
 def is_on_one_device(ctx: mlir.LoweringRuleContext) -> bool:
     """Return whether every array of the operation lies entirely on one device.
 
-    XLA partitions its own operations over devices, but not a foreign call: it would gather the
-    operands of that on every device. Inside `shard_map` arrays are partitioned already.
+    XLA partitions its own operations over devices, but not a foreign call, whose operands it would
+    gather on every device. Inside of `shard_map`, arrays are partitioned already.
     """
     axis_context: object = ctx.module_context.axis_context
     if isinstance(axis_context, mlir.SPMDAxisContext):

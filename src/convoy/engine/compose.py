@@ -216,7 +216,7 @@ class Composition:
         return collect(step, max_steps) if self.mode == "predict" else loop(step)
 
     def _global_batch(self, chunk: Chunk) -> GlobalBatch:
-        """Return the operations for a local batch, given the number of local batches in a mean."""
+        """Return Keras's operations for a local batch of a chunk."""
         config = self.config
         local_batches = self.replicas(chunk) if config.reduction == "mean" else 1
         if config.accumulation_reduction == "mean":

@@ -93,7 +93,7 @@ class ExecutionConfig:
         if self.shard not in (None, *get_args(Shard)):
             raise ValueError(
                 f"shard={self.shard!r} is unknown. Pass 'optimizer' (each replica stores a shard "
-                "of the optimizer's state) or 'weights' (and of the weights)."
+                "of the optimizer's state) or 'weights' (also a shard of the weights)."
             )
         if self.replicas % self.batch_norm_group:
             divisors = [n for n in range(1, self.replicas + 1) if self.replicas % n == 0]

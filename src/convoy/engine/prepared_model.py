@@ -31,7 +31,7 @@ class PreparedModel(ModelState):
         numerics: loss scale and rounding of the weight update, with the variables they need.
         gradient_map: a function that changes each gradient before the weight update.
         stages: the pipeline stage of every call of the graph, if stages were assigned.
-        deferred_split: the stages into which the model is cut when the sizes of its inputs are
+        deferred_split: the stages into which the model is split when the sizes of its inputs are
             known.
         has_no_stages: whether a trace of the subclassed model found no pipeline stages.
         has_guessed_types: whether the types of the inputs were unknown when it was traced.

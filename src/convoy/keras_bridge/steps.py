@@ -65,8 +65,8 @@ def metric_updates_refused(operations: Iterable[keras.Operation]) -> Iterator[No
 def _refusal(layer: str, metric: str) -> Callable[..., NoReturn]:
     def update_state(*_: Any, **__: Any) -> NoReturn:
         raise ValueError(
-            f"Layer {layer!r} updates metric {metric!r} in call(), which Keras cannot do on JAX. "
-            "Pass the metric to compile(), or update it in the model's compute_metrics()."
+            f"Layer {layer!r} updates metric {metric!r} in call(), which Keras does not support "
+            "on JAX. Pass the metric to compile(), or update it in the model's compute_metrics()."
         )
 
     return update_state

@@ -62,8 +62,9 @@ class PipelineConfig:
         found = self.schedule.stages, self.schedule.micro_batches
         if found != (stages, micro_batches):
             raise ValueError(
-                f"The schedule has {found[0]} stages and {found[1]} micro-batches, but the model "
-                f"has {stages} stages and gradient_accumulation={micro_batches}. Make another one."
+                f"The schedule is for {found[0]} stages and {found[1]} micro-batches, but the "
+                f"model has {stages} stages and gradient_accumulation={micro_batches}. Pass a "
+                "schedule for these numbers."
             )
         return self.schedule
 

@@ -244,8 +244,8 @@ class DeviceLayout:
                     raise ValueError(
                         f"The layer of {variable.path!r} runs in stages on devices "
                         f"{self._rank[id(variable)]} and {rank}, but a weight is stored on one "
-                        "device. Put these stages on one device by device_mapping, or cut "
-                        "elsewhere."
+                        "device. Put these stages on one device by device_mapping, or split the "
+                        "model elsewhere."
                     )
 
     @property

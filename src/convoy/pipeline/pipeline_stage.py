@@ -45,7 +45,8 @@ class PipelineStage:
         inside = _current.get()
         if inside is not None:
             raise RuntimeError(
-                f"PipelineStage({self.stage}) is inside of PipelineStage({inside}). End that first."
+                f"PipelineStage({self.stage}) is inside of PipelineStage({inside}). End the outer "
+                "block first."
             )
         entered_blocks += 1
         token = _current.set(self.stage)
@@ -97,7 +98,7 @@ def trace_stages(model: keras.Model, x: Data = None, *, predicts: bool = False) 
 
 
 def trace_built_model(model: keras.Model) -> None:
-    """Trace a subclassed model that was built, to cut it into stages.
+    """Trace a subclassed model that was built, to split it into stages.
 
     Raises:
         ValueError: if the model was not built, or cannot be traced.

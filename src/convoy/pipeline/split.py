@@ -106,7 +106,7 @@ def split_deferred(model: keras.Model, x: Data) -> None:
     """Split a model whose split was deferred until the sizes of its inputs are known.
 
     Args:
-        model: any model; one without a deferred cut does not change.
+        model: any model; one without a deferred split does not change.
         x: inputs of the model.
     """
     request = PreparedModel.of(model).deferred_split
@@ -274,8 +274,8 @@ def _log_shares(
     least = min(range(len(shares)), key=lambda stage: shares[stage])
     if shares[least] < MIN_SHARE / len(shares):
         logger.warning(
-            "The cut of %r is very uneven: stage %d, which begins with layer %r, has %.1f %% of "
-            "the time, so its device mostly waits. Request fewer stages, or cut by names of "
+            "The split of %r is very uneven: stage %d, which begins with layer %r, has %.1f %% of "
+            "the time, so its device mostly waits. Request fewer stages, or split by names of "
             "layers.",
             model.name,
             least,
@@ -294,7 +294,7 @@ def _too_few_cuts(
     first, *others = next((names for names in holders.values() if len(names) > 1), [""])
     because = ""
     if others and others[-1] == first:
-        because = f" Layer {first!r} runs several times, which must be in one stage."
+        because = f" Layer {first!r} runs several times, and all of its calls must be in one stage."
     elif others:
         because = f" Layers {first!r} and {others[-1]!r} share a weight, so one stage has both."
     return (

@@ -244,15 +244,16 @@ def check_assignment(calls: Sequence[GraphCall], stages: Sequence[int | None]) -
     computed_by: dict[int, tuple[str, int]] = {}
     for call, stage in zip(calls, stages, strict=True):
         if stage is None:
-            raise ValueError(f"Layer {call.name!r} has no stage, but others have. Give it one.")
+            raise ValueError(f"Layer {call.name!r} has no stage, but others have. Assign one.")
         if stage < 0:
             raise ValueError(f"Layer {call.name!r} has stage {stage}. Number stages from 0.")
         for tensor in call.inputs:
             source, earlier = computed_by.get(tensor, ("", 0))
             if earlier > stage:
                 raise ValueError(
-                    f"Layer {call.name!r} of stage {stage} reads what {source!r} of stage "
-                    f"{earlier} computes. A stage can only feed the same or a later one."
+                    f"Layer {call.name!r} of stage {stage} reads the output of {source!r} of stage "
+                    f"{earlier}. A stage can only feed the same or a later one: assign the layer "
+                    f"to stage {earlier} or later."
                 )
         computed_by |= dict.fromkeys(call.outputs, (call.name, stage))
     present = {stage for stage in stages if stage is not None}

@@ -38,9 +38,11 @@ def _check_devices(schedule: Schedule) -> None:
     )
     for at, action in cells:
         if not 0 <= action.stage < schedule.stages:
-            raise ScheduleError(schedule, f"{action} is of a stage that does not exist", at)
+            raise ScheduleError(schedule, f"There is no stage {action.stage} for {action}", at)
         if not 0 <= action.micro_batch < schedule.micro_batches:
-            raise ScheduleError(schedule, f"{action} is of a micro-batch that does not exist", at)
+            raise ScheduleError(
+                schedule, f"There is no micro-batch {action.micro_batch} for {action}", at
+            )
         if schedule.mapping[action.stage] != at[0]:
             home = schedule.mapping[action.stage]
             raise ScheduleError(schedule, f"{action} belongs on device {home} but is", at)

@@ -65,7 +65,7 @@ class Routing:
             requests.append("convoy.Checkpoints")
         if requests:
             raise ValueError(
-                f"{reason.why} Stock Keras's loop runs such a model, without "
+                f"{reason.why} Stock Keras runs such a model, and does not support "
                 f"{', '.join(requests)}. {reason.remedy}"
             )
 

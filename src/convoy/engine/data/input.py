@@ -168,7 +168,7 @@ def _check_batch(samples: int, batch: int, division: StepDivision, config: Execu
         )
     user_warnings.warn(
         f"{samples % update} of {samples} samples do not fill a weight update of {update} and are "
-        "left out of each epoch. Choose a batch_size that divides the data, or trim it."
+        "left out of each epoch. Choose a batch_size that divides the data, or trim the data."
     )
 
 

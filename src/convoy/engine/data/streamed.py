@@ -214,7 +214,7 @@ class Streamed:
         found = checks.first_not_finite(x)
         if found is not None:
             self._searches = False
-            user_warnings.warn(f"{found[:-1]} of batch {number - 1}.")
+            user_warnings.warn(f"{found[:-1]} of batch {number - 1}. Correct or remove it.")
 
     def _read(self, done: int) -> Iterator[Step]:
         """Group the input's batches into steps, after those that are done."""

@@ -82,9 +82,9 @@ class GlobalBatch:
         """
         if self.separate_programs > 1:
             raise ValueError(
-                "The loss divides by a mask or by the weights of its samples, but each of "
-                f"{self.separate_programs} micro-batches in a pipeline has only its own. Use a "
-                "loss with reduction='sum', or train the model without stages."
+                "The loss divides by a sum over the masks or sample weights of a global batch, but "
+                f"each of {self.separate_programs} micro-batches in a pipeline has only its own "
+                "part. Use a loss with reduction='sum', or train the model without stages."
             )
         mean = mean_denominator(own)
         return jnp.where(mean == 0, 0, own / jnp.where(mean == 0, 1, mean))

@@ -29,7 +29,7 @@ from convoy.types import Arrays, Data, PyTree
 #     call             a          b          c
 #     weights          of a       of b       of c        stay on the device of their stage
 #     activations      of a       of b       of c        held for every micro-batch in flight
-#     live             a          a, b       outputs     would be sent if the model were cut here
+#     live             a          a, b       outputs     would be sent if the model were split here
 #
 # Every call is timed as a separate program, without XLA's fusion across calls. The times can be
 # compared with each other, but their sum is not the time of a step.
@@ -61,7 +61,7 @@ class LayerSizes:
         weights: bytes of its trainable variables, except those that an earlier call uses too.
         statistics: bytes of its other variables, likewise.
         activations: bytes of its outputs.
-        live: bytes of all tensors that are read after it, which a cut here would transfer.
+        live: bytes of all tensors that are read after it, which a split here would transfer.
     """
 
     stage: Stage
@@ -173,7 +173,8 @@ def input_shapes(model: keras.Model, batch_size: int, sample: Data = None) -> Te
         if None in sizes:
             raise ValueError(
                 f"Input {tensor.name!r} of {model.name!r} has shape {tuple(tensor.shape)}, so its "
-                "layers cannot be timed. Give it a size, or cut the model by names of layers."
+                "layers cannot be timed. Give it a fixed size, or split the model by names of "
+                "layers."
             )
         shape = (batch_size, *sizes)
         shapes[number] = jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(tensor.dtype))

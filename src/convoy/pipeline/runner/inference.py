@@ -63,7 +63,7 @@ class InferenceCall(PipelineCall):
     """One device call: all micro-batches of a chunk, through all stages.
 
     Args:
-        layout, chunk: as of `PipelineCall`.
+        layout, chunk: see `PipelineCall`.
         stage_programs: programs of all stages.
         mode: `"evaluate"` or `"predict"`.
     """

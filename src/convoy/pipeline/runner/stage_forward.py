@@ -141,7 +141,7 @@ def _check_masks(stage: Stage, outputs: Tensors) -> None:
         ):
             raise ValueError(
                 f"Layer {call.name!r} of stage {stage.number} passes a mask to a later stage, but "
-                "masks stay in their stage. Cut where no mask is needed any more."
+                "a mask cannot leave its stage. Split the model where no mask is needed."
             )
 
 

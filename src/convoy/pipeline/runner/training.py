@@ -139,7 +139,7 @@ class TrainingCall(PipelineCall):
     """One device call: some weight updates, without waiting for any of them.
 
     Args:
-        layout, chunk: as of `PipelineCall`.
+        layout, chunk: see `PipelineCall`.
         stage_programs: programs of all stages.
         schedule: schedule of one weight update.
         update: weight updates of the call.
