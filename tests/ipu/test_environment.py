@@ -37,7 +37,10 @@ def test_says_that_an_ipu_is_simulated(given, configure):
 
 @pytest.mark.parametrize(
     ("path", "value", "match"),
-    [("select_ipus", [0], "no devices with numbers"), ("version", "", "for example 'ipu2'")],
+    [
+        ("select_ipus", [0], "have no numbers. Use auto_select_ipus"),
+        ("version", "", "for example 'ipu2'"),
+    ],
 )
 def test_a_simulated_ipu_is_chosen_by_count(given, path, value, match):
     given("--use_ipu_model")

@@ -285,13 +285,13 @@ def test_data_must_last_and_keep_its_shape(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
-        ({"config": 3}, ValueError, "config is a int, not a RunConfig"),
+        ({"config": 3}, ValueError, "config is of type int. Pass an ipu RunConfig"),
         ({"params": 3}, ValueError, "params=3 is not a dict"),
         ({"params": {"input_fn": 1}}, ValueError, "'input_fn', which is reserved"),
         (
             {"params": {"batch_size": 1}, "train_batch_size": 2},
             ValueError,
-            "in addition to a batch size",
+            "and a batch size were passed",
         ),
         (
             {"config": config(replicas=2), "train_batch_size": 3},
@@ -316,10 +316,18 @@ def test_refuses_arguments_that_have_no_meaning(tmp_path, arguments, error, matc
             ValueError,
             "one of eval_metric_ops and eval_metrics",
         ),
-        ({"mode": "eval", "eval_metrics": [max]}, TypeError, "is list, not a tuple of a function"),
+        (
+            {"mode": "eval", "eval_metrics": [max]},
+            TypeError,
+            "is of type list. Pass a tuple of a function",
+        ),
         ({"mode": "eval", "eval_metrics": (max,)}, ValueError, "has 1 parts"),
         ({"mode": "eval", "host_call": (1, [])}, TypeError, "is not a function"),
-        ({"mode": "eval", "host_call": (max, 1)}, TypeError, "is int, not a list of tensors"),
+        (
+            {"mode": "eval", "host_call": (max, 1)},
+            TypeError,
+            "is of type int. Pass a list of tensors",
+        ),
     ],
 )
 def test_a_spec_has_what_its_mode_needs(arguments, error, match):
@@ -427,7 +435,7 @@ def weights_of(estimator):
 def test_refuses_other_shards_than_the_network_has(tmp_path):
     estimator = IPUEstimator(sharded(2), tmp_path, shards_config(4))
     inputs = np.zeros((4, 2), "float32"), np.zeros((4, 1), "float32")
-    with pytest.raises(ValueError, match="over 2 devices, but num_shards=4"):
+    with pytest.raises(ValueError, match=r"num_shards=4, but ipu_shard uses 2\. Pass 2"):
         estimator.train(lambda: ArrayInput(*inputs, batch_size=4), steps=2)
 
 

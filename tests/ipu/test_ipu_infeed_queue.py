@@ -24,7 +24,7 @@ def test_counts_the_arrays_of_an_element():
 
 
 def test_refuses_numbers_and_elements_that_do_not_fit():
-    with pytest.raises(ValueError, match="from 1 to 255"):
+    with pytest.raises(ValueError, match="Pass 1 to 255"):
         Infeed([], prefetch_depth=256)
     with pytest.raises(ValueError, match="device_ordinal=-1"):
         Infeed([], device_ordinal=-1)

@@ -21,7 +21,7 @@ def test_an_outfeed_keeps_all_or_the_last():
     assert last.dequeue() == 9
     repeat(2, body, np.float32(0))
     assert [element["x"] for element in everything] == [0, 1]
-    with pytest.raises(RuntimeError, match="keeps ALL"):
+    with pytest.raises(RuntimeError, match="keeps only the LAST"):
         iter(last)
 
 

@@ -14,7 +14,7 @@ def configuration(count):
     [
         ({"num_replicas": 2}, ValueError, "need ipu_options whose auto_select_ipus is 2"),
         ({"num_shards": 2}, ValueError, "need ipu_options"),
-        ({"ipu_options": "two"}, TypeError, "ipu_options is str, not an IPUConfig"),
+        ({"ipu_options": "two"}, TypeError, "ipu_options is of type str. Pass an IPUConfig"),
         (
             {"ipu_options": configuration(2)},
             ValueError,
@@ -28,10 +28,10 @@ def configuration(count):
         (
             {"ipu_options": configuration([1]), "ordinal": 1},
             ValueError,
-            "ordinal=1, but auto_select_ipus has 1 logical devices",
+            "ordinal=1, but auto_select_ipus has 1 entries",
         ),
         ({"iterations_per_loop": 0}, ValueError, "iterations_per_loop=0"),
-        ({"prefetch_depth": 256}, ValueError, "prefetch_depth=256 is not from 1 to 255"),
+        ({"prefetch_depth": 256}, ValueError, "prefetch_depth=256 is out of range. Pass 1 to 255"),
     ],
 )
 def test_refuses_numbers_that_do_not_fit_together(arguments, error, match):
@@ -69,5 +69,7 @@ def test_speaks_of_the_same_as_the_native_one():
 def test_refuses_what_one_process_cannot_do():
     with pytest.raises(NotImplementedError, match="num_replicas"):
         RunConfig(train_distribute=object())
-    with pytest.raises(ValueError, match="Both save_checkpoints_steps and save_checkpoints_secs"):
+    with pytest.raises(
+        ValueError, match="save_checkpoints_steps or save_checkpoints_secs, not both"
+    ):
         RunConfig(save_checkpoints_steps=1, save_checkpoints_secs=1)

@@ -21,7 +21,7 @@ def test_scopes_say_what_has_no_effect(caplog):
     assert "stochastic_rounding" in caplog.text
     assert "partials_type" in caplog.text
     assert "frontend_attribute('name')" in caplog.text
-    with pytest.raises(ValueError, match="pass 'float16' or 'float32'"):
+    with pytest.raises(ValueError, match="Pass 'float16' or 'float32'"):
         ipu.scopes.partials_type("int8").__enter__()
     with pytest.raises(ValueError, match="is not configured"):
         ipu.scopes.ipu_scope("/device:IPU:1").__enter__()

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 INSIDE_OF_UPDATE = ", so a device call would end inside of a weight update"
-"""A reason for `multiple`."""
+"""A reason that `multiple` can show."""
 
 Kinds = type | tuple[type, ...]
 
@@ -11,8 +11,8 @@ Kinds = type | tuple[type, ...]
 def in_range(name: str, value: int | None, low: int, high: int | None = None) -> None:
     """Raise `ValueError` if a number was passed that is out of range."""
     if value is not None and (value < low or (high is not None and value > high)):
-        expected = f"{low} or more" if high is None else f"from {low} to {high}"
-        raise ValueError(f"{name}={value} is not {expected}.")
+        expected = f"{low} or more" if high is None else f"{low} to {high}"
+        raise ValueError(f"{name}={value} is out of range. Pass {expected}.")
 
 
 def multiple(
@@ -27,21 +27,21 @@ def multiple(
 def instance(name: str, value: object, kinds: Kinds, what: str) -> None:
     """Raise `TypeError` if a value was passed that is of another type."""
     if value is not None and not isinstance(value, kinds):
-        raise TypeError(f"{name} is {type(value).__name__}, not {what}.")
+        raise TypeError(f"{name} is of type {type(value).__name__}. Pass {what}.")
 
 
 def one_per_stage(name: str, entries: Sequence[object], stages: int) -> None:
     """Raise `ValueError` if a list does not have one entry for each stage."""
     if len(entries) != stages:
-        raise ValueError(f"{name} has {len(entries)} entries, but there are {stages} stages.")
+        raise ValueError(f"{name} has {len(entries)} entries. Pass {stages}, one for each stage.")
 
 
 def equal_shapes(found: object, first: object) -> None:
     """Raise `ValueError` if an element of a dataset has other shapes than the first."""
     if found != first:
         raise ValueError(
-            f"The elements of the dataset differ in shape: {found} after {first}. Leave out its "
-            "incomplete last batch."
+            f"The elements of the dataset differ in shape: {found} after {first}. Pass elements of "
+            "the same shape, without an incomplete last batch."
         )
 
 

@@ -143,7 +143,7 @@ class IPUConfig(_Category):
         """
         missing = [name for name in self._values if name not in values]
         if missing:
-            notice.log.warning(f"Not in the dict, and left unchanged: {', '.join(missing)}.")
+            notice.log.warning(f"Not in the dict, so not changed: {', '.join(missing)}.")
         for path, value in values.items():
             category, _, name = path.rpartition(".")
             owner = _Category(self._values, f"{category}." if category else "")
@@ -256,6 +256,6 @@ def devices_of(name: str) -> tuple[jax.Device, ...]:
     logical, ordinal = applied().devices, int(found[1])
     if ordinal >= len(logical):
         raise ValueError(
-            f"{name!r} is not configured: auto_select_ipus has {len(logical)} entries."
+            f"{name!r} is not configured. Pass 0 to {len(logical) - 1}, or select more devices."
         )
     return logical[ordinal]

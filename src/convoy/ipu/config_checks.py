@@ -29,10 +29,10 @@ def check(config: IPUConfig) -> None:
     if config.auto_select_ipus and config.select_ipus:
         raise Exception("Both auto_select_ipus and select_ipus are set. Set one of them.")
     if len(set(config.select_ipus)) < len(config.select_ipus):
-        raise ValueError(f"select_ipus = {config.select_ipus} names a device twice.")
+        raise ValueError(f"select_ipus = {config.select_ipus} names a device twice. Name it once.")
     if any(count < 1 for count in config.auto_select_ipus):
         raise ValueError(
-            f"auto_select_ipus = {config.auto_select_ipus}: a logical device needs 1 or more."
+            f"auto_select_ipus = {config.auto_select_ipus}: assign numbers of 1 or more."
         )
     name = "norms.experimental.distributed_batch_norm_replica_group_size"
     group = config.norms.experimental.distributed_batch_norm_replica_group_size
@@ -42,7 +42,7 @@ def check(config: IPUConfig) -> None:
     if tiles.place_ops_on_io_tiles and tiles.num_io_tiles < 1:
         raise ValueError("io_tiles.place_ops_on_io_tiles needs io_tiles.num_io_tiles of 1 or more.")
     if group > 1 and tiles.num_io_tiles > 0:
-        raise ValueError(f"{name} does not go together with io_tiles.num_io_tiles.")
+        raise ValueError(f"{name} excludes io_tiles.num_io_tiles. Set one of them.")
     connection = config.device_connection
     needs_version = (DeviceConnectionType.PRE_COMPILE, DeviceConnectionType.NEVER)
     if connection.type in needs_version and not connection.version:
@@ -52,14 +52,14 @@ def check(config: IPUConfig) -> None:
     if environment.read_flags().is_simulated:
         flag = f"{environment.FLAGS}=--use_ipu_model"
         if config.select_ipus:
-            raise ValueError(f"{flag} has no devices with numbers. Use auto_select_ipus.")
+            raise ValueError(f"Devices of {flag} have no numbers. Use auto_select_ipus.")
         if not config.ipu_model.version:
             raise ValueError(f"{flag} needs ipu_model.version, for example 'ipu2'.")
     name = "experimental.multi_replica_distribution"
     distribution = config.experimental.multi_replica_distribution
     index, count = distribution.process_index, distribution.process_count
     if count and not 0 <= index < count:
-        raise ValueError(f"{name}.process_index = {index} is not from 0 to {count - 1}.")
+        raise ValueError(f"{name}.process_index = {index}. Assign a number from 0 to {count - 1}.")
     if count > 1:
         raise NotImplementedError(
             f"{name}.process_count = {count}: replicas are those of one process. Leave it at 0."

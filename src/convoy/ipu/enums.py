@@ -51,7 +51,7 @@ class StochasticRoundingBehaviour(IntEnum):
     def from_bool(cls, value: bool) -> Self:
         """Return `ON` or `OFF`."""
         if not isinstance(value, bool):
-            raise TypeError(f"from_bool({value!r}): pass True or False.")
+            raise TypeError(f"from_bool() received {value!r}. Pass True or False.")
         return cls(int(value))
 
 

@@ -67,7 +67,7 @@ def read_flags() -> Flags:
     for name in sorted(set(given) - set(_KINDS)):
         near = difflib.get_close_matches(name, _KINDS, 1)
         advice = f"Did you mean --{near[0]}?" if near else "Leave it out."
-        notice.once(f"{FLAGS} has a flag --{name}, which is unknown, and ignored. {advice}")
+        notice.once(f"{FLAGS} has the unknown flag --{name}, which is ignored. {advice}")
     is_on = {name: value != "false" for name, value in given.items()}
     notice.no_effect(FLAGS, {f"--{name}": is_on.get(name) for name in _IGNORED})
     cache = given.get("executable_cache_path")
@@ -112,7 +112,8 @@ def report_folder(engine_options: dict[str, str] | None = None) -> Path | None:
             options |= json.loads(text)
         except (ValueError, TypeError):
             raise ValueError(
-                f'{ENGINE_OPTIONS}={text!r} is not JSON such as {{"autoReport.all":"true"}}.'
+                f"{ENGINE_OPTIONS}={text!r} is not JSON. Set it to JSON such as "
+                '{"autoReport.all":"true"}.'
             ) from None
     if not any(str(options.get(name, "")).lower() == "true" for name in _REPORTS):
         return None

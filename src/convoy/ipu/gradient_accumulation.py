@@ -41,7 +41,7 @@ def check_offload(options: Mapping[str, object]) -> None:
     if options.get("replicated_optimizer_state_sharding") and offload is False:
         raise ValueError(
             "replicated_optimizer_state_sharding=True needs offload_weight_update_variables, which "
-            "is False. Leave that out."
+            "is False. Leave offload_weight_update_variables out."
         )
 
 

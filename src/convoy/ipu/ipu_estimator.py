@@ -133,7 +133,7 @@ class IPUEstimator(Estimator):
     ) -> None:
         config = config or RunConfig()
         if not isinstance(config, RunConfig):
-            raise ValueError(f"config is a {type(config).__name__}, not a RunConfig of convoy.ipu.")
+            raise ValueError(f"config is of type {type(config).__name__}. Pass an ipu RunConfig.")
         self.ipu_config = config.ipu
         self._batch_sizes = {
             ModeKeys.TRAIN: train_batch_size,
@@ -148,7 +148,7 @@ class IPUEstimator(Estimator):
         if "input_fn" in self.params:
             raise ValueError("params has a key 'input_fn', which is reserved. Rename it.")
         if sizes and "batch_size" in self.params:
-            raise ValueError("params has 'batch_size', in addition to a batch size. Pass one.")
+            raise ValueError("params['batch_size'] and a batch size were passed. Pass one.")
         for size in sizes:
             whole_number("batch size", size, "a number of samples")
             checks.multiple("batch size", size, "num_replicas", self.ipu_config.num_replicas)
@@ -226,7 +226,7 @@ class IPUEstimator(Estimator):
     ) -> tuple[Network, Iterator[Element]]:
         names = argument_names(input_fn)
         if self._batch_sizes[mode] is not None and names is not None and "params" not in names:
-            raise ValueError("The input function does not take `params`, which has the batch size.")
+            raise ValueError("The input function does not take `params`. Add this argument.")
         network, data = super()._open(mode, input_fn)
         return network, _of_equal_shapes(data, network)
 
@@ -241,10 +241,10 @@ class IPUEstimator(Estimator):
 
     def _stages_of(self, shards: set[int]) -> Stages:
         """Return the options of a network that was divided by `ipu_shard`."""
-        wanted, last = self.ipu_config.num_shards, max(shards)
-        if last + 1 != wanted:
-            raise ValueError(f"ipu_shard divides over {last + 1} devices, but num_shards={wanted}.")
-        return Stages(last, "sequential", has_gaps=True)
+        passed, used = self.ipu_config.num_shards, max(shards) + 1
+        if used != passed:
+            raise ValueError(f"num_shards={passed}, but ipu_shard uses {used}. Pass {used}.")
+        return Stages(used - 1, "sequential", has_gaps=True)
 
     def _network_spec(self, returned: PyTree) -> NetworkSpec:
         self._averages = True
@@ -295,7 +295,7 @@ def _check_call(name: str, value: object, kinds: checks.Kinds) -> None:
         if len(value) != 2:
             raise ValueError(f"{name} has {len(value)} parts. Pass a function and its tensors.")
         if not callable(value[0]):
-            raise TypeError(f"{name}[0]={value[0]!r} is not a function.")
+            raise TypeError(f"{name}[0]={value[0]!r} is not a function. Pass one there.")
         checks.instance(f"{name}[1]", value[1], kinds, "a list of tensors")
 
 

@@ -7,7 +7,7 @@ class IPUMultiWorkerStrategyV1:
     """Not available: use `PopDistStrategy`."""
 
     def __init__(self, *args: object, **kwargs: object) -> NoReturn:
-        raise NotImplementedError("Use ipu.distributed.popdist_strategy.PopDistStrategy.")
+        raise NotImplementedError("Use ipu.distributed.popdist_strategy.PopDistStrategy instead.")
 
 
 IPUMultiWorkerStrategy = IPUMultiWorkerStrategyV1

@@ -51,7 +51,7 @@ class IPUOutfeedQueue:
         """Add an array, or a tuple or dict of arrays. Call it inside a program, once in each."""
         tape = program.tape()
         if tape is None:
-            raise ValueError("enqueue() was called outside of a program, such as loops.repeat.")
+            raise ValueError("enqueue() was called outside of a program. Call it inside of one.")
         self.enqueued = True
         tape.put(self, jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], tensors))
 
@@ -78,7 +78,7 @@ class IPUOutfeedQueue:
 
     def __iter__(self) -> Iterator[PyTree]:
         if self.mode is not IPUOutfeedMode.ALL:
-            raise RuntimeError("Only an outfeed queue that keeps ALL results can be iterated over.")
+            raise RuntimeError("This outfeed queue keeps only the LAST result. Call dequeue().")
         values = self.dequeue()
         leaves, structure = jax.tree.flatten(values)
         count = len(leaves[0]) if leaves else 0

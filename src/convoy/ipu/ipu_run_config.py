@@ -75,7 +75,7 @@ class IPURunConfig:
             return  # selected by index: checked when the configuration is applied
         if self.ordinal >= len(counts):
             raise ValueError(
-                f"ordinal={self.ordinal}, but auto_select_ipus has {len(counts)} logical devices."
+                f"ordinal={self.ordinal}, but auto_select_ipus has {len(counts)} entries. Add one."
             )
         count = counts[self.ordinal]
         self.check_device_count(f"auto_select_ipus selects {count}", count)
@@ -127,7 +127,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         if self.save_checkpoints_steps is not None and self.save_checkpoints_secs is not None:
-            raise ValueError("Both save_checkpoints_steps and save_checkpoints_secs were passed.")
+            raise ValueError("Pass save_checkpoints_steps or save_checkpoints_secs, not both.")
         if self.train_distribute is not None or self.eval_distribute is not None:
             raise NotImplementedError("Pass num_replicas to IPURunConfig instead of a strategy.")
         if self.ipu_run_config is None:

@@ -81,7 +81,7 @@ def while_loop(
     """
     del use_while_v1
     if infeed_queue is not None:
-        raise NotImplementedError("while_loop() takes no infeed_queue. Use repeat().")
+        raise NotImplementedError("while_loop() does not support an infeed_queue. Use repeat().")
 
     def loop(*values: jax.Array) -> PyTree:
         def has_next(state: tuple[jax.Array, Carry]) -> jax.Array:

@@ -24,9 +24,9 @@ class GradientOptions:
 
     Attributes:
         optimizer: the innermost one, which updates the weights.
-        reduction: reduction of gradients over replicas; `None` is the strategy's.
-        accumulation: gradient accumulation; `None` is the model's.
-        loss_scale: automatic loss scaling; `None` is none.
+        reduction: reduction of gradients over replicas; by default that of the strategy.
+        accumulation: gradient accumulation; by default that of the model.
+        loss_scale: automatic loss scaling, if there is any.
         gradient_map: a function that changes the gradients of every micro-batch.
     """
 

@@ -1,8 +1,8 @@
 """Functions of arrays that run on all replicas as one program, with queues to and from the host.
 
 A program is traced twice: first to find the data that it takes from queues, then with that data as
-arguments. A function that calls a pipeline, which consists of many programs, is called on the host
-instead.
+arguments. A function that calls a pipeline runs on the host instead, since a pipeline consists of
+many programs.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Tape:
             ValueError: if the program used the outfeed before.
         """
         if id(outfeed) in self.puts:
-            raise ValueError("A program uses an outfeed queue twice. Make a queue for each.")
+            raise ValueError("A program uses an outfeed queue twice. Make a queue for each use.")
         self.puts[id(outfeed)] = outfeed, values
 
 

@@ -80,7 +80,7 @@ def partials_type(override: object) -> Iterator[None]:
     """
     word = getattr(override, "name", None) or getattr(override, "__name__", override)
     if word not in ("float16", "float32"):
-        raise ValueError(f"partials_type({override!r}): pass 'float16' or 'float32'.")
+        raise ValueError(f"partials_type() received {override!r}. Pass 'float16' or 'float32'.")
     notice.no_effect("scopes", {"partials_type": word == "float16"})
     yield
 
@@ -96,4 +96,4 @@ def frontend_attribute(
 
 def outside_compilation_scope(name: str = "outside") -> NoReturn:
     """Raise an error that names the replacement: callbacks from a compiled program."""
-    raise NotImplementedError("Use jax.pure_callback, or an IPUOutfeedQueue.")
+    raise NotImplementedError("Use jax.pure_callback or an IPUOutfeedQueue instead.")

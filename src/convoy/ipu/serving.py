@@ -106,7 +106,7 @@ def export_single_step(
     notice.no_effect("serving", {"iterations": iterations != 1})
     if input_dataset is not None:
         if predict_step_signature is not None:
-            raise ValueError("Both predict_step_signature and input_dataset were passed.")
+            raise ValueError("Pass predict_step_signature or input_dataset, not both.")
         predict_step_signature = as_list(next(iter(input_dataset)))
     word = getattr(predict_step, "__name__", "")
     network, size = _network(
@@ -265,7 +265,7 @@ def _signature(name: str, step: Step | None, signature: Specs | None) -> list[An
         raise ValueError(f"{name}_signature is empty. Pass shape and dtype of each argument.")
     for spec in signature:
         if not hasattr(spec, "shape") or not hasattr(spec, "dtype"):
-            raise TypeError(f"{name}_signature has {spec!r}, not a spec with a shape and a dtype.")
+            raise TypeError(f"{name}_signature has {spec!r}. Pass specs with a shape and a dtype.")
     return list(signature)
 
 
@@ -274,7 +274,7 @@ def _check_outputs(expected: list[Any], found: list[Any]) -> None:
     if shapes and [shape[1:] for shape in shapes] != [shape[1:] for shape in found_shapes]:
         raise ValueError(
             f"postprocessing_step_signature has the shapes {shapes}, but the outputs have "
-            f"{found_shapes}."
+            f"{found_shapes}. Pass the shapes of the outputs."
         )
 
 

@@ -31,7 +31,7 @@ def reset_ipu_seed(
     """
     config.devices_of(device)
     if experimental_identical_replicas:
-        raise NotImplementedError("Every replica has its own random stream.")
+        raise NotImplementedError("experimental_identical_replicas is not supported. Leave it out.")
     keras.utils.set_random_seed(seed)
 
 

@@ -331,7 +331,9 @@ def test_recomputation_is_as_the_configuration_says(configure, data, allowed):
             4, pipeline_schedule=Schedule.Sequential, recomputation_mode=mode
         )
         if allowed:
-            with pytest.raises(NotImplementedError, match="Sequential schedule does not recompute"):
+            with pytest.raises(
+                NotImplementedError, match="Sequential schedule does not support Recompute"
+            ):
                 model.fit(*data, batch_size=4, verbose=0)
             model.set_pipelining_options(4, recomputation_mode=mode)
         model.fit(*data, batch_size=4, verbose=0)

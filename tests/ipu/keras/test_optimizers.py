@@ -22,7 +22,7 @@ def test_refuses_numbers_that_have_no_meaning():
     for name in ("initial_loss_scaling_factor", "increase_factor", "max_loss_scaling_factor"):
         with pytest.raises(ValueError, match=f"{name}=3 is not a power of two"):
             optimizers.ALSOptimizer("sgd", **{name: 3})
-    with pytest.raises(ValueError, match="leaves no room"):
+    with pytest.raises(ValueError, match="allows no increase"):
         optimizers.ALSOptimizer("sgd", 16384)
     with pytest.raises(ValueError, match=r"ratio_threshold=2 is not between 0 and 1"):
         optimizers.ALSOptimizer("sgd", ratio_threshold=2)

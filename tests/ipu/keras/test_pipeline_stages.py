@@ -74,12 +74,12 @@ def with_stages(model, stages):
 @pytest.mark.parametrize(
     ("make", "given", "match"),
     [
-        (sequential, (0, 0, 1), "is a list, but received tuple"),
+        (sequential, (0, 0, 1), "is of type tuple. Pass a list"),
         (sequential, [0, 1], "2 stages were given for the 3 layers"),
         (sequential, [0, 1, "1"], "an int or a SequentialLayer"),
-        (sequential, [1, 1, 1], "'a' has stage 1, but can only be in stage 0"),
-        (sequential, [0, 0, 2], "'c' has stage 2, but can only be in stage 0 or 1"),
-        (sequential, [0, 1, 0], "'c' has stage 0, but can only be in stage 1 or 2"),
+        (sequential, [1, 1, 1], "'a' has stage 1. Pass 0:"),
+        (sequential, [0, 0, 2], "'c' has stage 2. Pass 0 or 1:"),
+        (sequential, [0, 1, 0], "'c' has stage 0. Pass 1 or 2:"),
         (sequential, [0, 0, 0], "All layers are in stage 0"),
         (functional, [0, 0, 0, 1], "Pass a FunctionalLayerPipelineStageAssignment"),
         (functional, [], "0 stages were given for the 4 layers"),
@@ -105,7 +105,7 @@ def test_refuses_calls_of_a_layer_in_another_order():
     found = with_stages(model, [0, 0, 0, 1])
     first, second = (n for n, entry in enumerate(found) if entry.layer.name == "first")
     found[first], found[second] = found[second], found[first]
-    with pytest.raises(ValueError, match="Call 1 of 'first' is given where its call 0 runs"):
+    with pytest.raises(ValueError, match="Call 1 of 'first' was passed where its call 0 runs"):
         model.set_pipeline_stage_assignment(found)
 
 

@@ -14,5 +14,5 @@ def test_sums_and_means(on_four):
         2.5,
     ]
     assert on_four(ops.assume_equal_across_replicas) == [0, 1, 2, 3]
-    with pytest.raises(ValueError, match="Groups of 3 do not divide 4 replicas"):
+    with pytest.raises(ValueError, match=r"replica_group_size=3\. Pass a number that divides 4"):
         on_four(lambda x: ops.cross_replica_sum(x, 3))

@@ -46,5 +46,5 @@ def test_refuses_reductions_that_are_none():
     scatter = ipu.reduce_scatter_op.reduce_scatter
     with pytest.raises(ValueError, match="op='COLLECTIVE_OP_XOR' is unknown"):
         scatter(np.zeros(2), 1, "COLLECTIVE_OP_XOR")
-    with pytest.raises(ValueError, match=r"one axis, but received \(2, 2\)"):
+    with pytest.raises(ValueError, match=r"received the shape \(2, 2\)\. Pass one axis"):
         scatter(np.zeros((2, 2)), 1)

@@ -29,46 +29,54 @@ from tests.ipu.pipelining.lines import (
         ({"computational_stages": double}, TypeError, "function, not a list"),
         ({"computational_stages": [double]}, ValueError, "two stages or more, but received 1"),
         ({"computational_stages": [double, 3]}, TypeError, "Stage 1 has 3 in it"),
-        ({"computational_stages": [double, [[identity]]]}, TypeError, "Stage 1 has .* not a fun"),
+        ({"computational_stages": [double, [[identity]]]}, TypeError, "Stage 1 has .* Pass a fun"),
         ({"computational_stages": [double, []]}, ValueError, "Stage 1 is an empty list"),
         ({"gradient_accumulation_count": None}, ValueError, "count was not passed"),
         ({"gradient_accumulation_count": -1}, ValueError, "count=-1 is out of range"),
         ({"gradient_accumulation_count": 2**31}, ValueError, "is out of range"),
         ({"gradient_accumulation_count": 1.5}, ValueError, "count=1.5 is not a number"),
         ({"repeat_count": 0}, ValueError, "repeat_count=0 is out of range"),
-        ({"infeed_queue": [1.0]}, TypeError, "infeed_queue is list, not an IPUInfeedQueue"),
-        ({"outfeed_queue": []}, TypeError, "outfeed_queue is list, not an IPUOutfeedQueue"),
-        ({"outfeed_queue": None}, ValueError, "returns 1 outputs, but there is no queue"),
+        (
+            {"infeed_queue": [1.0]},
+            TypeError,
+            "infeed_queue is of type list. Pass an IPUInfeedQueue",
+        ),
+        (
+            {"outfeed_queue": []},
+            TypeError,
+            "outfeed_queue is of type list. Pass an IPUOutfeedQueue",
+        ),
+        ({"outfeed_queue": None}, ValueError, "has 1 outputs. Pass an outfeed_queue"),
         ({"infeed_queue": None}, ValueError, "The first stage has no arguments"),
         ({"optimizer_function": 3}, TypeError, "optimizer_function=3 is not a function"),
-        ({"device_mapping": 0}, TypeError, "device_mapping is int, not a list"),
-        ({"device_mapping": [0]}, ValueError, "1 entries, but there are 2 stages"),
+        ({"device_mapping": 0}, TypeError, "device_mapping is of type int. Pass a list"),
+        ({"device_mapping": [0]}, ValueError, "1 entries. Pass 2, one for each"),
         ({"device_mapping": [0, [1, 2]]}, ValueError, "stage 1, which has 1 functions"),
         ({"device_mapping": [0, "1"]}, ValueError, "is not a list of ints"),
         (
             {"pipeline_schedule": "Grouped"},
             TypeError,
-            "str, not a PipelineSchedule",
+            "of type str. Pass a PipelineSchedule",
         ),
         (
             {"recomputation_mode": 1},
             TypeError,
-            "int, not a RecomputationMode",
+            "of type int. Pass a RecomputationMode",
         ),
         (
             {"forward_propagation_stages_poplar_options": [PipelineStageOptions()]},
             ValueError,
-            "1 entries, but there are 2 stages",
+            "1 entries. Pass 2, one for each",
         ),
         (
             {"backward_propagation_stages_poplar_options": [1, 2]},
             TypeError,
-            "not a list of PipelineStageOptions",
+            "Pass a list of PipelineStageOptions",
         ),
         (
             {"weight_update_poplar_options": {}},
             TypeError,
-            "dict, not a PipelineStageOptions",
+            "of type dict. Pass a PipelineStageOptions",
         ),
         ({"continuous_weight_updates": True}, NotImplementedError, "Leave it out"),
         (
@@ -100,7 +108,7 @@ from tests.ipu.pipelining.lines import (
         (
             {"batch_serialization_iterations": 2, "pipeline_schedule": PipelineSchedule.Grouped},
             NotImplementedError,
-            "needs the Sequential schedule, but it is Grouped",
+            "does not support the Grouped schedule. Pass Sequential",
         ),
         (
             {"batch_serialization_iterations": 2, "device_mapping": [0, 1]},
@@ -136,7 +144,7 @@ def test_refuses_what_does_not_fit(configure, arguments, error, match):
                 "pipeline_schedule": PipelineSchedule.Sequential,
             },
             NotImplementedError,
-            "does not recompute by",
+            "schedule does not support Recompute",
         ),
         ({"reduction_method": "max"}, ValueError, "'max' is not a GradientAccumulationReduction"),
         (
@@ -148,7 +156,7 @@ def test_refuses_what_does_not_fit(configure, arguments, error, match):
         (
             {"optimizer_function": lambda _: OptimizerFunctionOutput(keras.optimizers.SGD(), 1.0)},
             ValueError,
-            "The loss is 1.0, which no stage computes",
+            "The loss is 1.0. Return a tensor",
         ),
     ],
 )
@@ -163,7 +171,7 @@ def test_refuses_to_train_what_does_not_fit(configure, arguments, error, match):
     [
         (
             lambda opt: ipu.optimizers.GradientAccumulationOptimizerV2(opt, 2),
-            "accumulates gradients, and so does the pipeline",
+            "The pipeline accumulates gradients. Pass",
         ),
         (
             lambda opt: ipu.optimizers.MapGradientOptimizer(opt, lambda g, v: g),

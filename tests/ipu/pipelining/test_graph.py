@@ -74,7 +74,7 @@ def test_the_optimizer_function_gets_the_last_outputs():
 
     graph = trace(stages(lambda x: x, lambda x: x), minimise, PipelineInput([X], None))
     assert is_symbolic(graph.minimised.loss)
-    with pytest.raises(ValueError, match="The loss is 1, which no stage computes"):
+    with pytest.raises(ValueError, match=r"The loss is 1\. Return a tensor"):
         trace(
             stages(lambda x: x, lambda x: x),
             lambda x: OptimizerFunctionOutput(keras.optimizers.SGD(), 1),

@@ -27,7 +27,7 @@ class PopDistStrategy(IPUStrategyV1):
     ) -> None:
         if not add_ipu_cross_replica_reductions:
             raise NotImplementedError(
-                "add_ipu_cross_replica_reductions=False would let the replicas' weights drift."
+                "add_ipu_cross_replica_reductions=False would let weights differ. Leave it out."
             )
         super().__init__(ipu_device, enable_keras_extensions=enable_keras_extensions)
 

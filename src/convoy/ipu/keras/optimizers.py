@@ -66,10 +66,10 @@ class ALSOptimizer(IpuOptimizer):
         }
         for argument, value in powers.items():
             if value <= 0 or not float(value).hex().startswith("0x1.0000000000000p"):
-                raise ValueError(f"{argument}={value!r} is not a power of two.")
+                raise ValueError(f"{argument}={value!r} is not a power of two. Pass for example 2.")
         if initial_loss_scaling_factor * increase_factor >= max_loss_scaling_factor:
             raise ValueError(
-                f"max_loss_scaling_factor={max_loss_scaling_factor} leaves no room for an increase."
+                f"max_loss_scaling_factor={max_loss_scaling_factor} allows no increase. Pass more."
             )
         whole_number("update_frequency", update_frequency, "a number of weight updates")
         if not 0 < ratio_threshold < 1:
@@ -153,5 +153,5 @@ class ALSGradientAccumulationOptimizer(GradientAccumulationOptimizerV2):
 
     def __init__(self, als_optimizer: ALSOptimizer, num_mini_batches: int, **kwargs: Any) -> None:
         if not isinstance(als_optimizer, ALSOptimizer):
-            raise ValueError(f"als_optimizer={als_optimizer!r} is not an ALSOptimizer.")
+            raise ValueError(f"als_optimizer={als_optimizer!r} is not an ALSOptimizer. Pass one.")
         super().__init__(als_optimizer, num_mini_batches, **kwargs)

@@ -28,7 +28,9 @@ class PipelineStage(convoy.PipelineStage):
 
         strategy = ipu_strategy.current()
         if strategy is None:
-            raise RuntimeError(f"PipelineStage({self.stage}) is outside of an IPUStrategy's scope.")
+            raise RuntimeError(
+                f"PipelineStage({self.stage}) is outside of an IPUStrategy's scope. Put it inside."
+            )
         if not strategy.takes_pipeline_stages:
             raise RuntimeError(
                 f"PipelineStage({self.stage}) is inside of a {type(strategy).__name__}. Call the "
@@ -67,10 +69,6 @@ class ModelLayerPipelineStageAssignment(FunctionalLayerPipelineStageAssignment):
 Assignment = SequentialLayerPipelineStageAssignment | FunctionalLayerPipelineStageAssignment
 
 
-def is_sequential(model: keras.Model) -> bool:
-    return isinstance(model, keras.Sequential)
-
-
 def assignments(model: keras.Model, stages: Sequence[int | None] | None) -> list[Assignment]:
     """Return an assignment for each call of a layer, in the order of execution.
 
@@ -86,7 +84,7 @@ def assignments(model: keras.Model, stages: Sequence[int | None] | None) -> list
             f"{model.name!r} is a subclassed model that was not built, so its layers are not known "
             "yet. Call model.build(input_shape), or the model on some inputs, first."
         )
-    if is_sequential(model):
+    if isinstance(model, keras.Sequential):
         found: list[Assignment] = list(map(SequentialLayerPipelineStageAssignment, _layers(model)))
     else:
         found = list(_functional(model))
@@ -138,14 +136,14 @@ def stage_numbers(model: keras.Model, given: object) -> list[int]:
             order of execution, or a layer reads the output of a later stage.
     """
     if not isinstance(given, list):
-        raise ValueError(f"A stage assignment is a list, but received {type(given).__name__}.")
+        raise ValueError(f"The stage assignment is of type {type(given).__name__}. Pass a list.")
     expected = assignments(model, None)
     if len(given) != len(expected):
         raise ValueError(
             f"{len(given)} stages were given for the {len(expected)} layers of {model.name!r}. "
             "Pass one for each layer, in the order of execution, without input layers."
         )
-    sequential = is_sequential(model)
+    sequential = isinstance(model, keras.Sequential)
     stages = [
         _stage(entry, wanted, sequential) for entry, wanted in zip(given, expected, strict=True)
     ]
@@ -163,17 +161,17 @@ def _stage(entry: Any, wanted: Assignment, sequential: bool) -> int:
     if type(entry) is not type(wanted):
         also = "an int or " if sequential else ""
         raise ValueError(
-            f"The stage of {name!r} is given by {entry!r}. Pass {also}a {type(wanted).__name__}, "
+            f"{entry!r} was passed as the stage of {name!r}. Pass {also}a {type(wanted).__name__}, "
             "as get_pipeline_stage_assignment() returns."
         )
     in_order = "Keep the order of get_pipeline_stage_assignment()."
     if entry.layer is not wanted.layer:
-        raise ValueError(f"{entry.layer.name!r} is given where {name!r} runs. {in_order}")
+        raise ValueError(f"{entry.layer.name!r} was passed where {name!r} runs. {in_order}")
     # Calls of one layer differ only in their index.
     given, number = (getattr(part, "node_index", None) for part in (entry, wanted))
     if given != number:
         raise ValueError(
-            f"Call {given} of {name!r} is given where its call {number} runs. {in_order}"
+            f"Call {given} of {name!r} was passed where its call {number} runs. {in_order}"
         )
     if entry.pipeline_stage is None:
         raise ValueError(f"Layer {name!r} has no stage. Set its pipeline_stage.")
@@ -187,8 +185,8 @@ def _check_in_order(layers: list[keras.Operation], stages: list[int]) -> None:
         if stage not in ((0,) if first else (before, before + 1)):
             wanted = "0" if first else f"{before} or {before + 1}"
             raise ValueError(
-                f"Layer {layer.name!r} has stage {stage}, but can only be in stage {wanted}: "
-                "stages of a sequential model follow each other from 0."
+                f"Layer {layer.name!r} has stage {stage}. Pass {wanted}: stages of a sequential "
+                "model follow each other from 0."
             )
         before = stage
 
@@ -197,7 +195,7 @@ def summary(model: keras.Model, found: Sequence[Assignment], line_length: int | 
     """Return the lines of a table of layers and their stages."""
     header: tuple[str, ...] = "Layer (type) (node index)", "Input layers", "Pipeline stage"
     width = 89
-    if is_sequential(model):
+    if isinstance(model, keras.Sequential):
         header, width = ("Layer (type)", "Pipeline stage"), 60
     first, *lines = format_table([header, *map(_row, found)])
     width = line_length or max(width, *map(len, lines))

@@ -69,7 +69,7 @@ def counted_by_replica(
         return None
     if isinstance(metric, str) and metric.lower() in _BY_SHAPE:
         raise ValueError(
-            f"{method.name} does not go together with the metric {metric!r}, a name for several. "
+            f"The metric {metric!r} is a name for several, which {method.name} does not support. "
             "Pass an object, for example keras.metrics.SparseCategoricalAccuracy()."
         )
     if not isinstance(metric, keras.metrics.Metric):

@@ -23,7 +23,7 @@ def replica_groups(size: int | None) -> list[list[int]]:
     count = cross_replica.count()
     size = size or count
     if size < 1 or count % size:
-        raise ValueError(f"Groups of {size} do not divide {count} replicas.")
+        raise ValueError(f"replica_group_size={size}. Pass a number that divides {count} replicas.")
     return [list(range(first, first + size)) for first in range(0, count, size)]
 
 
@@ -32,7 +32,7 @@ def check_replication_factor(replication_factor: int) -> None:
     count = cross_replica.count()
     if replication_factor != count:
         raise ValueError(
-            f"replication_factor={replication_factor}, but the program runs on {count} replicas."
+            f"replication_factor={replication_factor} is not the number of replicas, {count}."
         )
 
 

@@ -31,12 +31,13 @@ def dropout(
         ValueError: if the rate is out of range, or the shape of the mask does not fit.
     """
     if not 0 <= rate < 1:
-        raise ValueError(f"rate={rate} is not from 0 to below 1.")
+        raise ValueError(f"rate={rate} is not a probability. Pass 0 or more, and less than 1.")
     shape = tuple(np.shape(x))
     mask = shape if noise_shape is None else tuple(noise_shape)
     if len(mask) != len(shape) or any(n not in (1, m) for n, m in zip(mask, shape, strict=True)):
         raise ValueError(
-            f"noise_shape={list(mask)} does not fit {list(shape)}. Pass the same, or 1, by axis."
+            f"noise_shape={list(mask)} does not fit the shape {list(shape)}. For each axis, pass "
+            "the same size or 1."
         )
     if not rate:
         return x

@@ -31,7 +31,7 @@ def reduce_scatter(
     check_replication_factor(replication_factor)
     x = jnp.asarray(x)
     if x.ndim != 1:
-        raise ValueError(f"reduce_scatter() takes an array of one axis, but received {x.shape}.")
+        raise ValueError(f"reduce_scatter() received the shape {x.shape}. Pass one axis.")
     word = op.removeprefix("COLLECTIVE_OP_")
     if word not in _REDUCTIONS and word != "LOCAL":
         raise ValueError(f"op={op!r} is unknown. Pass one of {', '.join(_REDUCTIONS)}, LOCAL.")

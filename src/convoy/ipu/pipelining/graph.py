@@ -69,7 +69,7 @@ class Graph:
         rows: the inputs, by name.
         outputs: the outputs of the last stage.
         minimised: the result of the optimizer function; `None` without one.
-        last: index of the last stage, where each concurrent function counts.
+        last: index of the last stage; each concurrent function counts as a stage.
     """
 
     rows: dict[str, keras.KerasTensor]
@@ -108,7 +108,7 @@ def trace(
         with convoy.PipelineStage(last):
             minimised = check_minimised(optimizer_function(*args, **kwargs))
         if not is_symbolic(minimised.loss):
-            raise ValueError(f"The loss is {minimised.loss!r}, which no stage computes.")
+            raise ValueError(f"The loss is {minimised.loss!r}. Return a tensor of the last stage.")
     return Graph(rows, outputs, minimised, last)
 
 
@@ -143,7 +143,7 @@ def _call(
 def _concatenated(found: list[PyTree]) -> list[PyTree]:
     """Return the results of concurrent functions, one after the other."""
     if any(isinstance(outputs, dict) for outputs in found):
-        raise ValueError("A function of a concurrent stage returns a dict. Return tensors.")
+        raise ValueError("A function of a concurrent stage returns a dict. Return a tuple.")
     return [output for outputs in found for output in as_list(outputs)]
 
 

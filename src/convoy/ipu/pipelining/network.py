@@ -156,7 +156,7 @@ class Network:
                 # The gradient of a loss with several elements is that of their sum.
                 results[LOSS] = as_row(keras.ops.sum(loss), like)
         if not results:
-            raise ValueError("The last stage returns nothing, so there is nothing to compute.")
+            raise ValueError("The last stage returns nothing. Return a tensor.")
         return results
 
     def _executions_per_call(self, arrays: list[Any], repeat: int) -> int:

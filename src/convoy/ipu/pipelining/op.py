@@ -45,7 +45,7 @@ def read_number(name: str, value: Any) -> int:
     if array.shape or not np.issubdtype(array.dtype, np.integer):
         raise ValueError(f"{name}={value!r} is not a number. Pass an int of 1 or more.")
     if not 1 <= int(array) < 2**31:
-        raise ValueError(f"{name}={int(array)} is out of range. Pass 1 or more, in 32 bits.")
+        raise ValueError(f"{name}={int(array)} is out of range. Pass 1 to {2**31 - 1}.")
     return int(array)
 
 
@@ -64,7 +64,7 @@ def read_stages(given: Any) -> Stages:
             raise ValueError(f"Stage {number} is an empty list. Pass a function.")
         for function in functions:
             if not callable(function):
-                raise TypeError(f"Stage {number} has {function!r} in it, which is not a function.")
+                raise TypeError(f"Stage {number} has {function!r} in it. Pass a function.")
     return stages
 
 
@@ -105,7 +105,7 @@ def check_serialization(options: PipelineOptions, iterations: int) -> None:
         raise ValueError(f"{name} needs reduction_method SUM, but it is {options.method.name}.")
     if options.schedule != PipelineSchedule.Sequential:
         raise NotImplementedError(
-            f"{name} needs the Sequential schedule, but it is {options.schedule.name}."
+            f"{name} does not support the {options.schedule.name} schedule. Pass Sequential."
         )
     if len(set(options.device_mapping or [])) != 1:
         raise NotImplementedError(
@@ -219,7 +219,7 @@ def pipeline(
         raise program.NeedsHostError
     training = optimizer_function is not None
     if training and not callable(optimizer_function):
-        raise TypeError(f"optimizer_function={optimizer_function!r} is not a function.")
+        raise TypeError(f"optimizer_function={optimizer_function!r} is not a function. Pass one.")
     checks.instance("infeed_queue", infeed_queue, IPUInfeedQueue, "an IPUInfeedQueue")
     stages = read_stages(computational_stages)
     count = read_number(COUNT, gradient_accumulation_count)

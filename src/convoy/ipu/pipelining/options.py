@@ -120,10 +120,10 @@ class OptimizerFunctionOutput:
     def __post_init__(self) -> None:
         kinds = (keras.optimizers.Optimizer, IpuOptimizer)
         if not isinstance(self.opt, kinds):
-            raise TypeError(f"opt is {type(self.opt).__name__}, not an optimizer.")
+            raise TypeError(f"opt is of type {type(self.opt).__name__}. Pass an optimizer.")
         given = [n for n, value in vars(self).items() if n not in ("opt", "loss") and value]
         if given:
-            raise NotImplementedError(f"OptimizerFunctionOutput does not take {given[0]}.")
+            raise NotImplementedError(f"{given[0]} is not supported. Leave it out.")
 
 
 def check_minimised(returned: PyTree) -> OptimizerFunctionOutput:
@@ -136,7 +136,7 @@ def check_minimised(returned: PyTree) -> OptimizerFunctionOutput:
     expected = "an OptimizerFunctionOutput"
     check_returned("optimizer_function", returned, OptimizerFunctionOutput, expected)
     if gradient_options(returned.opt).accumulation is not None:
-        raise ValueError("The optimizer accumulates gradients, and so does the pipeline.")
+        raise ValueError("The pipeline accumulates gradients. Pass an optimizer that does not.")
     return returned
 
 
@@ -208,14 +208,14 @@ class PipelineOptions:
         shared = mapping is not None and len(set(mapping)) < len(mapping)
         if training and shared and self.schedule == PipelineSchedule.Interleaved:
             raise NotImplementedError(
-                f"device_mapping={mapping} has several stages on a device, which the Interleaved "
-                "schedule does not train. Use Grouped or Sequential."
+                f"device_mapping={mapping} has several stages on a device, with which the "
+                "Interleaved schedule cannot train. Use Grouped or Sequential."
             )
         mode = self.recomputation_mode
         recomputes = training and config.allow_recompute
         if recomputes and _UNSUPPORTED_RECOMPUTATION.get(mode) == self.schedule:
             raise NotImplementedError(
-                f"The {self.schedule.name} schedule does not recompute by {mode.name}. Use "
+                f"The {self.schedule.name} schedule does not support {mode.name}. Use "
                 "RecomputationMode.Auto."
             )
 
@@ -255,10 +255,10 @@ def read(
         if name in _REFUSED:
             raise ValueError(f"{where}() does not take {name!r}. {_REFUSED[name]}.")
         if name not in NAMES:
-            raise TypeError(f"{where}() has no argument {name!r}.")
+            raise TypeError(f"{where}() does not take {name!r}. It takes {', '.join(NAMES)}.")
     is_list = isinstance(device_mapping, list)
     if device_mapping is not None and not (is_list and all(type(d) is int for d in device_mapping)):
-        raise ValueError(f"device_mapping={device_mapping!r} is not a list of ints.")
+        raise ValueError(f"device_mapping={device_mapping!r} is not a list of ints. Pass one.")
     for name in _STAGE_OPTIONS:
         checks.instance(name, options.get(name), (list, tuple), "a list of PipelineStageOptions")
         for entry in options.get(name) or ():

@@ -108,9 +108,7 @@ class Outfeed:
                 )
             listed = [x for x, left_out in zip(listed, self.mask, strict=True) if not left_out]
         if listed and self.queue is None:
-            raise ValueError(
-                f"The last stage returns {len(listed)} outputs, but there is no queue."
-            )
+            raise ValueError(f"The last stage has {len(listed)} outputs. Pass an outfeed_queue.")
         if training or (self.accumulate and not isinstance(outputs, dict)):
             return listed
         return list(outputs) if isinstance(outputs, tuple) else outputs

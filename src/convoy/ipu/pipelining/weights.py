@@ -1,8 +1,8 @@
-"""Networks of earlier calls of `pipeline`, whose weights later calls continue with.
+"""Networks of earlier calls of `pipeline`, so that later calls continue with their weights.
 
-A graph of TensorFlow is built once and run many times. Here functions are called many times, so the
-networks that they have built are kept with them: with the functions of the stages, or with the
-function that makes the stages each time, if `ipu_compiler.compile` or a strategy runs it.
+TensorFlow builds a graph once and runs it many times. Here, functions are called many times, so the
+networks are stored with them: with the functions of the stages, or with the function that makes the
+stages each time, if `ipu_compiler.compile` or a strategy runs it.
 """
 
 from collections.abc import Callable, Hashable
@@ -19,7 +19,7 @@ from convoy.ipu.program import Host
 
 _ATTRIBUTE = "_convoy_pipelines"
 _made_by: WeakKeyDictionary[CodeType, set[int]] = WeakKeyDictionary()
-"""Identities of the weights of the pipeline whose first stage last had some code."""
+"""By the code of a first stage: identities of the weights of the pipeline last built with it."""
 
 
 class Networks:
@@ -95,7 +95,7 @@ def _copy(source: keras.Model, target: keras.Model) -> None:
     if shapes[0] != shapes[1]:
         raise ValueError(
             f"The stages have made weights of the shapes {shapes[1]}, but {shapes[0]} before. Make "
-            "the layers outside of them, so that they are the same."
+            "the layers outside of the stages, so that all calls use the same layers."
         )
     for old, new in pairs:
         if old is not new:
