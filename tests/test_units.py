@@ -51,7 +51,7 @@ def test_other_words_are_refused_with_an_example(parse, word):
 
 @pytest.mark.parametrize("word", ["8", "1.5", "16e9"])
 def test_a_size_needs_a_unit(word):
-    with pytest.raises(ValueError, match=f"{word} has no unit; write {word}GB"):
+    with pytest.raises(ValueError, match=rf"{word} has no unit\. Pass for example {word}GB"):
         parse_bytes(word)
 
 

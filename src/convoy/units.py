@@ -85,35 +85,35 @@ def format_table(
 def parse_bytes(text: str) -> float:
     """Parse a size: `8GB`, `512MiB`, `1e9B`."""
     if re.fullmatch(r"[\d.]+(e[+-]?\d+)?", text.strip(), re.IGNORECASE):
-        raise ValueError(f"{text} has no unit; write {text}GB")
-    return _parse(text, r"(i?)(?:b)?", "a size such as 8GB or 512MiB")
+        raise ValueError(f"{text} has no unit. Pass for example {text}GB.")
+    return _parse(text, r"(i?)(?:b)?", "a size", "8GB or 512MiB")
 
 
 def parse_bytes_per_second(text: str) -> float:
     """Parse a rate: `50GB/s`, `25Gbit/s`."""
     bits = re.fullmatch(r"(.*)bit(/s)?", text.strip(), re.IGNORECASE)
-    number = _parse(bits[1] if bits else text, r"(i?)(?:b)?(?:/s)?", "a speed such as 50GB/s")
+    number = _parse(bits[1] if bits else text, r"(i?)(?:b)?(?:/s)?", "a speed", "50GB/s")
     return number / 8 if bits else number
 
 
 def parse_flops(text: str) -> float:
     """Parse floating-point operations per second: `300GFLOPS`, `100T`."""
-    return _parse(text, r"()(?:flop(?:/?s)?)?", "a speed such as 300GFLOPS")
+    return _parse(text, r"()(?:flop(?:/?s)?)?", "a speed", "300GFLOPS")
 
 
 def parse_seconds(text: str) -> float:
     """Parse a duration: `20us`, `0.5ms`, `1s`."""
     found = re.fullmatch(r"([\d.]+(?:e-?\d+)?) ?(us|ms|s)", text.strip(), re.IGNORECASE)
     if not found:
-        raise ValueError(f"{text!r} is not a time such as 20us")
+        raise ValueError(f"{text!r} is not a time. Pass for example 20us.")
     return float(found[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[found[2].lower()]
 
 
-def _parse(text: str, unit: str, expected: str) -> float:
+def _parse(text: str, unit: str, expected: str, example: str) -> float:
     pattern = rf"(\d+\.?\d*(?:e[+-]?\d+)?) ?([kmgtp]?){unit}"
     found = re.fullmatch(pattern, text.strip(), re.IGNORECASE)
     if not found or not float(found[1]):
-        raise ValueError(f"{text!r} is not {expected}")
+        raise ValueError(f"{text!r} is not {expected}. Pass for example {example}.")
     prefix = found[2].lower()
     scale = 1024.0 ** list(_PREFIXES).index(prefix) if found[3] else _PREFIXES[prefix]
     return float(found[1]) * scale

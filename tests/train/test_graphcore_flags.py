@@ -22,10 +22,13 @@ def test_each_option_beyond_those_of_convoy_train_has_a_reason_why_it_has_no_eff
     ("values", "message"),
     [
         ({"fused_preprocessing": True}, "Pass --accelerator-side-preprocess"),
-        ({"available_memory_proportion": [1.0, 2.0]}, "takes one value"),
+        (
+            {"available_memory_proportion": [1.0, 2.0]},
+            "has 2 values, but the number of stages is 1. Pass one value",
+        ),
         (
             {"available_memory_proportion": [1.0] * 3, "pipeline_splits": ["a"]},
-            "has 3 values, but 2 stages take 1 or 4",
+            "has 3 values, but the number of stages is 2. Pass one value, or two for each",
         ),
     ],
 )

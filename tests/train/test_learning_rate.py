@@ -187,7 +187,7 @@ def test_schedules_in_files_of_earlier_versions_have_the_same_values(name, confi
         ("stepped", {"boundaries": [1], "values": [1.0]}, {}, "1 boundaries need 2 values"),
         ("cosine", RATE | {"epochs_to_total_decay": 0}, {}, "less than one of the 10"),
         ("const", RATE, {"warm_up": {"warmup_mode": "shift"}}, "warmup_epochs is missing"),
-        ("const", RATE, {"warm_up": {"warmup_mode": "hot", "warmup_epochs": 1}}, "neither shift"),
+        ("const", RATE, {"warm_up": {"warmup_mode": "hot", "warmup_epochs": 1}}, "shift or mask"),
     ],
 )
 def test_what_cannot_be_made_is_refused(name, params, settings, message):

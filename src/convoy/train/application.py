@@ -19,6 +19,7 @@ from convoy.train import resume
 from convoy.train.experiment_trackers import check_installed, open_trackers
 from convoy.train.flags import Options
 from convoy.train.input import Images, open_images
+from convoy.train.messages import notify
 from convoy.train.metrics import MetricsRow
 from convoy.train.mistakes import write_classification
 from convoy.train.progress_callback import ProgressCallback
@@ -167,7 +168,7 @@ class Application:
             self.settings = make_run_settings(self._given_options, images.train_samples)
         notes = resume.differences(self.settings.options, self.folder)
         for note in (*self.settings.notes, *notes):
-            _warn(note)
+            notify(note)
         training = validation = None
         if options.training:
             if options.pipeline_splits[:1] == [AUTO]:
@@ -189,11 +190,11 @@ class Application:
                 self.folder.remove_checkpoints()
             return rows
         if self.given_checkpoints is not None:
-            _warn(f"{options.checkpoint_input_dir} has no checkpoint.")
+            notify(f"{options.checkpoint_input_dir} has no checkpoint.")
         if training is None:
-            _warn("No checkpoints and no training: the weights are random.")
+            notify("No checkpoints and no training: the weights are random.")
             return [validation.of_weights(None, 0.0, log)]
-        _warn("No checkpoints to evaluate, evaluating final training weights.")
+        notify("No checkpoints to evaluate, evaluating final training weights.")
         weights = [value.numpy() for value in training.model.weights]
         return [validation.of_weights(weights, float(options.num_epochs), log)]
 
@@ -239,7 +240,3 @@ class Application:
             summary.append(("curves", curves))
         for name, value in summary:
             self.output.line(f"{name:<18} {value}")
-
-
-def _warn(text: str) -> None:
-    print(f"convoy train: {text}", file=sys.stderr)

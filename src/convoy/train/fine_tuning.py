@@ -37,8 +37,8 @@ def load_initial_weights(model: keras.Model, path: Path) -> str:
             _load(model, path)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"--weights {path} cannot be read: {first_line(error)} Pass a .keras, .weights.h5 or "
-            ".h5 file."
+            f"--weights {path} cannot be read: {first_line(error).rstrip('.')}. Pass a .keras, "
+            ".weights.h5 or .h5 file."
         ) from None
     kept = [
         layer.name
@@ -46,7 +46,10 @@ def load_initial_weights(model: keras.Model, path: Path) -> str:
         if all(map(np.array_equal, layer.get_weights(), weights))
     ]
     if len(kept) == len(layers):
-        raise ValueError(f"--weights {path} has no weights for the layers of {model.name}.")
+        raise ValueError(
+            f"--weights {path} has no weights for the layers of {model.name}. Pass the weights of "
+            "a network with layers of the same shapes."
+        )
     loaded = f"{len(layers) - len(kept)} of {len(layers)} layers have the weights of {path}"
     return f"{loaded}; random: {', '.join(kept)}" if kept else loaded
 

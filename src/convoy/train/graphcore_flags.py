@@ -65,13 +65,9 @@ class GraphcoreOptions(Options):
                 "--fused-preprocessing needs images that the host has not normalised. Pass "
                 "--accelerator-side-preprocess too."
             )
-        stages, memory = count_stages(self.pipeline_splits), self.available_memory_proportion
-        if len(memory) > 1 and stages == 1:
+        stages, given = count_stages(self.pipeline_splits), len(self.available_memory_proportion)
+        if given > 1 and (stages == 1 or given != 2 * stages):
             raise ValueError(
-                "--available-memory-proportion: a model without stages takes one value."
-            )
-        if len(memory) > 1 and len(memory) != 2 * stages:
-            raise ValueError(
-                f"--available-memory-proportion has {len(memory)} values, but {stages} stages take "
-                f"1 or {2 * stages}."
+                f"--available-memory-proportion has {given} values, but the number of stages is "
+                f"{stages}. Pass one value, or two for each of several stages."
             )

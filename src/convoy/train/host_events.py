@@ -88,14 +88,14 @@ def make_host_events(options: Options, updates: int) -> HostEvents:
         )
     warnings: list[str] = []
     total = updates * epochs
-    per_log = _interval("logs", logs, updates, epochs, warnings)
+    per_log = _interval("Logs", logs, updates, epochs, warnings)
     phase = round(options.first_ckpt_epoch * updates)
     if checkpoints is None:
         per_checkpoint = updates if 0 < per_log <= updates else per_log or total
         per_call = math.gcd(per_log, phase)
     else:
         left = int(epochs - options.first_ckpt_epoch)
-        per_checkpoint = _interval("checkpoints", checkpoints, updates, left, warnings)
+        per_checkpoint = _interval("Checkpoints", checkpoints, updates, left, warnings)
         per_call = math.gcd(per_log, per_checkpoint, phase if per_checkpoint else 0)
     if not per_call:
         per_call = total
@@ -111,7 +111,8 @@ def make_host_events(options: Options, updates: int) -> HostEvents:
     first = phase or per_checkpoint
     if per_checkpoint and first > total:
         warnings.append(
-            f"The first checkpoint would come after update {first}, but {total} is the last."
+            f"The first checkpoint would come after update {first}, but {total} is the last. Pass "
+            "a lower --first-ckpt-epoch."
         )
     return HostEvents(updates, epochs, per_log, per_checkpoint, first, per_call, tuple(warnings))
 
@@ -121,14 +122,13 @@ def _interval(
 ) -> int:
     if not frequency or epochs < 1:
         return 0
-    total, wanted = updates, int(frequency)
-    if frequency < 1:
-        total, wanted = updates * epochs, int(frequency * epochs)
-    found = closest_divisor(total, wanted)
-    if found != (frequency if frequency >= 1 else frequency * epochs):
-        real = Fraction(found, 1 if frequency >= 1 else epochs)
+    # Events that come less than once per epoch divide the whole run.
+    period = 1 if frequency >= 1 else epochs
+    wanted = frequency * period
+    found = closest_divisor(updates * period, int(wanted))
+    if found != wanted:
         warnings.append(
-            f"{events.capitalize()} cannot come {frequency} times per epoch of {updates} weight "
-            f"updates; the closest possible is {real} times."
+            f"{events} cannot come {frequency} times per epoch of {updates} weight updates; the "
+            f"closest possible is {Fraction(found, period)} times."
         )
-    return total // found
+    return updates * period // found

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from convoy.data.image_batches import BatchRequest, ImageBatches, ImageBatchJob
 from convoy.data.image_files import ImageFiles, find_images
 from convoy.data.image_folder import FOLDER, find_image_folder
 from convoy.train.flags import Options
+from convoy.train.messages import notify
 from convoy.train.run_settings import RunSettings
 
 # Maximum number of images that are passed to `adapt` of layers.
@@ -87,12 +87,11 @@ def training_input(settings: RunSettings, images: Images) -> Iterator[dict[str, 
     options, batch, events = settings.options, settings.batch, settings.events
     augments = options.augment and options.synthetic_data is None
     flips_at_random = (
-        options.augment and options.flip == "random" and not options.accelerator_side_preprocess
+        augments and options.flip == "random" and not options.accelerator_side_preprocess
     )
+    # Images in files are flipped when they are decoded.
     transformation = _augmentation(
-        settings,
-        # Images in files are flipped when they are decoded.
-        flip=augments and flips_at_random and isinstance(images.train, tuple),
+        settings, flip=flips_at_random and isinstance(images.train, tuple)
     )
     order = Order(
         images.train_samples,
@@ -206,17 +205,15 @@ def _image_batches(
     """Yield batches that worker processes decode, and print how many images were damaged."""
     cores, limit = len(os.sched_getaffinity(0)), settings.options.pipeline_num_parallel
     workers = cores if limit is None else min(limit, cores)
-    batches = ImageBatches(job, order, num_batches, workers, _print_skipped, flips)
+    batches = ImageBatches(
+        job, order, num_batches, workers, lambda name: notify(f"skipped {name}"), flips
+    )
     try:
         yield batches
     finally:
         batches.close()
         if batches.damaged:
-            print(
-                f"convoy train: {len(batches.damaged)} damaged images were skipped; others took "
-                "their places.",
-                file=sys.stderr,
-            )
+            notify(f"{len(batches.damaged)} damaged images were skipped; others took their places.")
 
 
 def _output(settings: RunSettings) -> Output:
@@ -227,10 +224,6 @@ def _output(settings: RunSettings) -> Output:
     if options.eight_bit_transfer:
         return "bytes"
     return "numbers" if options.accelerator_side_preprocess else "normalised"
-
-
-def _print_skipped(name: str) -> None:
-    print(f"convoy train: skipped {name}", file=sys.stderr)
 
 
 def _placeholders(info: DatasetInfo, size: int, rng: np.random.Generator) -> Split:

@@ -154,7 +154,7 @@ def _warm_up(options: Options) -> tuple[str, float] | None:
     check_keys("--lr-warmup-params", params, needed, set(needed))
     mode = params["warmup_mode"]
     if mode not in _WARM_UPS:
-        raise ValueError(f"--lr-warmup-params: warmup_mode {mode!r} is neither shift nor mask.")
+        raise ValueError(f"--lr-warmup-params: warmup_mode {mode!r}: pass shift or mask.")
     return mode, params["warmup_epochs"]
 
 
@@ -164,7 +164,8 @@ def check_keys(
     """Raise an error if a parameter is missing or unknown."""
     if missing := [key for key in needed if key not in params]:
         raise ValueError(
-            f"{flag} has {', '.join(params) or 'nothing'}, but {', '.join(missing)} is missing."
+            f"{flag} has {', '.join(params) or 'nothing'}, but {', '.join(missing)} is missing. "
+            "Add it."
         )
     if extra := sorted(set(params) - known):
         raise ValueError(

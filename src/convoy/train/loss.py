@@ -50,7 +50,7 @@ def make_loss(smoothing: float | None, *, probabilities: bool) -> keras.losses.L
         ValueError: if `smoothing` is not from 0 to 1.
     """
     if smoothing is not None and not 0 <= smoothing <= 1:
-        raise ValueError(f"--label-smoothing {smoothing} is not from 0 to 1.")
+        raise ValueError(f"--label-smoothing {smoothing}: pass a number from 0 to 1.")
     if probabilities:
         return keras.losses.CategoricalCrossentropy(label_smoothing=smoothing or 0.0)
     if smoothing:

@@ -4,7 +4,6 @@ import contextlib
 import os
 import random
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +13,7 @@ import jax
 from convoy import distributed
 from convoy.progress_bar import Output
 from convoy.train.flags import Options
+from convoy.train.messages import notify
 from convoy.train.run_folder import default_folder
 from convoy.train.run_settings import stages_and_devices
 
@@ -58,10 +58,9 @@ def _common_options(options: Options) -> Options:
     _, devices_per_replica = stages_and_devices(options)
     replicas = len(jax.devices()) // devices_per_replica
     if replicas != options.num_replicas and distributed.is_first():
-        print(
-            f"convoy train: --num-replicas {options.num_replicas} is overridden by the "
-            f"{replicas} replicas that were launched.",
-            file=sys.stderr,
+        notify(
+            f"--num-replicas {options.num_replicas} is overridden by the {replicas} replicas that "
+            "were launched."
         )
     seed = options.seed
     if seed is None:

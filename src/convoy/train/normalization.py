@@ -30,11 +30,16 @@ def check_norm_layer(norm_layer: Mapping[str, Any]) -> None:
             '\'{"name": "batch_norm"}\'.'
         )
     if extra := set(norm_layer) - KINDS[name]:
-        raise ValueError(f"--norm-layer: {name} has no parameter {', '.join(sorted(extra))}.")
+        raise ValueError(
+            f"--norm-layer: {name} has no parameter {', '.join(sorted(extra))}. It has "
+            f"{', '.join(sorted(KINDS[name]))}."
+        )
     if name == "custom_batch_norm" and "momentum" not in norm_layer:
         raise ValueError("--norm-layer: custom_batch_norm needs a momentum, such as 0.97.")
     if name == "group_norm" and len(norm_layer) != 2:
-        raise ValueError("--norm-layer: group_norm needs num_groups or channels_per_group.")
+        raise ValueError(
+            "--norm-layer: group_norm needs one of num_groups and channels_per_group. Pass one."
+        )
 
 
 def norm_replacement(norm_layer: Mapping[str, Any], micro_batches: int) -> Replace | None:

@@ -82,7 +82,8 @@ class ProgressCallback(keras.callbacks.Callback):
         row = self._make_row(batch + 1, logs or {})
         if options.fp_exceptions and not math.isfinite(row.loss):
             raise FloatingPointError(
-                f"--fp-exceptions: the loss is {row.loss} after {row.update} weight updates."
+                f"--fp-exceptions: the loss is {row.loss} after {row.update} weight updates. Pass "
+                "a lower learning rate, or check the data."
             )
         self.calls.append(row)
         self._since_log.append(row)

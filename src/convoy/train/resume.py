@@ -33,7 +33,10 @@ def check_resumable(options: Options) -> None:
     if options.resume and options.output_dir is None:
         raise ValueError("--resume continues the run in a folder. Pass --output-dir too.")
     if options.resume and options.state_every == NEVER:
-        raise ValueError("--resume needs a saved state, but --state-every never saves none.")
+        raise ValueError(
+            "--resume needs a saved state, but --state-every never saves none. Leave one of them "
+            "out."
+        )
 
 
 def check_folder(options: Options, folder: RunFolder) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -13,6 +12,7 @@ import yaml
 from convoy.atomic_file import atomic_write
 from convoy.data.event_file import EventFile
 from convoy.engine.observer import pause
+from convoy.train.messages import notify
 from convoy.train.metrics import MetricsFile, MetricsRow
 
 ENDING = ".weights.h5"
@@ -142,7 +142,7 @@ class RunFolder:
 
     def _fail(self, message: str) -> None:
         self.failures.append(message)
-        print(f"convoy train: {message}", file=sys.stderr)
+        notify(message)
 
     def remove_checkpoints(self) -> None:
         """Delete the checkpoints of this run, and their folder if it is empty then."""
@@ -186,7 +186,8 @@ def epoch_of(checkpoint: Path) -> float:
     match = _NAME.fullmatch(checkpoint.name)
     if match is None:
         raise ValueError(
-            f"{checkpoint} does not have its epoch in its name, such as epoch_1.0{ENDING}."
+            f"{checkpoint} does not have its epoch in its name. Rename it, for example to "
+            f"epoch_1.0{ENDING}."
         )
     return float(match[1])
 

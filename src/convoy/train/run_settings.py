@@ -149,7 +149,9 @@ def check_options(options: Options) -> None:
             f"--checkpoints False writes none, but --ckpts-per-epoch is {options.ckpts_per_epoch}. "
             "Pass one of them."
         )
-    if options.ckpt_all_instances and not _writes_checkpoints(options):
+    if options.ckpt_all_instances and (
+        options.checkpoints is False or options.ckpts_per_epoch == 0
+    ):
         raise ValueError("--ckpt-all-instances: the run writes no checkpoints. Leave it out.")
     if unknown := sorted({*(options.wandb_params or {})} - {*WANDB_PARAMS}):
         raise ValueError(
@@ -157,10 +159,6 @@ def check_options(options: Options) -> None:
         )
     check_norm_layer(options.norm_layer)
     _check_preprocessing(options)
-
-
-def _writes_checkpoints(options: Options) -> bool:
-    return options.checkpoints is not False and options.ckpts_per_epoch != 0
 
 
 def _check_preprocessing(options: Options) -> None:
@@ -201,11 +199,10 @@ def dataset_info(options: Options, *, count: bool = True) -> DatasetInfo:
         info = replace(info, crop_padding=padding)
     if options.normalisation is None:
         return info
-    channels = info.shape[-1]
-    if channels != len(CHANNELS.get(options.normalisation, ((0,) * channels,))[0]):
+    if options.normalisation in CHANNELS and info.shape[-1] != 3:
         raise ValueError(
             f"--normalisation {options.normalisation} is for images of 3 channels, but those of "
-            f"{info.name} have {channels}."
+            f"{info.name} have {info.shape[-1]}. Pass scale or standardise."
         )
     return replace(info, normalisation=options.normalisation)
 
@@ -252,7 +249,8 @@ def stages_and_devices(options: Options) -> tuple[int, int]:
         return stages, stages
     if len(mapping) != stages:
         raise ValueError(
-            f"--device-mapping has {len(mapping)} devices, but there are {stages} stages."
+            f"--device-mapping has {len(mapping)} devices, but there are {stages} stages. Pass one "
+            "device for each."
         )
     if set(mapping) != set(range(max(mapping) + 1)):
         raise ValueError(
@@ -267,7 +265,7 @@ def _check_devices(options: Options, stages: int, width: int) -> None:
     if group > 1 and width > 1:
         raise ValueError(
             f"--batch-norm-group {group} needs replicas of one device, but {stages} stages "
-            f"take {width}."
+            f"take {width}. Leave one of the flags out."
         )
     if options.shard and width > 1:
         raise ValueError(
@@ -276,7 +274,8 @@ def _check_devices(options: Options, stages: int, width: int) -> None:
         )
     if options.num_replicas % group:
         raise ValueError(
-            f"--batch-norm-group {group} does not divide {options.num_replicas} replicas."
+            f"--batch-norm-group {group} does not divide {options.num_replicas} replicas. Pass a "
+            "divisor."
         )
 
 

@@ -44,7 +44,10 @@ class Validation:
         self.images = images
         self.samples = images.test_samples
         if not self.samples:
-            raise ValueError(f"{settings.info.name} has no image to validate on.")
+            raise ValueError(
+                f"--dataset {settings.info.name} has no image to validate on. Pass --validation "
+                "False."
+            )
         options = settings.options
         with strategy.scope():
             self.network = make_network(
@@ -123,8 +126,10 @@ def load_checkpoint(model: keras.Model, path: Path) -> None:
             warnings.filterwarnings("ignore", message="Skipping variable loading for optimizer")
             model.load_weights(path)
     except (OSError, ValueError, KeyError) as error:
-        reason = first_line(error)
-        raise ValueError(f"{path} does not hold the weights of {model.name}: {reason}") from None
+        raise ValueError(
+            f"{path} does not hold the weights of {model.name}: {first_line(error).rstrip('.')}. "
+            "Pass a checkpoint of the same network."
+        ) from None
 
 
 def sweep_metrics(rows: Sequence[MetricsRow], target: float) -> dict[str, float]:

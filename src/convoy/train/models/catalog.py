@@ -55,11 +55,13 @@ def make_model(name: str, shape: tuple[int, int, int], classes: int) -> keras.Mo
         model = make(shape, classes)
     except ValueError as error:
         raise ValueError(
-            f"{name} cannot be made for images of shape {shape}: {_cause(error)} "
-            "Choose another --model or --dataset."
+            f"--model {name} cannot be made for images of shape {shape}: {_cause(error)} "
+            "Pass another --model or --dataset."
         ) from error
     if not isinstance(model, keras.Model):
-        raise ValueError(f"{name} returned {type(model).__name__}, not a keras.Model.")
+        raise ValueError(
+            f"--model {name} returned {type(model).__name__}, not a keras.Model. Return one."
+        )
     return model
 
 
@@ -90,14 +92,16 @@ def _from_module(name: str) -> MakeModel:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise ValueError(
-            f"--model {name}: {error} in this folder or among installed packages."
+            f"--model {name}: {error}. Pass a module in this folder, or an installed one."
         ) from None
     found = getattr(module, function, None)
     if found is None:
         near = suggestion(function, vars(module))
         raise ValueError(f"--model {name}: {module_name} has no {function!r}{near}")
     if not callable(found):
-        raise ValueError(f"--model {name}: {function!r} is not a function.")
+        raise ValueError(
+            f"--model {name}: {function!r} is not a function. Pass one that returns a keras.Model."
+        )
     return found
 
 
