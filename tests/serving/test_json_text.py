@@ -78,6 +78,13 @@ def test_lists_are_freed_in_steps(monkeypatch):
     assert value == {"a": [], "b": [], "c": "d"}
 
 
+def test_values_that_are_nested_too_deeply_are_left_to_python():
+    value = {}
+    for _ in range(10_000):
+        value = {"a": value}
+    json_text.free(value)
+
+
 def test_the_values_before_an_error_are_freed_in_steps(monkeypatch):
     freed, free = [], json_text.free
     monkeypatch.setattr(json_text, "free", lambda value: (freed.append(len(value)), free(value)))

@@ -126,7 +126,7 @@ def add_version(base: Path, version: int | None, fill: Callable[[Path], None]) -
         ArtifactError: if the version exists, or writing fails; no part of the version remains.
     """
     if version is not None and not 0 <= version <= MAX_VERSION:
-        raise ArtifactError(f"version={version} is not from 0 to {MAX_VERSION}.")
+        raise ArtifactError(f"version={version} is not from 0 to {MAX_VERSION}. Pass another.")
     try:
         with unfinished_folder(base) as unfinished:
             fill(unfinished)
@@ -203,7 +203,10 @@ def read(path: Path) -> Artifact:
         )
         for name, checksum in manifest["files"].items():
             if _checksum(path / name) != checksum:
-                raise ArtifactError(f"{path / name} is damaged: its checksum is wrong.")
+                raise ArtifactError(
+                    f"{path / name} is damaged: its checksum is wrong. Copy it again, or export "
+                    "the model again."
+                )
         programs = {
             int(size): _read_program(path, entry, manifest["files"])
             for size, entry in manifest["programs"].items()
@@ -239,7 +242,7 @@ def _check_file(path: Path, name: str) -> None:
     if Path(name).name != name or name in ("", ".", ".."):
         raise ArtifactError(f"{path / MANIFEST} is damaged: {name!r} is not the name of a file.")
     if not stat.S_ISREG((path / name).stat().st_mode):
-        raise ArtifactError(f"{path / name} is not a file.")
+        raise ArtifactError(f"{path / name} is not a file. Export the model again.")
 
 
 def _read_program(path: Path, entry: Json, files: Json) -> Program:
@@ -264,7 +267,10 @@ def _read_manifest(path: Path) -> Json:
             f"to version {VERSION}. Use a newer Convoy."
         )
     if found[1] >= 2 and manifest.pop(CHECKSUM, None) != _manifest_checksum(manifest):
-        raise ArtifactError(f"{path / MANIFEST} is damaged: its checksum is wrong.")
+        raise ArtifactError(
+            f"{path / MANIFEST} is damaged: its checksum is wrong. Copy it again, or export "
+            "the model again."
+        )
     return manifest
 
 

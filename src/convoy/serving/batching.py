@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 from convoy.configuration import Configuration, Count
 from convoy.serving.batch_sizes import BatchSizes
-from convoy.serving.errors import Code, ServingError, exhausted
+from convoy.serving.errors import Code, ServingError, describe_error, exhausted
 from convoy.serving.signature import Arrays
 
 Run = Callable[[Arrays], Arrays]
@@ -226,7 +226,7 @@ class Batcher:
         try:
             outputs = await loop.run_in_executor(self._threads, _compute, executor.run, size, batch)
         except Exception as error:  # The model's program can raise anything.
-            failure = ServingError(Code.INTERNAL, f"The model failed: {error}")
+            failure = ServingError(Code.INTERNAL, f"The model failed: {describe_error(error)}")
             for entry in batch:
                 if not entry.outputs.done():
                     entry.outputs.set_exception(failure)

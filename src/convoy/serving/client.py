@@ -258,7 +258,8 @@ class RestClient(Client):
             content = json.loads(text)
         except (OSError, http.client.HTTPException, ValueError) as error:
             connection.close()
-            raise RequestError(str(error)) from None
+            place = f"{address.host}:{address.port}"
+            raise RequestError(f"{place} gave no valid response: {describe_error(error)}") from None
         self._idle.append(connection)
         return response.status, content
 

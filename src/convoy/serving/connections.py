@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import re
 import resource
 import select
 import socket
@@ -21,6 +22,8 @@ from convoy.serving.credentials import Certificate
 from convoy.serving.http_service import error_response
 from convoy.serving.request_body import UNSUPPORTED_ENCODING
 
+# The beginning of a quotation in a message of aiohttp.
+_QUOTED = re.compile(r":? b?['\"]|\n")
 SO_ATTACH_FILTER = 26
 # Instructions of a packet filter: operation, jump if true, jump if false, operand. They drop the
 # first segment of a connection, which has the flag SYN in byte 13 of its header.
@@ -98,7 +101,8 @@ class _RequestHandler(RequestHandler):
         elif status == 500:
             text = "The server failed to handle the request."
         else:
-            reason = (message or "").partition("\n")[0].rstrip(":. ")
+            # aiohttp's messages end with the client's line, which can be long or hold a token.
+            reason = _QUOTED.split(message or "", maxsplit=1)[0].rstrip(":. ")
             text = f"Malformed request: {reason}."
         response = error_response(status, text)
         response.force_close()

@@ -1,7 +1,11 @@
 """Errors of requests and artifacts, with the codes that gRPC and TensorFlow Serving share."""
 
+import json
 from enum import IntEnum
 from typing import Self
+
+# Characters of a client's value that an error shows.
+MAX_SHOWN = 100
 
 
 class Code(IntEnum):
@@ -72,8 +76,39 @@ def not_found(message: str) -> ServingError:
     return ServingError(Code.NOT_FOUND, message)
 
 
+def deadline_exceeded(seconds: float) -> ServingError:
+    """Return the error of a request that did not end within the maximum time."""
+    return ServingError(
+        Code.DEADLINE_EXCEEDED,
+        f"The request took longer than {seconds:g} seconds. Send fewer samples, or start the "
+        "server with a larger --request-seconds.",
+    )
+
+
+def server_stops() -> ServingError:
+    """Return the error of a call that the server does not answer because it stops."""
+    return ServingError(Code.UNAVAILABLE, "The server stops. Send the request to another server.")
+
+
 class ArtifactError(ValueError):
     """A folder does not hold a servable model, or one cannot be written there."""
+
+
+def shorten(text: str) -> str:
+    """Return the beginning of a client's text, for an error."""
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
+
+
+def show(value: object) -> str:
+    """Return the beginning of a client's value, for an error: as JSON, or as a quoted string."""
+    if isinstance(value, str):
+        return repr(shorten(value))
+    text = ""
+    for part in json.JSONEncoder(default=str).iterencode(value):
+        text += part
+        if len(text) > MAX_SHOWN:
+            break
+    return shorten(text)
 
 
 def describe_error(error: BaseException) -> str:

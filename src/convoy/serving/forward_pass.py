@@ -46,7 +46,10 @@ class ForwardPass:
         shapes += input_shapes(input_specs(model), batch_size)
         trace = Trace.of(lambda *values: forward(values[:count], *values[count:]), shapes)
         if trace.has_effects:
-            raise ValueError(f"{model.name!r} has side effects, and cannot be served.")
+            raise ValueError(
+                f"{model.name!r} has side effects, such as printing, and cannot be served. Remove "
+                "the operations that have them."
+            )
         trace = rewrite(trace, trace.inputs[:count])
         weight_vars = trace.inputs[:count]
         self.trace = trace

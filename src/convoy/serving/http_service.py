@@ -15,7 +15,7 @@ import yaml
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 from convoy.serving.credentials import Token
-from convoy.serving.errors import Code, ServingError, describe_error
+from convoy.serving.errors import Code, ServingError, describe_error, shorten, show
 from convoy.serving.open_inference_rest import OpenInferenceApi
 from convoy.serving.service import Service
 from convoy.serving.tensorflow_rest import RestApi, status_json
@@ -100,9 +100,11 @@ class HttpService:
             return error_response(400, "The body of the request does not match its headers.")
         except web.HTTPException as error:
             status = UNKNOWN_PATH.get(request.path[:3], error.status)
-            return error_response(status, f"Malformed request: {request.method} {request.path}")
+            named = shorten(f"{request.method} {request.path}")
+            return error_response(status, f"Malformed request: {named}")
         except Exception as error:  # A client gets an answer in JSON, whatever happens.
-            logger.error("%s %s: %s", request.method, request.path, describe_error(error))
+            named = show(f"{request.method} {request.path}")
+            logger.error("%s: %s", named, describe_error(error))
             return error_response(500, "The server failed to handle the request.")
 
     async def _status(self, _: web.Request) -> web.Response:

@@ -122,13 +122,16 @@ def _open(data: bytes) -> Image:
     if max(width, height) > MAX_SIDE or width * height > MAX_PIXELS:
         raise too_large(
             f"The image has {width} x {height} pixels; at most {MAX_PIXELS} are read, and "
-            f"{MAX_SIDE} in a row or column."
+            f"{MAX_SIDE} in a row or column. Send a smaller image."
         )
     # In compressed data, each byte FF is followed by a zero, so the marker belongs to a scan or to
     # metadata.
     scans = data.count(b"\xff\xda") if data.startswith(b"\xff\xd8") else 0
     if scans > MAX_JPEG_SCANS:
-        raise too_large(f"The JPEG has {scans} scans; at most {MAX_JPEG_SCANS} are read.")
+        raise too_large(
+            f"The JPEG has {scans} scans; at most {MAX_JPEG_SCANS} are read. Save it as a baseline "
+            "JPEG."
+        )
     return opened
 
 

@@ -5,6 +5,7 @@ parses megabytes. `loads` calls it for parts of a text: for a short value, or fo
 in a list. Other threads run in between. The result is the same. `dumps` does this for writing.
 """
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -87,17 +88,19 @@ def free(value: Any) -> None:
 
     Python would free all numbers of a list at once, which takes 12 ms for a million.
     """
-    if isinstance(value, dict):
-        for entry in value.values():
-            free(entry)
-    elif isinstance(value, list):
-        while value:
-            last = value[-_FREED:]
-            for entry in last if isinstance(last[0], list | dict) else ():
-                if isinstance(entry, dict) or _size(entry) > _SMALL:
-                    free(entry)
-            del value[-_FREED:]
-            let_others_run()
+    # The parser may accept values that are nested more deeply than this function can call itself.
+    with contextlib.suppress(RecursionError):
+        if isinstance(value, dict):
+            for entry in value.values():
+                free(entry)
+        elif isinstance(value, list):
+            while value:
+                last = value[-_FREED:]
+                for entry in last if isinstance(last[0], list | dict) else ():
+                    if isinstance(entry, dict) or _size(entry) > _SMALL:
+                        free(entry)
+                del value[-_FREED:]
+                let_others_run()
 
 
 def empty(values: list[Any]) -> None:

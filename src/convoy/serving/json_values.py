@@ -2,13 +2,13 @@
 
 import base64
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
 import numpy as np
 from convoy.serving import admission, json_text
-from convoy.serving.errors import invalid
+from convoy.serving.errors import invalid, shorten, show
 from convoy.serving.gil import let_others_run
 from convoy.serving.images import decode_images
 from convoy.serving.signature import MAX_DIMENSIONS, Arrays, Signature, TensorSpec
@@ -26,8 +26,6 @@ _WRITTEN_VALUES = 1 << 8
 _LONG_BYTES = 1 << 16
 # Characters in base64 that are decoded at once, a multiple of four.
 _BASE64_CHARACTERS = 1 << 16
-# Characters of a value that an error shows.
-_SHOWN = 100
 _TYPE_NAMES = {str: "String", bool: "Bool", dict: "Object", type(None): "Null"}
 
 Json = Any
@@ -207,14 +205,23 @@ def _flatten(value: Json, spec: TensorSpec) -> tuple[list[list[Json]], list[int]
         if len(sizes) != 1:
             raise invalid(
                 f"input {spec.name!r} is not a list with the same size at every level: level "
-                f"{len(shape) + 1} has the sizes {sorted(sizes) or 'of lists and of values'}."
+                f"{len(shape) + 1} has {_described_sizes(sizes)}."
             )
         shape.append(sizes.pop())
         if len(shape) > MAX_DIMENSIONS or not shape[-1]:
-            raise invalid(f"input {spec.name!r} has the shape {shape}.")
+            raise invalid(
+                f"input {spec.name!r} has the shape {shape}; expected at most {MAX_DIMENSIONS} "
+                "dimensions, none of them empty."
+            )
         outer, rows = rows, [row for values in _steps(rows) for row in values]
         json_text.empty(outer)
     return rows, shape, kinds
+
+
+def _described_sizes(sizes: set[int]) -> str:
+    if not sizes:
+        return "lists and values"
+    return f"lists of {min(sizes)} to {max(sizes)} entries"
 
 
 def _steps(rows: list[list[Json]]) -> Iterator[list[Json]]:
@@ -346,16 +353,5 @@ def _from_feature(value: Json, spec: TensorSpec) -> np.ndarray | bytes:
 
 
 def _shown(value: Json) -> str:
-    """Return the beginning of a value's text."""
-    if not isinstance(value, Mapping | list):
-        return _shortened(str(value))
-    text = ""
-    for part in json.JSONEncoder(default=str).iterencode(value):
-        text += part
-        if len(text) > _SHOWN:
-            break
-    return _shortened(text)
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+    """Return the beginning of a value as TensorFlow Serving shows it, without quotes."""
+    return show(value) if isinstance(value, dict | list) else shorten(str(value))

@@ -24,6 +24,7 @@ from convoy.serving.client import (
     Client,
     RequestError,
 )
+from convoy.serving.errors import describe_error
 from convoy.serving.signature import TensorSpec
 
 # Time for the other processes to be ready; each may wait for the server to load the model.
@@ -244,7 +245,10 @@ def _collect(
                 else:
                     results[index] = result
             elif not process.is_alive() and not receiver.poll():
-                raise RequestError(f"A client process ended with status {process.exitcode}.")
+                raise RequestError(
+                    f"A client process ended with status {process.exitcode}. Its errors are above; "
+                    "it may have been killed for lack of memory."
+                )
     if aborted:
         raise RequestError(aborted)
     notify()
@@ -273,7 +277,7 @@ def _work(
     except threading.BrokenBarrierError:
         sender.send(_Aborted(f"Not all processes were ready within {BARRIER_SECONDS:g} seconds."))
     except Exception as error:  # The main process raises it.
-        sender.send(str(error) if isinstance(error, RequestError) else repr(error))
+        sender.send(str(error) if isinstance(error, RequestError) else describe_error(error))
         barrier.abort()
 
 

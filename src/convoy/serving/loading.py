@@ -77,7 +77,10 @@ class Loader:
                     await self._trials.run(path)
                 return await run_in_daemon(lambda: Servable(path))
         except TimeoutError:
-            raise ArtifactError(f"{path} was not loaded in {self._seconds:g} seconds.") from None
+            raise ArtifactError(
+                f"{path} was not loaded in {self._seconds:g} seconds. If it needs more, start the "
+                "server with a larger --load-seconds."
+            ) from None
 
     async def close(self) -> None:
         """End the processes that try versions."""

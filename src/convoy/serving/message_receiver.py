@@ -19,7 +19,13 @@ from typing import Any
 
 import grpc
 from convoy.serving.admission import RETRY_SECONDS, Admission
-from convoy.serving.errors import Code, ServingError, exhausted, invalid
+from convoy.serving.errors import (
+    ServingError,
+    deadline_exceeded,
+    exhausted,
+    invalid,
+    server_stops,
+)
 
 Abort = Callable[[Any, ServingError], Awaitable[None]]
 
@@ -67,13 +73,11 @@ class MessageReceiver:
             AbortError: if the call was rejected in the meantime; the client already has the status.
         """
         if self._is_stopping:
-            raise ServingError(Code.UNAVAILABLE, "The server stops.")
+            raise server_stops()
         while len(self._receives) >= self._admission.max_receives:
             await self._ending().ended.wait()
         received = _Receive(context)
-        late = ServingError(
-            Code.DEADLINE_EXCEEDED, f"The request took longer than {self._seconds:g} seconds."
-        )
+        late = deadline_exceeded(self._seconds)
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self._seconds, self._abort, received, late)
         self._receives[received] = None
@@ -85,7 +89,7 @@ class MessageReceiver:
             del self._receives[received]
             received.ended.set()
         if message is grpc.aio.EOF:
-            raise invalid("The call has no message.")
+            raise invalid("The call has no message; expected one.")
         data: bytes = message
         return data
 
@@ -99,7 +103,7 @@ class MessageReceiver:
     def give_all_up(self) -> None:
         """End the calls whose message has not arrived."""
         for received in list(self._receives):
-            self._abort(received, ServingError(Code.UNAVAILABLE, "The server stops."))
+            self._abort(received, server_stops())
 
     def _ending(self) -> _Receive:
         """Return a receive that is being rejected.

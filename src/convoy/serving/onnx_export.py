@@ -34,7 +34,9 @@ def write_onnx(model: keras.Model, signature: Signature, folder: Path) -> None:
     try:
         onnx.save(_convert_model((one, other), signature), folder / FILE)
     except UnsupportedOperationError as error:
-        raise ArtifactError(f"{model.name!r} cannot be exported as ONNX: {error}.") from None
+        raise ArtifactError(
+            f"{model.name!r} cannot be exported as ONNX: {error}. Pass another format."
+        ) from None
 
 
 def _convert_model(
@@ -49,7 +51,7 @@ def _convert_model(
             continue
         name = one.primitive.name
         if name not in OPERATIONS:
-            raise UnsupportedOperationError(f"there is no conversion of the operation {name!r}")
+            raise UnsupportedOperationError(f"the operation {name!r} cannot be converted")
         OPERATIONS[name](graph, step)
     return graph.model()
 
@@ -73,7 +75,7 @@ def _reduce(name: str) -> Operation:
 
 def _reshape(graph: Graph, step: Step) -> None:
     if step.parameters.get("dimensions") is not None:
-        raise UnsupportedOperationError("a reshape that reorders elements")
+        raise UnsupportedOperationError("a reshape that reorders elements cannot be converted")
     graph.add("Reshape", step.inputs[0], graph.shape(step.result_shapes), result=step.result)
 
 
@@ -108,14 +110,14 @@ def _concatenate(graph: Graph, step: Step) -> None:
 def _pad(graph: Graph, step: Step) -> None:
     ends = step.parameters["padding_config"]
     if any(low < 0 or high < 0 or inner for low, high, inner in ends):
-        raise UnsupportedOperationError("negative or interior padding")
+        raise UnsupportedOperationError("negative or interior padding cannot be converted")
     pads = np.array([low for low, _, _ in ends] + [high for _, high, _ in ends], np.int64)
     graph.add("Pad", step.inputs[0], graph.constant(pads), step.inputs[1], result=step.result)
 
 
 def _slice(graph: Graph, step: Step) -> None:
     if step.has_batch_parameters:
-        raise UnsupportedOperationError("a slice of the batch")
+        raise UnsupportedOperationError("a slice of the batch cannot be converted")
     starts, limits = step.parameters["start_indices"], step.parameters["limit_indices"]
     strides = step.parameters["strides"] or [1] * len(starts)
     values = [starts, limits, range(len(starts)), strides]
@@ -126,7 +128,7 @@ def _slice(graph: Graph, step: Step) -> None:
 def _select(graph: Graph, step: Step) -> None:
     which, when_false, when_true = step.inputs
     if len(step.atoms) != 3 or array_type(step.atoms[0]).dtype != jnp.bool_:
-        raise UnsupportedOperationError("a select with more than two cases")
+        raise UnsupportedOperationError("a select with more than two cases cannot be converted")
     graph.add("Where", which, when_true, when_false, result=step.result)
 
 
@@ -176,7 +178,7 @@ def _convolution(graph: Graph, step: Step) -> None:
     parameters = step.parameters
     lhs, rhs, out = parameters["dimension_numbers"]
     if set(parameters["lhs_dilation"]) - {1} or parameters["batch_group_count"] != 1:
-        raise UnsupportedOperationError("a transposed convolution")
+        raise UnsupportedOperationError("a transposed convolution cannot be converted")
     source = _transposed(graph, graph.name(step.atoms[0]), lhs)
     weights = graph.value(step.atoms[1])
     if weights is None:
@@ -203,7 +205,9 @@ def _pool(name: str) -> Operation:
         dilations = [*parameters["base_dilation"], *parameters["window_dilation"]]
         axes = [axis for axis in range(len(window)) if axis not in (0, _channels(window))]
         if set(dilations) - {1} or window[0] != 1 or window[_channels(window)] != 1:
-            raise UnsupportedOperationError("a pooling over samples or channels, or with dilation")
+            raise UnsupportedOperationError(
+                "a dilated pooling, or one over samples or channels, cannot be converted"
+            )
         order = [0, _channels(window), *axes]
         ends = parameters["padding"]
         settings: dict[str, Any] = {

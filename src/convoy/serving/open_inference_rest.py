@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from aiohttp import web
 from convoy.serving import admission, json_text
-from convoy.serving.errors import invalid
+from convoy.serving.errors import invalid, show
 from convoy.serving.images import decode_images
 from convoy.serving.json_values import (
     EXPENSIVE_JSON_BYTES,
@@ -136,7 +136,7 @@ def _inputs(header: Json, binary: memoryview, signature: Signature, max_samples:
         if not isinstance(name, str) or name in arrays:
             raise invalid(
                 "The names of inputs must be strings, and each must differ from the others; "
-                f"received {name!r}."
+                f"received {show(name)}."
             )
         spec = signature.input(name)
         size = _parameters(entry).get("binary_data_size")
@@ -144,11 +144,17 @@ def _inputs(header: Json, binary: memoryview, signature: Signature, max_samples:
             arrays[name] = _array(entry, None, spec, max_samples)
             continue
         if type(size) is not int or not 0 <= size <= len(binary):
-            raise invalid(f"input {name!r}: binary_data_size {size!r} is not within the body.")
+            raise invalid(
+                f"input {name!r}: binary_data_size {show(size)} is not within the body; it has "
+                f"{len(binary)} more bytes."
+            )
         arrays[name] = _array(entry, bytes(binary[:size]), spec, max_samples)
         binary = binary[size:]
     if len(binary):
-        raise invalid(f"{len(binary)} bytes of the body belong to no input.")
+        raise invalid(
+            f"{len(binary)} bytes of the body belong to no input. Send binary_data_size for each "
+            "binary input."
+        )
     return arrays
 
 
@@ -157,7 +163,10 @@ def _header_bytes(length: str | None, body: bytes) -> int:
     if length is None:
         return len(body)
     if not length.isdecimal() or len(length) > 12 or int(length) > len(body):
-        raise invalid(f"{HEADER_LENGTH} {length!r} is not a length within the body.")
+        raise invalid(
+            f"{HEADER_LENGTH} {show(length)} is not a length within the body; it has {len(body)} "
+            "bytes."
+        )
     return int(length)
 
 
@@ -167,7 +176,10 @@ def _shape(entry: Json) -> tuple[int, ...]:
     if len(sizes) > MAX_DIMENSIONS or any(
         type(size) is not int or not 0 < size < 2**31 for size in sizes
     ):
-        raise invalid(f"input {entry['name']!r}: shape {shape!r} is not a list of sizes.")
+        raise invalid(
+            f"input {entry['name']!r}: shape {show(shape)} is not a list of sizes; expected at "
+            f"most {MAX_DIMENSIONS} whole numbers, each 1 or more."
+        )
     return tuple(sizes)
 
 
@@ -182,7 +194,7 @@ def _array(entry: Json, binary: bytes | None, spec: TensorSpec, max_samples: int
         return decode_images(files, shape, spec, max_samples)
     expected = TYPES[spec.dtype].open_inference
     if datatype != expected:
-        raise invalid(f"input {spec.name!r} has datatype {datatype!r}; expected {expected}.")
+        raise invalid(f"input {spec.name!r} has datatype {show(datatype)}; expected {expected}.")
     admission.check_shape(spec, shape, max_samples)
     values = (
         to_array(data, spec, max_samples).reshape(-1) if binary is None else spec.from_bytes(binary)
@@ -192,7 +204,7 @@ def _array(entry: Json, binary: bytes | None, spec: TensorSpec, max_samples: int
 
 def _decode_strings(data: Any, spec: TensorSpec) -> list[bytes]:
     if not all(isinstance(text, str) for text in data):
-        raise invalid(f"input {spec.name!r}: BYTES are strings in base64.")
+        raise invalid(f"input {spec.name!r}: the data of BYTES must be strings in base64.")
     return [decode_base64(text) for text in data]
 
 
@@ -203,7 +215,9 @@ def _elements(data: bytes) -> list[bytes]:
         size = int.from_bytes(data[start : start + 4], "little")
         element = data[start + 4 : start + 4 + size]
         if start + 4 > len(data) or len(element) != size:
-            raise invalid("BYTES: the data end within an element.")
+            raise invalid(
+                "The data of BYTES end within an element. Check its four bytes of length."
+            )
         elements.append(element)
         start += 4 + size
     return elements
@@ -226,7 +240,7 @@ def _wanted_outputs(header: Json, signature: Signature) -> dict[str, bool]:
     wanted = {}
     for entry in entries:
         if entry.get("name") not in known:
-            raise invalid(f"output {entry.get('name')!r} is not one of {', '.join(known)}.")
+            raise invalid(f"output {show(entry.get('name'))} is not one of {', '.join(known)}.")
         wanted[entry["name"]] = bool(_parameters(entry).get("binary_data", binary))
     return wanted
 

@@ -15,7 +15,7 @@ from convoy.cpu import threads
 from convoy.serving import artifact
 from convoy.serving.artifact import Artifact
 from convoy.serving.batch_sizes import measure
-from convoy.serving.errors import ArtifactError
+from convoy.serving.errors import ArtifactError, shorten
 from convoy.serving.forward_pass import ForwardPass, input_shapes
 from convoy.serving.model_precision import FLOAT32
 from convoy.serving.signature import Arrays, Signature
@@ -139,8 +139,9 @@ class Servable:
             exported = jax.export.deserialize(bytearray(program.code))
             if unknown := unknown_calls(exported.mlir_module()):
                 raise ArtifactError(
-                    f"{found.path}: the program for {size} samples calls {', '.join(unknown)}, "
-                    "which convoy export does not write. Export the model again."
+                    f"{found.path}: the program for {size} samples calls "
+                    f"{shorten(', '.join(unknown))}, which convoy export does not write. Export "
+                    "the model again."
                 )
             shapes = input_shapes(self.signature.inputs, size)
             compiled = jax.jit(exported.call).lower(constants, *shapes).compile()

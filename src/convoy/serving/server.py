@@ -197,7 +197,10 @@ class Server:
                 credentials = self._certificate.grpc_credentials()
                 self.grpc_port = self._grpc.add_secure_port(address, credentials)
         except RuntimeError as error:
-            raise OSError(f"{address} cannot be used: {error}. Pass another --grpc-port.") from None
+            reason = str(error).partition(";")[0]
+            raise OSError(
+                f"{address} cannot be used: {reason}. Pass another --grpc-port."
+            ) from None
         await self._grpc.start()
 
 

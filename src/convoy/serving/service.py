@@ -17,7 +17,16 @@ from convoy.serving.admission import Admission, AdmissionOptions
 from convoy.serving.artifact import MAX_VERSION
 from convoy.serving.batching import BatchOptions
 from convoy.serving.decoding import Decoders
-from convoy.serving.errors import Code, ServingError, describe_error, invalid, not_found
+from convoy.serving.errors import (
+    Code,
+    ServingError,
+    deadline_exceeded,
+    describe_error,
+    invalid,
+    not_found,
+    shorten,
+    show,
+)
 from convoy.serving.loading import Loader
 from convoy.serving.metrics import Metrics
 from convoy.serving.signature import Arrays
@@ -52,9 +61,9 @@ class Target:
         """
         version, label = parts.get("version"), parts.get("label")
         if version is not None and (len(version) > 19 or int(version) > MAX_VERSION):
-            raise invalid(f"Failed to convert version: {version} to numeric.")
+            raise invalid(f"Failed to convert version: {shorten(version)} to numeric.")
         if label is not None and not _LABEL.fullmatch(label):
-            raise invalid(f"Label {label!r} has other characters than letters, digits and _.")
+            raise invalid(f"Label {show(label)} has characters other than letters, digits and _.")
         return cls(parts["model"], None if version is None else int(version), label)
 
 
@@ -124,7 +133,7 @@ class Service:
             ServingError: if there is none.
         """
         if target.model not in self.models:
-            raise not_found(f"Could not find any versions of model {target.model}")
+            raise not_found(f"Could not find any versions of model {shorten(target.model)}")
         return self.models[target.model].status(target.version, target.label)
 
     async def run(self, loaded: LoadedVersion, arrays: Arrays) -> Arrays:
@@ -153,8 +162,7 @@ class Service:
                 async with asyncio.timeout_at(end):
                     yield
         except TimeoutError:
-            message = f"The request took longer than {self.request_seconds:g} seconds."
-            raise ServingError(Code.DEADLINE_EXCEEDED, message) from None
+            raise deadline_exceeded(self.request_seconds) from None
 
     @contextlib.contextmanager
     def using(self, target: Target, method: str) -> Iterator[LoadedVersion]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
-from convoy.serving.errors import invalid
+from convoy.serving.errors import invalid, show
 from convoy.serving.tensorflow_serving_pb2 import DataType
 from convoy.types import Json
 
@@ -103,7 +103,10 @@ class TensorSpec:
             ServingError: if the bytes end within a value.
         """
         if len(data) % self.numpy_dtype.itemsize:
-            raise invalid(f"input {self.name!r}: {len(data)} bytes end within a value.")
+            raise invalid(
+                f"input {self.name!r} has {len(data)} bytes; expected a multiple of "
+                f"{self.numpy_dtype.itemsize}, the size of a {self.dtype}."
+            )
         return np.frombuffer(data, self.numpy_dtype)
 
     def cast(self, values: np.ndarray) -> np.ndarray:
@@ -170,7 +173,7 @@ class Signature:
             if spec.name == name:
                 return spec
         known = ", ".join(spec.name for spec in self.inputs)
-        raise invalid(f"input {name!r} is not one of the model's: {known}")
+        raise invalid(f"input {show(name)} is not one of the model's: {known}")
 
     def check(self, arrays: Arrays) -> int:
         """Check the inputs of a request, and return its number of samples.

@@ -6,7 +6,7 @@ from math import prod
 import numpy as np
 from convoy.data.tensorflow_pb2 import Feature
 from convoy.serving import admission
-from convoy.serving.errors import invalid
+from convoy.serving.errors import invalid, show
 from convoy.serving.gil import let_others_run
 from convoy.serving.images import decode_images
 from convoy.serving.signature import (
@@ -54,7 +54,7 @@ def to_array(proto: TensorProto, spec: TensorSpec, max_samples: int) -> np.ndarr
 def _shape(proto: TensorProto, spec: TensorSpec) -> tuple[int, ...]:
     sizes = tuple(dim.size for dim in proto.tensor_shape.dim)
     if proto.tensor_shape.unknown_rank or len(sizes) > MAX_DIMENSIONS or min(sizes, default=1) < 1:
-        raise invalid(f"input {spec.name!r}: {list(sizes)} is not the shape of a batch.")
+        raise invalid(f"input {spec.name!r}: {show(list(sizes))} is not the shape of a batch.")
     return sizes
 
 

@@ -11,7 +11,14 @@ from typing import Any, TypeVar
 import grpc
 from convoy.serving import tensorflow_serving_pb2 as messages
 from convoy.serving.credentials import Token
-from convoy.serving.errors import Code, ServingError, describe_error, invalid, too_large
+from convoy.serving.errors import (
+    Code,
+    ServingError,
+    describe_error,
+    invalid,
+    shorten,
+    too_large,
+)
 from convoy.serving.message_fields import MAX_FIELDS, has_few_fields
 from convoy.serving.message_receiver import MessageReceiver
 from convoy.serving.service import Service, Target
@@ -204,7 +211,7 @@ class GrpcService:
             target = _target(task.model_spec)
             with self.service.using(target, "MultiInference") as loaded:
                 if task.method_name not in (CLASSIFY, REGRESS):
-                    text = f"Unsupported signature method_name: {task.method_name}"
+                    text = f"Unsupported signature method_name: {shorten(task.method_name)}"
                     raise ServingError(Code.UNIMPLEMENTED, text)
                 outputs = await self._run_examples(request.input, loaded)
                 result = response.results.add(model_spec=_model_spec(target, loaded))
@@ -229,7 +236,7 @@ class GrpcService:
             raise invalid("GetModelMetadataRequest must specify at least one metadata_field")
         for field in request.metadata_field:
             if field != SIGNATURE_FIELD:
-                raise invalid(f"Metadata field {field} is not supported")
+                raise invalid(f"Metadata field {shorten(field)} is not supported")
         loaded = self.service.find(target)
         response = messages.GetModelMetadataResponse(model_spec=_model_spec(target, loaded))
         packed = response.metadata[SIGNATURE_FIELD]
@@ -277,7 +284,7 @@ def _wanted_outputs(names: Sequence[str], signature: Signature) -> list[str]:
     known = [spec.name for spec in signature.outputs]
     for name in names:
         if name not in known:
-            raise invalid(f"output tensor alias not found in signature: {name}")
+            raise invalid(f"output tensor alias not found in signature: {shorten(name)}")
     if len(set(names)) != len(names):
         raise invalid("duplicate output tensor alias in output_filter")
     return list(names) or known

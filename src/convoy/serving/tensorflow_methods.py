@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
-from convoy.serving.errors import invalid
+from convoy.serving.errors import invalid, shorten
 from convoy.serving.images import decode_images
 from convoy.serving.signature import TYPES, Arrays, Signature, TensorSpec
 from convoy.serving.tensorflow_serving_pb2 import SignatureDefMap
@@ -29,7 +29,7 @@ def check_signature_name(name: str) -> None:
         ServingError: if the name is not one of `KNOWN_SIGNATURES`.
     """
     if name not in KNOWN_SIGNATURES:
-        raise invalid(f'Serving signature name: "{name}" not found in signature def')
+        raise invalid(f'Serving signature name: "{shorten(name)}" not found in signature def')
 
 
 def signature_definitions(signature: Signature) -> SignatureDefMap:

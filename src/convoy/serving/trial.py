@@ -74,7 +74,10 @@ class Trials:
                     self._idle.append(process)
         if answer is None:
             how = signal.Signals(-status).name if status < 0 else f"status {status}"
-            raise ArtifactError(f"{path} ended the process that tried to load it ({how}).")
+            raise ArtifactError(
+                f"{path} ended the process that tried to load it ({how}). It is damaged, or needs "
+                "more memory than is free."
+            )
         if answer:
             raise ArtifactError(answer)
 

@@ -15,7 +15,14 @@ from pathlib import Path
 from convoy.serving import artifact
 from convoy.serving.artifact import Fingerprint
 from convoy.serving.batching import Batcher, BatchOptions, Streams
-from convoy.serving.errors import ArtifactError, Code, ServingError, describe_error, not_found
+from convoy.serving.errors import (
+    ArtifactError,
+    Code,
+    ServingError,
+    describe_error,
+    not_found,
+    shorten,
+)
 from convoy.serving.loading import Loader, run_in_daemon
 from convoy.serving.servable import Servable
 
@@ -86,7 +93,8 @@ class VersionStatus:
 
 def servable_not_found(model: str, version: int | None) -> ServingError:
     """Return the error of a request for a version, or for the newest one, that is not available."""
-    wanted = f"Latest({model})" if version is None else f"Specific({model}, {version})"
+    name = shorten(model)
+    wanted = f"Latest({name})" if version is None else f"Specific({name}, {version})"
     return not_found(f"Servable not found for request: {wanted}")
 
 
@@ -186,7 +194,7 @@ class ModelVersions:
         name = self.config.name
         if label is not None:
             if label not in self.config.labels:
-                message = f"Unrecognized servable version label: {label}"
+                message = f"Unrecognized servable version label: {shorten(label)}"
                 raise ServingError(Code.FAILED_PRECONDITION, message)
             version = self.config.labels[label]
         if version is not None:
