@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from network import LEARNING_RATE, layers, load_data, logits_loss, parser, show
+from network import LEARNING_RATE, layers, load_data, logits_loss, parser, train_and_test
 
 from convoy import ipu  # isort: skip
 import keras  # isort: skip
-from convoy.estimator import ArrayInput
 from convoy.ipu.ipu_estimator import IPUEstimator, IPUEstimatorSpec
 from convoy.ipu.ipu_run_config import IPURunConfig, RunConfig
 
@@ -55,17 +54,7 @@ def main() -> None:
     estimator = IPUEstimator(model_fn, config=config)
 
     print("Training...")
-    estimator.train(
-        lambda: ArrayInput(*train, batch_size=batch, shuffle=True, passes=None),
-        steps=training_steps,
-    )
-    print("Check the result...")
-    show(
-        estimator.evaluate(
-            lambda: ArrayInput(*test, batch_size=batch, shuffle=True, passes=None),
-            steps=test_steps,
-        )
-    )
+    train_and_test(estimator, (train, test), batch, training_steps, test_steps)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from network import LEARNING_RATE, accuracy, layers, load_data, logits_loss, parser, show
+from network import LEARNING_RATE, accuracy, layers, load_data, logits_loss, parser, train_and_test
 
 from convoy import ipu  # isort: skip
 import keras  # isort: skip
-from convoy.estimator import ArrayInput
 from convoy.ipu.ipu_estimator import ModeKeys
 from convoy.ipu.ipu_pipeline_estimator import IPUPipelineEstimator, IPUPipelineEstimatorSpec
 from convoy.ipu.ipu_run_config import IPURunConfig, RunConfig
@@ -81,7 +80,7 @@ def main() -> None:
     )
     arguments = flags.parse_args()
     if arguments.ipus < STAGES or arguments.ipus % STAGES:
-        flags.error(f"--ipus {arguments.ipus} is not a multiple of {STAGES}")
+        flags.error(f"--ipus {arguments.ipus}: pass a multiple of {STAGES}")
     batch, depth = arguments.batch_size, arguments.pipeline_depth
     print("Loading the data...")
     train, test = load_data(arguments.dataset_path)
@@ -106,17 +105,7 @@ def main() -> None:
         config=config,
         params={"pipeline_depth": depth, "model_shard_position": arguments.model_shard_position},
     )
-    estimator.train(
-        lambda: ArrayInput(*train, batch_size=batch, shuffle=True, passes=None),
-        steps=training_steps,
-    )
-    print("Check the result...")
-    show(
-        estimator.evaluate(
-            lambda: ArrayInput(*test, batch_size=batch, shuffle=True, passes=None),
-            steps=test_steps,
-        )
-    )
+    train_and_test(estimator, (train, test), batch, training_steps, test_steps)
 
 
 if __name__ == "__main__":

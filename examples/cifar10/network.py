@@ -6,6 +6,7 @@ import convoy.data  # before keras: selects its JAX backend
 
 import keras  # isort: skip
 import numpy as np
+from convoy.estimator import ArrayInput, Estimator
 from convoy_command.parser import Parser
 
 CLASSES = 10
@@ -70,6 +71,28 @@ def logits_loss(labels: keras.KerasTensor, logits: keras.KerasTensor) -> keras.K
 def accuracy(logits: np.ndarray, labels: np.ndarray) -> float:
     """Return the fraction of samples whose largest logit is that of their class."""
     return float(np.mean(np.argmax(logits, axis=-1) == labels))
+
+
+def train_and_test(
+    estimator: Estimator,
+    data: tuple[tuple, tuple],
+    batch_size: int,
+    training_steps: int,
+    test_steps: int,
+) -> None:
+    """Train and test on batches in random order, which are repeated without end."""
+    train, test = data
+    estimator.train(
+        lambda: ArrayInput(*train, batch_size=batch_size, shuffle=True, passes=None),
+        steps=training_steps,
+    )
+    print("Check the result...")
+    show(
+        estimator.evaluate(
+            lambda: ArrayInput(*test, batch_size=batch_size, shuffle=True, passes=None),
+            steps=test_steps,
+        )
+    )
 
 
 def show(results: dict[str, float]) -> None:

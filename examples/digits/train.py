@@ -78,7 +78,9 @@ def parse_options() -> tuple[argparse.Namespace, convoy.Strategy]:
     parser.add_argument("--output", type=Path, default=Path("runs/digits"), help="where to write")
     options = parser.parse_args()
     if min(options.epochs, options.batch_size) < 1:
-        parser.error("--epochs and --batch-size are 1 or more")
+        parser.error(
+            f"--epochs {options.epochs} --batch-size {options.batch_size}: pass 1 or more for both"
+        )
     try:
         return options, convoy.Strategy(devices=options.devices)
     except ValueError as error:

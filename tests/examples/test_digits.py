@@ -82,7 +82,7 @@ def test_an_interrupt_before_training_ends_it_without_a_traceback(tmp_path, libr
     ("words", "expected"),
     [
         (["--epohcs", 3], "--epohcs is not a flag. Did you mean --epochs?"),
-        (["--epochs", 0], "--epochs and --batch-size are 1 or more"),
+        (["--epochs", 0], "--epochs 0 --batch-size 32: pass 1 or more for both"),
     ],
 )
 def test_an_invalid_flag_is_reported_in_one_line(tmp_path, words, expected):

@@ -8,7 +8,7 @@ import time
 import keras
 import numpy as np
 from convoy import distributed
-from convoy.data.batches import Batch
+from convoy.data.batches import Batch, ResumableDataset
 from convoy.progress_bar import Output
 
 from cosmoflow.input import Input
@@ -73,16 +73,12 @@ def measure_waiting(model: keras.Model, data: Input, output: Output) -> None:
     )
 
 
-class _FirstBatches(keras.utils.PyDataset):
+class _FirstBatches(ResumableDataset):
     """The first batches of each epoch."""
 
     def __init__(self, batches: VolumeBatches, count: int) -> None:
-        super().__init__()
+        super().__init__(count)
         self.batches = batches
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
 
     def __getitem__(self, number: int) -> Batch:
         return self.batches[number]
@@ -91,16 +87,12 @@ class _FirstBatches(keras.utils.PyDataset):
         self.batches.on_epoch_end()
 
 
-class _BatchesInMemory(keras.utils.PyDataset):
+class _BatchesInMemory(ResumableDataset):
     """Some batches that are kept in memory and repeated."""
 
     def __init__(self, batches: VolumeBatches, count: int, kept: int) -> None:
-        super().__init__()
-        self.count = count
+        super().__init__(count)
         self.kept = [batches[number] for number in range(min(count, kept))]
-
-    def __len__(self) -> int:
-        return self.count
 
     def __getitem__(self, number: int) -> Batch:
         return self.kept[number % len(self.kept)]

@@ -117,8 +117,6 @@ def make_volume(
     rng: np.random.Generator,
     *,
     side: float = SIDE,
-    particles: float = PARTICLES,
-    channels: int = len(REDSHIFTS),
 ) -> np.ndarray:
     """Return the number of particles in each voxel as 16-bit integers, a channel per redshift.
 
@@ -127,15 +125,13 @@ def make_volume(
         targets: four numbers from -1 to 1.
         rng: random generator.
         side: side length of the cube.
-        particles: mean number of particles in a voxel.
-        channels: number of redshifts.
     """
     cosmology = cosmology_of(targets)
     field, variance = gaussian_field(size, cosmology, rng, side)
-    volume = np.empty((size, size, size, channels), STORED)
-    for channel, redshift in enumerate(REDSHIFTS[:channels]):
+    volume = np.empty((size, size, size, len(REDSHIFTS)), STORED)
+    for channel, redshift in enumerate(REDSHIFTS):
         grown = growth(redshift, cosmology.omega_m)
-        expected = particles * np.exp(grown * field - grown**2 * variance / 2)
+        expected = PARTICLES * np.exp(grown * field - grown**2 * variance / 2)
         found = rng.poisson(np.minimum(expected, _LARGEST))
         volume[..., channel] = np.minimum(found, _LARGEST)
     return volume

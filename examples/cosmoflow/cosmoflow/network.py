@@ -42,15 +42,17 @@ def check_settings(networks: Networks, settings: Settings, *, use_estimator: boo
             f"{', '.join(known)}."
         )
     make_optimizer(settings, settings.learning_rate.base_lr or 0.0)
-    for setting, get, names in (
-        ("loss", keras.losses.get, [settings.train.loss]),
-        ("metrics", keras.metrics.get, settings.train.metrics),
+    for setting, module, names in (
+        ("loss", "losses", [settings.train.loss]),
+        ("metrics", "metrics", settings.train.metrics),
     ):
         for name in names:
             try:
-                get(name)
+                getattr(keras, module).get(name)
             except ValueError:
-                raise ValueError(f"train.{setting}: Keras has no {name!r}.") from None
+                raise ValueError(
+                    f"train.{setting}: Keras has no {name!r}. Set a name from keras.{module}."
+                ) from None
     if settings.train.target_mae is not None and not settings.data.n_valid:
         raise ValueError("train.target_mae needs validation. Set data.n_valid to more than 0.")
     devices = settings.ipu_config
@@ -58,16 +60,12 @@ def check_settings(networks: Networks, settings: Settings, *, use_estimator: boo
         raise ValueError(
             "ipu_config.activation_checkpointing needs stages. Set ipu_config.stages to 2 or more."
         )
-    has_options = devices.activation_checkpointing or _schedule(settings) != "1f1b"
-    if use_estimator and has_options:
+    schedule = canonical_name(devices.pipeline_schedule)
+    if use_estimator and (devices.activation_checkpointing or schedule != "1f1b"):
         raise ValueError(
             "--use-estimator runs stages by the 1f1b schedule and keeps activations. Remove "
             "ipu_config.pipeline_schedule and activation_checkpointing."
         )
-
-
-def _schedule(settings: Settings) -> str:
-    return canonical_name(settings.ipu_config.pipeline_schedule)
 
 
 def make_network(networks: Networks, settings: Settings) -> keras.Model:
@@ -90,7 +88,9 @@ def make_optimizer(
     name = settings.optimizer.name
     kind = getattr(keras.optimizers, name, None)
     if not (isinstance(kind, type) and issubclass(kind, keras.optimizers.Optimizer)):
-        raise ValueError(f"optimizer.name: Keras has no optimizer {name!r}.")
+        raise ValueError(
+            f"optimizer.name: Keras has no optimizer {name!r}. Set a name from keras.optimizers."
+        )
     try:
         return kind(learning_rate=learning_rate, **settings.optimizer.arguments)
     except (TypeError, ValueError) as error:

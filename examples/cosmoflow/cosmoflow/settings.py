@@ -13,14 +13,14 @@ from convoy.configuration import (
     Count,
     NotNegative,
     Option,
+    Positive,
     Whole,
     WholeNotNegative,
     read,
 )
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
 Scaling = Literal["none", "linear", "sqrt"]
-PositiveFloat = Annotated[float, Field(gt=0)]
 
 ExpandedPath = Annotated[Path, BeforeValidator(os.path.expandvars)]
 """A path in which environment variables are replaced by their values."""
@@ -77,7 +77,9 @@ class Data(Configuration):
                 "[64, 64, 64, 4]."
             )
         if len(self.target_shape) != 1:
-            raise ValueError(f"target_shape {list(self.target_shape)} is not a single number.")
+            raise ValueError(
+                f"target_shape {list(self.target_shape)} is not a single number, such as [4]."
+            )
         if self.name == "cosmo" and self.data_dir is None:
             raise ValueError("name cosmo needs data_dir. Set it, or pass --data-dir.")
         if self.shuffle_valid:
@@ -112,7 +114,7 @@ class Optimizer(Configuration):
     """
 
     name: str
-    lr: Annotated[PositiveFloat | None, Option()] = None
+    lr: Annotated[Positive | None, Option()] = None
     lr_scaling: Scaling | None = None
     arguments: dict[str, Any] = field(default_factory=dict)
 
@@ -129,7 +131,7 @@ class LearningRate(Configuration):
         decay_schedule: factors of the rate, by the epoch after which they apply.
     """
 
-    base_lr: PositiveFloat | None = None
+    base_lr: Positive | None = None
     scaling: Scaling = "none"
     base_batch_size: Count | None = None
     n_warmup_epochs: WholeNotNegative = 0
@@ -201,7 +203,7 @@ class Settings(Configuration):
 
     def __post_init__(self) -> None:
         if self.learning_rate.base_lr is None:
-            raise ValueError("optimizer.lr is missing.")
+            raise ValueError("optimizer.lr is missing. Set it, or lr_schedule.base_lr.")
         for name, expected, source in (
             ("input_shape", list(self.data.sample_shape), "sample_shape"),
             ("target_size", self.data.target_shape[0], "target_shape"),

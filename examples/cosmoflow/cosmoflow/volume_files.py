@@ -7,7 +7,6 @@ floats.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import math
 import os
 import shutil
@@ -169,11 +168,6 @@ def find_volumes(
         ValueError: if there are too few.
         DamagedDataError: if the first file is damaged or has another shape.
     """
-    if importlib.util.find_spec("google_crc32c") is None:
-        raise ValueError(
-            "Record checksums need the package google-crc32c. Install it with: "
-            "pip install google-crc32c"
-        )
     if not folder.is_dir():
         raise ValueError(f"There is no folder {folder}. Set data.data_dir to its parent.")
     found = sorted(entry.name for entry in os.scandir(folder) if entry.name.endswith(ENDINGS))

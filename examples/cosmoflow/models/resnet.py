@@ -30,7 +30,10 @@ def resnet(
         blocks: number of blocks in each stack.
     """
     if len(filters) != len(blocks):
-        raise ValueError(f"model.filters {filters} and model.blocks {blocks} differ in length.")
+        raise ValueError(
+            f"model.filters {filters} and model.blocks {blocks} differ in length. Set one number "
+            "of blocks for each number of filters."
+        )
     inputs = keras.Input(input_shape)
     x = keras.layers.ZeroPadding3D(3)(inputs)
     x = _activated(keras.layers.Conv3D(64, 7, strides=2)(x))

@@ -16,7 +16,7 @@ CLASSES = 10
 
 def prepare(images: np.ndarray, labels: np.ndarray) -> tuple:
     """Keep what fills whole batches, scale the pixels, and make labels rows of 0 and 1."""
-    size = len(images) - len(images) % (BATCH_SIZE)
+    size = len(images) - len(images) % BATCH_SIZE
     images = np.expand_dims(images[:size].astype("float32") / 255, -1)
     return images, keras.utils.to_categorical(labels[:size], CLASSES)
 
@@ -56,12 +56,6 @@ with strategy.scope():
     model.fit(x_train, y_train, epochs=3, batch_size=BATCH_SIZE)
 
     print("\nEvaluation")
-    model.compile(
-        "sgd",
-        "categorical_crossentropy",
-        metrics=["accuracy"],
-        steps_per_execution=len(x_test) // BATCH_SIZE,
-    )
     model.evaluate(x_test, y_test, batch_size=BATCH_SIZE)
 
 print("Program ran successfully")

@@ -16,7 +16,7 @@ CLASSES = 10
 
 def prepare(images: np.ndarray, labels: np.ndarray) -> tuple:
     """Keep what fills whole batches, scale the pixels, and make labels rows of 0 and 1."""
-    size = len(images) - len(images) % (BATCH_SIZE)
+    size = len(images) - len(images) % BATCH_SIZE
     images = np.expand_dims(images[:size].astype("float32") / 255, -1)
     return images, keras.utils.to_categorical(labels[:size], CLASSES)
 
@@ -44,11 +44,7 @@ x_test, y_test = prepare(*test)
 strategy = ipu.ipu_strategy.IPUStrategy()
 with strategy.scope():
     model = keras.Model(*model_fn())
-    model.compile(
-        "sgd",
-        "categorical_crossentropy",
-        metrics=["accuracy"],
-    )
+    model.compile("sgd", "categorical_crossentropy", metrics=["accuracy"])
     model.summary()
 
     print("\nTraining")

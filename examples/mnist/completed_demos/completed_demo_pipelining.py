@@ -65,12 +65,6 @@ with strategy.scope():
     model.fit(x_train, y_train, epochs=3, batch_size=BATCH_SIZE)
 
     print("\nEvaluation")
-    model.compile(
-        "sgd",
-        "categorical_crossentropy",
-        metrics=["accuracy"],
-        steps_per_execution=len(x_test) // BATCH_SIZE,
-    )
     model.evaluate(x_test, y_test, batch_size=BATCH_SIZE)
 
 print("Program ran successfully")

@@ -29,9 +29,12 @@ def parse_arguments() -> argparse.Namespace:
     )
     arguments = parser.parse_args()
     if arguments.batch_size < 1:
-        parser.error(f"--batch-size {arguments.batch_size} is not a number of samples")
+        parser.error(f"--batch-size {arguments.batch_size}: pass 1 or more")
     if arguments.use_ipu and not arguments.pipelining and arguments.batch_size % 2:
-        parser.error(f"--batch-size {arguments.batch_size} does not divide over two replicas")
+        parser.error(
+            f"--batch-size {arguments.batch_size} does not divide over two replicas. Pass an even "
+            "number"
+        )
     if arguments.pipelining and not arguments.use_ipu:
         print("Note: --pipelining has no effect without --use-ipu.")
     if arguments.gradient_accumulation_count is None:
