@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from convoy.jaxpr import Trace, count_flops, evaluate, needed_for, read
+from convoy.jaxpr import Trace, count_flops, depending_on, evaluate, needed_for, read
 from jax.sharding import Mesh, PartitionSpec
 
 X = jax.ShapeDtypeStruct((4, 3), jnp.float32)
@@ -30,6 +30,13 @@ def test_nested_functions_are_written_out():
     assert names(trace.equations) == ["sin", "max", "add"]
     x = np.linspace(-2, 2, 12, dtype=np.float32).reshape(4, 3)
     np.testing.assert_allclose(run(trace, x)[0], np.maximum(np.sin(x), 0) + 1, rtol=1e-6)
+
+
+def test_values_that_depend_on_an_input_include_the_input():
+    trace = Trace.of(lambda x, w: [jnp.sin(x) * jnp.cos(w), jnp.cos(w)], [X, W])
+    of_x = depending_on(trace.inputs[:1], trace.equations)
+    assert trace.inputs[0] in of_x
+    assert [output in of_x for output in trace.outputs] == [True, False]
 
 
 def test_loops_stay_whole():

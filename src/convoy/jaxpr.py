@@ -92,6 +92,15 @@ class Trace:
         return found
 
 
+def depending_on(sources: Collection[Var], equations: Iterable[JaxprEqn]) -> set[Var]:
+    """Return some values, and all values that equations compute from them."""
+    found = set(sources)
+    for equation in equations:
+        if any(isinstance(atom, Var) and atom in found for atom in equation.invars):
+            found.update(equation.outvars)
+    return found
+
+
 def needed_for(
     outputs: Iterable[Atom], equations: Sequence[JaxprEqn], given: Collection[Var] = ()
 ) -> tuple[list[JaxprEqn], list[Var]]:

@@ -1,5 +1,6 @@
 """The composition of a step with its wrappers, without compiling it."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import convoy
@@ -42,10 +43,22 @@ def chunk(steps=2, *, sharded=True):
 
 
 def test_only_training_on_complete_batches_accumulates():
-    assert composition("train", gradient_accumulation=2)[0].gradient_accumulation(chunk()) == 2
-    made, _ = composition("train", gradient_accumulation=2)
-    assert made.gradient_accumulation(chunk(sharded=False)) == 1
-    assert composition("evaluate", gradient_accumulation=2)[0].gradient_accumulation(chunk()) == 1
+    config = composition("train", gradient_accumulation=2)[0].config
+    assert config.accumulated("train", chunk()) == 2
+    assert config.accumulated("train", chunk(sharded=False)) == 1
+    assert config.accumulated("evaluate", chunk()) == 1
+
+
+@pytest.mark.parametrize(
+    ("reductions", "expected"),
+    [(("mean", "mean"), 8), (("sum", "mean"), 4), (("mean", "sum"), 2), (("sum", "sum"), 1)],
+)
+def test_a_mean_is_over_all_local_batches_of_a_weight_update(reductions, expected):
+    config = convoy.Strategy(devices=2, gradient_accumulation=4).execution_config
+    reduction, over_micro_batches = reductions
+    config = replace(config, reduction=reduction, accumulation_reduction=over_micro_batches)
+    assert config.local_batches_in_mean("train", chunk()) == expected
+    assert config.local_batches_in_mean("train", chunk(sharded=False)) == 1
 
 
 def test_every_replica_runs_an_incomplete_batch():

@@ -52,6 +52,12 @@ def test_a_layer_that_is_frozen_changes_the_variables(model):
     assert not variables.are_those_of(model)
 
 
+def test_a_model_that_is_compiled_again_needs_new_variables(model):
+    variables = Variables(model, "predict")
+    model.compile("sgd", "mse", metrics=["mae"])
+    assert not variables.are_those_of(model)
+
+
 def test_a_state_takes_the_types_of_another():
     half, single = np.ones(2, np.float16), np.ones(2, np.float32)
     cast = like(State([single], [], [], []), State([half], [], [], []))

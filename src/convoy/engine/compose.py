@@ -79,11 +79,6 @@ class Composition:
     shards: StateShards | None
     variables: Variables
 
-    def gradient_accumulation(self, chunk: Chunk) -> int:
-        """Return how many of a chunk's micro-batches make one step of the device loop."""
-        is_accumulated = self.mode == "train" and chunk.sharded
-        return self.config.gradient_accumulation if is_accumulated else 1
-
     def replicas(self, chunk: Chunk) -> int:
         """Return how many replicas divide a chunk's micro-batches."""
         return self.config.replicas if chunk.sharded else 1
@@ -217,11 +212,8 @@ class Composition:
 
     def _global_batch(self, chunk: Chunk) -> GlobalBatch:
         """Return Keras's operations for a local batch of a chunk."""
-        config = self.config
-        local_batches = self.replicas(chunk) if config.reduction == "mean" else 1
-        if config.accumulation_reduction == "mean":
-            local_batches *= self.gradient_accumulation(chunk)
-        return GlobalBatch(local_batches, config.batch_norm_group)
+        local_batches = self.config.local_batches_in_mean(self.mode, chunk)
+        return GlobalBatch(local_batches, self.config.batch_norm_group)
 
     def _fusion(self, chunk: Chunk) -> cpu.Fusion:
         is_synchronised = self.config.batch_norm_group > 1

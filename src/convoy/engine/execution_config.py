@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, get_args
 import jax.numpy as jnp
 import keras
 from convoy.arguments import whole_number
-from convoy.engine.data.chunks import StepDivision
+from convoy.engine.data.chunks import Chunk, StepDivision
 from convoy.engine.data.placement import Placement
 from convoy.engine.state import Mode
 from convoy.engine.step.all_reduce import Reduction
@@ -110,6 +110,16 @@ class ExecutionConfig:
     def micro_batches(self) -> int:
         """Micro-batches of a weight update, over all replicas."""
         return self.replicas * self.gradient_accumulation
+
+    def accumulated(self, mode: Mode, chunk: Chunk) -> int:
+        """Return how many of a chunk's micro-batches make one step of the device loop."""
+        return self.gradient_accumulation if mode == "train" and chunk.sharded else 1
+
+    def local_batches_in_mean(self, mode: Mode, chunk: Chunk) -> int:
+        """Return the number of local batches over which losses and gradients are averaged."""
+        replicas = self.replicas if chunk.sharded and self.reduction == "mean" else 1
+        averages = self.accumulation_reduction == "mean"
+        return replicas * (self.accumulated(mode, chunk) if averages else 1)
 
     @cached_property
     def divisions(self) -> dict[Mode, StepDivision]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import keras
 import numpy as np
-from convoy import cpu, distributed, keras_bridge
+from convoy import cpu, distributed
 from convoy.engine import progress
 from convoy.engine.chunk_runner import ModelRunner, Outcome
 from convoy.engine.compose import Composition, fetch_nothing
@@ -66,7 +66,6 @@ class Programs:
         self.shards = StateShards.of(config, self.variables)
         roles = Roles.of(model, self.variables)
         self.composition = Composition(model, config, mode, roles, self.shards, self.variables)
-        self.compilation = keras_bridge.compilation(model)
         self.max_steps = 1
         """Steps whose outputs one device call can hold; prediction only."""
         self._parameters = sum(math.prod(weight.shape) for weight in model.trainable_weights)
@@ -91,9 +90,7 @@ class Programs:
             state = self._on_all_devices(state)
         program = self._program(chunk)
         constants, changing = self._divide(state, program.folded)
-        steps = chunk.micro_batches
-        if self.mode == "train" and chunk.sharded:
-            steps //= self.composition.config.gradient_accumulation
+        steps = chunk.micro_batches // self.composition.config.accumulated(self.mode, chunk)
         new, outcome = self._run_calls(program, constants, changing, chunk, steps)
         if program.folded is not None:
             new = program.folded.join(state, new)
@@ -200,8 +197,7 @@ class Programs:
 
     def still_fits(self) -> bool:
         """Return whether the model still has the variables that the programs were compiled for."""
-        same = self.compilation is keras_bridge.compilation(self.model)
-        return same and self.variables.are_those_of(self.model)
+        return self.variables.are_those_of(self.model)
 
 
 def output_bytes(model: keras.Model, state: State, example: Shapes) -> int:
@@ -219,8 +215,7 @@ def _trace_for_shapes() -> Iterator[None]:
     With it, layers warn only once, and draw from Python's generator as often as in stock Keras.
     """
     drawn_from = random.getstate()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         yield
     random.setstate(drawn_from)
 

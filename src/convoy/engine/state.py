@@ -65,11 +65,14 @@ class Variables:
     def __init__(self, model: keras.Model, mode: Mode) -> None:
         self.mode = mode
         self._prepared = PreparedModel.of(model)
+        self._compilation = keras_bridge.compilation(model)
         self.parts = VariableParts.of(model, mode, self._prepared)
         self._all = [variable for part in self.parts for variable in part]
 
     def are_those_of(self, model: keras.Model) -> bool:
-        """Return whether a model still has these variables, and no others."""
+        """Return whether a model still has these variables, and was not compiled again."""
+        if self._compilation is not keras_bridge.compilation(model):
+            return False
         now = VariableParts.of(model, self.mode, self._prepared)
         return all(
             len(then) == len(part) and all(a is b for a, b in zip(then, part, strict=True))

@@ -201,13 +201,6 @@ class Batches(EpochIterator):
         return None
 
     @property
-    def kind(self) -> str:
-        """Name of the kind of input, for messages."""
-        adapter = self.data_adapter
-        is_dataset = isinstance(adapter, PyDatasetAdapter)
-        return type(adapter.py_dataset if is_dataset else adapter).__name__.removesuffix("Adapter")
-
-    @property
     def samples(self) -> int | None:
         """Number of samples in the input, if it consists of arrays."""
         return self.data_adapter._num_samples if self.sliced_from_arrays else None

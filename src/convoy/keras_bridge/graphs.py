@@ -105,9 +105,9 @@ class GraphCall:
         self.outputs = tuple(id(tensor) for tensor in node.outputs)
         self.input_shapes = tuple((tuple(t.shape), str(t.dtype)) for t in node.input_tensors)
         self.output_shapes = tuple((tuple(t.shape), str(t.dtype)) for t in node.outputs)
+        self._own_inputs = self.inputs
         if nesting is not None:
             self.name = f"{nesting.name}/{self.name}"
-            self._own_inputs = self.inputs
             self.inputs = tuple(nesting.tensors[tensor] for tensor in self.inputs)
             self.outputs = tuple(nesting.tensors[tensor] for tensor in self.outputs)
 
@@ -130,7 +130,7 @@ class GraphCall:
         """The structure of input tensors, if the call has them all in its first argument."""
         args = self._node.arguments.args
         flat = keras.tree.flatten(args[0]) if args else []
-        return args[0] if [id(tensor) for tensor in flat] == list(self._own_ids()) else None
+        return args[0] if [id(tensor) for tensor in flat] == list(self._own_inputs) else None
 
     @property
     def variables(self) -> Variables:
@@ -145,11 +145,8 @@ class GraphCall:
         except (NotImplementedError, TypeError, ValueError):
             return None
         config.pop("name", None)
-        tensors = dict.fromkeys(self._own_ids(), "tensor")
+        tensors = dict.fromkeys(self._own_inputs, "tensor")
         return f"{type(self.operation)} {config} {self._node.arguments.fill_in(tensors)}"
-
-    def _own_ids(self) -> tuple[int, ...]:
-        return self.inputs if self._nesting is None else self._own_inputs
 
     def run(self, tensors: Tensors, wrap: Wrap) -> None:
         """Compute the outputs from the inputs among `tensors`, and add them.

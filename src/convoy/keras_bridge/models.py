@@ -93,8 +93,7 @@ def refusal(model: Model, x: Any) -> Exception | None:
     # Shapes are sufficient: `compute_output_spec` traces the call without computing it.
     symbolic = keras.tree.map_structure(_as_on_device, x)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Keras will warn when the model runs
+        with warnings.catch_warnings(action="ignore"):  # Keras will warn when the model runs
             compute_output_spec(model, symbolic, **call_training_argument(model, training=False))
     except Exception as error:
         return error

@@ -79,19 +79,16 @@ class PipelinePlacement(Placement):
 
     def shard(self, block: PyTree) -> PlacedData:
         """Give each replica in this process its shard of the second axis, the samples."""
+        size = jax.tree.leaves(block)[0].shape[1] // self.replicas
         copies = {}
-        for replica in self.own:
-            shard = jax.tree.map(lambda leaf, r=replica: self._shard(leaf, r), block)
-            copies[replica] = self._to_readers(shard, replica)
+        for r in self.own:
+            shard = jax.tree.map(lambda leaf, first=r * size: leaf[:, first : first + size], block)
+            copies[r] = self._to_readers(shard, r)
         return PlacedData(_shapes(block), copies)
 
     def _to_readers(self, tree: PyTree, replica: int) -> dict[int, PyTree]:
         row = self.rows[replica]
         return {k: device_put(tree, row[k]) for k in self.readers if is_local(row[k])}
-
-    def _shard(self, leaf: np.ndarray, replica: int) -> np.ndarray:
-        size = leaf.shape[1] // self.replicas
-        return leaf[:, replica * size : (replica + 1) * size]
 
 
 def _shapes(tree: PyTree) -> Shapes:

@@ -10,6 +10,7 @@ import jax
 import keras
 from convoy import compile_only, distributed, keras_bridge
 from convoy import devices as device_choice
+from convoy.arguments import whole_number
 from convoy.engine.data.input import DEFAULT_BATCH
 from convoy.engine.data.placement import tree_bytes
 from convoy.engine.prepared_model import DeferredSplit, PreparedModel
@@ -84,7 +85,8 @@ def split(
     if stages == "auto":
         stages = device_choice.per_replica() or len(devices)
     if isinstance(stages, int) and not isinstance(stages, bool):
-        _check_positive(stages=stages, batch_size=batch_size)
+        whole_number("stages", stages, "a number of stages")
+        whole_number("batch_size", batch_size, "a number of samples")
         request = DeferredSplit(stages, batch_size)
         check_cuts(model, calls_of(model), stages)
         if sample is None and has_unknown_sizes(model):
@@ -124,13 +126,6 @@ def _assign_by_cost(model: keras.Model, request: DeferredSplit, sample: Data) ->
     own = [device for device in devices if device.process_index == distributed.index()]
     # Measured times differ between processes, but all must use the same split.
     return distributed.from_first(split_by_cost(model, *request, own, sample))
-
-
-def _check_positive(**numbers: int) -> None:
-    units = {"stages": "stages", "batch_size": "samples"}
-    for name, value in numbers.items():
-        if value < 1:
-            raise ValueError(f"{name}={value} is not a number of {units[name]}. Pass 1 or more.")
 
 
 def split_by_name(model: keras.Model, names: Sequence[str]) -> list[int]:

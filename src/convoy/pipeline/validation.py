@@ -76,32 +76,20 @@ def _check_completeness(schedule: Schedule) -> None:
 
 
 def _check_order(schedule: Schedule) -> None:
+    """Raise an error for the first device that waits for itself, else for a deadlock."""
     done = {action for _, action in schedule.execution_order()}
-    next_position = [sum(action in done for action in row) for row in schedule.actions]
+    waiting = []
     for device, row in enumerate(schedule.actions):
-        if next_position[device] < len(row):
-            raise _blocked(schedule, done, next_position, device)
-
-
-def _blocked(
-    schedule: Schedule, done: set[Action], next_position: list[int], device: int
-) -> ScheduleError:
-    """Return the error for the first device that waits for itself; else for a deadlock."""
-    for waiting, row in enumerate(schedule.actions):
-        if next_position[waiting] == len(row):
+        position = sum(action in done for action in row)
+        if position == len(row):
             continue
-        action = row[next_position[waiting]]
+        action, at = row[position], (device, position)
         missing = next(need for need in schedule.needs(action) if need not in done)
-        if schedule.mapping[missing.stage] == waiting:
-            at = (waiting, next_position[waiting])
-            return ScheduleError(schedule, f"{action} comes before {missing}, which it needs,", at)
-    action = schedule.actions[device][next_position[device]]
-    missing = next(need for need in schedule.needs(action) if need not in done)
-    return ScheduleError(
-        schedule,
-        f"Devices wait for each other: {action} for {missing}",
-        (device, next_position[device]),
-    )
+        if schedule.mapping[missing.stage] == device:
+            raise ScheduleError(schedule, f"{action} comes before {missing}, which it needs,", at)
+        waiting.append((f"Devices wait for each other: {action} for {missing}", at))
+    if waiting:
+        raise ScheduleError(schedule, *waiting[0])
 
 
 def _render(schedule: Schedule, at: tuple[int, int] | None) -> str:

@@ -146,12 +146,10 @@ class Resident:
             self.order = None
             return
         if self.shuffle == "batch":
-            starts = range(0, self.samples, self.batch)
-            sizes = [min(self.batch, self.samples - start) for start in starts]
             order = np.concatenate(
                 [
-                    np.random.permutation(size) + start
-                    for start, size in zip(starts, sizes, strict=True)
+                    np.random.permutation(min(self.batch, self.samples - start)) + start
+                    for start in range(0, self.samples, self.batch)
                 ]
             )
         else:

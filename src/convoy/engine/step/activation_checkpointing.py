@@ -44,7 +44,7 @@ class Segment(NamedTuple):
 
 def segments_of(
     model: keras.Model,
-    activation_checkpointing: int | str | Sequence[str] | None,
+    activation_checkpointing: int | Sequence[str] | None,
     samples: int,
 ) -> list[Segment]:
     """Divide the calls of a model into segments.
@@ -68,8 +68,6 @@ def segments_of(
         )
     if isinstance(activation_checkpointing, int):
         return _by_memory(calls, activation_checkpointing, samples)
-    if isinstance(activation_checkpointing, str):
-        activation_checkpointing = [activation_checkpointing]
     return _by_name(model, calls, activation_checkpointing)
 
 

@@ -21,12 +21,13 @@ CapturedGradients = dict[str, jax.Array]
 class Probes:
     """The zeros that are added to tensors in one trace.
 
-    Args:
+    Attributes:
         zeros: zeros by tag; `None` in the trace that finds the required zeros.
+        shapes: shapes and types of the tensors by tag.
     """
 
-    def __init__(self, zeros: Mapping[str, jax.Array] | None = None) -> None:
-        self.zeros = zeros
+    def __init__(self) -> None:
+        self.zeros: Mapping[str, jax.Array] | None = None
         self.shapes: dict[str, jax.ShapeDtypeStruct] = {}
 
     def add(self, tensor: jax.Array, tag: str) -> jax.Array:

@@ -39,19 +39,11 @@ class ShardedOperations:
         inputs = keras.ops.convert_to_tensor(inputs)
         if not inputs.shape or inputs.shape[0] % self.mesh.size:
             return original(inputs, *others, **settings)
-        is_array = [hasattr(value, "shape") for value in others]
-        arrays = [
-            keras.ops.convert_to_tensor(value)
-            for value, chosen in zip(others, is_array, strict=True)
-            if chosen
-        ]
+        arrays = [keras.ops.convert_to_tensor(x) for x in others if hasattr(x, "shape")]
 
         def local(inputs: jax.Array, arrays: list[jax.Array]) -> jax.Array:
             rest = iter(arrays)
-            arguments = (
-                next(rest) if chosen else value
-                for value, chosen in zip(others, is_array, strict=True)
-            )
+            arguments = (next(rest) if hasattr(x, "shape") else x for x in others)
             return original(inputs, *arguments, **settings)
 
         by_sample = PartitionSpec(AXIS)

@@ -120,16 +120,11 @@ def custom_step(model: keras.Model, mode: Mode, fetch: Fetch) -> Step | None:
     own = keras_bridge.custom_step(model, mode)
     if own is None:
         return None
-    fields = [
-        name
-        for name, is_part in (
-            ("trainable", True),
-            ("non_trainable", True),
-            ("optimizer", mode == "train"),
-            ("metrics", mode != "predict"),
-        )
-        if is_part
-    ]
+    fields = ["trainable", "non_trainable"]
+    if mode == "train":
+        fields.append("optimizer")
+    if mode != "predict":
+        fields.append("metrics")
 
     def step(state: State, position: Position) -> tuple[State, Logs]:
         outcome, new = own(tuple(getattr(state, name) for name in fields), fetch(*position))

@@ -16,11 +16,7 @@ from convoy.types import Arrays, Logs
 Apply = Callable[[State, Arrays], State]
 
 
-def update(
-    step: GradientStep,
-    optimizer: keras.optimizers.Optimizer,
-    settings: Settings = Settings(),  # noqa: B008 - it is frozen
-) -> Step:
+def update(step: GradientStep, optimizer: keras.optimizers.Optimizer, settings: Settings) -> Step:
     """Add a weight update to a step that computes gradients."""
     apply = _rounding(optimizer) if settings.rounds else _plain(optimizer)
     if settings.loss_scale is not None:

@@ -99,7 +99,6 @@ class PipelineRunner(ABC, Generic[Program]):
         assert isinstance(config.placement, PipelinePlacement)
         self.placement: PipelinePlacement = config.placement
         self.variables = Variables(model, mode)
-        self.compilation = keras_bridge.compilation(model)
         self.assignment = stage_assignment(model)
         self.schedule = pipeline.schedule_for(model, config.gradient_accumulation)
         self.layout = DeviceLayout(model, self.variables, self.schedule.mapping, self.placement)
@@ -109,17 +108,20 @@ class PipelineRunner(ABC, Generic[Program]):
         self._programs: dict[tuple, StagePrograms[Program]] = {}
         self._running: list[Outcome] = []
 
-    @abstractmethod
     def check_model(self) -> None:
         """Raise `ValueError` if the model cannot run in stages."""
+        replaced = keras_bridge.overridden(self.model, ("compute_loss", "compute_metrics"))
+        if replaced and self.mode != "predict":
+            raise ValueError(
+                f"{type(self.model).__name__} overrides {' and '.join(replaced)}, which needs all "
+                "outputs on one device. Pass a loss and metrics to compile(), or train it without "
+                "stages."
+            )
 
     def still_fits(self) -> bool:
         """Return whether the model has the variables and stages that the programs were made for."""
-        return (
-            self.compilation is keras_bridge.compilation(self.model)
-            and self.assignment == stage_assignment(self.model)
-            and self.variables.are_those_of(self.model)
-        )
+        same_stages = self.assignment == stage_assignment(self.model)
+        return same_stages and self.variables.are_those_of(self.model)
 
     def place(self) -> None:
         """Move the variables to the devices of their stages."""
@@ -171,13 +173,9 @@ class PipelineRunner(ABC, Generic[Program]):
     def _make_programs(self, chunk: Chunk) -> StagePrograms[Program]:
         stages = self.layout.stages
         replicas = self.placement.replicas if chunk.sharded else 1
-        micro_batches = self.gradient_accumulation(chunk)
-        divisor = replicas if self.config.reduction == "mean" else 1
-        if self.config.accumulation_reduction == "mean":
-            divisor *= micro_batches
-        transform = with_local_operations(
-            divisor, replicas * micro_batches, self.placement.platform
-        )
+        divisor = self.config.local_batches_in_mean(self.mode, chunk)
+        shards = replicas * self.config.accumulated(self.mode, chunk)
+        transform = with_local_operations(divisor, shards, self.placement.platform)
         fetch = fetcher(chunk, replicas, in_one_program=False)
         functions = [
             make_stage_function(self.model, stages, stage.number, self.mode, replicas)
@@ -193,12 +191,6 @@ class PipelineRunner(ABC, Generic[Program]):
             traced = functions if self.mode == "predict" else functions[:-1]
             shapes, outputs = shapes_between_stages(stages, traced, chunk, replicas, transform)
         return StagePrograms(programs, shapes, outputs)
-
-    def gradient_accumulation(self, chunk: Chunk) -> int:
-        """Return the number of micro-batches whose gradients are accumulated."""
-        if self.mode != "train" or not chunk.sharded:
-            return 1
-        return self.config.gradient_accumulation
 
 
 class PipelineCall(ABC):

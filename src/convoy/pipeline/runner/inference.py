@@ -22,7 +22,6 @@ from convoy.pipeline.runner.stage_forward import (
     StageInputs,
     Transform,
 )
-from convoy.pipeline.runner.training import check_methods
 from convoy.pipeline.schedule import Action
 from convoy.pipeline.schedules import DEFAULT, generate
 from convoy.types import Arrays, PyTree
@@ -33,10 +32,6 @@ IN_FLIGHT = 4
 
 class InferenceRunner(PipelineRunner[PyTree]):
     """Evaluates a model in pipeline stages, or predicts with it."""
-
-    def check_model(self) -> None:
-        if self.mode == "evaluate":
-            check_methods(self.model)
 
     def run_call(self, chunk: Chunk) -> Outcome:
         stage_programs = self.programs_for(chunk)

@@ -8,7 +8,7 @@ import numpy as np
 from convoy import distributed, keras_bridge
 from convoy.engine.data.chunks import Chunk
 from convoy.engine.data.placement import device_put, tree_shapes
-from convoy.jaxpr import Atom, Trace
+from convoy.jaxpr import Atom, Trace, depending_on
 from convoy.pipeline.device_layout import DeviceLayout
 from convoy.types import Arrays
 from jax.extend.core import JaxprEqn, Var
@@ -99,10 +99,7 @@ def check_sums(
 def _is_sum(trace: Trace, index: int) -> bool:
     """Return whether an output is the input of the same index plus a term that reads no input."""
     made_by: dict[Atom, JaxprEqn] = {v: made for made in trace.equations for v in made.outvars}
-    stateful = set(trace.inputs)
-    for equation in trace.equations:
-        if any(isinstance(atom, Var) and atom in stateful for atom in equation.invars):
-            stateful.update(equation.outvars)
+    stateful = depending_on(trace.inputs, trace.equations)
     atom = trace.outputs[index]
     while atom is not trace.inputs[index]:
         atom = _added_to(made_by[atom], stateful) if atom in made_by else None

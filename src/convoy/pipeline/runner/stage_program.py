@@ -10,7 +10,7 @@ from convoy.cpu.dispatch import dummy_work
 from convoy.engine.data.fetch import Fetch
 from convoy.engine.data.placement import tree_bytes
 from convoy.engine.numerics.loss_scale import LossScale
-from convoy.jaxpr import Atom, Trace, Values, evaluate, needed_for, read
+from convoy.jaxpr import Atom, Trace, Values, depending_on, evaluate, needed_for, read
 from convoy.pipeline.runner.stage_forward import Received, StageFunction, StageInputs, Transform
 from convoy.pipeline.stages import has_gradient
 from convoy.types import Arrays, PyTree
@@ -212,12 +212,14 @@ class StageProgram:
         sources = [*variables[1], *variables[2]]
         # Values of the forward pass that may be residuals. Values that depend only on weights are
         # excluded, and with activation checkpointing all values are: B recomputes them.
-        from_data = set() if self.activation_checkpointing else _computed_from(sources, forward)
-        available = {*from_data, *sources}
+        available = set(sources)
+        if not self.activation_checkpointing:
+            available = depending_on(sources, forward)
         gradients = [*weight_gradients, *received_gradients]
         backward, used = needed_for(gradients, trace.equations, available)
         # F reads the micro-batch, so the micro-batch is also a result of F.
         batch_leaves = len(jax.tree.leaves(inputs.data))
+        from_data = available.difference(sources)
         from_data |= set(variables[2][len(variables[2]) - batch_leaves :])
         returned = {atom for atom in results[: len(outputs)] if isinstance(atom, Var)}
         computed = [var for var in used if var in from_data and var not in returned]
@@ -357,15 +359,6 @@ def _done() -> jax.Array:
 def _data_last(inputs: StageInputs) -> tuple:
     """Return the inputs with the data last; outside of F, the data is only a position."""
     return inputs.non_trainable, inputs.metrics, inputs.loss, inputs.data
-
-
-def _computed_from(sources: list[Var], equations: list[JaxprEqn]) -> set[Var]:
-    """Return the variables that equations compute from some sources."""
-    found = set(sources)
-    for equation in equations:
-        if any(isinstance(atom, Var) and atom in found for atom in equation.invars):
-            found.update(equation.outvars)
-    return found - set(sources)
 
 
 def _cut(values: Sequence[Atom], sizes: Sequence[int]) -> list[list[Atom]]:

@@ -62,7 +62,21 @@ class TrainingRunner(PipelineRunner[StageProgram]):
         """The timeline of the last weight update, if it was measured."""
 
     def check_model(self) -> None:
-        check_model(self.model, self.config)
+        super().check_model()
+        config, maps_gradients = self.config, PreparedModel.of(self.model).gradient_map is not None
+        for is_set, name, instead in (
+            (config.batch_norm_group > 1, "batch_norm_group", "Leave it out."),
+            (config.shard, f"shard={config.shard!r}", "Stages already divide the state."),
+            (maps_gradients, "MapGradientOptimizer", "Override its apply()."),
+            (
+                config.activation_checkpointing is not None,
+                "activation_checkpointing",
+                "Use set_pipelining_options(activation_checkpointing=True).",
+            ),
+        ):
+            if is_set:
+                raise ValueError(f"{name} is not supported with pipeline stages. {instead}")
+        check_optimizer(self.model.optimizer)
 
     def _make_updates(self) -> list[RankUpdate]:
         parts, layout = self.variables.parts, self.layout
@@ -126,7 +140,7 @@ class TrainingRunner(PipelineRunner[StageProgram]):
         return StageProgram(
             function,
             fetch,
-            1 / self.gradient_accumulation(chunk) if averages else 1,
+            1 / self.config.accumulated("train", chunk) if averages else 1,
             activation_checkpointing=self.pipeline.activation_checkpointing
             and number != self.layout.last,
             transform=transform,
@@ -320,43 +334,3 @@ class TrainingCall(PipelineCall):
         self.update.write_back()
         self.update.wait(self.values)
         return self.write_metrics()
-
-
-def check_model(model: keras.Model, config: ExecutionConfig) -> None:
-    """Reject options that are not supported with pipeline stages.
-
-    Raises:
-        ValueError: with what to do instead.
-    """
-    check_methods(model)
-    for value, name, instead in (
-        (config.batch_norm_group > 1, "batch_norm_group", "Leave it out."),
-        (config.shard is not None, f"shard={config.shard!r}", "Stages already divide the state."),
-        (
-            PreparedModel.of(model).gradient_map is not None,
-            "MapGradientOptimizer",
-            "Override its apply().",
-        ),
-        (
-            config.activation_checkpointing is not None,
-            "activation_checkpointing",
-            "Use set_pipelining_options(activation_checkpointing=True).",
-        ),
-    ):
-        if value:
-            raise ValueError(f"{name} is not supported with pipeline stages. {instead}")
-    check_optimizer(model.optimizer)
-
-
-def check_methods(model: keras.Model) -> None:
-    """Reject a model that overrides methods which need all of its outputs on one device.
-
-    Raises:
-        ValueError: with what to do instead.
-    """
-    replaced = keras_bridge.overridden(model, ("compute_loss", "compute_metrics"))
-    if replaced:
-        raise ValueError(
-            f"{type(model).__name__} overrides {' and '.join(replaced)}, which needs all outputs "
-            "on one device. Pass a loss and metrics to compile(), or train it without stages."
-        )
