@@ -52,7 +52,7 @@ class Console:
             if thread is not None:
                 thread.join()
             seconds = format_seconds(time.perf_counter() - started)
-            self.line(f"{chr(13) if thread else ''}{text}: {seconds}")
+            self.line(("\r" if thread else "") + f"{text}: {seconds}")
 
     def _tick(self, text: str, started: float, ended: threading.Event) -> None:
         while True:

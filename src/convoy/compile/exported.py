@@ -25,11 +25,11 @@ def run_exported(folder: str | Path) -> None:
         ValueError: if the folder has no exported model.
     """
     base = Path(folder)
-    versions = artifact.versions_in(base) if base.is_dir() else {}
+    versions = artifact.versions_in(base)
     path = versions[max(versions)] if versions else base
     try:
         found = artifact.read(path)
-    except (ArtifactError, OSError) as error:
+    except ArtifactError as error:
         raise ValueError(
             f"{folder} has no exported model: {error} Pass a folder that convoy export has written."
         ) from None

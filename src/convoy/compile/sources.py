@@ -2,11 +2,12 @@
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import keras
+from convoy import context
 from convoy.strategy import Strategy
 from convoy.train.flags import Options
 from convoy.train.input import Images, open_images, test_input, training_input
@@ -58,25 +59,10 @@ def run_program(words: Sequence[str], replicas: int | None) -> None:
         replicas: number of replicas for a script that does not use Convoy, which then runs in a
             strategy's scope as under `convoy launch --replicas`.
     """
-    before, sys.argv = sys.argv, list(words)
     scope: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if replicas is not None:
         scope = Strategy(replicas, batch="global", batch_norm_group=replicas).scope()
-    try:
-        with scope, _without_saving():
-            run_script()
-    finally:
-        sys.argv = before
-
-
-@contextlib.contextmanager
-def _without_saving() -> Iterator[None]:
-    """Disable the saving of models in the block: their weights have no values."""
-    originals = {name: getattr(keras.Model, name) for name in SAVING}
-    for name in SAVING:
-        setattr(keras.Model, name, lambda *_args, **_settings: None)
-    try:
-        yield
-    finally:
-        for name, method in originals.items():
-            setattr(keras.Model, name, method)
+    # Models are not saved, because their weights have no values.
+    saving = [(keras.Model, name, lambda *_args, **_settings: None) for name in SAVING]
+    with context.changed([(sys, "argv", list(words)), *saving]), scope:
+        run_script()

@@ -150,8 +150,8 @@ def parse_target(name: str) -> Target:
     kinds = {"tpu": list(TPUS), "gpu": list(GPUS)}.get(platform)
     if kinds is None or not kind or not size:
         raise TargetError(
-            f"--target {name}: pass a platform, a kind and a number of devices, such as {EXAMPLES}."
-            f"{_nearest(name)}"
+            f"--target {name} is not a target. Pass a platform, a kind and a number of devices, "
+            f"such as {EXAMPLES}.{_nearest(name)}"
         )
     if kind not in kinds:
         known = ", ".join(kinds)
@@ -177,22 +177,22 @@ def _checked_shape(name: str, platform: str, kind: str, shape: tuple[int, ...]) 
     if platform == "gpu":
         if len(shape) > 2:
             raise TargetError(
-                f"--target {name}: pass the GPUs of one host ({platform}:{kind}:8), or hosts and "
-                f"the GPUs of each ({platform}:{kind}:4x8)."
+                f"--target {name} has {len(shape)} numbers. Pass the GPUs of one host "
+                f"({platform}:{kind}:8), or hosts and the GPUs of each ({platform}:{kind}:4x8)."
             )
         return shape if len(shape) == 2 else (1, *shape)
     axes = TPUS[kind].axes
     if len(shape) != axes:
         example = {2: "4x4", 3: "4x4x4"}[axes]
         raise TargetError(
-            f"--target {name}: a topology of {kind} has {axes} axes. Pass for example "
-            f"tpu:{kind}:{example}."
+            f"--target {name} has {len(shape)} axes, but a topology of {kind} has {axes}. Pass for "
+            f"example tpu:{kind}:{example}."
         )
     if prod(shape) > (largest := TPUS[kind].largest_slice):
         raise TargetError(
             f"--target {name}: a slice of {kind} has at most {largest:,} chips, but "
-            f"{'x'.join(map(str, shape))} are {prod(shape):,}. "
-            "convoy plan --devices predicts several."
+            f"{'x'.join(map(str, shape))} are {prod(shape):,}. Pass a smaller one; for several "
+            "slices, use convoy plan --devices."
         )
     if prod(shape) > 1 and any(size % 2 for size in shape[:2]):
         raise TargetError(
