@@ -35,8 +35,7 @@ class BatchConfig:
 
         If the global batch is not divisible, a warning states the size that is used.
         """
-        if global_batch < 1:
-            raise ValueError(f"global_batch={global_batch} is not a positive whole number.")
+        whole_number("global_batch", global_batch, "a positive whole number")
         unit = cls(micro_batch, replicas).global_batch
         config = cls(micro_batch, replicas, max(1, (2 * global_batch + unit) // (2 * unit)))
         if config.global_batch != global_batch:

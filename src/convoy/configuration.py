@@ -8,7 +8,7 @@ for each group of flags:
     class Training(Configuration):
         '''The configuration of a run.
 
-Attributes:
+        Attributes:
             model: name of the network
 
         training:
@@ -27,7 +27,7 @@ In a schema with `all_flags=True` every field is a flag. Flags under `Attributes
 
 A schema may contain other schemas. `add_flags` adds flags for their fields too, and `override`
 puts the given ones into the nested values of a file.
-"""
+"""  # noqa: D214 - the docstring of an example
 
 import argparse
 import contextlib
@@ -156,7 +156,9 @@ def _fraction(value: object) -> Fraction:
             raise ValueError
         return parts[0] if len(parts) == 1 else parts[0] / parts[1]
     except (ValueError, ZeroDivisionError):
-        raise ValueError(f"{value!r} is neither a number nor a fraction such as 1/2.") from None
+        raise ValueError(
+            f"{value!r} is not a number. Pass one, or a fraction such as 1/2."
+        ) from None
 
 
 def _parsed_mapping(value: object) -> Mapping[str, Any]:
@@ -165,7 +167,7 @@ def _parsed_mapping(value: object) -> Mapping[str, Any]:
             value = yaml.load(value, Loader=YamlLoader)
     if isinstance(value, Mapping):
         return value
-    raise ValueError(f"{value!r} is not a dictionary such as '{{\"momentum\": 0.9}}'.")
+    raise ValueError(f"{value!r} is not a dictionary. Pass for example '{{\"momentum\": 0.9}}'.")
 
 
 Whole = Annotated[int, BeforeValidator(_no_boolean)]
@@ -232,7 +234,7 @@ def _describe(problem: ErrorDetails, flags: bool) -> str:
         listed = f". Known: {', '.join(known)}." if near == "." else near
         return f"{'.'.join([*places, key])} is unknown{listed}"
     if kind == "missing":
-        return f"{name} is missing."
+        return f"{name} is missing. {'Pass' if flags else 'Add'} it."
     if kind in _RANGES:
         return f"{name} {value}: pass {_RANGES[kind].format(**context)}."
     if kind in _PROBLEMS:
@@ -260,7 +262,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ConfigurationError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(tree, dict):
-        raise ConfigurationError(f"{path} is not a mapping of keys to values.")
+        raise ConfigurationError(f"{path} is not a mapping. Write lines of the form `key: value`.")
     return tree
 
 

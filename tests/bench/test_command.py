@@ -26,7 +26,7 @@ def test_parameters_and_variables_are_filled_in(tmp_path):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("python3 {size}", r"\{size\} is not a parameter. There are batch."),
+        ("python3 {size}", r"\{size\} is not a parameter. Use one of batch."),
         ("python3 $DATASETS_DIR", r"uses \$DATASETS_DIR, which is not set"),
         ("python3 'x", "cannot be split into words: No closing quotation"),
         (" ", "is empty"),

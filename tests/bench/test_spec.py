@@ -74,8 +74,8 @@ def test_names_select_and_order_and_convergence_needs_a_flag(tmp_path):
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ("{cmd: a, notebook: b}", "it has both of cmd and notebook. Write one of them."),
-        ("{timeout: 3}", "it has neither of cmd and notebook."),
+        ("{cmd: a, notebook: b}", "it has both cmd and notebook. Write one of them."),
+        ("{timeout: 3}", "it has neither cmd nor notebook."),
         ("{cmd: a, timout: 3}", "timout is unknown. Did you mean timeout?"),
         ("{cmd: a, timeout: soon}", "timeout: 'soon' is not a number"),
         ("{cmd: a, timeout: 0}", "timeout 0: pass more than 0"),
@@ -83,10 +83,10 @@ def test_names_select_and_order_and_convergence_needs_a_flag(tmp_path):
         ("{cmd: 3}", "cmd: 3 is not a string"),
         ("{notebook: {file: lost.ipynb, timout: 3}}", "timout is unknown. Did you mean timeout?"),
         ("{notebook: lost.ipynb}", "there is no file .*lost.ipynb"),
-        ("[cmd]", r"\['cmd'\] is not a mapping of fields to values"),
+        ("[cmd]", r"\['cmd'\] is not a mapping\. Write fields"),
         ("{cmd: a, data: 3}", "data: 3 is not a section with keys and values"),
         ("{cmd: a, parameters: [[a, b], [1]]}", "has 1 values for 2 names, a, b"),
-        ("{cmd: a, parameters: 3}", "parameters: 3 is neither a mapping of names to values"),
+        ("{cmd: a, parameters: 3}", "parameters: 3 is not a set of parameters. Write a mapping"),
         ("{cmd: a, data: {x: {regexp: '('}}}", "data.x.regexp: '\\(' is not a regular expression"),
         ("{cmd: a, data: {x: {regexp: 'x'}}}", "'x' has 0 groups. Put the number"),
         ("{cmd: a, data: {x: {}}}", "data.x.regexp is missing"),

@@ -421,7 +421,9 @@ def test_arguments_that_make_no_sense_are_refused(tmp_path, settings, match):
 
 
 def test_a_metric_that_is_not_there_is_named(plain, tmp_path):
-    with pytest.raises(ValueError, match=r"'val_auc' is not among the metrics .* accuracy, loss"):
+    with pytest.raises(
+        ValueError, match=r"'val_auc' is not a metric of the epoch\. Pass one of .*accuracy, loss"
+    ):
         plain.run(convoy.Checkpoints(tmp_path, best="val_auc"))
 
 

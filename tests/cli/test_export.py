@@ -118,7 +118,7 @@ def test_16_bits_are_measured_on_the_images_of_a_run(tmp_path, monkeypatch, capl
         (["--dataset", "digits", "--samples", "none.npz"], "none.npz is not an .npz file"),
         (["--checkpoint", "none"], "--checkpoint none: there is no such file or folder."),
         (["--dataset", "digits", "--modle", "x"], "--modle is not a flag."),
-        (["--checkpoint", "."], "neither a .keras or .weights.h5 file"),
+        (["--checkpoint", "."], "has no model. Pass a .keras or .weights.h5 file"),
     ],
 )
 def test_wrong_words_are_one_line(tmp_path, monkeypatch, capsys, words, message):

@@ -335,5 +335,5 @@ def test_a_cluster_determines_the_index_of_a_process(tmp_path):
     assert ended.stdout.split() == ["127.0.0.1:4711", "2", "1", "4", "2", "9.0"]
     assert ended.stderr.splitlines() == [
         "convoy launch: process 1 of 2, started by Slurm.",
-        "convoy launch: without effect in a process of Slurm: --max-restarts.",
+        "convoy launch: No effect in a process of Slurm: --max-restarts.",
     ]

@@ -76,8 +76,11 @@ def test_it_is_said_when_nothing_fits(capsys):
     ("words", "message"),
     [
         (("--devices", "0"), "--devices 0: pass 1 or more."),
-        (("--devices", "2", "--memory", "much"), "'much' is not a size such as 8GB or 512MiB"),
-        (("--devices", "2", "--memory", "8"), "--memory: 8 has no unit; write 8GB"),
+        (
+            ("--devices", "2", "--memory", "much"),
+            "'much' is not a size. Pass for example 8GB or 512MiB",
+        ),
+        (("--devices", "2", "--memory", "8"), "--memory: 8 has no unit. Pass for example 8GB"),
         (("--devices", "2", "--model", "resnet5000"), "'resnet5000' is not a model. Did you mean"),
         (
             ("--devices", "2", "--measure", *ELSEWHERE),

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
     ("words", "message"),
     [
         ([], "There is no model to serve."),
-        (["--model", "half"], "--model half: pass NAME=FOLDER."),
+        (["--model", "half"], "--model half is not NAME=FOLDER."),
         (["--model", "half=none"], "none is not a folder."),
         (["--model", "a=.", "--model", "a=."], "Two models are called a."),
         (["--model", "a=.", "--tls-key", "x"], "go together"),

@@ -93,7 +93,9 @@ def test_pods_meet_at_the_first_one_by_its_name(monkeypatch):
 @pytest.mark.parametrize("instances", [None, 3])
 def test_the_number_of_pods_has_to_be_passed(monkeypatch, instances):
     started_by(monkeypatch, KUBERNETES)
-    with pytest.raises(LaunchError, match="must be the number of pods, but this one has JOB_COMPL"):
+    with pytest.raises(
+        LaunchError, match=r"--num-instances is .*, but this pod has JOB_COMPLETION"
+    ):
         CLUSTERS["kubernetes"].find_place(instances, 0)
 
 

@@ -37,8 +37,8 @@ def test_several_numbers_of_devices_and_other_names_of_flags():
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ({"memory": "16"}, "--memory: 16 has no unit; write 16GB"),
-        ({"latency": "20"}, "--latency: '20' is not a time such as 20us"),
+        ({"memory": "16"}, "--memory: 16 has no unit. Pass for example 16GB"),
+        ({"latency": "20"}, "--latency: '20' is not a time. Pass for example 20us"),
         ({"devices": ["0"]}, "--devices 0: pass 1 or more."),
         ({"optimizer": "sdg"}, "--optimizer: 'sdg' is not one of"),
         ({"measure": True, "device_flops": "1TFLOPS"}, "--measure"),

@@ -49,14 +49,14 @@ def make_command(
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise SpecError(f"the command cannot be split into words: {error}.") from None
+        raise SpecError(f"the command cannot be split into words: {error}. Correct cmd.") from None
     words = [_VARIABLE.sub(lambda found: environment[found[1].strip("{}")], w) for w in words]
     if not (allow_wandb or benchmark.allow_wandb) or compile_only:
         words = _without_flags(words, "--wandb")
     if compile_only:
         words = [*_without_flags(words, "--vipu"), "--compile-only"]
     if not words:
-        raise SpecError("the command is empty.")
+        raise SpecError("cmd has no words. Write a command.")
     return words
 
 
@@ -72,7 +72,7 @@ def fill(text: str, parameters: Mapping[str, object]) -> str:
         if name is None:
             return found[0][0]
         if name not in parameters:
-            known = f"There are {', '.join(parameters)}." if parameters else "There are none."
+            known = f"Use one of {', '.join(parameters)}." if parameters else "There are none."
             raise SpecError(f"{{{name}}} is not a parameter. {known}")
         return str(parameters[name])
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from convoy.bench.results import NAME, Result
+from convoy.bench.results import NAME, Result, present_values
 from convoy.bench.spec import SpecError
 from convoy.units import format_table
 
@@ -39,7 +39,10 @@ def read_earlier(path: Path) -> Measurements:
             for entry in runs
         }
     except OSError as error:
-        raise SpecError(f"--compare {path}: {error.strerror}: {file}") from None
+        raise SpecError(
+            f"--compare {path}: {file} cannot be read: {error.strerror}. Pass the folder of an "
+            "earlier run."
+        ) from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise SpecError(
             f"--compare {path}: {file} holds no results. Pass the folder of an earlier run."
@@ -54,11 +57,9 @@ def measurements(results: Sequence[Result]) -> Measurements:
 def _measured(
     values: Mapping[str, Mapping[str, float | None]], samples: Mapping[str, Sequence[float]]
 ) -> dict[str, Measured]:
-    found = {name: next(iter(by.values()), None) for name, by in values.items()}
     return {
         name: Measured(value, samples.get(name, [value]))
-        for name, value in found.items()
-        if value is not None
+        for name, value in present_values(values).items()
     }
 
 

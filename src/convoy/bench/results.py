@@ -55,13 +55,18 @@ class Result:
     log_paths: Mapping[str, str]
 
     def value(self, metric: str) -> float | None:
-        return next(iter(self.results.get(metric, {}).values()), None)
+        return self.values.get(metric)
 
     @property
     def values(self) -> dict[str, float]:
         """Values by metric, without missing ones."""
-        found = {metric: self.value(metric) for metric in self.results}
-        return {metric: value for metric, value in found.items() if value is not None}
+        return present_values(self.results)
+
+
+def present_values(results: Mapping[str, Mapping[str, float | None]]) -> dict[str, float]:
+    """Return the value of each metric, without missing ones."""
+    found = {metric: next(iter(by.values()), None) for metric, by in results.items()}
+    return {metric: value for metric, value in found.items() if value is not None}
 
 
 def join(runs: Sequence[Result]) -> Result:

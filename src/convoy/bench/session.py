@@ -197,7 +197,7 @@ class Session:
                 show=self.console.output,
             )
             if execution.exit_status:
-                raise SpecError(f"pip could not install the packages of {file}.")
+                raise SpecError(f"pip could not install the packages of {file}. See its output.")
             self._installed.add(file)
 
 

@@ -41,7 +41,9 @@ def _pattern(expression: Any) -> re.Pattern[str]:
     try:
         pattern = re.compile(expression)
     except (re.error, TypeError) as error:
-        raise ValueError(f"{expression!r} is not a regular expression: {error}.") from None
+        raise ValueError(
+            f"{expression!r} is not a regular expression: {error}. Correct it."
+        ) from None
     if pattern.groups != 1:
         raise ValueError(
             f"{expression!r} has {pattern.groups} groups. Put the number, and only that, into ( )."
@@ -64,8 +66,8 @@ def _variants(parameters: Any) -> list[Variant]:
                 )
         return [dict(zip(names, row, strict=True)) for row in rows]
     raise ValueError(
-        f"{parameters!r} is neither a mapping of names to values, such as 'a: 1, 2', nor a list of "
-        "rows of which the first has the names."
+        f"{parameters!r} is not a set of parameters. Write a mapping of names to values, such as "
+        "'a: 1, 2', or a list of rows of which the first has the names."
     )
 
 
@@ -140,13 +142,13 @@ class Benchmark(Configuration):
 
     def __post_init__(self) -> None:
         if bool(self.cmd) == bool(self.notebook):
-            has = "both" if self.cmd else "neither"
-            raise ValueError(f"it has {has} of cmd and notebook. Write one of them.")
+            has = "both cmd and" if self.cmd else "neither cmd nor"
+            raise ValueError(f"it has {has} notebook. Write one of them.")
         if not self.location.is_dir():
             raise ValueError(f"there is no folder {self.location}. Correct location.")
         for file in (self.notebook, self.requirements_file):
             if file is not None and not file.is_file():
-                raise ValueError(f"there is no file {file}.")
+                raise ValueError(f"there is no file {file}. Correct its path.")
 
 
 def read_benchmarks(
@@ -205,7 +207,7 @@ def read_benchmark(name: str, entry: Any, spec: Path) -> Benchmark:
     """
     where = f"{spec}: {name}: "
     if not isinstance(entry, Mapping):
-        raise SpecError(f"{where}{entry!r} is not a mapping of fields to values.")
+        raise SpecError(f"{where}{entry!r} is not a mapping. Write fields, such as cmd, in it.")
     fields = {k: value for k, value in entry.items() if value is not None and k not in UNUSED}
     if isinstance(fields.get("notebook"), Mapping):
         settings = fields.pop("notebook")

@@ -22,6 +22,7 @@ from convoy.checkpoint.store import Checkpoint
 from convoy.engine.checkpointer import Progress, Resumption
 from convoy.engine.observer import pause
 from convoy.engine.prepared_model import PreparedModel
+from convoy.units import format_count
 
 
 class Checkpoints(keras.callbacks.Callback):
@@ -265,7 +266,10 @@ def parse_best(state: Mapping[str, Any]) -> tuple[float, Position] | None:
             return None
         case [float() | int() as score, int() as epoch, int() as step]:
             return score, Position(epoch, step)
-    raise CheckpointError(f"{state['best']!r} is not a best checkpoint: score, epoch, step.")
+    raise CheckpointError(
+        f"The state of Checkpoints has best={state['best']!r}, which is not score, epoch and step. "
+        "Pass another folder."
+    )
 
 
 def _describe_resumption(path: Path, resumption: Resumption | None, progress: Progress) -> str:
@@ -273,8 +277,7 @@ def _describe_resumption(path: Path, resumption: Resumption | None, progress: Pr
     if resumption is None:
         return f"Starting with the weights of {path}"
     epochs = progress.last_epoch
-    counted = "1 step" if resumption.step == 1 else f"{resumption.step} steps"
-    steps = f" and {counted} of the next" if resumption.step else ""
+    steps = f" and {format_count(resumption.step, 'step')} of the next" if resumption.step else ""
     line = f"Resumed from {path} after {resumption.epoch} of {epochs} epochs{steps}"
     if resumption.epoch > epochs:
         line = (

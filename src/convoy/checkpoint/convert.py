@@ -60,7 +60,7 @@ def load_model(path: Path) -> keras.Model:
     found = find_checkpoint(path)
     if found is None:
         raise CheckpointError(
-            f"{path} is neither a .keras or .weights.h5 file, nor a folder with a checkpoint."
+            f"{path} has no model. Pass a .keras or .weights.h5 file, or a checkpoint's folder."
         )
     return to_model(found[1])
 
@@ -73,7 +73,7 @@ def assign_weights(model: keras.Model, checkpoint: Checkpoint) -> None:
     """
     if not model.built:
         raise CheckpointError(
-            "The checkpoint's model has no input shape. Give the model a keras.Input."
+            "The checkpoint's model has no input shape. Begin the model with a keras.Input."
         )
     parts = {kind: getattr(model, f"{kind}_variables") for kind in WEIGHTS}
     if getattr(model, "optimizer", None) is not None:
@@ -87,7 +87,7 @@ def assign_weights(model: keras.Model, checkpoint: Checkpoint) -> None:
         elif kind in WEIGHTS:
             raise CheckpointError(
                 f"The checkpoint's {kind} variables have the shapes {[a.shape for a in arrays]}, "
-                f"but the model's have {shapes}. The checkpoint belongs to another model."
+                f"but the model's have {shapes}. Pass a checkpoint of this model."
             )
 
 
@@ -118,7 +118,7 @@ def average(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
         if any(one is None or one.shape != wanted.shape for one in found):
             raise CheckpointError(
                 f"The checkpoints are of different models: not all have {name!r} of shape "
-                f"{list(wanted.shape)}."
+                f"{list(wanted.shape)}. Pass checkpoints of one model."
             )
         arrays[name] = _average([one for one in found if one is not None])
     return Checkpoint(arrays, {"weights_only": True}, {"mean of": len(checkpoints)}, last.model)

@@ -50,7 +50,7 @@ def list_lines(path: Path) -> Iterator[str]:
     if not positions and not path.exists():
         raise _not_found(folder)
     if not positions:
-        raise CheckpointError(f"There are no checkpoints in {path}.{_hint(folder)}")
+        raise CheckpointError(f"{path} has no checkpoints. Pass another folder.{_hint(folder)}")
     lines: dict[Position, str] = {}
     best = None
     for position in positions:
@@ -127,9 +127,10 @@ def verify(path: Path) -> CheckpointError | None:
 
 def _not_found(folder: Folder) -> CheckpointError:
     if not folder.path.exists():
-        return CheckpointError(f"There is no folder {folder.path}.")
+        return CheckpointError(f"There is no folder {folder.path}. Pass one that exists.")
     return CheckpointError(
-        f"{folder.path} is neither a checkpoint nor a folder of checkpoints.{_hint(folder)}"
+        f"{folder.path} is neither a checkpoint nor a folder of checkpoints. Pass one of these."
+        f"{_hint(folder)}"
     )
 
 

@@ -96,8 +96,7 @@ class Best:
         """
         if self.metric not in logs:
             raise ValueError(
-                f"best={self.metric!r} is not among the metrics of the epoch: "
-                f"{', '.join(logs)}. Pass one of them."
+                f"best={self.metric!r} is not a metric of the epoch. Pass one of {', '.join(logs)}."
             )
         value = self.sign * float(logs[self.metric])
         return -math.inf if math.isnan(value) else value

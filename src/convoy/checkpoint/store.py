@@ -100,7 +100,9 @@ def read_manifest(path: Path) -> Manifest:
     except DamagedError as error:
         raise DamagedError(f"{file} is not a manifest of Convoy: {error}.") from None
     if parsed.name != path.name:
-        raise DamagedError(f"{path} was written as {parsed.name!r} and has been renamed.")
+        raise DamagedError(
+            f"{path} was written as {parsed.name!r} and has been renamed. Restore this name."
+        )
     return parsed
 
 

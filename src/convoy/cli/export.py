@@ -109,13 +109,13 @@ def _find_model(
     """Return the model, and the arguments of `export` that depend on its source."""
     given, kind = options.checkpoint, options.preprocessing
     if given is not None and not given.exists():
-        raise ValueError(f"--checkpoint {given}: there is no such file or folder.")
+        raise ValueError(f"--checkpoint {given}: there is no such file or folder. Pass its path.")
     if given is None or given.name.endswith(ENDING) or RunFolder(given).recipe.is_file():
         return _model_of_training(options, training_flags)
     if training_flags:
         raise ValueError(
-            f"{training_flags[0]} is not a flag of convoy export, and {given} needs no flags of "
-            "convoy train."
+            f"{training_flags[0]} is a flag of convoy train, which {given} does not need. Leave it "
+            "out."
         )
     preprocessing = None if kind is None else preprocessing_from_bytes(kind)
     return convert.load_model(given), {"preprocessing": preprocessing}
@@ -143,7 +143,7 @@ def _model_of_training(
         if given.is_dir():
             found = find_checkpoints(run.checkpoints)
             if not found:
-                raise ValueError(f"{given} has no checkpoint.")
+                raise ValueError(f"{given} has no checkpoint. Pass the folder of another run.")
             weights = found[-1]
     options = parse(training_flags, PROGRAM)
     if weights is None:

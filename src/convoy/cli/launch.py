@@ -95,8 +95,8 @@ class LaunchOptions(Configuration, all_flags=True):
     def __post_init__(self) -> None:
         if self.target is not None and self.write is None:
             raise ValueError(
-                "--target is for a written job: pass --write, too. A launch uses the devices of "
-                "its hosts."
+                "--target was passed without --write. Pass both, or leave --target out: a launch "
+                "uses the devices of its hosts."
             )
         if self.replicas is not None and self.num_replicas not in (None, self.replicas):
             raise ValueError(
@@ -131,7 +131,7 @@ def main(words: Sequence[str]) -> int:
     try:
         options = read(LaunchOptions, flags, flags=True)
         if ignored:
-            log(f"{', '.join(ignored)} have no effect here.")
+            log(f"No effect here: {', '.join(ignored)}.")
         hosts = parse_hosts(host, options.hostfile)
         if options.write is not None:
             job = _job(options, program, hosts)
@@ -185,7 +185,7 @@ def _run_in_cluster(options: LaunchOptions, program: Sequence[str], cluster: Clu
         "--only-output-from-instance": options.only_output_from_instance is not None,
     }
     if given := [name for name, is_given in without_effect.items() if is_given]:
-        log(f"without effect in a process of {cluster.title}: {', '.join(given)}.")
+        log(f"No effect in a process of {cluster.title}: {', '.join(given)}.")
     topology = _topology(options, place.count, (LOCAL,))
     run_in_cluster(program, topology, place, plain_script=options.replicas is not None)
 
@@ -193,7 +193,7 @@ def _run_in_cluster(options: LaunchOptions, program: Sequence[str], cluster: Clu
 def _job(options: LaunchOptions, program: Sequence[str], hosts: tuple[str, ...]) -> Job:
     """Return the job that `--write` writes."""
     if options.only_output_from_instance is not None:
-        raise LaunchError("--only-output-from-instance has no meaning in a written job.")
+        raise LaunchError("--only-output-from-instance has no meaning with --write. Leave it out.")
     words = tuple(program_words(program))
     names = () if hosts == (LOCAL,) else hosts
     devices = _accelerators(options.target)

@@ -84,7 +84,9 @@ def make_parser() -> Parser:
 def _parse_model(word: str) -> ModelConfig:
     name, equals, folder = word.partition("=")
     if not (name and equals and folder):
-        raise ValueError(f"--model {word}: pass NAME=FOLDER.")
+        raise ValueError(
+            f"--model {word} is not NAME=FOLDER. Pass for example lenet=exports/lenet."
+        )
     return ModelConfig(name, Path(folder))
 
 
@@ -96,7 +98,7 @@ def _check_models(models: Sequence[ModelConfig]) -> None:
         if names.count(name) > 1:
             raise ValueError(f"Two models are called {name}. Give each its own name.")
         if "/" in name or ":" in name:
-            raise ValueError(f"A model cannot be called {name}: its name must not contain / or :.")
+            raise ValueError(f"A model is called {name}. Pass a name without / and :.")
     for model in models:
         if not model.path.is_dir():
             raise ValueError(f"{model.name}: {model.path} is not a folder. Export a model there.")

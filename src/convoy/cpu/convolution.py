@@ -123,7 +123,8 @@ class OneDnnConvolution:
     Attributes:
         kind: one of oneDNN's kinds.
         source: input of the convolution, or its gradient: batch, in, spatial.
-        weights: kernel of the convolution: out, in, spatial; preceded by the groups if there are several.
+        weights: kernel of the convolution: out, in, spatial, preceded by the groups if there are
+            several.
         destination: output of the convolution, or its gradient: batch, out, spatial.
         strides: strides of this convolution, which may differ from those in JAX's parameters.
         dilations: dilations of its kernel.

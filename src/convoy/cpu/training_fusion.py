@@ -142,8 +142,7 @@ class Fusion:
             return relu(jnp.asarray(x))
         return self._compute(found.operands, found.epsilon, relu=True)
 
-    def affine_transform(self, original: Operation, *args: Tensor, **options: Tensor) -> Tensor:
-        return affine_transform(original, *args, **options)
+    affine_transform = staticmethod(affine_transform)
 
     def _narrow(self, x: jax.Array) -> jax.Array:
         """Return the array in 16 bits that `x` was cast from, if it was."""

@@ -21,10 +21,9 @@ from jax import Array, lax
 
 def is_in_fast_layout(parameters: ConvolutionParameters) -> bool:
     """Return whether XLA takes its fast path for this convolution, inside of loops too."""
-    lhs, rhs, out = parameters.dimension_numbers
-    rank = len(lhs)
-    last, kernel = _channels_last(rank), _spatial_in_out(rank)
-    return parameters.batch_group_count == 1 and (lhs, rhs, out) == (last, kernel, last)
+    numbers = parameters.dimension_numbers
+    is_fast = numbers == _fast_layout(len(numbers.lhs_spec))
+    return is_fast and parameters.batch_group_count == 1
 
 
 def convolve(lhs: Array, rhs: Array, parameters: ConvolutionParameters) -> Array:
@@ -37,13 +36,12 @@ def convolve(lhs: Array, rhs: Array, parameters: ConvolutionParameters) -> Array
     if parameters.batch_group_count > 1:
         groups = parameters.batch_group_count
         lhs = _groups_from_batch_to_features(lhs, groups)
-    last, kernel = _channels_last(rank), _spatial_in_out(rank)
     out = bind(
         lhs,
         rhs,
         replace(
             parameters,
-            dimension_numbers=lax.ConvDimensionNumbers(last, kernel, last),
+            dimension_numbers=_fast_layout(rank),
             feature_group_count=groups,
             batch_group_count=1,
         ),
@@ -92,9 +90,7 @@ def _groups_from_batch_to_features(lhs: Array, groups: int) -> Array:
     return lax.reshape(moved, (batch // groups, *spatial, groups * features))
 
 
-def _channels_last(rank: int) -> tuple[int, ...]:
-    return (0, rank - 1, *range(1, rank - 1))
-
-
-def _spatial_in_out(rank: int) -> tuple[int, ...]:
-    return (rank - 1, rank - 2, *range(rank - 2))
+def _fast_layout(rank: int) -> lax.ConvDimensionNumbers:
+    channels_last = (0, rank - 1, *range(1, rank - 1))
+    spatial_in_out = (rank - 1, rank - 2, *range(rank - 2))
+    return lax.ConvDimensionNumbers(channels_last, spatial_in_out, channels_last)

@@ -38,7 +38,9 @@ class Order:
         self.seed = seed
         self._batches_per_pass = samples // size
         if not self._batches_per_pass:
-            raise ValueError(f"{samples} samples do not fill a batch of {size}.")
+            raise ValueError(
+                f"{samples} samples do not fill a batch of {size}. Pass a smaller batch size."
+            )
         # The order of the latest pass, by epoch and pass.
         self._drawn: tuple[tuple[int, int], np.ndarray] | None = None
 

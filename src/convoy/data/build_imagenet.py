@@ -65,10 +65,16 @@ def build_imagenet(options: BuildOptions) -> None:
     folders = {split: find_folder(options.source, split) for split in SPLITS}
     found = {split: folder for split, folder in folders.items() if folder is not None}
     if not found:
-        raise ValueError(f"{options.source} has neither a folder train nor a folder val.")
+        raise ValueError(
+            f"--source {options.source} has neither a folder train nor a folder val. Pass their "
+            "parent."
+        )
     for split, folder in found.items():
         if not 1 <= shards[split] <= len(folder):
-            raise ValueError(f"{len(folder)} images of {split} do not fill {shards[split]} shards.")
+            raise ValueError(
+                f"{len(folder)} images of {split} do not fill {shards[split]} shards. Pass 1 to "
+                f"{len(folder)} shards."
+            )
     annotations = Annotations.read(options.synsets, options.metadata, options.boxes)
     for folder in found.values():
         annotations.check(folder)
@@ -127,7 +133,9 @@ class Annotations:
     def check(self, folder: Folder) -> None:
         unknown = set(folder.classes) - set(self.labels or folder.classes)
         if unknown:
-            raise ValueError(f"{folder.root / min(unknown)} is not among the classes of --synsets.")
+            raise ValueError(
+                f"{folder.root / min(unknown)} is not among the classes of --synsets. Add it there."
+            )
 
     def label(self, folder: Folder, index: int) -> int:
         label = int(folder.labels[index])

@@ -86,7 +86,9 @@ class Folder:
         found = class_names(root)
         unknown = set(found) - set(classes or found)
         if unknown:
-            raise ValueError(f"{root / min(unknown)} is not a class of the training images.")
+            raise ValueError(
+                f"{root / min(unknown)} is not a class of the training images. Rename or remove it."
+            )
         classes = tuple(classes or found)
         images = [
             (f"{name}/{file}", label)
@@ -96,7 +98,10 @@ class Folder:
             if file.lower().endswith(ENDINGS)
         ]
         if not images:
-            raise ValueError(f"{root} has no folders with images in them, one for each class.")
+            raise ValueError(
+                f"{root} has no folders with images in them. Put a folder of images for each class "
+                "there."
+            )
         return cls.of(root, images, classes)
 
     @classmethod
@@ -152,7 +157,7 @@ class Shards:
         if missing or len(found) != total:
             raise ValueError(
                 f"{root} has {len(found)} of {total} shards for {split}; the first missing one is "
-                f"number {missing[0] if missing else total}."
+                f"number {missing[0] if missing else total}. Add the missing ones."
             )
         files = tuple(path for _, _, path in found)
         index = root / f".convoy-{split}-index.npz"

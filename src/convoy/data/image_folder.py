@@ -67,7 +67,7 @@ def _find_folders(root: Path, classes: Sequence[str] | None) -> ImageFolder | Fo
         return Folder.find(root, classes)
     train, test = find_folder(root, "train", classes), find_folder(root, "test", classes)
     if train is None:
-        raise ValueError(f"{root} has a folder of test images, but no folder train.")
+        raise ValueError(f"{root} has a folder of test images, but no folder train. Add it.")
     return train if test is None else ImageFolder(train, test)
 
 
@@ -90,7 +90,7 @@ def _read_csv(table: Path, classes: Sequence[str] | None) -> ImageFolder | Folde
         name, split = _check_row(table, number, row, known)
         splits[split].append((name, known.index(row[_LABEL])))
     if not splits["train"]:
-        raise ValueError(f"{table} has no images to train on.")
+        raise ValueError(f"{table} has no images to train on. Set the split of some to train.")
     train, test = (
         Folder.of(table.parent, images, known) for images in (splits["train"], splits["test"])
     )
@@ -101,12 +101,12 @@ def _check_row(
     table: Path, number: int, row: Mapping[str, str | None], classes: Sequence[str]
 ) -> tuple[str, str]:
     """Return file and split of a row."""
-    name, label, split = row[_FILE], row[_LABEL], row.get(_SPLIT) or "train"
+    name, label, split = row[_FILE] or "", row[_LABEL], row.get(_SPLIT) or "train"
     where = f"{table}, line {number}"
-    if not name or label not in classes:
-        raise ValueError(f"{where}: the label {label!r} of {name!r} is not one of the classes.")
     if not name.lower().endswith(ENDINGS):
         raise ValueError(f"{where}: {name!r} does not end in one of {', '.join(ENDINGS)}.")
+    if label not in classes:
+        raise ValueError(f"{where}: the label {label!r} of {name!r} is not one of the classes.")
     if not (table.parent / name).is_file():
         raise ValueError(f"{where}: there is no file {table.parent / name}.")
     found = next((part for part, names in SPLITS.items() if split.lower() in names), None)

@@ -45,8 +45,6 @@ def verify(options: VerifyOptions) -> bool:
             labels, damaged = _read_labels(find_images(folder, part))
         else:
             labels, damaged = getattr(in_memory, part)[1], []
-        for name in damaged:
-            print(f"damaged: {name}", file=sys.stderr)
         images, expected, classes = len(labels), info.size(part), len(np.unique(labels))
         complete &= (images, classes, damaged) == (expected, info.classes, [])
         print(
@@ -65,8 +63,6 @@ def _verify_folder(path: Path) -> bool:
         labels, damaged = _read_labels(files)
         counts += np.bincount(np.array(labels, int), minlength=len(counts))
         problems += damaged
-    for name in problems:
-        print(f"damaged: {name}", file=sys.stderr)
     width = max(map(len, found.classes))
     for name, count in zip(found.classes, counts, strict=True):
         print(f"{name:<{width}} {count:>7} images")
@@ -75,7 +71,7 @@ def _verify_folder(path: Path) -> bool:
 
 
 def _read_labels(files: ImageFiles) -> tuple[list[int], list[str]]:
-    """Return the labels of the images that can be read, and messages about the others."""
+    """Return the labels of the images that can be read; print and return the damaged ones."""
     labels, damaged = list[int](), list(files.damaged)
     for index in range(len(files)):
         try:
@@ -85,4 +81,6 @@ def _read_labels(files: ImageFiles) -> tuple[list[int], list[str]]:
             damaged.append(f"{files.name(index)}: {error}")
         else:
             labels.append(sample.label)
+    for name in damaged:
+        print(f"damaged: {name}", file=sys.stderr)
     return labels, damaged

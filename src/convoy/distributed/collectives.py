@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 from convoy.distributed.process import count, index
+from jax.experimental import multihost_utils
 
 Json = Any  # a value that JSON can hold
 
@@ -22,7 +23,8 @@ def arrays_from(process: int, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         return list(arrays)
     # As bytes: JAX broadcasts by adding zeros, which turns -0.0 into 0.0.
     own = np.concatenate([np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in arrays])
-    sent, found, start = _broadcast(own, process), [], 0
+    sent = multihost_utils.broadcast_one_to_all(own, is_source=index() == process)
+    found, start = [], 0
     for array in arrays:
         end = start + array.nbytes
         found.append(sent[start:end].copy().view(array.dtype).reshape(array.shape))
@@ -92,21 +94,11 @@ def check_same(what: str, described: dict[str, Json]) -> None:
 def wait_for_all(what: str) -> None:
     """Wait until all processes have reached this point."""
     if count() > 1:
-        from jax.experimental import multihost_utils
-
         multihost_utils.sync_global_devices(what)
-
-
-def _broadcast(array: Any, process: int = 0) -> Any:
-    from jax.experimental import multihost_utils
-
-    return multihost_utils.broadcast_one_to_all(array, is_source=index() == process)
 
 
 def _gather(tree: Any) -> Any:
     """Return the arrays of all processes, stacked."""
     if count() == 1:
         return jax.tree.map(lambda array: np.asarray(array)[None], tree)
-    from jax.experimental import multihost_utils
-
     return jax.tree.map(np.asarray, multihost_utils.process_allgather(tree))

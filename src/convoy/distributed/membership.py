@@ -67,8 +67,9 @@ def join() -> None:
             _initialize(asked)
         except RuntimeError as error:
             raise JoinError(
-                f"Process {asked.index} could not join {asked.count} processes at "
-                f"{asked.coordinator}: {first_line(error)}"
+                f"Process {asked.index} could not join {asked.count} processes. Check that all of "
+                f"them run, and that they reach {asked.coordinator}. JAX reports: "
+                f"{first_line(error)}"
             ) from error
         _set_collectives_address(asked.address)
         set_place(Place(asked.coordinator, jax.process_count(), jax.process_index(), asked.address))

@@ -85,5 +85,7 @@ def requested() -> Place | None:
             )
     total, own = int(numbers[COUNT]), int(numbers[INDEX])
     if own >= total:
-        raise ValueError(f"{INDEX}={own} does not exist in {COUNT}={total} processes.")
+        raise ValueError(
+            f"{INDEX}={own} does not exist in {COUNT}={total} processes. Set 0 to {total - 1}."
+        )
     return Place(coordinator, total, own, os.environ.get(ADDRESS))

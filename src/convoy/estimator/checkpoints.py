@@ -145,11 +145,15 @@ def _saved_variables(
 
 
 def _assign(variables: list[keras.Variable], arrays: list[np.ndarray], kind: str) -> None:
-    expected = [(variable.path.rsplit("/", 1)[-1], tuple(variable.shape)) for variable in variables]
-    found = [array.shape for array in arrays]
-    if [shape for _, shape in expected] != found:
+    difference = ""
+    if len(arrays) != len(variables):
+        difference = f"{len(arrays)} {kind} variables instead of {len(variables)}"
+    else:
+        for variable, array in zip(variables, arrays, strict=True):
+            if array.shape != variable.shape and not difference:
+                difference = f"the shape {array.shape} for {variable.path}, not {variable.shape}"
+    if difference:
         raise CheckpointError(
-            f"The checkpoint has {kind} variables of the shapes {found}, and the network "
-            f"{expected}. It is of another network: pass another model_dir."
+            f"The checkpoint has {difference}. It is of another network: pass another model_dir."
         )
     keras_bridge.assign(variables, [jnp.array(array) for array in arrays])

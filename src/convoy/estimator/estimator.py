@@ -75,7 +75,7 @@ class Estimator:
     ) -> None:
         user_functions.check_arguments(model_fn, "model function", self.known_arguments)
         if params is not None and not isinstance(params, Mapping):
-            raise ValueError(f"params={params!r} is not a dict.")
+            raise ValueError(f"params={params!r} is not a dict. Pass one.")
         config = config or RunConfig()
         folder = model_dir or config.model_dir or tempfile.mkdtemp(prefix="convoy-estimator-")
         self.model_fn = model_fn
@@ -210,30 +210,21 @@ class Estimator:
         network, data = self._open(ModeKeys.EVAL, input_fn)
         callback = self._load(network, checkpoint_path, hooks)
         with network.recorded(self.config.report):
-            on_host = network.spec.host_metrics is not None
             first = _first_steps(data, network, steps)
-            if on_host:
+            if network.spec.host_metrics is not None:
                 results = self._evaluate_on_host(network, first, callback)
             else:
-                shown = ProgressCallback("evaluation", steps)
-                results = self._evaluate_on_devices(network, first, [callback, shown])
+                callbacks = [callback, ProgressCallback("evaluation", steps)]
+                logs = network.model.evaluate(
+                    network.batches(first), callbacks=callbacks, verbose=0, return_dict=True
+                )
+                results = {name: float(metric.result()) for name, metric in network.metrics.items()}
+                results[LOSS] = float(logs["loss"])
         callback.finish()
         results["global_step"] = callback.run.global_step
         values = ", ".join(f"{key} = {value:.6g}" for key, value in sorted(results.items()))
         log.info(f"Evaluation{f' {name}' if name else ''}: {values}")
         return results
-
-    def _evaluate_on_devices(
-        self,
-        network: Network,
-        data: Iterator[Element],
-        callbacks: list[keras.callbacks.Callback],
-    ) -> dict[str, float]:
-        logs = network.model.evaluate(
-            network.batches(data), callbacks=callbacks, verbose=0, return_dict=True
-        )
-        found = {name: float(metric.result()) for name, metric in network.metrics.items()}
-        return found | {LOSS: float(logs["loss"])}
 
     def _evaluate_on_host(
         self, network: Network, data: Iterator[Element], callback: EvaluationCallback
@@ -274,7 +265,10 @@ class Estimator:
         keys = [predict_keys] if isinstance(predict_keys, str) else predict_keys
         unknown = sorted(set(keys or ()) - set(network.outputs))
         if unknown:
-            raise ValueError(f"predict_keys: {unknown[0]!r} is not in {list(network.outputs)}.")
+            raise ValueError(
+                f"predict_keys: {unknown[0]!r} is not a prediction. Pass some of "
+                f"{', '.join(network.outputs)}."
+            )
         callback = self._load(network, checkpoint_path, hooks)
         with network.recorded(self.config.report):
             group = network.steps_per_execution * network.batches_per_step
@@ -331,7 +325,8 @@ class Estimator:
         names = user_functions.argument_names(self.model_fn)
         if tensors.labels is not None and names is not None and "labels" not in names:
             raise ValueError(
-                "The input function returns labels, but the model function does not take `labels`."
+                "The input function returns labels, but the model function has no argument "
+                "`labels`. Add it, or return features only."
             )
         return self._network_spec(self._call_model_fn(mode, params, **tensors._asdict()))
 

@@ -85,7 +85,10 @@ class ArrayInput:
             raise ValueError(f"The arrays differ in length: {sorted(lengths)}. Trim them.")
         (self.samples,) = lengths
         if batch_size < 1 or (drop_remainder and self.samples < batch_size):
-            raise ValueError(f"{self.samples} samples do not fill a batch of {batch_size}.")
+            raise ValueError(
+                f"{self.samples} samples do not fill a batch of {batch_size}. Pass a batch size "
+                f"from 1 to {self.samples}."
+            )
         self.batch_size, self.shuffle, self.passes = batch_size, shuffle, passes
         self.seed, self.drop_remainder = seed, drop_remainder
 
@@ -131,7 +134,8 @@ def elements(returned: Data, mode: str, batch_size: int | None) -> Iterator[Elem
         items = iterate(returned)
     except TypeError:
         raise ValueError(
-            f"The input function returned {type(returned).__name__}, not a dataset or arrays."
+            f"The input function returned {type(returned).__name__}, not a dataset or arrays. "
+            "Return one of these."
         ) from None
     for item in items:
         element = as_element(item)

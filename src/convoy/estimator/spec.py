@@ -70,7 +70,9 @@ class EstimatorSpec:
         )
         for name, tensor in self.logged.items():
             if not is_symbolic(tensor):
-                raise ValueError(f"logged[{name!r}] is {tensor!r}, not a tensor of the network.")
+                raise ValueError(
+                    f"logged[{name!r}] is {tensor!r}, not a tensor of the network. Pass one."
+                )
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,10 @@ class PipelineEstimatorSpec:
 def check_stage_count(stages: Sequence[object]) -> None:
     """Raise `ValueError` if a pipeline has fewer than two stages."""
     if len(stages) < 2:
-        raise ValueError(f"A pipeline has two stages or more, but received {len(stages)}.")
+        raise ValueError(
+            f"A pipeline has two stages or more, but received {len(stages)}. Pass one function for "
+            "each."
+        )
 
 
 def check_mode(mode: str, **required: Mapping[str, PyTree]) -> None:

@@ -111,10 +111,10 @@ def _slurm_place(instances: int | None, port: int) -> Place:
 def _kubernetes_place(instances: int | None, port: int) -> Place:
     index = _number("JOB_COMPLETION_INDEX")
     if instances is None or index >= instances:
-        passed = "--num-instances" if instances is None else f"--num-instances {instances}"
+        passed = "missing" if instances is None else str(instances)
         raise LaunchError(
-            f"{passed} must be the number of pods, but this one has JOB_COMPLETION_INDEX={index}. "
-            "Pass the completions of the job."
+            f"--num-instances is {passed}, but this pod has JOB_COMPLETION_INDEX={index}. Pass the "
+            "number of pods: the completions of the job."
         )
     own, first = socket.gethostname(), first_pod(socket.getfqdn(), index)
     return Place(f"{first}:{port or PORT}", instances, index, own)
@@ -204,4 +204,6 @@ def _address_towards(host: str, port: int) -> str:
             probe.connect((host, port))
             return str(probe.getsockname()[0])
     except OSError as error:
-        raise LaunchError(f"The host {host} cannot be reached: {error}.") from None
+        raise LaunchError(
+            f"The host {host} cannot be reached: {error}. Check its name and the network."
+        ) from None

@@ -141,11 +141,11 @@ def _command(program: Sequence[str], topology: Topology, *, plain_script: bool) 
         words.insert(0, sys.executable)
     if len(words) > 1 and words[1].endswith(".py"):
         if topology.hosts == (LOCAL,) and not os.path.exists(words[1]):
-            raise LaunchError(f"{words[1]} does not exist.")
+            raise LaunchError(f"{words[1]} does not exist. Pass the path of a script.")
         plain = ["-m", "convoy.launch.plain_script"] if plain_script else []
         return [words[0], *RUNNER, *plain, *words[1:]]
     if plain_script:
-        raise LaunchError(f"--replicas runs Python scripts, but received {words[:2]}.")
+        raise LaunchError(f"--replicas runs Python scripts, but received {words[:2]}. Pass one.")
     is_python = words[0] == sys.executable or os.path.basename(words[0]).startswith("python")
     if is_python and len(words) > 2 and words[1] == "-m":
         return [words[0], *RUNNER, *words[1:]]

@@ -149,7 +149,7 @@ class ProcessGroup:
                 except OSError as error:
                     raise StartError(
                         f"Process {task.index} of {len(self.tasks)} cannot be started: "
-                        f"{error.strerror}. Start fewer processes, or raise the limits of this one."
+                        f"{error.strerror}. Start fewer processes, or raise the system's limits."
                     ) from error
             while self._running() and not self._must_kill():
                 self._receive(POLL_SECONDS)

@@ -83,7 +83,7 @@ class Topology:
             raise LaunchError(
                 f"--num-replicas {self.replicas} with --devices-per-replica "
                 f"{self.devices_per_replica} is too large: a process has at most {MAX_VIRTUAL} "
-                "devices."
+                "devices. Pass fewer replicas, or more instances."
             )
 
     @property
@@ -209,7 +209,9 @@ def parse_hosts(names: str | None, file: str | None) -> tuple[str, ...]:
         try:
             lines = Path(file).read_text().splitlines()
         except OSError as error:
-            raise LaunchError(f"--hostfile {file} cannot be read: {error.strerror}.") from error
+            raise LaunchError(
+                f"--hostfile {file} cannot be read: {error.strerror}. Pass another file."
+            ) from error
         hosts = tuple(words[0] for line in lines if (words := line.split("#")[0].split()))
         if not hosts:
             raise LaunchError(f"--hostfile {file} names no host. Write one in each line.")

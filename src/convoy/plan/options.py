@@ -76,8 +76,8 @@ class PlanOptions(Configuration, all_flags=True):
             self._check_target()
         if self.measure and (self.device_flops or self.device_bandwidth):
             raise ValueError(
-                "--measure times the devices of this machine; --device-flops and "
-                "--device-bandwidth describe other devices. Pass one or the other."
+                "--measure times the devices of this machine, but --device-flops or "
+                "--device-bandwidth describes other devices. Leave one of them out."
             )
 
     def _check_target(self) -> None:

@@ -86,12 +86,9 @@ class EventLog:
 
     def metrics(self, mode: str, step: int, values: dict[str, float]) -> None:
         """Add the metrics after a device call, unless the last ones are too recent."""
-        now = self.seconds()
         with self._lock:
-            before = self._last.get(mode, -METRIC_SECONDS)
-            if now - before >= METRIC_SECONDS and self._counts["metrics"] < MAX_METRIC_ROWS:
-                self._last[mode] = now
-                self._add("metrics", [mode, step, round(now, 6), values])
+            if self._is_due(mode, METRIC_SECONDS, "metrics", MAX_METRIC_ROWS):
+                self._add("metrics", [mode, step, round(self.seconds(), 6), values])
 
     def epoch(self, epoch: int, values: dict[str, float]) -> None:
         """Add the metrics of an epoch."""
@@ -100,13 +97,8 @@ class EventLog:
 
     def wants_pipeline(self) -> bool:
         """Return whether to record the next weight update of a pipeline."""
-        now = self.seconds()
         with self._lock:
-            due = now - self._last.get("pipeline", -PIPELINE_SECONDS) >= PIPELINE_SECONDS
-            wanted = due and self._counts["pipelines"] < MAX_PIPELINES
-            if wanted:
-                self._last["pipeline"] = now
-            return wanted
+            return self._is_due("pipeline", PIPELINE_SECONDS, "pipelines", MAX_PIPELINES)
 
     def pipeline(self, content: Json) -> None:
         """Add a weight update of a pipeline."""
@@ -143,6 +135,14 @@ class EventLog:
                 "programs": {str(number): dict(total) for number, total in self.programs.items()},
                 "rows_left_out": self.dropped_rows,
             }
+
+    def _is_due(self, event: str, interval: float, name: str, limit: int) -> bool:
+        """Return whether to add an event to a list, which is limited in time and in number."""
+        now = self.seconds()
+        due = now - self._last.get(event, -interval) >= interval and self._counts[name] < limit
+        if due:
+            self._last[event] = now
+        return due
 
     def _program(self, number: int) -> dict[str, float]:
         return self.programs.setdefault(number, {"times": 0, "seconds": 0.0})

@@ -57,7 +57,8 @@ class ReportWriter:
                 old.unlink()
         except OSError as error:
             raise ReportError(
-                f"A report cannot be written to {self.folder}: {error.strerror}. Pass another."
+                f"A report cannot be written to {self.folder}: {error.strerror}. Pass another "
+                "folder."
             ) from None
 
     def write_run(self, content: Json) -> None:

@@ -148,8 +148,7 @@ class Program:
         if not ends or "direction=LT" not in ends[0].attributes:
             return 1
         limit = instructions.get(ends[0].operands[-1])
-        is_known = limit is not None and limit.value.isdigit()
-        return int(limit.value) if limit is not None and is_known else 1
+        return int(limit.value) if limit is not None and limit.value.isdigit() else 1
 
     def executed(self) -> Iterator[tuple[Instruction, Instructions, int]]:
         """Yield each separate instruction, those of its computation, and its number of runs."""

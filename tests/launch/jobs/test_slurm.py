@@ -209,7 +209,7 @@ def test_stages_in_two_processes_of_slurm_train_as_in_one(capsys, tmp_path):
         (["--target", "gpu:h100:2x8", "--num-replicas", 8, "x.py"], "has 16 devices, but 8 replic"),
         (["--target", "gpu:h100:2x8", "--num-instances", 3, "x.py"], "is not a multiple of 2 host"),
         (["--target", "gpu:h10:8", "x.py"], "is not one of a100, h100, h200, l4. Did you mean h1"),
-        (["--only-output-from-instance", 0, "x.py"], "has no meaning in a written job"),
+        (["--only-output-from-instance", 0, "x.py"], "has no meaning with --write"),
         ([], "There is no program to run."),
     ],
 )
@@ -223,4 +223,4 @@ def test_what_cannot_be_written_is_one_line(capsys, words, message):
 
 def test_a_target_is_for_a_written_job(capsys):
     assert launch_command.main(["--target", "gpu:h100:8", "x.py"]) == 2
-    assert "--target is for a written job: pass --write, too." in capsys.readouterr().err
+    assert "--target was passed without --write. Pass both," in capsys.readouterr().err

@@ -128,7 +128,7 @@ def test_shellcheck_finds_nothing(capsys, tmp_path):
         (["--target", "tpu:v5e:4x4", "--num-instances", "2", "x.py"], "run one process each"),
         (["--target", "tpu:v5e:4x4", "/tmp/x.py"], "copies a Python script by its relative path"),
         (["--target", "tpu:v5e:4x4", "--numa-aware", "x.py"], "--numa-aware has no meaning for"),
-        (["--target", "tpu:v5e:4", "x.py"], "a topology of v5e has 2 axes"),
+        (["--target", "tpu:v5e:4", "x.py"], "has 1 axes, but a topology of v5e has 2"),
     ],
 )
 def test_what_cannot_be_written_is_one_line(capsys, words, message):

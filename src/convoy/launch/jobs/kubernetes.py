@@ -35,7 +35,9 @@ def kubernetes_job(job: Job) -> str:
     """
     if job.host_names or job.topology.numa_aware:
         given = "--host" if job.host_names else "--numa-aware"
-        raise LaunchError(f"{given} has no meaning in Kubernetes, which chooses nodes and cores.")
+        raise LaunchError(
+            f"{given} has no meaning in Kubernetes, which chooses nodes and cores. Leave it out."
+        )
     port = job.topology.port or PORT
     text = HEADER.format(
         name=job.name,

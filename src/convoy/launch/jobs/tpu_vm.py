@@ -93,7 +93,7 @@ def tpu_vm_job(job: Job) -> str:
         raise LaunchError("--write tpu-vm needs TPUs. Pass for example --target tpu:v5e:4x4.")
     if job.host_names or job.topology.numa_aware:
         given = "--host" if job.host_names else "--numa-aware"
-        raise LaunchError(f"{given} has no meaning for TPU virtual machines.")
+        raise LaunchError(f"{given} has no meaning for TPU virtual machines. Leave it out.")
     if job.topology.instances != devices.hosts:
         raise LaunchError(
             f"--num-instances {job.topology.instances}: TPU virtual machines run one process each, "
