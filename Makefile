@@ -11,6 +11,8 @@ DIST := dist
 UNREPAIRED := build/wheel
 # A process of tests for each core: most of the time goes into compiling, on one thread.
 PARALLEL := --numprocesses auto --dist worksteal
+# A dot every two seconds while the rest of the command runs: pip shows nothing for minutes.
+DOTS = (while kill -0 $$$$ 2>/dev/null; do printf .; sleep 2; done) &
 BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard src/convoy/*/native/*)
 
 .DEFAULT_GOAL := help
@@ -26,7 +28,7 @@ $(VENV)/.installed: $(BUILT_FROM)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Convoy needs Python 3.11 or later; set PYTHON=/path/to/python3" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(DOTS) $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' && echo
 	@touch $@
 
 train: setup ## Train a small CNN on handwritten digits, on two devices
@@ -46,8 +48,9 @@ test-all: setup lint $(INTEROP)/.installed $(TARGETS)/.installed ## The same wit
 # KerasHub asks for tensorflow-text, which would install TensorFlow beside tensorflow-cpu in the same
 # folder. It runs without it; the extra has what it imports.
 $(INTEROP)/.installed: $(BUILT_FROM)
+	@echo "Setting up $(INTEROP) (once; a few minutes) ..."
 	@test -x $(INTEROP)/bin/python || $(PYTHON) -m venv $(INTEROP)
-	@$(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,interop]'
+	@$(DOTS) $(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,interop]' && echo
 	@$(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps keras-hub==0.32.0
 	@touch $@
 
@@ -55,17 +58,19 @@ test-targets: $(TARGETS)/.installed ## Compile for TPUs and GPUs that are not he
 	@$(TARGETS)/bin/python -m pytest -m targets $(ARGS)
 
 $(TARGETS)/.installed: $(BUILT_FROM)
+	@echo "Setting up $(TARGETS) (once; a few minutes) ..."
 	@test -x $(TARGETS)/bin/python || $(PYTHON) -m venv $(TARGETS)
-	@$(TARGETS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,targets]'
+	@$(DOTS) $(TARGETS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,targets]' && echo
 	@touch $@
 
 test-clients: setup $(CLIENTS)/.installed ## The official clients of TensorFlow Serving and Triton against the server
 	@$(BIN)/python -m pytest tests/serving/test_official_clients.py
 
 $(CLIENTS)/.installed: Makefile
+	@echo "Setting up $(CLIENTS) (once; a few minutes) ..."
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
-	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check \
-	  requests schemathesis tensorflow-cpu 'tritonclient[http]'
+	@$(DOTS) $(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  requests schemathesis tensorflow-cpu 'tritonclient[http]' && echo
 	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps tensorflow-serving-api
 	@touch $@
 
@@ -77,8 +82,8 @@ test-sanitized: $(SANITIZED)/.installed ## The CPU kernels and the JPEG decoder 
 
 $(SANITIZED)/.installed: $(BUILT_FROM)
 	@test -x $(SANITIZED)/bin/python || $(PYTHON) -m venv $(SANITIZED)
-	@CXXFLAGS="-fsanitize=address,undefined -fno-omit-frame-pointer -g" \
-	  $(SANITIZED)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(DOTS) CXXFLAGS="-fsanitize=address,undefined -fno-omit-frame-pointer -g" \
+	  $(SANITIZED)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' && echo
 	@touch $@
 
 freeze: setup ## Accept changes to public names and flags: write tests/golden again
@@ -103,15 +108,15 @@ docs: $(VENV)/.docs-installed ## Build the documentation into build/site, from w
 	@echo "build/site/docs/index.html"
 
 $(VENV)/.docs-installed: $(VENV)/.installed
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,docs]'
+	@$(DOTS) $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,docs]' && echo
 	@touch $@
 
 # oneDNN comes from its own package, and OpenMP's library is in the wheel under its own name: the
 # kernels and oneDNN must load the same one, which a renamed copy would not be.
 wheel: setup ## Build a wheel for other Linux machines into dist
 	@rm -rf $(UNREPAIRED)
-	@CONVOY_PORTABLE=1 $(BIN)/python -m pip wheel --quiet --disable-pip-version-check \
-	  --no-deps --wheel-dir $(UNREPAIRED) .
+	@$(DOTS) CONVOY_PORTABLE=1 $(BIN)/python -m pip wheel --quiet --disable-pip-version-check \
+	  --no-deps --wheel-dir $(UNREPAIRED) . && echo
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --exclude libdnnl.so.3 \
 	  --exclude libgomp.so.1 --wheel-dir $(DIST) $(UNREPAIRED)/*.whl
 

@@ -1,7 +1,9 @@
 import io
+import sys
 
 import pytest
-from convoy.progress_bar import Output
+from convoy import progress_bar
+from convoy.progress_bar import Output, tracked
 
 
 @pytest.fixture(autouse=True)
@@ -74,3 +76,23 @@ def test_without_a_terminal_there_are_only_lines():
     output.line("said")
     output.end()
     assert output.stream.getvalue() == "said\n"
+
+
+def test_tracked_work_has_a_bar_on_a_terminal_until_it_is_done(monkeypatch):
+    monkeypatch.setattr(progress_bar, "QUIET_SECONDS", 0)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert list(tracked(range(3), "timing")) == [0, 1, 2]
+    shown = frames(sys.stderr.getvalue())
+    assert shown[0].startswith("timing ──")
+    assert shown[0].endswith("  0%  ? left")
+    assert not sys.stderr.getvalue().split("\r")[-1].strip(" ")
+
+
+def test_tracked_work_that_is_short_or_in_a_log_shows_nothing(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert list(tracked(range(3), "timing")) == [0, 1, 2]
+    assert sys.stderr.getvalue() == ""
+    monkeypatch.setattr(progress_bar, "QUIET_SECONDS", 0)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    assert list(tracked(range(3), "timing")) == [0, 1, 2]
+    assert sys.stderr.getvalue() == ""

@@ -3,8 +3,8 @@
 import shutil
 import sys
 import time
-from collections.abc import Mapping
-from typing import TextIO
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TextIO, TypeVar
 
 from tqdm import tqdm
 
@@ -13,6 +13,10 @@ MAX_COLUMNS, MIN_BAR_COLUMNS = 100, 10
 # The percentage and the remaining time.
 STATUS = " 100%  1:00:00 left"
 EMPTY_AND_FILLED = "─━"
+# Work that is done sooner shows no bar.
+QUIET_SECONDS = 2
+
+T = TypeVar("T")
 
 
 class Output:
@@ -84,6 +88,24 @@ class Output:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+def tracked(items: Sequence[T], text: str) -> Iterable[T]:
+    """Iterate over some items, with a bar on the standard error if that is a terminal.
+
+    Args:
+        items: the items.
+        text: description in front of the bar.
+    """
+    return tqdm(
+        items,
+        bar_format=f"{text} {{bar}} {{percentage:3.0f}}%  {{remaining}} left",
+        ascii=EMPTY_AND_FILLED,
+        ncols=_columns(),
+        delay=QUIET_SECONDS,
+        disable=not sys.stderr.isatty(),
+        leave=False,
+    )
 
 
 def _columns() -> int:

@@ -8,7 +8,7 @@ import jax
 import keras
 from convoy import cpu, keras_bridge
 from convoy.engine.data.chunks import Chunk
-from convoy.engine.data.fetch import Fetch, fetcher, local_batch_shapes
+from convoy.engine.data.local_batch import Fetch, fetcher, local_batch_shapes
 from convoy.engine.data.placement import AXIS, REPLICATED, SHARDED
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.numerics.loss_scale import AutomaticLossScale

@@ -16,7 +16,7 @@ from convoy.engine import progress
 from convoy.engine.chunk_runner import ModelRunner, Outcome
 from convoy.engine.compose import Composition, fetch_nothing
 from convoy.engine.data.chunks import Chunk
-from convoy.engine.data.fetch import local_batch_shapes
+from convoy.engine.data.local_batch import local_batch_shapes
 from convoy.engine.data.placement import (
     fetch_absent,
     spans_processes,

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 from convoy.engine.data.chunks import Chunk, StepDivision
-from convoy.engine.data.fetch import fetcher
+from convoy.engine.data.local_batch import fetcher
 from convoy.engine.data.placement import Placement
 from convoy.engine.data.resident import Resident
 from convoy.keras_bridge import Batches

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 from convoy.engine.data.chunks import StepDivision
-from convoy.engine.data.fetch import fetcher
+from convoy.engine.data.local_batch import fetcher
 from convoy.engine.data.placement import AXIS, Placement
 from convoy.engine.data.streamed import BLOCKS_IN_FLIGHT, Streamed
 from convoy.keras_bridge import Batches

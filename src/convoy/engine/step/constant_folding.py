@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import jax
-from convoy.engine.data.fetch import Fetch
+from convoy.engine.data.local_batch import Fetch
 from convoy.engine.data.placement import AXIS, REPLICATED
 from convoy.engine.state import State
 from convoy.engine.step.all_reduce import trace_for_replicas

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 import keras
 from convoy import keras_bridge
-from convoy.engine.data.fetch import Fetch
+from convoy.engine.data.local_batch import Fetch
 from convoy.engine.numerics.loss_scale import scale_loss
 from convoy.engine.prepared_model import PreparedModel
 from convoy.engine.state import Mode, State

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import jax
 import keras
@@ -21,6 +22,7 @@ from convoy.keras_bridge import (
     graph_outputs,
 )
 from convoy.pipeline.stages import Stage, Tensors, has_gradient, make_stages
+from convoy.progress_bar import tracked
 from convoy.timing import run_seconds
 from convoy.types import Arrays, Data, PyTree
 
@@ -293,13 +295,14 @@ def time_in_turns(programs: Sequence[Program]) -> list[float]:
     Arguments are created in every turn, because those of all programs may not fit on a device.
     """
     fastest = [math.inf] * len(programs)
-    for turn in range(TURNS):
-        for index, (function, make_arguments) in enumerate(programs):
-            arguments = make_arguments()
-            if turn == 0:  # compile it
-                jax.block_until_ready(function(*arguments))
-            times = run_seconds(partial(function, *arguments), runs=RUNS, seconds=SECONDS)
-            fastest[index] = min(fastest[index], *times)
+    order = list(product(range(TURNS), range(len(programs))))
+    for turn, index in tracked(order, "timing the layers"):
+        function, make_arguments = programs[index]
+        arguments = make_arguments()
+        if turn == 0:  # compile it
+            jax.block_until_ready(function(*arguments))
+        times = run_seconds(partial(function, *arguments), runs=RUNS, seconds=SECONDS)
+        fastest[index] = min(fastest[index], *times)
     return fastest
 
 

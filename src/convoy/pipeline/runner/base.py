@@ -18,7 +18,7 @@ import numpy as np
 from convoy import keras_bridge
 from convoy.engine.chunk_runner import Outcome
 from convoy.engine.data.chunks import Chunk
-from convoy.engine.data.fetch import Fetch, fetcher
+from convoy.engine.data.local_batch import Fetch, fetcher
 from convoy.engine.data.placement import device_put
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.observer import Observer

@@ -9,7 +9,7 @@ from convoy import distributed, keras_bridge
 from convoy.cpu.dispatch import dummy_work
 from convoy.engine.chunk_runner import Outcome
 from convoy.engine.data.chunks import Chunk
-from convoy.engine.data.fetch import Fetch
+from convoy.engine.data.local_batch import Fetch
 from convoy.engine.data.placement import device_put
 from convoy.engine.state import Mode
 from convoy.pipeline.communication import LOSS, move

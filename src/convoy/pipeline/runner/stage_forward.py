@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import keras
 from convoy import cpu, keras_bridge
 from convoy.engine.data.chunks import Chunk
-from convoy.engine.data.fetch import Fetch, local_batch_shapes
+from convoy.engine.data.local_batch import Fetch, local_batch_shapes
 from convoy.engine.state import Mode
 from convoy.engine.step.global_batch import GlobalBatch
 from convoy.pipeline.communication import LOSS, TensorShapes

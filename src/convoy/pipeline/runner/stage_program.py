@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from convoy.cpu.dispatch import dummy_work
-from convoy.engine.data.fetch import Fetch
+from convoy.engine.data.local_batch import Fetch
 from convoy.engine.data.placement import tree_bytes
 from convoy.engine.numerics.loss_scale import LossScale
 from convoy.jaxpr import Atom, Trace, Values, depending_on, evaluate, needed_for, read

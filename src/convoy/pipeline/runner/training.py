@@ -14,7 +14,7 @@ from convoy.cpu.threads import cores
 from convoy.engine import progress
 from convoy.engine.chunk_runner import Outcome
 from convoy.engine.data.chunks import Chunk
-from convoy.engine.data.fetch import Fetch
+from convoy.engine.data.local_batch import Fetch
 from convoy.engine.data.placement import device_put
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.observer import NULL_OBSERVER, Observer

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from convoy.engine.data.chunks import Chunk
-from convoy.engine.data.fetch import fetcher, local_batch_shapes
+from convoy.engine.data.local_batch import fetcher, local_batch_shapes
 
 X = np.arange(12, dtype=np.float32)
 ORDER = np.array([11, 3, 0, 7, 5, 1, 10, 2, 4, 6, 8, 9], np.int32)
