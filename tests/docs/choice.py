@@ -1,6 +1,6 @@
-"""Which commands of the pages are run where: what is not said here is run by `make test`.
+"""Which commands of the pages are run where. `make test` runs all that are not listed here.
 
-A command is named by how it begins. What occurs on no page any more has to go.
+A command is named by its first words. A name that no page contains is an error.
 """
 
 # What cannot be run by tests, and why.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from convoy.engine import progress
 from convoy.engine.program import Programs
-from convoy.engine.progress import CallLengths
+from convoy.engine.progress import RunLengths
 
 LARGE = progress.SMALL_WORK
 
@@ -27,7 +27,7 @@ class Seen:
 
 def lengths_of(steps, step_seconds, *, is_block=False):
     """The lengths of the device calls of a chunk, for a program whose speed is known."""
-    lengths, left, found = CallLengths(), steps, []
+    lengths, left, found = RunLengths(), steps, []
     lengths.note(60.0)
     lengths.note(step_seconds)
     while left:
@@ -37,7 +37,7 @@ def lengths_of(steps, step_seconds, *, is_block=False):
 
 
 def test_the_first_two_calls_have_one_step_and_give_the_speed():
-    lengths = CallLengths()
+    lengths = RunLengths()
     assert lengths.next(100, 100, LARGE, is_block=False) == 1
     lengths.note(60.0)
     assert not lengths.is_measured()
@@ -48,7 +48,7 @@ def test_the_first_two_calls_have_one_step_and_give_the_speed():
 
 
 def test_work_that_cannot_take_long_is_one_call():
-    assert CallLengths().next(100, 100, LARGE - 1, is_block=False) == 100
+    assert RunLengths().next(100, 100, LARGE - 1, is_block=False) == 100
 
 
 def test_a_call_takes_about_a_second_and_none_is_short():
@@ -59,7 +59,7 @@ def test_a_call_takes_about_a_second_and_none_is_short():
 
 def test_a_block_of_streamed_data_is_divided_into_few_calls():
     found = lengths_of(1000, 0.1, is_block=True)
-    assert len(found) <= progress.MAX_CALLS_OF_BLOCK
+    assert len(found) <= progress.MAX_RUNS_OF_BLOCK
     assert sum(found) == 1000
 
 
@@ -68,7 +68,7 @@ def make(monkeypatch):
     """A function that makes a model, any work of which is worth dividing."""
     monkeypatch.setattr(progress, "SMALL_WORK", 0)
     # Every step takes long.
-    monkeypatch.setattr(progress, "CALL_SECONDS", 1e-9)
+    monkeypatch.setattr(progress, "RUN_SECONDS", 1e-9)
 
     def make_model(**settings):
         keras.utils.set_random_seed(0)
@@ -128,7 +128,7 @@ def test_keras_progress_bar_shows_the_steps_of_a_running_call(make, capsys):
 
 
 def test_a_long_compilation_is_noted(monkeypatch):
-    monkeypatch.setattr(progress, "CALL_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "RUN_SECONDS", 0.0)
     seen = Seen()
     with progress.observed_by(seen):
         with progress.compiling(False):

@@ -25,7 +25,7 @@ def parse_arguments() -> argparse.Namespace:
         help=f"batches per weight update, with --pipelining (default: {DEFAULT_ACCUMULATION})",
     )
     parser.add_argument(
-        "--batch-size", type=int, default=80, help="samples per step, over both replicas"
+        "--batch-size", type=int, default=80, help="samples per step, over all replicas"
     )
     arguments = parser.parse_args()
     if arguments.batch_size < 1:

@@ -75,7 +75,7 @@ class LaunchOptions(Configuration, all_flags=True):
         write: print a job for a cluster instead of launching: slurm, kubernetes or tpu-vm
         target: devices of the written job, as for convoy compile: tpu:v5e:4x4, gpu:h100:4x8
         cluster: cluster that has started this process: slurm, mpi, kubernetes, tpu-vm or none
-            (default: recognised by its variables)
+            (default: found by its variables, except tpu-vm)
     """
 
     num_instances: Annotated[Count | None, Option(aliases=("num-instance",))] = None

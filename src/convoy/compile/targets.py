@@ -11,7 +11,7 @@ from convoy_command.parser import suggestion
 
 GIB = 2**30
 EXAMPLES = "tpu:v5e:4x4 or gpu:h100:8"
-# The fraction of a GPU's memory that JAX uses, unless XLA_PYTHON_CLIENT_MEM_FRACTION is set.
+# The fraction of a GPU's memory that JAX uses by default.
 GPU_SHARE = 0.75
 
 

@@ -43,7 +43,7 @@ class _Program(NamedTuple):
 
     run: jax.stages.Wrapped
     folded: FoldedStep | None
-    lengths: progress.CallLengths
+    lengths: progress.RunLengths
 
 
 class Programs:
@@ -183,7 +183,7 @@ class Programs:
             name = self.mode if chunk.sharded else f"{self.mode}, incomplete batch"
             # The data is the third argument.
             run = self.observer.program(name, program, varying=2)
-            self._compiled[key] = _Program(run, folded, progress.CallLengths())
+            self._compiled[key] = _Program(run, folded, progress.RunLengths())
         return self._compiled[key]
 
     def _fold(self, chunk: Chunk) -> FoldedStep | None:

@@ -1,11 +1,12 @@
 """Progress from inside of long device calls.
 
-The host learns nothing of a device call before its end. Therefore `Programs` divides a chunk whose
-steps take long into several device calls of about a second. All are dispatched at once, so that the
-host can prepare the next chunk, and `follow` waits for one after the other:
+The host learns nothing of a compiled program before its end. If the steps of a device call take
+long, `Programs` therefore runs the program several times, for about a second each. All runs are
+dispatched at once, so that the host can prepare the next chunk, and `follow` waits for one after
+the other:
 
     host     | dispatch 1 2 3 | prefetch | follow: 1    2    3 | callbacks
-    device     | call 1    | call 2    | call 3    |
+    device     | run 1     | run 2     | run 3     |
 """
 
 import contextlib
@@ -19,10 +20,10 @@ from convoy import distributed
 from convoy.engine.chunk_runner import Outcome
 
 # Something is shown at least this often.
-CALL_SECONDS = 1.0
-# Device calls of one block of streamed data. JAX dispatches some 30 calls without waiting, and two
-# blocks can be in flight.
-MAX_CALLS_OF_BLOCK = 8
+RUN_SECONDS = 1.0
+# Runs of the program for one block of streamed data. JAX dispatches some 30 runs without waiting,
+# and two blocks can be in flight.
+MAX_RUNS_OF_BLOCK = 8
 # Work of a chunk, in samples x parameters, that takes less than a second on any device. Its speed
 # is not measured.
 SMALL_WORK = 10_000_000
@@ -67,13 +68,13 @@ def report(micro_batches: int) -> None:
 
 
 def add(outcome: Outcome, micro_batches: int) -> None:
-    """Add a dispatched device call to those that `follow` waits for."""
+    """Add a dispatched run to those that `follow` waits for."""
     if _observers:
         _unfinished.append((outcome, micro_batches))
 
 
 def follow(until: Outcome | None = None) -> None:
-    """Wait for device calls in their order, and report each.
+    """Wait for runs in their order, and report each.
 
     Args:
         until: outcome of the last one to wait for; by default all.
@@ -101,7 +102,7 @@ def compiling(expected: bool) -> Iterator[None]:
         for observer in _observers:
             observer.note_compilation()
 
-    timer = threading.Timer(CALL_SECONDS, note)
+    timer = threading.Timer(RUN_SECONDS, note)
     timer.daemon = True
     timer.start()
     try:
@@ -111,21 +112,21 @@ def compiling(expected: bool) -> Iterator[None]:
         timer.join()
 
 
-class CallLengths:
-    """The number of steps in each device call of one program.
+class RunLengths:
+    """The number of steps in each run of one program.
 
-    The first two calls have one step: the first compiles the program, the second gives its speed.
+    The first two runs have one step: the first compiles the program, the second gives its speed.
     """
 
     def __init__(self) -> None:
-        self._calls = 0
+        self._runs = 0
         self._step_seconds: float | None = None
 
     def is_measured(self) -> bool:
         return self._step_seconds is not None
 
     def next(self, steps: int, left: int, work: int, *, is_block: bool) -> int:
-        """Return the number of steps in the next device call.
+        """Return the number of steps in the next run.
 
         Args:
             steps: steps of the chunk.
@@ -135,15 +136,15 @@ class CallLengths:
         """
         if self._step_seconds is None:
             return left if steps <= 2 or work < SMALL_WORK else 1
-        seconds = CALL_SECONDS
+        seconds = RUN_SECONDS
         if is_block:
-            seconds = max(seconds, steps * self._step_seconds / MAX_CALLS_OF_BLOCK)
+            seconds = max(seconds, steps * self._step_seconds / MAX_RUNS_OF_BLOCK)
         fitting = max(1, round(seconds / max(1e-9, self._step_seconds)))
-        # No short call at the end.
+        # No short run at the end.
         return left if left < 2 * fitting else fitting
 
     def note(self, seconds: float) -> None:
-        """Set the time of the last call, of one step; all processes use that of the first."""
-        self._calls += 1
-        if self._calls > 1:
+        """Set the time of the last run, of one step; all processes use that of the first."""
+        self._runs += 1
+        if self._runs > 1:
             self._step_seconds = distributed.from_first(seconds)

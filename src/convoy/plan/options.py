@@ -42,7 +42,7 @@ class PlanOptions(Configuration, all_flags=True):
         device_bandwidth: memory bandwidth, such as 1TB/s
         link: bandwidth between devices, such as 50GB/s
         network: bandwidth between hosts (default: 25Gbit/s)
-        latency: latency between hosts (default: 30us)
+        latency: latency between groups of devices (default: 30us)
 
     output:
         best: number of configurations (default: 5)
