@@ -33,7 +33,7 @@ def test_nested_functions_are_written_out():
 
 
 def test_values_that_depend_on_an_input_include_the_input():
-    trace = Trace.of(lambda x, w: [jnp.sin(x) * jnp.cos(w), jnp.cos(w)], [X, W])
+    trace = Trace.of(lambda x, w: [jnp.sin(x) * jnp.cos(w)[None], jnp.cos(w)], [X, W])
     of_x = depending_on(trace.inputs[:1], trace.equations)
     assert trace.inputs[0] in of_x
     assert [output in of_x for output in trace.outputs] == [True, False]

@@ -45,7 +45,7 @@ def test_words_become_numbers(parse, word, value):
     ],
 )
 def test_other_words_are_refused_with_an_example(parse, word):
-    with pytest.raises(ValueError, match=r"is not a (size|speed|time) such as"):
+    with pytest.raises(ValueError, match=r"is not a (size|speed|time)\. Pass for example \d"):
         parse(word)
 
 

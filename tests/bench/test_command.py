@@ -29,7 +29,7 @@ def test_parameters_and_variables_are_filled_in(tmp_path):
         ("python3 {size}", r"\{size\} is not a parameter. Use one of batch."),
         ("python3 $DATASETS_DIR", r"uses \$DATASETS_DIR, which is not set"),
         ("python3 'x", "cannot be split into words: No closing quotation"),
-        (" ", "is empty"),
+        (" ", "has no words. Write a command"),
     ],
 )
 def test_a_command_that_cannot_be_run_is_an_error(tmp_path, command, message):

@@ -143,7 +143,7 @@ def test_a_small_model_is_measured(capsys, monkeypatch):
         (("--target", "h100:8"), "gpu:h100:8. Did you mean gpu:h100:8?"),
         (
             ("--target", "cpu"),
-            "pass a platform, a kind and a number of devices, such as tpu:v5e:4x",
+            "--target cpu is not a target. Pass a platform, a kind and a number of devices, such",
         ),
         (("--target", "tpu:v5e:2x2", "--measure"), "has its own measure. Leave --measure out"),
         (

@@ -61,6 +61,13 @@ def test_replicas_are_a_strategy_around_the_script(run, replicas):
 
 def test_random_images_replace_a_dataset_without_files(tmp_path):
     messages = []
-    options = Options(dataset="mnist", dataset_path=str(tmp_path), training=False, validation=False)
+    options = Options(
+        model="toy_model",
+        dataset="mnist",
+        dataset_path=str(tmp_path),
+        num_epochs=1,
+        weight_updates_per_epoch=1,
+        validation=False,
+    )
     run_training(options, messages.append)
     assert messages == ["mnist was not found, so random images replace it."]

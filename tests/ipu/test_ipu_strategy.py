@@ -128,7 +128,10 @@ def test_replicas_that_share_statistics_are_groups(configure):
 
     configure(4, change)
     strategy = ipu.ipu_strategy.IPUStrategy()
-    with pytest.raises(ValueError, match=r"=3\. Pass a number that divides 4"), strategy.scope():
+    with (
+        pytest.raises(ValueError, match=r"=3 does not divide 4 replicas. Pass one of 1, 2, 4"),
+        strategy.scope(),
+    ):
         pass
 
 

@@ -87,7 +87,7 @@ def test_a_folder_that_is_not_empty_stays_unless_it_is_purged(model, tmp_path):
         (
             {"batch_size": 2, "preprocessing_step": scaled, "preprocessing_step_signature": "x"},
             TypeError,
-            "str, not a list",
+            "is of type str. Pass a list",
         ),
         (
             {"batch_size": 2, "preprocessing_step": scaled, "preprocessing_step_signature": []},

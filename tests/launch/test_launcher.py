@@ -84,7 +84,7 @@ def launched(*words, **settings):
             launcher.kill()
 
 
-def readwait_until(launcher, word, times):
+def read_until(launcher, word, times):
     """Return the output up to the n-th line that contains a word."""
     lines = []
     for line in launcher.stdout:
@@ -95,7 +95,7 @@ def readwait_until(launcher, word, times):
 
 
 def pids(lines):
-    return [int(line.split()[2]) for line in lines if "ready" in line]
+    return [int(line.split()[-1]) for line in lines if "ready" in line]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def pids(lines):
 )
 def test_processes_that_do_not_train_end_by_a_signal_as_python_does(tmp_path, number, text):
     with launched("--num-instances", 2, script(tmp_path, text)) as launcher:
-        ready = readwait_until(launcher, "ready", 2)
+        ready = read_until(launcher, "ready", 2)
         launcher.send_signal(number)
         said = launcher.stdout.read()
     assert launcher.returncode == 128 + number, said
@@ -122,9 +122,9 @@ def test_processes_that_do_not_train_end_by_a_signal_as_python_does(tmp_path, nu
 
 def test_a_second_signal_kills_processes_that_ignore_the_first(tmp_path):
     with launched("--num-instances", 2, script(tmp_path, IGNORES)) as launcher:
-        ready = readwait_until(launcher, "ready", 2)
+        ready = read_until(launcher, "ready", 2)
         launcher.send_signal(signal.SIGINT)
-        readwait_until(launcher, "heard", 2)
+        read_until(launcher, "heard", 2)
         launcher.send_signal(signal.SIGTERM)
         said = launcher.stdout.read()
     assert launcher.returncode == 128 + signal.SIGTERM
@@ -174,7 +174,7 @@ def test_processes_have_unlimited_time_after_a_signal(tmp_path, monkeypatch):
 def test_training_processes_write_a_checkpoint_and_exit(tmp_path, number):
     folder = tmp_path / "checkpoints"
     with launched("--num-instances", 2, script(tmp_path, TRAINS), folder) as launcher:
-        readwait_until(launcher, "ready", 2)
+        read_until(launcher, "ready", 2)
         launcher.send_signal(number)
         said = launcher.stdout.read()
     assert launcher.returncode == 75, said
@@ -297,7 +297,7 @@ def test_a_module_and_a_script_run_as_python_runs_them(tmp_path):
 def test_a_killed_agent_takes_its_process_along_and_is_reported(tmp_path):
     """The agent is the process between the launcher and the program."""
     with launched(script(tmp_path, NOT_IN_FIT)) as launcher:
-        (pid,) = pids(readwait_until(launcher, "ready", 1))
+        (pid,) = pids(read_until(launcher, "ready", 1))
         parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
         os.kill(parent, signal.SIGKILL)
         said = launcher.stdout.read()

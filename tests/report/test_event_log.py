@@ -31,10 +31,9 @@ def test_a_full_part_is_handed_out_once(monkeypatch):
 
 
 def test_metrics_are_kept_no_closer_together_than_asked(monkeypatch):
-    moments = iter([0.0, 0.1, 0.3])
     log = EventLog()
-    monkeypatch.setattr(log, "seconds", lambda: next(moments))
-    for step in range(3):
+    for step, moment in enumerate([0.0, 0.1, 0.3]):
+        monkeypatch.setattr(log, "seconds", lambda moment=moment: moment)
         log.metrics("train", step, {"loss": 1.0})
     part, _ = log.take()
     assert [row[1] for row in part["metrics"]] == [0, 2]

@@ -155,7 +155,7 @@ def test_deterministic_turns_shuffling_off_and_draws_a_seed():
         ),
         ({"norm_layer": {"name": "layer_norm"}}, "'layer_norm' is not one of"),
         ({"norm_layer": {"name": "custom_batch_norm"}}, "needs a momentum"),
-        ({"norm_layer": {"name": "group_norm"}}, "num_groups or channels_per_group"),
+        ({"norm_layer": {"name": "group_norm"}}, "needs one of num_groups and channels_per_group"),
         (
             {"gradient_accumulation": 2, "global_batch_size": 4},
             "were both given",

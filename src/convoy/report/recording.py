@@ -17,6 +17,7 @@ from convoy import cpu, distributed
 from convoy.checkpoint.preemption import Preempted
 from convoy.engine import observer
 from convoy.engine.chunk_runner import ChunkRunner, FunctionRunner, ModelRunner, Outcome
+from convoy.engine.compose import Composition
 from convoy.engine.data.chunks import Chunk, Feed
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.observer import EpochCallbacks
@@ -202,7 +203,7 @@ class Recording(observer.Observer):
     def _run_chunk(self, mode: Mode, runner: Any, chunk: Chunk) -> Outcome:
         begin = time.perf_counter()
         self._dispatched, programs_before = {}, self._programs
-        composition = getattr(runner, "composition", None)
+        composition: Composition | None = getattr(runner, "composition", None)
         self._in_pipeline = composition is None
         outcome = runner.run(chunk)
         end = time.perf_counter()
@@ -215,8 +216,9 @@ class Recording(observer.Observer):
             if timeline is not None and programs_before == self._programs:
                 self._log_pipeline(runner, timeline)
         elif number is not None:
-            updates = chunk.micro_batches // composition.gradient_accumulation(chunk)
-            self._log.count_runs(number, updates * composition.config.replicas)
+            config = composition.config
+            steps = chunk.micro_batches // config.accumulated(mode, chunk)
+            self._log.count_runs(number, steps * config.replicas)
         samples = chunk.micro_batches * chunk.batch
         self._waiter.put(DeviceCall(mode, number, dispatched, chunk.steps, samples, outcome))
         self._log.span("device call", begin, end)

@@ -239,7 +239,7 @@ def test_gradients_are_summed_if_the_strategy_says_so(data):
 def test_unknown_words_and_contradictions_are_refused():
     with pytest.raises(ValueError, match="shard='gradients' is unknown"):
         convoy.Strategy(2, shard="gradients")
-    with pytest.raises(ValueError, match="shard_optimizer_state=True were passed"):
+    with pytest.raises(ValueError, match="was passed with shard_optimizer_state=True"):
         convoy.Strategy(2, shard="weights", shard_optimizer_state=True)
     assert convoy.Strategy(2, shard_optimizer_state=True).execution_config.shard == "optimizer"
 

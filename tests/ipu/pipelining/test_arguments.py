@@ -26,7 +26,11 @@ from tests.ipu.pipelining.lines import (
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
-        ({"computational_stages": double}, TypeError, "function, not a list"),
+        (
+            {"computational_stages": double},
+            TypeError,
+            "is of type function. Pass a list of functions",
+        ),
         ({"computational_stages": [double]}, ValueError, "two stages or more, but received 1"),
         ({"computational_stages": [double, 3]}, TypeError, "Stage 1 has 3 in it"),
         ({"computational_stages": [double, [[identity]]]}, TypeError, "Stage 1 has .* Pass a fun"),

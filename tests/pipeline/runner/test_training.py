@@ -298,7 +298,10 @@ def test_batch_norm_and_dropout_are_those_of_the_whole_model(rng):
         ),
         ({"device_mapping": [0, 1, 0, 1]}, "has 4 entries, but the model has 3 stages"),
         ({"device_mapping": [0, 2, 0]}, "leaves out a device"),
-        ({"schedule": Schedule.from_csv("0F0,0B0\n1F0,1B0\n")}, "has 2 stages and 1 micro-batches"),
+        (
+            {"schedule": Schedule.from_csv("0F0,0B0\n1F0,1B0\n")},
+            "is for 2 stages and 1 micro-batches, but the model has 3 stages and",
+        ),
     ],
 )
 @pytest.mark.parametrize("method", ["fit", "predict"])

@@ -135,7 +135,7 @@ def test_a_model_that_is_known_twice_is_suggested_once():
 
 
 def test_images_that_are_too_small_are_refused():
-    message = r"images of shape \(8, 8, 1\): .*output size.*Choose another --model or --dataset"
+    message = r"images of shape \(8, 8, 1\): .*output size.*Pass another --model or --dataset"
     with pytest.raises(ValueError, match=message):
         make_model("toy_model", (8, 8, 1), 10)
 
