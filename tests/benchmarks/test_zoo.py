@@ -121,6 +121,7 @@ class TestPage:
         assert not run.needs_profile(PEERS_SUITE, {FLOAT32: rows})
 
 
+@pytest.mark.slow
 def test_a_quick_run_of_a_tiny_network_writes_the_page(tmp_path, monkeypatch, capsys):
     # Keras on JAX is in the environment of the tests.
     monkeypatch.setattr(environments, "build", lambda name: "")

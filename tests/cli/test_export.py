@@ -104,6 +104,7 @@ def test_16_bits_are_measured_on_samples_of_a_file(tmp_path, monkeypatch, rng, c
     ]
 
 
+@pytest.mark.slow
 def test_16_bits_are_measured_on_the_images_of_a_run(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     words = ["--dataset", "digits", "--model", "cifar_resnet8", "--batch-sizes", "64"]

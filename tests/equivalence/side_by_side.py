@@ -50,7 +50,14 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "two replicas": {"devices": 2, "batch": "global"},
     "accumulation": {"gradient_accumulation": 2, "batch": "global"},
 }
-IN_EVERY_STRATEGY = pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+# `make test` compares on one device and on replicas, `make test-all` with accumulation too.
+IN_EVERY_STRATEGY = pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param(strategy, id=name, marks=[pytest.mark.slow] * (name == "accumulation"))
+        for name, strategy in STRATEGIES.items()
+    ],
+)
 
 RUN_HOOKS = [f"{run}_{end}" for run in ("train", "test", "predict") for end in ("begin", "end")]
 

@@ -149,7 +149,9 @@ def test_every_augmentation_layer_of_keras_is_compared():
     assert own - set(LAYERS) == {*ON_HOST, "MaxNumBoundingBoxes"}
 
 
-@pytest.mark.parametrize("name", ON_HOST)
+@pytest.mark.parametrize(
+    "name", [pytest.param("AugMix", marks=pytest.mark.slow), "RandomElasticTransform"]
+)
 def test_a_layer_that_decides_in_python_is_run_by_stock_keras(pictures, name):
     def make(steps):
         model = keras.Sequential(

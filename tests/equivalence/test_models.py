@@ -189,7 +189,9 @@ def test_another_model_that_is_prepared(make, table):
     assert_equivalent(make, learn(x, y, TABLE_BATCH), way="prepare")
 
 
-@pytest.mark.parametrize("steps", [1, 3, 7, 1000, "auto"])
+@pytest.mark.parametrize(
+    "steps", [1, 7, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 1000, "auto"))]
+)
 def test_the_mnist_cnn_at_every_number_of_steps_per_execution(steps, images):
     # 100 images in batches of 32: the last batch is smaller.
     x, y = images

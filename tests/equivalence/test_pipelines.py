@@ -348,7 +348,7 @@ def check_subclassed(schedule, accumulation, replicas, normalises, kind=Subclass
     assert max(model.get_pipeline_stage_assignment()) == 2
 
 
-@pytest.mark.parametrize("normalises", [False, True])
+@pytest.mark.parametrize("normalises", [False, pytest.param(True, marks=slow)])
 @pytest.mark.parametrize("kind", [Subclassed, Nesting, Untold, Frozen])
 def test_a_subclassed_model(kind, normalises):
     check_subclassed("1f1b", 4, 2, normalises, kind)

@@ -141,6 +141,7 @@ def test_a_long_text_that_is_valid(server):
     check_attack(server, attack)
 
 
+@pytest.mark.slow
 def test_a_long_text_of_short_lists(server):
     body = b'{"instances": [' + b",".join([b"[0.5]"] * 1_000_000) + b"]}"
 
@@ -150,6 +151,7 @@ def test_a_long_text_of_short_lists(server):
     check_attack(server, attack)
 
 
+@pytest.mark.slow
 def test_a_long_text_that_is_damaged_at_its_end(server):
     body = b'{"instances": [[' + b",".join([b"0.5"] * 2_000_000) + b"?"
 
@@ -159,6 +161,7 @@ def test_a_long_text_that_is_damaged_at_its_end(server):
     check_attack(server, attack)
 
 
+@pytest.mark.slow
 def test_a_long_text_of_another_type(server):
     body = b'{"instances": {"x": [' + b",".join([b"0.5"] * 2_000_000) + b"]}}"
 
@@ -184,6 +187,7 @@ def test_a_long_message_that_is_valid(server):
     check_attack(server, attack)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["rest", "grpc"])
 def test_a_long_answer(server, protocol):
     def attack():
@@ -220,6 +224,7 @@ def test_a_small_file_with_millions_of_pixels(server):
     check_attack(server, attack)
 
 
+@pytest.mark.slow
 def test_a_large_file_as_text(server):
     pixels = np.random.default_rng(0).integers(0, 256, (3000, 3000, 3), np.uint8)
     file = io.BytesIO()

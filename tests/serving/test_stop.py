@@ -109,6 +109,7 @@ def test_a_stop_has_a_time_limit(half):
         assert server.stop(600) in (0, 1)
 
 
+@pytest.mark.slow
 def test_a_call_that_sends_nothing_does_not_delay_a_stop(half):
     with (
         serving(half, *DIRECTLY, *FOR_HOURS, half=half / "half") as server,

@@ -45,6 +45,7 @@ def test_own_images_are_learnt_and_the_exported_model_knows_their_names(pictures
     assert json.loads(manifest.read_text())["class_names"] == ["blue", "green", "red"]
 
 
+@pytest.mark.slow
 def test_a_head_is_trained_on_frozen_layers(pictures, tmp_path):
     words = ("--model", "mnist_cnn", "--image-size", 28, "--batch-size", 4, "--output-dir")
     assert pictures(*words, "first").status == 0

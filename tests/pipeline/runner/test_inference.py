@@ -63,6 +63,7 @@ def compare(samples, cuts, **strategy):
     return model
 
 
+@pytest.mark.slow
 def test_three_stages(samples):
     model = compare(samples, ["d", "f"], devices=3)
     places = [model.get_layer(name).kernel.value.devices().pop().id for name in ("a", "e", "one")]
