@@ -54,7 +54,7 @@ def test_a_system_without_openmp_loads_the_bundled_library_or_says_what_is_missi
 
 def test_a_library_from_before_an_update_is_not_used(native, monkeypatch):
     monkeypatch.setattr(library, "TARGETS", ("convoy_not_yet_there",))
-    with pytest.raises(library.Unavailable, match="install again"):
+    with pytest.raises(library.Unavailable, match="older than the package: install Convoy again"):
         library.load.__wrapped__()
 
 

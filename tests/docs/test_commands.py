@@ -73,6 +73,9 @@ def check_convoy(words, folder, whole):
 
 
 def check_python(words, folder, whole):
+    if words[0] == "-c":
+        compile("".join(words[1:]), "-c", "exec")
+        return
     if words[0] == "-m":
         module = words[1]
         file = ROOT / f"{module.replace('.', '/')}.py"

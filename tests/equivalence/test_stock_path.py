@@ -122,7 +122,7 @@ def test_a_request_that_needs_the_engine_is_refused(table, name, strategy, reque
     made, why = CASES[name]
     model = make_convoy(made, 1, **strategy)
     before = state(model)
-    with pytest.raises(ValueError, match=rf"without {request_}\. ") as error:
+    with pytest.raises(ValueError, match=rf"does not support {request_}\. ") as error:
         model.fit(table[0], table[1], batch_size=10, verbose=0)
     assert str(error.value).startswith(why)
     assert_same(state(model), before, exact=True)
@@ -130,7 +130,7 @@ def test_a_request_that_needs_the_engine_is_refused(table, name, strategy, reque
 
 def test_checkpoints_are_refused(table, tmp_path):
     model = make_convoy(make(run_eagerly=True))
-    with pytest.raises(ValueError, match=r"without convoy\.Checkpoints\. "):
+    with pytest.raises(ValueError, match=r"does not support convoy\.Checkpoints\. "):
         model.fit(table[0], table[1], callbacks=[convoy.Checkpoints(tmp_path)], verbose=0)
 
 

@@ -194,7 +194,7 @@ def test_refuses_functions_that_do_not_fit(tmp_path, batches, data):
 
     with pytest.raises(ValueError, match="The model function has an argument 'targets'"):
         train(lambda features, targets: None)
-    with pytest.raises(ValueError, match="returns labels, but the model function does not"):
+    with pytest.raises(ValueError, match="returns labels, but the model function has no"):
         train(lambda features: None)
     with pytest.raises(ValueError, match="returned NoneType, not an EstimatorSpec"):
         train(lambda features, labels: None)
