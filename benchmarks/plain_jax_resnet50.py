@@ -25,7 +25,7 @@ from convoy.compile.console import Console
 from convoy.compile.session import compile_run
 from convoy.compile.targets import Target, parse_target
 from convoy.compile.toolchain import compiler_options, compiler_output_hidden, open_target
-from convoy.compile_only import CompileTarget
+from convoy.compile_target import CompileTarget
 from convoy.report.hlo import Program
 from convoy.report.memory_timeline import by_kind
 from convoy.train.models.resnet import EPSILON, FILTERS, resnet

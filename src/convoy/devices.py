@@ -9,10 +9,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from convoy import compile_only, cpu, distributed
+from convoy import compile_target, cpu, distributed
 from convoy import precision as precisions
 from convoy.arguments import whole_number
-from convoy.compile_only import CompileTarget
+from convoy.compile_target import CompileTarget
 from convoy.cpu import threads
 from jaxlib import xla_client
 
@@ -79,7 +79,7 @@ def select(devices: int | Sequence[jax.Device] | None) -> tuple[jax.Device, ...]
     """
     if distributed.count() > 1:
         return _of_all_processes(devices)
-    target = compile_only.target()
+    target = compile_target.target()
     if devices is None:
         devices = requested() or (1 if target is None else len(target.devices))
     if not isinstance(devices, (int, np.integer)):
@@ -106,7 +106,7 @@ def select(devices: int | Sequence[jax.Device] | None) -> tuple[jax.Device, ...]
 
 def memory(devices: tuple[jax.Device, ...]) -> int:
     """Return the memory of one device in bytes; virtual devices share the host's memory evenly."""
-    if target := compile_only.target():
+    if target := compile_target.target():
         return target.memory
     own = next(device for device in devices if device.process_index == distributed.index())
     stats = own.memory_stats() if own.platform != "cpu" else None

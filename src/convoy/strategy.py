@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import keras
 import numpy as np
-from convoy import compile_only, distributed, keras_bridge, model
+from convoy import compile_target, distributed, keras_bridge, model
 from convoy import devices as device_choice
 from convoy import precision as precisions
 from convoy.arguments import whole_number
@@ -218,7 +218,7 @@ class Strategy:
 
     def _mesh(self) -> jax.sharding.Mesh | None:
         # JAX's default device needs no mesh, and its arrays stay uncommitted.
-        if len(self.devices) == 1 and self.devices[0] == compile_only.default_device():
+        if len(self.devices) == 1 and self.devices[0] == compile_target.default_device():
             return None
         return jax.sharding.Mesh(np.array(self.devices), (AXIS,))
 

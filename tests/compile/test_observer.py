@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from convoy import compile_only
+from convoy import compile_target
 from convoy.compile.failures import TooLarge
-from convoy.compile.observer import CompilingObserver
-from convoy.compile_only import CompileOnlyArray, CompileTarget, stand_in
+from convoy.compile.observer import TargetObserver
+from convoy.compile_target import CompileOnlyArray, CompileTarget, stand_in
 from convoy.engine.data.placement import Placement
 from convoy.engine.execution_config import ExecutionConfig
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
@@ -30,11 +30,11 @@ def observer(devices):
         lines.append(line)
         yield
 
-    observer = CompilingObserver(timed, {})
+    observer = TargetObserver(timed, {})
     observer.lines = lines
     target = CompileTarget("cpus", tuple(devices), 1 << 30, 1e12, 1e11)
     run = observer.run("fit", None, ExecutionConfig(Placement(None)))
-    with compile_only.use(target), run:
+    with compile_target.use(target), run:
         yield observer
 
 

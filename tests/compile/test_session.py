@@ -5,13 +5,13 @@ import re
 import jax
 import numpy as np
 import pytest
-from convoy import Checkpoints, Strategy, compile_only, cpu, export, split
+from convoy import Checkpoints, Strategy, compile_target, cpu, export, split
 from convoy.compile import output
 from convoy.compile.console import Console
 from convoy.compile.exported import run_exported
 from convoy.compile.session import compile_run
 from convoy.compile.targets import parse_target
-from convoy.compile_only import CompileTarget
+from convoy.compile_target import CompileTarget
 from convoy.engine.step import shard_state
 from tests.compile.networks import CLASSES, SIDE, compiled_model, data, deep
 
@@ -58,9 +58,9 @@ def test_a_run_compiles_each_program_once_and_computes_nothing(tmp_path):
     assert not train.host_calls
     assert seen["history"]["loss"] == [0.0]  # one epoch, without values
     assert seen["outputs"].shape[1:] == (CLASSES,)
-    assert isinstance(seen["weight"], compile_only.CompileOnlyArray)
+    assert isinstance(seen["weight"], compile_target.CompileOnlyArray)
     assert not (tmp_path / "checkpoints").exists()
-    assert compile_only.target() is None
+    assert compile_target.target() is None
     text = output.describe(train, TARGET)
     assert text.startswith("train (fit), on 2 devices\n  memory ")
     assert "1 all-reduce of" in text
@@ -161,7 +161,7 @@ def test_more_devices_than_the_target_has_are_an_error():
 
 def test_stand_ins_are_zeros_outside_of_programs():
     (device, *_) = jax.devices()
-    array = compile_only.stand_in((2, 3), np.float32, jax.sharding.SingleDeviceSharding(device))
+    array = compile_target.stand_in((2, 3), np.float32, jax.sharding.SingleDeviceSharding(device))
     assert np.asarray(array).tolist() == [[0.0] * 3] * 2
     assert (array + 1).sum() == 6
     assert array.nbytes == 24

@@ -17,7 +17,7 @@ from convoy.compile.session import compile_run
 from convoy.compile.sources import run_training
 from convoy.compile.targets import Target, parse_target
 from convoy.compile.toolchain import open_target
-from convoy.compile_only import CompileTarget
+from convoy.compile_target import CompileTarget
 from convoy.configuration import add_flags, read
 from convoy.cpu import threads
 from convoy.data.catalog import DATASETS

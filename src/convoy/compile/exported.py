@@ -6,7 +6,7 @@ from typing import cast
 
 import jax
 import keras
-from convoy import compile_only
+from convoy import compile_target
 from convoy.engine.data.placement import Placement
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.observer import default_observer
@@ -41,4 +41,4 @@ def run_exported(folder: str | Path) -> None:
             call = observer.program(f"batch of {size}", jax.jit(exported.call))
             weights = [found.weights[name] for name in program.weights]
             inputs = input_shapes(found.signature.inputs, size)
-            call(*compile_only.stand_ins((weights, *inputs), None))
+            call(*compile_target.stand_ins((weights, *inputs), None))

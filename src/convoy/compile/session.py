@@ -5,16 +5,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import jax
-from convoy import compile_only
+from convoy import compile_target
 from convoy.compile.advice import Demand, MemoryNeed, advise
 from convoy.compile.analysis import CompiledProgram
 from convoy.compile.console import Console
 from convoy.compile.failures import TooLarge
-from convoy.compile.observer import CompilingObserver
+from convoy.compile.observer import TargetObserver
 from convoy.compile.stage_memory import StageMemory, stage_memory
 from convoy.compile.targets import Target
 from convoy.compile.toolchain import compiler_options
-from convoy.compile_only import CompileTarget
+from convoy.compile_target import CompileTarget
 from convoy.engine.observer import observed_by_default
 
 
@@ -77,10 +77,10 @@ def compile_run(
         console: destination of progress.
     """
     hosts = len({device.process_index for device in opened.devices})
-    observer = CompilingObserver(console.timed, compiler_options(target.platform))
+    observer = TargetObserver(console.timed, compiler_options(target.platform))
     rejected: TooLarge | None = None
     try:
-        with compile_only.use(opened), observed_by_default(observer), _without_cache():
+        with compile_target.use(opened), observed_by_default(observer), _without_cache():
             run()
     except TooLarge as error:
         rejected = error

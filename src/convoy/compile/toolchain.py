@@ -10,8 +10,8 @@ from importlib import metadata
 import jax
 from convoy.compile.failures import TargetError
 from convoy.compile.targets import GPUS, Target, gpu_configuration
-from convoy.compile_only import CompileTarget
-from convoy.user_warnings import first_line
+from convoy.compile_target import CompileTarget
+from convoy.error_messages import first_line
 from jax.experimental import topologies
 
 CUDA_TOOLS = ("nvidia-cuda-nvcc-cu12", "nvidia-cuda-runtime-cu12", "nvidia-cuda-cupti-cu12")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import keras
 import numpy as np
-from convoy import compile_only, distributed, keras_bridge
+from convoy import compile_target, distributed, keras_bridge
 from convoy.engine.data.chunks import Chunk
 from convoy.engine.data.placement import AXIS, Placement, device_put, is_local, to_local
 from convoy.engine.state import Variables
@@ -135,7 +135,7 @@ class DeviceGroup:
 
     def put(self, value: jax.typing.ArrayLike) -> jax.Array:
         """Move a value to every replica."""
-        if self.sharding.is_fully_addressable or compile_only.has_device_of(self.sharding):
+        if self.sharding.is_fully_addressable or compile_target.has_device_of(self.sharding):
             return device_put(value, self.sharding)
         own = to_local(value) if isinstance(value, jax.Array) else value
         return self.join({r: jax.device_put(own, device) for r, device in self.devices.items()})
@@ -145,8 +145,8 @@ class DeviceGroup:
         arrays = list(values.values())
         if self.mesh is None:
             return arrays[0]
-        if compile_only.has_device_of(self.sharding):
-            return compile_only.stand_ins(arrays[0], self.sharding)
+        if compile_target.has_device_of(self.sharding):
+            return compile_target.stand_ins(arrays[0], self.sharding)
         return jax.make_array_from_single_device_arrays(arrays[0].shape, self.sharding, arrays)
 
     def split(self, value: jax.Array) -> dict[int, jax.Array]:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import jax
 import keras
-from convoy import compile_only, distributed, keras_bridge
+from convoy import compile_target, distributed, keras_bridge
 from convoy import devices as device_choice
 from convoy.arguments import whole_number
 from convoy.engine.data.input import DEFAULT_BATCH
@@ -218,7 +218,7 @@ def split_by_cost(
         )
     if distributed.index() == 0:
         _log_shares(model, calls, seconds, cuts)
-    if compile_only.target() is not None:
+    if compile_target.target() is not None:
         logger.warning(
             "The stages of %r begin with %s, by estimated times. On the devices, layers are timed: "
             "pass these names to split there in the same way.",
@@ -232,7 +232,7 @@ def _times(
     model: keras.Model, layers: Sequence[LayerSizes], devices: Sequence[jax.Device]
 ) -> tuple[list[float], float]:
     """Return the time of each layer, and that of a transfer per byte."""
-    if target := compile_only.target():
+    if target := compile_target.target():
         # Only the vendors' figures are known, and transfers overlap with computation.
         estimates = [estimate_seconds(layer, target.flops, target.bandwidth) for layer in layers]
         return estimates, 0.0

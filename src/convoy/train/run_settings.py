@@ -8,7 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from convoy import compile_only, configuration, devices, distributed
+from convoy import compile_target, configuration, devices, distributed
 from convoy import precision as precisions
 from convoy.arguments import require_package
 from convoy.batch_config import BatchConfig
@@ -307,7 +307,7 @@ def _consistent(options: Options, notes: list[str]) -> Options:
     if options.precision == precisions.AUTO:
         # The recipe contains the choice, so that the run resumes with the same precision on any
         # machine.
-        found = devices.find_precision(options.precision, compile_only.default_device())
+        found = devices.find_precision(options.precision, compile_target.default_device())
         notes.append(f"--precision auto is {found.policy} here.")
         changes["precision"] = found.policy
     if ignored := _without_effect(options):

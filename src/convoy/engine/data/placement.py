@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
-from convoy import compile_only, distributed
+from convoy import compile_target, distributed
 from convoy.cpu.threads import cores
 from convoy.types import PyTree, Shapes
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
@@ -39,9 +39,9 @@ class Placement:
     def __init__(self, mesh: Mesh | None) -> None:
         self.mesh = mesh
         self.replicas = mesh.size if mesh else 1
-        first = mesh.devices.flat[0] if mesh else compile_only.default_device()
+        first = mesh.devices.flat[0] if mesh else compile_target.default_device()
         self.platform: str = first.platform
-        self.is_compile_only = compile_only.is_compile_only(first)
+        self.is_compile_only = compile_target.is_compile_only(first)
         is_shared = mesh is not None and mesh.is_multi_process
         self.spans_processes = is_shared and not self.is_compile_only
         self.crosses_processes = False
@@ -63,21 +63,21 @@ class Placement:
     def _put(self, tree: PyTree, spec: PartitionSpec) -> PyTree:
         sharding = None if self.mesh is None else NamedSharding(self.mesh, spec)
         if self.is_compile_only:
-            return compile_only.stand_ins(tree, sharding)
+            return compile_target.stand_ins(tree, sharding)
         return _device_put(tree, sharding)
 
 
 def is_local(device: jax.Device) -> bool:
     """Return whether a device belongs to this process; compile-only devices count as its own."""
-    return device.process_index == jax.process_index() or compile_only.is_compile_only(device)
+    return device.process_index == jax.process_index() or compile_target.is_compile_only(device)
 
 
 def device_put(tree: PyTree, sharding: Sharding | jax.Device | None) -> PyTree:
     """Move arrays that every process has to devices; each process fills its own devices."""
     if isinstance(sharding, jax.Device):
         sharding = SingleDeviceSharding(sharding)
-    if compile_only.has_device_of(sharding):
-        return compile_only.stand_ins(tree, sharding)
+    if compile_target.has_device_of(sharding):
+        return compile_target.stand_ins(tree, sharding)
     return _device_put(tree, sharding)
 
 

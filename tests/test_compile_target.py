@@ -3,8 +3,8 @@
 import jax
 import numpy as np
 import pytest
-from convoy import compile_only
-from convoy.compile_only import CompileTarget, stand_in, stand_ins
+from convoy import compile_target
+from convoy.compile_target import CompileTarget, stand_in, stand_ins
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 
@@ -19,16 +19,16 @@ def target(devices):
 
 
 def test_a_target_is_in_use_in_its_block_only(target):
-    assert compile_only.target() is None
-    with pytest.raises(KeyError), compile_only.use(target):
+    assert compile_target.target() is None
+    with pytest.raises(KeyError), compile_target.use(target):
         raise KeyError
-    with compile_only.use(target):
-        assert compile_only.target() is target
-        assert compile_only.is_compile_only(target.devices[1])
-        assert compile_only.has_device_of(None)
-        assert compile_only.has_device_of(SingleDeviceSharding(target.devices[0]))
-    assert not compile_only.is_compile_only(target.devices[1])
-    assert not compile_only.has_device_of(None)
+    with compile_target.use(target):
+        assert compile_target.target() is target
+        assert compile_target.is_compile_only(target.devices[1])
+        assert compile_target.has_device_of(None)
+        assert compile_target.has_device_of(SingleDeviceSharding(target.devices[0]))
+    assert not compile_target.is_compile_only(target.devices[1])
+    assert not compile_target.has_device_of(None)
 
 
 def test_a_stand_in_has_a_part_on_each_device(devices):
@@ -50,7 +50,7 @@ def test_outside_of_programs_the_values_are_zeros(devices):
 
 
 def test_arrays_that_move_to_the_target_become_stand_ins(target):
-    with compile_only.use(target):
+    with compile_target.use(target):
         moved = stand_ins({"a": np.zeros((2, 3), "float32")}, None)
     assert moved["a"].shape == (2, 3)
     assert moved["a"].sharding.device_set == {target.devices[0]}
