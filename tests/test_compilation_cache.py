@@ -41,9 +41,12 @@ def test_programs_are_kept_in_the_users_cache_folder(tmp_path):
     assert any((tmp_path / "convoy").rglob("*cache*"))
 
 
-def test_can_be_turned_off(tmp_path):
-    assert run(XDG_CACHE_HOME=str(tmp_path), CONVOY_COMPILATION_CACHE="0") == "None"
+@pytest.mark.parametrize("value", ["0", "false"])
+def test_can_be_turned_off(tmp_path, monkeypatch, value):
+    monkeypatch.chdir(tmp_path)
+    assert run(XDG_CACHE_HOME=str(tmp_path), CONVOY_COMPILATION_CACHE=value) == "None"
     assert not (tmp_path / "convoy").exists()
+    assert not (tmp_path / value).exists()
 
 
 def test_can_be_put_elsewhere(tmp_path):

@@ -29,8 +29,3 @@ def test_a_warning_about_the_configuration_is_shown_once_for_all_lines():
 def _warn_at_two_lines():
     user_warnings.warn_once("once in this test")
     user_warnings.warn_once("once in this test")
-
-
-def test_the_first_line_of_an_error_or_its_type():
-    assert user_warnings.first_line(ValueError("\nno such file\nmore")) == "no such file"
-    assert user_warnings.first_line(KeyboardInterrupt()) == "KeyboardInterrupt"

@@ -6,6 +6,7 @@ import platform
 from pathlib import Path
 
 import jax
+from convoy.environment import is_off
 from jax.experimental.compilation_cache import compilation_cache
 
 VARIABLE = "CONVOY_COMPILATION_CACHE"
@@ -13,9 +14,9 @@ VARIABLE = "CONVOY_COMPILATION_CACHE"
 
 def enable() -> None:
     """Turn JAX's persistent cache on, unless the user has chosen a folder or turned it off."""
-    chosen = os.environ.get(VARIABLE, "")
-    if chosen in ("0", "off") or active():
+    if is_off(VARIABLE) or active():
         return
+    chosen = os.environ.get(VARIABLE, "")
     jax.config.update("jax_compilation_cache_dir", str(Path(chosen) if chosen else folder()))
 
 

@@ -51,7 +51,8 @@ from typing import (
 )
 
 import yaml
-from convoy_command.parser import Parser, not_one_of, suggestion
+from convoy.error_messages import system_reason
+from convoy_command.parser import Parser, not_one_of, one_line, suggestion
 from pydantic import (
     BeforeValidator,
     ConfigDict,
@@ -257,10 +258,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         tree = yaml.load(path.read_text(), Loader=YamlLoader)
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigurationError(f"{path} cannot be read: {reason}.") from None
+        raise ConfigurationError(f"{path} cannot be read: {system_reason(error)}.") from None
     except yaml.YAMLError as error:
-        raise ConfigurationError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+        raise ConfigurationError(f"{path} is not YAML: {one_line(error)}") from None
     if not isinstance(tree, dict):
         raise ConfigurationError(f"{path} is not a mapping. Write lines of the form `key: value`.")
     return tree

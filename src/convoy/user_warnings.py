@@ -1,4 +1,4 @@
-"""Warnings that point at the user's line, and errors of other libraries in one line."""
+"""Warnings that point at the user's line."""
 
 import functools
 import sys
@@ -23,8 +23,3 @@ def warn_once(message: str) -> None:
     them once. A script calls `fit` and `evaluate` at several lines.
     """
     warn(message)
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or the name of its type if it has none."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

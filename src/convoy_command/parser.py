@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
                 if word.startswith("--") and word.split("=")[0] not in self._option_string_actions:
                     message = self._unknown(word)
                     break
-        self.exit(2, f"{self.prog}: error: {message}\n")
+        self.exit(2, f"{self.prog}: error: {one_line(message)}\n")
 
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
@@ -106,6 +106,11 @@ def _ratio(word: str, name: str) -> float:
     return difflib.SequenceMatcher(None, word, name).ratio()
 
 
+def one_line(text: object) -> str:
+    """Return a text, such as another library's error, with spaces in place of line breaks."""
+    return " ".join(str(text).split())
+
+
 def failed(program: str, error: object, status: int = 1) -> int:
     """Print an error on stderr, and return the exit status."""
     print(f"{program}: error: {error}", file=sys.stderr)
@@ -114,4 +119,4 @@ def failed(program: str, error: object, status: int = 1) -> int:
 
 def stop(message: str, program: str) -> NoReturn:
     """Exit with one line on stderr and status 2."""
-    raise SystemExit(failed(program, " ".join(message.split()), 2))
+    raise SystemExit(failed(program, one_line(message), 2))

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from convoy.bench.results import NAME, Result, present_values
 from convoy.bench.spec import SpecError
+from convoy.error_messages import system_reason
 from convoy.units import format_table
 
 
@@ -40,8 +41,8 @@ def read_earlier(path: Path) -> Measurements:
         }
     except OSError as error:
         raise SpecError(
-            f"--compare {path}: {file} cannot be read: {error.strerror}. Pass the folder of an "
-            "earlier run."
+            f"--compare {path}: {file} cannot be read: {system_reason(error)}. Pass the folder of "
+            "an earlier run."
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise SpecError(

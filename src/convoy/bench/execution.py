@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
+from convoy.error_messages import system_reason
+
 # The time that a command has to end after SIGTERM.
 GRACE_SECONDS = 10
 NOT_FOUND, TIMED_OUT = 127, 124
@@ -71,7 +73,7 @@ def execute(
             start_new_session=True,
         )
     except OSError as error:
-        exit_status, message = NOT_FOUND, f"{command[0]}: {error.strerror or error}"
+        exit_status, message = NOT_FOUND, f"{command[0]}: {system_reason(error)}"
     else:
         try:
             exit_status = _wait(process, files, timeout, show)

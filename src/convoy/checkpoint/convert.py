@@ -12,8 +12,8 @@ from convoy.checkpoint import snapshot, store
 from convoy.checkpoint.errors import CheckpointError
 from convoy.checkpoint.folder import find_checkpoint
 from convoy.checkpoint.store import Checkpoint
+from convoy.error_messages import first_line
 from convoy.types import Json
-from convoy.user_warnings import first_line
 
 WEIGHTS = ("trainable", "non_trainable")
 

@@ -13,6 +13,7 @@ from io import BufferedReader
 from pathlib import Path
 
 from convoy.checkpoint.errors import CheckpointError, DamagedError
+from convoy.error_messages import system_reason
 
 _PROOFS = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
@@ -31,7 +32,7 @@ def open_file(path: Path) -> Iterator[BufferedReader]:
                 raise DamagedError(f"{path} is damaged: it is not a regular file.")
             yield file
     except _PROOFS as error:
-        raise DamagedError(f"{path} cannot be read: {error.strerror}.") from error
+        raise DamagedError(f"{path} cannot be read: {system_reason(error)}.") from error
 
 
 def read_file(path: Path, limit: int) -> bytes:
@@ -55,7 +56,7 @@ def errors_that_may_pass(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise CheckpointError(
-            f"{path} cannot be read: {error.strerror or error}. This does not show that it is "
+            f"{path} cannot be read: {system_reason(error)}. This does not show that it is "
             "damaged, so it is left as it is. Try again, or move it away."
         ) from error
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from convoy.atomic_file import UNFINISHED
 from convoy.checkpoint import files, store
 from convoy.checkpoint.errors import CheckpointError, DamagedError
+from convoy.error_messages import system_reason
 
 LOCK = ".lock"
 _REMOVED = ".removed-"
@@ -102,8 +103,8 @@ class Folder:
         except OSError as error:
             self.close()
             raise CheckpointError(
-                f"{self.path} cannot be used for checkpoints: {error.strerror}. Pass a folder that "
-                "can be written."
+                f"{self.path} cannot be used for checkpoints: {system_reason(error)}. Pass a "
+                "folder that can be written."
             ) from error
         for entry in self.path.iterdir():
             if entry.name.startswith((UNFINISHED, _REMOVED)):
@@ -127,8 +128,8 @@ class Folder:
                     self.at(newer).rename(target)
                 except OSError as error:
                     raise CheckpointError(
-                        f"The damaged {self.at(newer)} cannot be renamed: {error.strerror}. Pass a "
-                        "folder that can be written."
+                        f"The damaged {self.at(newer)} cannot be renamed: {system_reason(error)}. "
+                        "Pass a folder that can be written."
                     ) from error
 
     def write(self, position: Position, checkpoint: store.Checkpoint) -> None:

@@ -16,6 +16,7 @@ from convoy.atomic_file import rename_synced, unfinished_folder, write_synced
 from convoy.checkpoint import files, tensors
 from convoy.checkpoint.errors import CheckpointError, DamagedError
 from convoy.checkpoint.manifest import FORMAT, MODEL, VERSION, ArrayEntry, Manifest, parse
+from convoy.error_messages import system_reason
 from convoy.types import Json
 
 MANIFEST = "manifest.json"
@@ -71,7 +72,7 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
             rename_synced(unfinished, path)
     except OSError as error:
         raise CheckpointError(
-            f"{path} could not be written: {error.strerror or error}. Earlier checkpoints are "
+            f"{path} could not be written: {system_reason(error)}. Earlier checkpoints are "
             "intact. Free some space, or pass another folder."
         ) from error
 

@@ -14,6 +14,7 @@ from convoy.cli.train import parse
 from convoy.configuration import Configuration, Option, Whole, add_flags, read
 from convoy.data.catalog import Normalisation, load
 from convoy.data.image_folder import FOLDER
+from convoy.error_messages import system_reason
 from convoy.precision import CHOICES
 from convoy.serving.accuracy import read_samples
 from convoy.serving.batch_sizes import BATCH_SIZES
@@ -87,7 +88,7 @@ def main(words: Sequence[str]) -> int:
             **settings,
         )
     except (CheckpointError, OSError, ValueError) as error:
-        parser.error(" ".join(str(error).split()))
+        parser.error(str(error))
     print(path)
     return 0
 
@@ -126,7 +127,7 @@ def _read_names(file: Path) -> list[str]:
         return [name for name in file.read_text().split("\n") if name]
     except OSError as error:
         raise ValueError(
-            f"--class-names {file}: {error.strerror}. Pass a file with a name on each line."
+            f"--class-names {file}: {system_reason(error)}. Pass a file with a name on each line."
         ) from None
 
 

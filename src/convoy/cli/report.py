@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from convoy.error_messages import system_reason
 from convoy.report.chrome_trace import chrome_trace
 from convoy.report.figures import table_lines
 from convoy.report.files import ReportError, read
@@ -41,7 +42,8 @@ def main(words: Sequence[str]) -> int:
     except ReportError as error:
         return failed(PROGRAM, error, 2)
     except OSError as error:
-        problem = f"{error.filename} cannot be written: {error.strerror}. Pass --page and --trace."
+        reason = system_reason(error)
+        problem = f"{error.filename} cannot be written: {reason}. Pass --page and --trace."
         return failed(PROGRAM, problem, 2)
     print("\n".join(table_lines(report, other)))
     print(f"\npage   {page}\ntrace  {trace} (open it in https://ui.perfetto.dev)")

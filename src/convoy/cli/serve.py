@@ -34,7 +34,7 @@ def main(words: Sequence[str]) -> int:
         environment = {"token": None if from_file else os.environ.get(TOKEN_VARIABLE)}
         options = read(ServerOptions, override(environment, flags), flags=True)
     except (OSError, ValueError) as error:
-        parser.error(" ".join(str(error).split()))
+        parser.error(str(error))
     _log_to_stderr()
     try:
         # By default 5 ms. A request changes threads several times, so the decoding of another

@@ -4,7 +4,7 @@ import ctypes
 import mmap
 import platform
 
-from convoy.cpu.registry import is_off
+from convoy.environment import is_off
 
 VARIABLE = "CONVOY_KEEP_MEMORY"
 

@@ -1,6 +1,5 @@
 """Enabling and disabling the CPU kernels, and their status in this process."""
 
-import os
 from dataclasses import dataclass, field
 
 import jax
@@ -14,6 +13,7 @@ from convoy.cpu import (
     threads,
 )
 from convoy.cpu.kernel_dtypes import INSTRUCTIONS
+from convoy.environment import is_off
 from jax import lax
 from jax.extend.core import Primitive
 
@@ -127,8 +127,3 @@ def status() -> Status:
         cores=cores,
         lowered=lowered,
     )
-
-
-def is_off(variable: str) -> bool:
-    """Return whether an environment variable disables a feature."""
-    return os.environ.get(variable, "").strip().lower() in ("0", "false", "off", "no")

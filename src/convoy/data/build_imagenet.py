@@ -17,6 +17,7 @@ from convoy.data import examples, jpeg
 from convoy.data.image_files import SPLITS, Folder, find_folder
 from convoy.data.jpeg import Area
 from convoy.data.records import DamagedDataError, frame
+from convoy.error_messages import system_reason
 
 NAMES = {"train": "train", "test": "validation"}
 
@@ -146,7 +147,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text()
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}.") from None
+        raise ValueError(f"{path} cannot be read: {system_reason(error)}.") from None
 
 
 def _write_shard(

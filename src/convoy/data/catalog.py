@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from convoy.data import dataset_files
 from convoy.data.dataset_files import Split, Splits
-from convoy.user_warnings import first_line
+from convoy.error_messages import first_line
 
 Normalisation = Literal["scale", "standardise", "imagenet", "cifar10"]
 

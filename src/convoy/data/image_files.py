@@ -16,6 +16,7 @@ from convoy.atomic_file import atomic_write
 from convoy.data import examples, records
 from convoy.data.jpeg import Area
 from convoy.data.records import DamagedDataError
+from convoy.error_messages import system_reason
 
 ENDINGS = (".jpeg", ".jpg", ".png", ".webp", ".bmp")
 SPLITS = {"train": ("train",), "test": ("val", "validation", "test")}
@@ -125,7 +126,7 @@ class Folder:
         try:
             data = (self.root / self.names[index]).read_bytes()
         except OSError as error:
-            raise DamagedDataError(f"it cannot be read: {error.strerror}") from None
+            raise DamagedDataError(f"it cannot be read: {system_reason(error)}") from None
         return Sample(data, int(self.labels[index]))
 
 

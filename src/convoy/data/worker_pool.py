@@ -29,6 +29,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from convoy.distributed.process import COORDINATOR
+from convoy.error_messages import system_reason
 from convoy.units import format_bytes
 
 # For each worker, one that it fills and one that waits to be read.
@@ -85,7 +86,7 @@ class WorkerPool(Generic[Task, Result]):
         except OSError as error:
             raise RuntimeError(
                 f"The {self.capacity} batches of the worker processes need {format_bytes(size)} in "
-                f"{folder or tempfile.gettempdir()}: {error.strerror}. Use fewer workers or "
+                f"{folder or tempfile.gettempdir()}: {system_reason(error)}. Use fewer workers or "
                 "smaller batches, or make that file system larger."
             ) from error
 

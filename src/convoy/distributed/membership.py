@@ -32,7 +32,7 @@ from convoy.distributed.process import (
     requested,
     set_place,
 )
-from convoy.user_warnings import first_line
+from convoy.error_messages import first_line, system_reason
 from convoy.versions import installed_versions
 from convoy_command import LEFT, JoinError, ended_by_interrupt
 
@@ -203,8 +203,7 @@ def _check_can_listen(coordinator: str) -> None:
         with socket.create_server((host, int(port))):
             pass
     except (OSError, ValueError, OverflowError) as error:
-        number = getattr(error, "errno", None)
         raise JoinError(
-            f"{coordinator} cannot be used: {os.strerror(number) if number else error}. "
+            f"{coordinator} cannot be used: {system_reason(error)}. "
             "Pass another --port, or end the program that uses it."
         ) from None

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from convoy.checkpoint.preemption import EXIT_STATUS
 from convoy.distributed.process import Place
+from convoy.error_messages import system_reason
 from convoy.launch.process_group import LAST_LINES, LOCAL, Member, ProcessGroup
 from convoy.launch.topology import LaunchError, Topology
 from convoy_command.cli import drop_output
@@ -104,7 +105,7 @@ def print_output(line: str) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        log(f"output cannot be written: {error.strerror}. The processes continue without it.")
+        log(f"output cannot be written: {system_reason(error)}. The processes continue without it.")
         # Writing the rest of the buffer at exit would fail again.
         drop_output()
 

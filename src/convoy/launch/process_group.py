@@ -16,6 +16,7 @@ from pathlib import Path
 
 from convoy.checkpoint.preemption import EXIT_STATUS
 from convoy.distributed.process import HEARTBEAT, LAST_HEARTBEAT
+from convoy.error_messages import system_reason
 from convoy.launch import agent
 
 LOCAL = "localhost"
@@ -149,7 +150,8 @@ class ProcessGroup:
                 except OSError as error:
                     raise StartError(
                         f"Process {task.index} of {len(self.tasks)} cannot be started: "
-                        f"{error.strerror}. Start fewer processes, or raise the system's limits."
+                        f"{system_reason(error)}. Start fewer processes, or raise the "
+                        "system's limits."
                     ) from error
             while self._running() and not self._must_kill():
                 self._receive(POLL_SECONDS)

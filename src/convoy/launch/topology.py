@@ -10,6 +10,7 @@ from pathlib import Path
 from convoy.devices import MAX_VIRTUAL, PER_REPLICA
 from convoy.devices import VARIABLE as DEVICES
 from convoy.distributed import process as variables
+from convoy.error_messages import system_reason
 from convoy.launch.process_group import LOCAL, Task
 
 LOOPBACK = "127.0.0.1"
@@ -131,10 +132,9 @@ class Topology:
         try:
             socket.create_server((LOOPBACK, self.port)).close()
         except OSError as error:
-            reason = os.strerror(error.errno) if error.errno else error
             raise LaunchError(
-                f"--port {self.port} cannot be used: {reason}. Pass another --port, or end the "
-                "program that uses it."
+                f"--port {self.port} cannot be used: {system_reason(error)}. Pass another --port, "
+                "or end the program that uses it."
             ) from None
 
     def describe(self) -> str:
@@ -210,7 +210,7 @@ def parse_hosts(names: str | None, file: str | None) -> tuple[str, ...]:
             lines = Path(file).read_text().splitlines()
         except OSError as error:
             raise LaunchError(
-                f"--hostfile {file} cannot be read: {error.strerror}. Pass another file."
+                f"--hostfile {file} cannot be read: {system_reason(error)}. Pass another file."
             ) from error
         hosts = tuple(words[0] for line in lines if (words := line.split("#")[0].split()))
         if not hosts:

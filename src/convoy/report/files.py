@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convoy.atomic_file import atomic_write
+from convoy.error_messages import system_reason
 from convoy.types import Json
 
 if TYPE_CHECKING:
@@ -57,8 +58,8 @@ class ReportWriter:
                 old.unlink()
         except OSError as error:
             raise ReportError(
-                f"A report cannot be written to {self.folder}: {error.strerror}. Pass another "
-                "folder."
+                f"A report cannot be written to {self.folder}: {system_reason(error)}. Pass "
+                "another folder."
             ) from None
 
     def write_run(self, content: Json) -> None:

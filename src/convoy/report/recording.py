@@ -22,6 +22,7 @@ from convoy.engine.data.chunks import Chunk, Feed
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.observer import EpochCallbacks
 from convoy.engine.state import Mode
+from convoy.error_messages import system_reason
 from convoy.pipeline import Timeline, simulate, stage_durations
 from convoy.report import environment
 from convoy.report.event_log import EventLog
@@ -219,7 +220,7 @@ class Recording(observer.Observer):
             config = composition.config
             steps = chunk.micro_batches // config.accumulated(mode, chunk)
             self._log.count_runs(number, steps * config.replicas)
-        samples = chunk.micro_batches * chunk.batch
+        samples = chunk.micro_batches * chunk.micro_batch_samples
         self._waiter.put(DeviceCall(mode, number, dispatched, chunk.steps, samples, outcome))
         self._log.span("device call", begin, end)
         return outcome
@@ -276,7 +277,7 @@ class Recording(observer.Observer):
             self._part += complete
         except OSError as error:
             if not self._error:
-                self._error = f"the report is incomplete: {error.strerror}"
+                self._error = f"the report is incomplete: {system_reason(error)}"
                 print(f"convoy: {self.folder}: {self._error}", file=sys.stderr)
 
     def _state(self) -> str:

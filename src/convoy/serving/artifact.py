@@ -24,6 +24,7 @@ import numpy as np
 from convoy.atomic_file import rename_synced, unfinished_folder, write_synced
 from convoy.checkpoint import tensors
 from convoy.checkpoint.errors import DamagedError
+from convoy.error_messages import system_reason
 from convoy.serving.accuracy import ExportedPrecision
 from convoy.serving.errors import ArtifactError, describe_error
 from convoy.serving.signature import Arrays, Signature
@@ -138,7 +139,7 @@ def add_version(base: Path, version: int | None, fill: Callable[[Path], None]) -
             return path
     except OSError as error:
         raise ArtifactError(
-            f"{base} could not be written: {error.strerror or error}. Pass another folder."
+            f"{base} could not be written: {system_reason(error)}. Pass another folder."
         ) from error
 
 
@@ -222,7 +223,7 @@ def read(path: Path) -> Artifact:
             )
         return Artifact(signature, programs, weights, example, class_names, about, precision, path)
     except OSError as error:
-        raise ArtifactError(f"{path} cannot be read: {error.strerror or error}.") from error
+        raise ArtifactError(f"{path} cannot be read: {system_reason(error)}.") from error
     except DamagedError as error:
         raise ArtifactError(str(error)) from error
     except ArtifactError:

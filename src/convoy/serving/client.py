@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import grpc
 import numpy as np
+from convoy.error_messages import system_reason
 from convoy.serving import tensorflow_serving_pb2 as messages
 from convoy.serving.errors import describe_error
 from convoy.serving.signature import NUMPY_NAMES, TensorSpec
@@ -125,22 +126,20 @@ def await_listener(address: Address, seconds: float, notify: Callable[[str], Non
     Raises:
         RequestError: if no server listens in time.
     """
-    place, notified, end = f"{address.host}:{address.port}", False, time.monotonic() + seconds
-    while True:
+    place = f"{address.host}:{address.port}"
+
+    def connect() -> None:
         try:
             socket.create_connection((address.host, address.port), timeout=seconds or None).close()
-            return
         except OSError as error:
-            if time.monotonic() >= end:
-                reason = error.strerror or error
-                raise RequestError(
-                    f"{place} cannot be reached: {reason}. Start convoy serve, or pass --host and "
-                    "--port."
-                ) from None
-        if not notified:
-            notify(f"waiting for a server at {place} for at most {seconds:g} s (Ctrl-C stops this)")
-            notified = True
-        time.sleep(0.2)
+            raise UnavailableError(
+                f"{place} cannot be reached: {system_reason(error)}. Start convoy serve, or pass "
+                "--host and --port."
+            ) from None
+
+    _repeat_until_available(
+        connect, seconds, notify, lambda _: f"waiting for a server at {place} for"
+    )
 
 
 def available_models(model: str, names: Sequence[str]) -> str:
@@ -296,15 +295,36 @@ def await_model(
     Raises:
         RequestError: if the server does not have the model, or has not loaded it in time.
     """
-    notified, end = False, time.monotonic() + seconds
+
+    def load() -> None:
+        CLIENTS[protocol](address).close()
+
+    _repeat_until_available(load, seconds, notify, lambda error: f"{error} Waiting for")
+
+
+def _repeat_until_available(
+    attempt: Callable[[], None],
+    seconds: float,
+    notify: Callable[[str], None],
+    describe: Callable[[UnavailableError], str],
+) -> None:
+    """Call a function until it no longer raises `UnavailableError`, for at most some seconds.
+
+    Args:
+        attempt: the function.
+        seconds: maximum time to wait.
+        notify: function that is called with a message after the first error.
+        describe: function from this error to the beginning of the message.
+    """
+    end, is_notified = time.monotonic() + seconds, False
     while True:
         try:
-            CLIENTS[protocol](address).close()
+            attempt()
             return
         except UnavailableError as error:
             if time.monotonic() >= end:
                 raise
-            if not notified:
-                notify(f"{error} Waiting for at most {seconds:g} s (Ctrl-C stops this)")
-                notified = True
+            if not is_notified:
+                notify(f"{describe(error)} at most {seconds:g} s (Ctrl-C stops this)")
+                is_notified = True
         time.sleep(0.2)

@@ -4,6 +4,8 @@ import json
 from enum import IntEnum
 from typing import Self
 
+from convoy.error_messages import first_line
+
 # Characters of a client's value that an error shows.
 MAX_SHOWN = 100
 
@@ -113,5 +115,5 @@ def show(value: object) -> str:
 
 def describe_error(error: BaseException) -> str:
     """Return the type and the first line of an unexpected error, for the log."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    name, line = type(error).__name__, first_line(error)
+    return name if line == name else f"{name}: {line}"

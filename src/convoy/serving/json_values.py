@@ -7,13 +7,13 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+from convoy.error_messages import first_line
 from convoy.serving import admission, json_text
 from convoy.serving.errors import invalid, shorten, show
 from convoy.serving.gil import let_others_run
 from convoy.serving.images import decode_images
 from convoy.serving.signature import MAX_DIMENSIONS, Arrays, Signature, TensorSpec
 from convoy.serving.tensorflow_methods import example_inputs
-from convoy.user_warnings import first_line
 
 BASE64 = "b64"
 # Longer texts are decoded in the thread for expensive requests.

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 from convoy import cpu
 from convoy.cpu import threads
+from convoy.error_messages import first_line
 from convoy.serving import artifact
 from convoy.serving.artifact import Artifact
 from convoy.serving.batch_sizes import measure
@@ -19,7 +20,6 @@ from convoy.serving.errors import ArtifactError, shorten
 from convoy.serving.forward_pass import ForwardPass, input_shapes
 from convoy.serving.model_precision import FLOAT32
 from convoy.serving.signature import Arrays, Signature
-from convoy.user_warnings import first_line
 
 logger = logging.getLogger("convoy.serving")
 
@@ -109,7 +109,7 @@ class Servable:
                     size: ForwardPass(model, size, cpu.fuse) for size in sizes if streams > 1
                 }
         except Exception as error:  # Layers can raise anything.
-            self.fallback = f"{file} cannot be loaded by Keras: {_cause(error)}"
+            self.fallback = f"{file} cannot be loaded by Keras: {first_line(error)}"
             logger.warning("The slower portable programs are used: %s", self.fallback)
             return False
         constants: dict[str, jax.Array] = {}
@@ -160,12 +160,6 @@ class Servable:
         """Return a batch of the example, repeated."""
         names = [spec.name for spec in self.signature.inputs]
         return {name: np.repeat(found.example[name], size, 0) for name in names}
-
-
-def _cause(error: Exception) -> str:
-    """Return the reason in one line; Keras's message about a model ends with that of a layer."""
-    *_, reason = str(error).rpartition("Exception encountered: ")
-    return first_line(ValueError(reason))
 
 
 def _compare(found: Artifact, name: str, value: np.ndarray) -> None:

@@ -4,11 +4,11 @@ import asyncio
 import contextlib
 import faulthandler
 import logging
-import os
 import signal
 from collections.abc import Callable
 
 import grpc
+from convoy.error_messages import system_reason
 from convoy.serving.connections import (
     LINGER_SECONDS,
     HttpConnections,
@@ -151,7 +151,8 @@ class Server:
             await asyncio.get_running_loop().getaddrinfo(self.options.host, None)
         except (OSError, UnicodeError) as error:
             raise OSError(
-                f"--host {self.options.host} cannot be resolved: {error}. Pass an address."
+                f"--host {self.options.host} cannot be resolved: {system_reason(error)}. Pass an "
+                "address."
             ) from None
 
     async def _start_http(self) -> None:
@@ -163,9 +164,9 @@ class Server:
         try:
             self.port = await self._http.start(options.host, options.port, self._certificate)
         except OSError as error:
-            reason = os.strerror(error.errno) if error.errno else error
             raise OSError(
-                f"{options.host}:{options.port} cannot be used: {reason}. Pass another --port."
+                f"{options.host}:{options.port} cannot be used: {system_reason(error)}. Pass "
+                "another --port."
             ) from None
 
     async def _start_grpc(self) -> None:

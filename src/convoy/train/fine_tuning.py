@@ -5,8 +5,8 @@ from pathlib import Path
 
 import keras
 import numpy as np
+from convoy.error_messages import first_line
 from convoy.train.run_folder import ENDING
-from convoy.user_warnings import first_line
 from convoy_command.parser import suggestion
 
 

@@ -12,8 +12,10 @@ import yaml
 from convoy.atomic_file import atomic_write
 from convoy.data.event_file import EventFile
 from convoy.engine.observer import pause
+from convoy.error_messages import system_reason
 from convoy.train.messages import notify
 from convoy.train.metrics import MetricsFile, MetricsRow
+from convoy_command.parser import one_line
 
 ENDING = ".weights.h5"
 RUN = "run"
@@ -81,8 +83,8 @@ class RunFolder:
             self._events = EventFile(self.path)
         except OSError as error:
             raise ValueError(
-                f"{self.path} cannot be used for a run: {error.strerror}. Pass an --output-dir "
-                "that can be written."
+                f"{self.path} cannot be used for a run: {system_reason(error)}. Pass an "
+                "--output-dir that can be written."
             ) from error
         self._is_open = True
 
@@ -112,7 +114,7 @@ class RunFolder:
             self._metrics.add(row)
             self._events.scalars(row.update, values)
         except OSError as error:
-            self._fail(f"metrics could not be written to {self.path}: {error.strerror}")
+            self._fail(f"metrics could not be written to {self.path}: {system_reason(error)}")
 
     def save(self, model: keras.Model, epoch: float, *, averaged: bool = False) -> Path | None:
         """Write a checkpoint atomically.
@@ -134,7 +136,7 @@ class RunFolder:
             ):
                 model.save_weights(unfinished, overwrite=True)
         except (OSError, RuntimeError) as error:  # the latter by h5py, when it closes a file
-            self._fail(f"{path} could not be written: {' '.join(str(error).split())}")
+            self._fail(f"{path} could not be written: {one_line(error)}")
             return None
         if path not in self.written:
             self.written.append(path)

@@ -10,6 +10,7 @@ from typing import Any
 import convoy
 import keras
 import numpy as np
+from convoy.error_messages import first_line
 from convoy.train.input import Images, test_input
 from convoy.train.loss import make_accuracy, make_loss
 from convoy.train.metrics import MetricsRow
@@ -18,7 +19,6 @@ from convoy.train.run_folder import epoch_of
 from convoy.train.run_log import RunLog
 from convoy.train.run_settings import RunSettings
 from convoy.train.stages import split_into_stages
-from convoy.user_warnings import first_line
 
 
 def validation_strategy(settings: RunSettings) -> convoy.Strategy:

@@ -2,13 +2,13 @@
 
 import importlib
 import inspect
-import re
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import keras
+from convoy.error_messages import first_line
 from convoy.train.models.cifar_fast import cifar_fast
 from convoy.train.models.cifar_resnet import cifar_resnet
 from convoy.train.models.resnet import resnet
@@ -54,8 +54,9 @@ def make_model(name: str, shape: tuple[int, int, int], classes: int) -> keras.Mo
     try:
         model = make(shape, classes)
     except ValueError as error:
+        reason = first_line(error).rstrip(".")
         raise ValueError(
-            f"--model {name} cannot be made for images of shape {shape}: {_cause(error)} "
+            f"--model {name} cannot be made for images of shape {shape}: {reason}. "
             "Pass another --model or --dataset."
         ) from error
     if not isinstance(model, keras.Model):
@@ -72,15 +73,6 @@ def find_model(name: str) -> MakeModel:
         ValueError: if there is no such network.
     """
     return _from_module(name) if ":" in name else MODELS.get(name) or _from_applications(name)
-
-
-def _cause(error: ValueError) -> str:
-    """Return the line with the reason from Keras's multi-line coloured message."""
-    plain = re.sub(r"\x1b\[[\d;]*m", "", str(error))
-    lines = [line.strip() for line in plain.splitlines() if line.strip()]
-    if len(lines) > 1 and lines[0].startswith("Exception encountered"):
-        lines.pop(0)
-    return lines[0].rstrip(".") + "."
 
 
 def _from_module(name: str) -> MakeModel:
