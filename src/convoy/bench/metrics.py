@@ -10,6 +10,7 @@ from pathlib import Path
 from convoy.bench.command import fill
 from convoy.bench.execution import Execution
 from convoy.bench.spec import Benchmark, Metric, SpecError, Variant
+from convoy_command.parser import one_line
 
 CustomMetric = Callable[[str, str, int], float]
 """Function of the standard output, the standard error and the exit status."""
@@ -79,9 +80,8 @@ def load_custom_metrics(file: Path) -> None:
     try:
         runpy.run_path(str(file))
     except Exception as error:  # any error of the user's file
-        reason = " ".join(str(error).split())
         raise SpecError(
-            f"--custom-metrics-files {file}: {type(error).__name__}: {reason}"
+            f"--custom-metrics-files {file}: {type(error).__name__}: {one_line(error)}"
         ) from None
     if _custom == before:
         raise SpecError(

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from convoy.checkpoint.errors import DamagedError
 from convoy.types import Json
+from convoy_command.parser import one_line
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 FORMAT = "convoy-checkpoint"
@@ -112,4 +113,4 @@ def describe_problem(error: ValidationError) -> str:
     """Return the first problem of a validation in one line."""
     problem = error.errors(include_url=False, include_input=False)[0]
     place = ".".join(str(part) for part in problem["loc"] if part != "[key]")
-    return " ".join(f"{place}: {problem['msg']}".removeprefix(": ").split())
+    return one_line(f"{place}: {problem['msg']}".removeprefix(": "))
