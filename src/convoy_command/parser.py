@@ -73,7 +73,9 @@ class Parser(argparse.ArgumentParser):
             for action in (*self._actions, *(other._actions if other else ()))
             if action.option_strings
         ]
-        return f"--{name} is not a flag{suggestion(name, flags, '--')}"
+        near = suggestion(name, flags, "--")
+        listed = f". See the flags with: {self.prog} --help" if near == "." else near
+        return f"--{name} is not a flag{listed}"
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:

@@ -96,7 +96,10 @@ def test_train_reads_its_flags_itself(capsys):
             "checkpoint list folder stray",
             "checkpoint list: error: 'stray' was not expected; flags begin with --",
         ),
-        ("doctor --zzz", "doctor: error: --zzz is not a flag."),
+        (
+            "doctor --zzz",
+            "doctor: error: --zzz is not a flag. See the flags with: convoy doctor --help",
+        ),
     ],
 )
 def test_an_unknown_flag_is_answered_with_the_nearest_of_its_verb(words, said, capsys):
