@@ -205,6 +205,29 @@ def test_literals_are_accepted_in_any_case():
         read(Described, {"kind": "of"})
 
 
+@dataclass(frozen=True)
+class Spelled(Configuration):
+    """Values with other spellings."""
+
+    where: Annotated[
+        Literal["host", "device"] | None, Option(synonyms={"cpu": "host", "ipu": "device"})
+    ] = None
+    order: Annotated[str, Option(choices=("1f1b", "gpipe"), synonyms={"grouped": "gpipe"})] = "1f1b"
+
+
+@pytest.mark.parametrize(
+    ("value", "meaning"), [("cpu", "host"), ("IPU", "device"), ("Host", "host"), (None, None)]
+)
+def test_a_synonym_stands_for_a_value_in_any_case(value, meaning):
+    assert read(Spelled, {"where": value}).where == meaning
+    assert read(Spelled, {"order": "Grouped"}).order == "gpipe"
+
+
+def test_an_unknown_value_is_answered_with_the_values_and_not_with_their_synonyms():
+    with pytest.raises(ConfigurationError, match=r"'disk' is not one of host, device\.$"):
+        read(Spelled, {"where": "disk"})
+
+
 def test_options_are_found_by_field():
     assert options(Run)["model"].aliases == ("model-name",)
     assert "n_train" not in options(Run)

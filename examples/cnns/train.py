@@ -6,7 +6,15 @@ python examples/cnns/train.py --model cifar_resnet8 --dataset-path DIR --num-epo
 import sys
 
 from convoy.cli.train import main
+from convoy.train.graphcore_flags import GraphcoreOptions
 
 if __name__ == "__main__":
-    # Defaults are Graphcore's, and messages begin as those of its program do.
-    sys.exit(main(program="train.py", defaults="graphcore_defaults", error_prefix="ValueError: "))
+    # Flags and defaults are Graphcore's, and messages begin as those of its program do.
+    sys.exit(
+        main(
+            program="train.py",
+            defaults="graphcore_defaults",
+            error_prefix="ValueError: ",
+            schema=GraphcoreOptions,
+        )
+    )

@@ -122,20 +122,27 @@ class Option:
     Attributes:
         aliases: other names of the flag, without dashes in front.
         choices: valid values, if only some are; upper and lower case are not distinguished.
+        synonyms: other spellings of values, in lower case, and the values that they stand for.
         no_effect: the reason why the flag changes nothing, if it is only accepted.
     """
 
     aliases: tuple[str, ...] = ()
     choices: Iterable[object] = ()
+    synonyms: Mapping[str, str] = dataclasses.field(default_factory=dict)
     no_effect: str = ""
 
     def __get_pydantic_core_schema__(
         self, source: object, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
         schema = handler(source)
-        if not self.choices:
-            return schema
-        return core_schema.no_info_after_validator_function(self._choose, schema)
+        if self.choices:
+            schema = core_schema.no_info_after_validator_function(self._choose, schema)
+        if self.synonyms:
+            schema = core_schema.no_info_before_validator_function(self._replace, schema)
+        return schema
+
+    def _replace(self, value: object) -> object:
+        return self.synonyms.get(str(value).lower(), value)
 
     def _choose(self, value: object) -> object:
         known = {str(choice).lower(): choice for choice in self.choices}

@@ -50,5 +50,7 @@ def test_alternating_flips_are_done_by_the_host_and_by_nobody_else(rng, side):
 
 def test_missing_data_is_said_with_the_flag_for_synthetic_data(tmp_path):
     options = Options(dataset="mnist", dataset_path=str(tmp_path / "none"))
-    with pytest.raises(ValueError, match=r"no such folder.* --synthetic-data cpu needs no data\.$"):
+    with pytest.raises(
+        ValueError, match=r"no such folder.* --synthetic-data host needs no data\.$"
+    ):
         open_images(options, make_run_settings(options).info, seed=1)

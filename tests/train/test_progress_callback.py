@@ -75,13 +75,17 @@ def test_throughput_and_compilation_time_exclude_each_other(make, monkeypatch):
 
 
 def test_a_long_device_call_is_followed_with_an_estimate_for_an_epoch(make, monkeypatch):
-    clock = iter([100.0, 110.0, 140.0, 141.0])
-    monkeypatch.setattr(progress_callback.time, "perf_counter", lambda: next(clock))
+    now = [100.0]
+    for clock in ("perf_counter", "monotonic"):
+        monkeypatch.setattr(progress_callback.time, clock, lambda: now[0])
     monkeypatch.setattr(progress_callback, "compilation_seconds", lambda since: 0.0)
     callback = make(logs_per_epoch=1, ckpts_per_epoch=0)
-    callback.advance(1)  # the speed is that since then
-    callback.advance(1)
-    callback.advance(1)  # too early for another line
+    for now[0] in (
+        110.0,  # the speed is that since then
+        140.0,
+        141.0,  # too early for another line
+    ):
+        callback.advance(1)
     assert callback.log.output.stream.getvalue() == (
         "update 2.00 of 8: 0.3 images/s; an epoch takes about 2:00\n"
     )

@@ -171,8 +171,8 @@ def test_deterministic_turns_shuffling_off_and_draws_a_seed():
         ({"mixup": -1.0}, "--mixup -1.0: pass 0 or more"),
         ({"weight_updates_per_epoch": 0}, "--weight-updates-per-epoch 0"),
         (
-            {"validation_views": 2, "synthetic_data": "ipu"},
-            "--validation-views 2: pass 1, because --synthetic-data ipu",
+            {"validation_views": 2, "synthetic_data": "device"},
+            "--validation-views 2: pass 1, because --synthetic-data device",
         ),
         ({"crop_padding": -1}, "--crop-padding -1: pass 0 or more"),
         ({"crop_padding": 32}, "less than the 32 pixels of an image"),
@@ -193,19 +193,23 @@ SEED = (
 )
 
 
+def handbook(**values):
+    return parse(SEED.format(**values).split(), schema=GraphcoreOptions)
+
+
 @pytest.mark.parametrize(
     ("logs", "calls", "warned"),
     [("1", 6, False), ("2", 6, True), ("10", 66, True), ("1/2", 3, False), ("1/3", 2, False)],
 )
 def test_the_commands_of_the_handbook_make_as_many_device_calls_as_it_says(logs, calls, warned):
-    settings = make_run_settings(parse(SEED.format(epochs=6, logs=logs).split()))
+    settings = make_run_settings(handbook(epochs=6, logs=logs))
     assert settings.events.updates // settings.events.per_call == calls
     assert settings.steps_per_execution == 6 * 6248 // calls
     assert any("closest possible" in note for note in settings.notes) == warned
 
 
 def test_the_handbooks_run_without_logs_is_one_device_call_and_says_so():
-    settings = make_run_settings(parse(SEED.format(epochs=6, logs=0).split()))
+    settings = make_run_settings(handbook(epochs=6, logs=0))
     assert settings.events.per_call == settings.events.updates
     assert any("entire run" in note for note in settings.notes)
 
@@ -214,7 +218,7 @@ def test_the_handbooks_wrong_command_has_its_words():
     with pytest.raises(
         ValueError, match=r"^It is not possible to log 2\.0 epochs a time for 5 epo"
     ):
-        make_run_settings(parse(SEED.format(epochs=5, logs="1/2").split()))
+        make_run_settings(handbook(epochs=5, logs="1/2"))
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])

@@ -55,18 +55,18 @@ def test_the_strategy_has_the_devices_and_numbers_of_the_options():
     assert strategy.replicas == 2
     assert strategy.execution_config.gradient_accumulation == 2
     assert strategy.execution_config.shard == "weights"
-    assert strategy.numerics.loss_scale is not None
-    assert training_strategy(settings_of()).numerics.loss_scale is None
+    assert strategy.numerics.loss_scaling is not None
+    assert training_strategy(settings_of()).numerics.loss_scaling is None
 
 
 @pytest.mark.parametrize(
     ("precision", "requested", "expected"),
     [
-        ("16.16", "ON", "on"),
-        ("16.16", "REPLICA_IDENTICAL_ONLY", "replica_identical"),
-        ("16.16", "OFF", "off"),
-        ("32.32", "ON", "off"),
-        ("16.32", "ON", "off"),
+        ("16.16", "on", "on"),
+        ("16.16", "replica_identical", "replica_identical"),
+        ("16.16", "off", "off"),
+        ("32.32", "on", "off"),
+        ("16.32", "on", "off"),
     ],
 )
 def test_only_16_bit_weights_are_rounded(precision, requested, expected):

@@ -22,9 +22,9 @@ from convoy.data.augment import Border
 from convoy.data.catalog import DATASETS, Normalisation
 from convoy.data.image_folder import FOLDER
 from convoy.layers.test_time_augmentation import WEIGHTS as VIEWS
-from convoy.pipeline import ALIASES, NAMES, canonical_name
+from convoy.pipeline import ALIASES, NAMES
 from convoy.precision import CHOICES
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
 T = TypeVar("T")
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -73,8 +73,7 @@ class Options(Configuration, all_flags=True):
         pipeline_num_parallel: maximum number of processes that decode image files; 0 decodes in
             this one (default: one per core, which is also the limit)
         damaged_images: skip files and records that cannot be read, with a message, or stop
-        synthetic_data: random images, generated on the host (cpu, host) or on the device (ipu,
-            device)
+        synthetic_data: random images, generated on the host or on the device
         shuffle: shuffle the training data in every epoch
         seed: random seed (default: drawn at the start)
         deterministic: the same data in the same order; no shuffling
@@ -124,7 +123,7 @@ class Options(Configuration, all_flags=True):
         optimizer: name of the optimizer
         optimizer_params: parameters of the optimizer
         lr_schedule: learning-rate schedule; it lasts as long as the run unless
-            --lr-schedule-params says otherwise
+            --lr-schedule-params has another length
         lr_schedule_params: parameters of the schedule; learning rates in them are per sample of the
             batch
         lr_warmup_params: {"warmup_mode": shift or mask, "warmup_epochs": x}
@@ -194,7 +193,9 @@ class Options(Configuration, all_flags=True):
     classes: ListOf[str] | None = None
     pipeline_num_parallel: WholeNotNegative | None = None
     damaged_images: Literal["skip", "stop"] = "skip"
-    synthetic_data: Literal["cpu", "host", "ipu", "device"] | None = None
+    synthetic_data: Annotated[
+        Literal["host", "device"] | None, Option(synonyms={"cpu": "host", "ipu": "device"})
+    ] = None
     shuffle: bool = True
     seed: Whole | None = None
     deterministic: bool = False
@@ -227,9 +228,7 @@ class Options(Configuration, all_flags=True):
 
     pipeline_splits: ListOf[str] = field(default_factory=list)
     device_mapping: ListOf[Whole] | None = None
-    pipeline_schedule: Annotated[
-        str, Option(choices=(*NAMES, *ALIASES)), AfterValidator(canonical_name)
-    ] = "gpipe"
+    pipeline_schedule: Annotated[str, Option(choices=NAMES, synonyms=ALIASES)] = "gpipe"
     activation_checkpointing: Annotated[bool, Option(aliases=("recomputation",))] = False
     pipeline_validation_model: bool = False
 
@@ -269,5 +268,8 @@ class Options(Configuration, all_flags=True):
     precision: Annotated[str, Option(choices=CHOICES)] = "32.32"
     loss_scale: Annotated[NotNegative, Option(aliases=("loss-scaling",))] = 0.0
     auto_loss_scale: Annotated[bool, Option(aliases=("auto-loss-scaling",))] = False
-    stochastic_rounding: Literal["OFF", "ON", "REPLICA_IDENTICAL_ONLY"] = "ON"
+    stochastic_rounding: Annotated[
+        Literal["off", "on", "replica_identical"],
+        Option(synonyms={"replica_identical_only": "replica_identical"}),
+    ] = "on"
     fp_exceptions: bool = False

@@ -1,4 +1,7 @@
-"""The options of Graphcore's training application that are accepted and have no effect here."""
+"""The options of Graphcore's training application that are accepted and have no effect here.
+
+Recipes may contain them. They are flags of `examples/cnns/train.py`, not of `convoy train`.
+"""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -13,7 +16,7 @@ _HARDWARE = Option(no_effect="it configures IPU hardware")
 
 @dataclass(frozen=True)
 class GraphcoreOptions(Options):
-    """The options of `convoy train` with those that only commands written for IPUs use.
+    """The options of `convoy train` with those that only commands and recipes for IPUs use.
 
     accepted for compatibility, without effect:
         on_demand: attach late

@@ -1,7 +1,6 @@
 """The input of a run: images in memory, or batches that are read from files during training."""
 
 import contextlib
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from convoy.arguments import require_package
+from convoy.cpu import threads
 from convoy.data.augment import Output, Transformation
 from convoy.data.batches import AlternatingFlip, Batches, Order, SequentialOrder
 from convoy.data.catalog import DatasetInfo, Split, load, synthetic_split
@@ -49,11 +49,11 @@ def open_images(options: Options, info: DatasetInfo, seed: int) -> Images:
     Raises:
         ValueError: if it does not exist, or is damaged.
     """
-    if options.synthetic_data in ("cpu", "host"):
+    if options.synthetic_data == "host":
         return Images(
             synthetic_split(info, info.train, seed), synthetic_split(info, info.test, seed)
         )
-    if options.synthetic_data in ("ipu", "device"):
+    if options.synthetic_data == "device":
         rng = np.random.default_rng(seed)
         return Images(*(_placeholders(info, info.size(part), rng) for part in ("train", "test")))
     if info.name in ("imagenet", FOLDER):
@@ -61,7 +61,7 @@ def open_images(options: Options, info: DatasetInfo, seed: int) -> Images:
     try:
         data = load(info.name, options.dataset_path)
     except ValueError as error:
-        raise ValueError(f"{error} --synthetic-data cpu needs no data.") from None
+        raise ValueError(f"{error} --synthetic-data host needs no data.") from None
     return Images(data.train, data.test)
 
 
@@ -119,7 +119,7 @@ def training_input(settings: RunSettings, images: Images) -> Iterator[dict[str, 
     x, y = images.train
     # Otherwise Keras would run a weight update with an incomplete batch.
     divides = events.keras_epoch * batch.global_batch == len(x)
-    changes = transformation.is_random or flips or options.synthetic_data in ("cpu", "host")
+    changes = transformation.is_random or flips or options.synthetic_data == "host"
     if divides and not changes:
         yield {
             "x": transformation.convert(x),
@@ -143,7 +143,7 @@ def test_input(settings: RunSettings, images: Images) -> Iterator[dict[str, Any]
             yield {"x": batches}
         return
     x, y = images.test
-    if settings.options.synthetic_data in ("cpu", "host"):
+    if settings.options.synthetic_data == "host":
         yield {"x": Batches(x, y, order, order.num_batches, transformation)}
     else:
         yield {"x": transformation.convert(x), "y": y, "batch_size": size}
@@ -203,8 +203,8 @@ def _image_batches(
     flips: AlternatingFlip | None = None,
 ) -> Iterator[ImageBatches]:
     """Yield batches that worker processes decode, and print how many images were damaged."""
-    cores, limit = len(os.sched_getaffinity(0)), settings.options.pipeline_num_parallel
-    workers = cores if limit is None else min(limit, cores)
+    limit = settings.options.pipeline_num_parallel
+    workers = threads.cores() if limit is None else min(limit, threads.cores())
     batches = ImageBatches(
         job, order, num_batches, workers, lambda name: notify(f"skipped {name}"), flips
     )
@@ -219,7 +219,7 @@ def _image_batches(
 def _output(settings: RunSettings) -> Output:
     """Return the format in which images are transferred to the device."""
     options = settings.options
-    if options.synthetic_data in ("ipu", "device"):
+    if options.synthetic_data == "device":
         return "unchanged"
     if options.eight_bit_transfer:
         return "bytes"
