@@ -113,7 +113,7 @@ class Trainer:
 
     @property
     def programs(self) -> Any:
-        return self.model.fit.__self__.runner.programs.find("train")
+        return self.model.fit.__self__.host_loop.runners.find("train")
 
     def seconds(self) -> float:
         """Train; return the time of one update."""

@@ -25,8 +25,9 @@ def test_a_global_batch_that_does_not_divide_becomes_the_nearest():
 
 @pytest.mark.parametrize("samples", [18, 20])
 def test_micro_batches_in_an_epoch_are_those_of_whole_updates(samples):
-    assert BatchConfig(3, 2, 1).micro_batches_per_epoch(samples) == samples // 6 * 2
-    assert BatchConfig(4, 2, 2).micro_batches_per_epoch(samples) == 4
+    for config, expected in ((BatchConfig(3, 2, 1), samples // 6 * 2), (BatchConfig(4, 2, 2), 4)):
+        updates = config.updates_per_epoch(samples)
+        assert updates * config.micro_batches_per_update == expected
 
 
 def test_the_large_recipe():

@@ -78,6 +78,33 @@ def test_without_a_terminal_there_are_only_lines():
     assert output.stream.getvalue() == "said\n"
 
 
+def test_without_a_terminal_a_line_about_the_progress_is_written_at_intervals(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(progress_bar.time, "monotonic", lambda: now[0])
+    output = Output(io.StringIO(), line_seconds=10.0)
+    now[0] = 200.0
+    output.begin(4, "compiling ...")
+    for done, now[0] in ((1, 209.0), (2, 210.0), (3, 219.0), (4, 230.0)):
+        assert output.is_due() == (done in (2, 4))
+        output.advance(done, "epoch 1/1", {"loss": "0.5"}, f"{done} of 4")
+        output.advance(done, "epoch 1/1", {"loss": "0.5"})
+    assert output.stream.getvalue() == "2 of 4\n4 of 4\n"
+
+
+def test_a_bar_is_updated_at_shorter_intervals_and_needs_no_lines(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(progress_bar.time, "monotonic", lambda: now[0])
+    output = Output(Terminal(), line_seconds=10.0)
+    output.begin(4, "compiling ...")
+    now[0] = 100.1
+    assert not output.is_due()
+    now[0] = 100.3
+    assert output.is_due()
+    output.advance(1, "epoch 1/1", {"loss": "0.5"}, "1 of 4")
+    assert not output.is_due()
+    assert "1 of 4" not in output.stream.getvalue()
+
+
 def test_tracked_work_has_a_bar_on_a_terminal_until_it_is_done(monkeypatch):
     monkeypatch.setattr(progress_bar, "QUIET_SECONDS", 0)
     monkeypatch.setattr(sys, "stderr", Terminal())

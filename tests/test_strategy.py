@@ -66,8 +66,8 @@ def test_the_innermost_scope_counts():
         with inner.scope():
             first = small_model()
         second = small_model()
-    assert first.set_gradient_accumulation.__self__.runner.config is inner.execution_config
-    assert second.set_gradient_accumulation.__self__.runner.config is outer.execution_config
+    assert first.set_gradient_accumulation.__self__.host_loop.config is inner.execution_config
+    assert second.set_gradient_accumulation.__self__.host_loop.config is outer.execution_config
 
 
 def test_a_scope_holds_for_its_own_thread():
@@ -91,7 +91,7 @@ def test_prepare_uses_the_scope_around_it():
     model = small_model()
     with convoy.Strategy(devices=2).scope() as strategy:
         convoy.prepare(model)
-    assert model.set_gradient_accumulation.__self__.runner.config is strategy.execution_config
+    assert model.set_gradient_accumulation.__self__.host_loop.config is strategy.execution_config
 
 
 def test_prepare_refuses_what_is_not_a_model():

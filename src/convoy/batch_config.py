@@ -60,7 +60,3 @@ class BatchConfig:
     def updates_per_epoch(self, samples: int) -> int:
         """Return the number of complete weight updates in an epoch."""
         return samples // self.global_batch
-
-    def micro_batches_per_epoch(self, samples: int) -> int:
-        """Return the number of micro-batches in these updates, over all replicas."""
-        return self.updates_per_epoch(samples) * self.micro_batches_per_update

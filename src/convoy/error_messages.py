@@ -27,7 +27,7 @@ def system_reason(error: BaseException) -> str:
 
     An error without a number has its first line as the reason.
     """
-    number = getattr(error, "errno", None)
+    number = getattr(error, "errno", None) or 0
     # The text of asyncio's errors repeats the address. Errors of name resolution and TLS have
     # numbers of their own.
     if number in errno.errorcode and not isinstance(error, (socket.gaierror, ssl.SSLError)):

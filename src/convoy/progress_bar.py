@@ -15,6 +15,8 @@ STATUS = " 100%  1:00:00 left"
 EMPTY_AND_FILLED = "─━"
 # Work that is done sooner shows no bar.
 QUIET_SECONDS = 2
+# Time between two updates of a bar, and between two lines where there is no terminal.
+BAR_SECONDS, LINE_SECONDS = 0.2, 30.0
 
 T = TypeVar("T")
 
@@ -24,11 +26,14 @@ class Output:
 
     Args:
         stream: destination; by default the standard output.
+        line_seconds: time between two lines about the progress, where there is no terminal.
     """
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, line_seconds: float = LINE_SECONDS) -> None:
         self.stream = stream or sys.stdout
         self.is_terminal = self.stream.isatty()
+        self._seconds = BAR_SECONDS if self.is_terminal else line_seconds
+        self._shown_at = time.monotonic()
         self._bar: tqdm | None = None
 
     def line(self, text: str) -> None:
@@ -45,6 +50,7 @@ class Output:
             total: number of steps.
             text: description that is shown until the first step is done.
         """
+        self._shown_at = time.monotonic()
         if self.is_terminal:
             self._bar = tqdm(
                 total=total,
@@ -56,7 +62,13 @@ class Output:
                 file=self.stream,
             )
 
-    def advance(self, done: float, label: str, values: Mapping[str, str]) -> None:
+    def is_due(self) -> bool:
+        """Return whether it is time to update the bar, or to write the next line."""
+        return time.monotonic() - self._shown_at >= self._seconds
+
+    def advance(
+        self, done: float, label: str, values: Mapping[str, str], line: str | None = None
+    ) -> None:
         """Show that some steps are done.
 
         Args:
@@ -64,10 +76,15 @@ class Output:
             label: text in front of the bar.
             values: names and values after the bar; the last ones are left out if the terminal is
                 too narrow.
+            line: line that is written when it is due, where there is no terminal.
         """
         bar = self._bar
         if bar is None:
+            if line is not None and not self.is_terminal and self.is_due():
+                self._shown_at = time.monotonic()
+                self.line(line)
             return
+        self._shown_at = time.monotonic()
         if not bar.initial:
             # The first steps include the compilation: the remaining time is that of the others.
             bar.initial = done

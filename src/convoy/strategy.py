@@ -21,7 +21,7 @@ from convoy.context import bound
 from convoy.engine.data.placement import AXIS, Placement
 from convoy.engine.execution_config import BatchMeaning, ExecutionConfig, Reduction, Shard
 from convoy.engine.numerics import loss_scale as loss_scales
-from convoy.engine.numerics.loss_scale import LossScale
+from convoy.engine.numerics.loss_scale import LossScaling
 from convoy.engine.numerics.numerics import Numerics, Settings, StochasticRounding
 from convoy.engine.observer import Observer, default_observer
 from convoy.engine.prepared_model import PreparedModel
@@ -120,7 +120,7 @@ class Strategy:
         activation_checkpointing: int | str | Sequence[str] | None = None,
         data_budget: int | None = None,
         precision: str | None = None,
-        loss_scale: float | str | LossScale | None = None,
+        loss_scale: float | str | LossScaling | None = None,
         stochastic_rounding: StochasticRounding = "off",
         half_partials: bool = False,
     ) -> None:

@@ -12,6 +12,7 @@ import sys
 from types import TracebackType
 
 from convoy_command import JoinError, exit_status_reported
+from convoy_command.parser import failed
 
 _OWN = (__file__, runpy.run_path.__code__.co_filename)
 
@@ -40,7 +41,7 @@ def _print_exception(
 ) -> None:
     """Print an exception without the frames of this module; of some, the message only."""
     if isinstance(error, JoinError):
-        print(f"error: {error}", file=sys.stderr)
+        failed("convoy", error)
         return
     while trace is not None and trace.tb_frame.f_code.co_filename in _OWN:
         trace = trace.tb_next

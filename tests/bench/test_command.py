@@ -3,7 +3,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from convoy.bench import command as commands
 from convoy.bench.command import fill, make_command, make_environment
 from convoy.bench.spec import SpecError, read_benchmark
 
@@ -66,9 +65,9 @@ def test_programs_of_this_environment_come_first(tmp_path):
 def test_a_notebook_needs_its_packages(tmp_path, monkeypatch):
     (tmp_path / "walk.ipynb").write_text("{}")
     benchmark = read_benchmark("name", {"notebook": "walk.ipynb"}, tmp_path / "spec.yml")
-    monkeypatch.setattr(commands.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SpecError, match=r"needs the package nbconvert. Install it with: pip"):
         make_command(benchmark, {}, {})
-    monkeypatch.setattr(commands.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     found = make_command(benchmark, {}, {})
     assert found[-2:] == ["--ExecutePreprocessor.timeout=600", str(tmp_path / "walk.ipynb")]

@@ -65,13 +65,14 @@ def test_verify_distinguishes_intact_and_damaged_checkpoints(call, plain, tmp_pa
 def test_a_folder_without_checkpoints_is_one_line_of_error(call, tmp_path, capsys, action):
     assert call(action, tmp_path / "nothing") == 1
     assert capsys.readouterr().err == (
-        f"convoy checkpoint: There is no folder {tmp_path / 'nothing'}. Pass one that exists.\n"
+        f"convoy checkpoint: error: There is no folder {tmp_path / 'nothing'}. "
+        "Pass one that exists.\n"
     )
     (tmp_path / "empty").mkdir()
     if action != "verify":
         assert call(action, tmp_path / "empty") == 1
         shown = capsys.readouterr().err
-        assert shown.startswith("convoy checkpoint: ")
+        assert shown.startswith("convoy checkpoint: error: ")
         assert shown.count("\n") == 1
 
 

@@ -23,5 +23,7 @@ def test_every_action_prints_and_returns_its_status(folder, capsys):
 def test_an_error_is_one_line_and_status_1(folder, capsys):
     assert cli.main(["checkpoint", "convert", str(folder), str(folder / "model.keras")]) == 1
     error = capsys.readouterr().err
-    assert error.startswith("convoy checkpoint: The checkpoint has no configuration of its model")
+    assert error.startswith(
+        "convoy checkpoint: error: The checkpoint has no configuration of its model"
+    )
     assert error.count("\n") == 1

@@ -261,7 +261,7 @@ def test_a_process_that_cannot_join_prints_one_line(tmp_path):
         )
     assert ended.returncode == 1
     assert ended.stderr == (
-        f"error: {address} cannot be used: Address already in use. Pass another --port, or "
+        f"convoy: error: {address} cannot be used: Address already in use. Pass another --port, or "
         "end the program that uses it.\n"
     )
 

@@ -1,26 +1,26 @@
-"""The checkpointer among a run's callbacks, and the progress that it saves."""
+"""The checkpointer among a run's callbacks, and the state that it saves."""
 
 from types import SimpleNamespace
 
 import keras
 import pytest
-from convoy.engine.checkpointer import Progress, find_checkpointer
+from convoy.engine.checkpointer import RunState, find_checkpointer
 
 
 class Checkpointer(keras.callbacks.Callback):
-    def begin_run(self, progress): ...
+    def begin_run(self, run_state): ...
 
-    def save_if_due(self, progress): ...
+    def save_if_due(self, run_state): ...
 
     def is_preempted(self): ...
 
     def end_run(self): ...
 
 
-def progress(**values):
+def run_state(**values):
     feed = SimpleNamespace(position=lambda epoch_over: epoch_over)
     model = SimpleNamespace(stop_training=values.pop("stop_training", False))
-    return Progress(model, None, feed, [], **({"epoch": 1, "last_epoch": 3} | values))
+    return RunState(model, None, feed, [], **({"epoch": 1, "last_epoch": 3} | values))
 
 
 def test_finds_the_checkpointer():
@@ -47,9 +47,9 @@ def test_two_are_refused():
     ],
 )
 def test_a_run_is_finished_between_epochs_only(values, finished):
-    assert progress(**values).finished == finished
+    assert run_state(**values).finished == finished
 
 
 def test_the_position_is_asked_for_between_or_inside_of_epochs():
-    assert progress().position is True
-    assert progress(step=2).position is False
+    assert run_state().position is True
+    assert run_state(step=2).position is False

@@ -44,9 +44,9 @@ def chunk(steps=2, *, sharded=True):
 
 def test_only_training_on_complete_batches_accumulates():
     config = composition("train", gradient_accumulation=2)[0].config
-    assert config.accumulated("train", chunk()) == 2
-    assert config.accumulated("train", chunk(sharded=False)) == 1
-    assert config.accumulated("evaluate", chunk()) == 1
+    assert config.gradient_accumulation_for("train", chunk()) == 2
+    assert config.gradient_accumulation_for("train", chunk(sharded=False)) == 1
+    assert config.gradient_accumulation_for("evaluate", chunk()) == 1
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_program_returns_the_state_that_it_changes_and_an_outcome(mode):
     constants, changing = [], state
     if mode != "train":
         constants, changing = state.trainable, state._replace(trainable=[])
-    lowered = made.program(chunk(), None, max_steps=5).lower(
+    lowered = made.program(chunk(), None, output_steps=5).lower(
         constants, changing, chunk().source, jnp.int32([0, 2])
     )
     new, outcome = lowered.out_info

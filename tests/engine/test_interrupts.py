@@ -7,8 +7,8 @@ import keras
 import numpy as np
 import pytest
 from convoy import keras_bridge
-from convoy.engine.program import Programs
-from convoy.engine.run import Uninterrupted
+from convoy.engine.interrupts import Uninterrupted
+from convoy.engine.program import WholeModelRunner
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def test_ctrl_c_after_a_device_call_leaves_the_outcome_in_the_model(monkeypatch)
     model.fit(x, y, batch_size=4, verbose=0)
     before = model.get_weights()
 
-    run_program = Programs._program
+    run_program = WholeModelRunner._program
 
     def interrupted_program(self, chunk):
         program = run_program(self, chunk)
@@ -74,7 +74,7 @@ def test_ctrl_c_after_a_device_call_leaves_the_outcome_in_the_model(monkeypatch)
 
         return program._replace(run=then_interrupt)
 
-    monkeypatch.setattr(Programs, "_program", interrupted_program)
+    monkeypatch.setattr(WholeModelRunner, "_program", interrupted_program)
     with pytest.raises(KeyboardInterrupt):
         model.fit(x, y, batch_size=4, verbose=0)
     monkeypatch.undo()

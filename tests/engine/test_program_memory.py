@@ -27,12 +27,12 @@ def memory(rng):
     def analyse(batch_size=4, **strategy):
         """Train once, and return the analysis of the program that did."""
         model = make_convoy(network, 1, **strategy)
-        plan = model.set_gradient_accumulation.__self__.runner.config
+        plan = model.set_gradient_accumulation.__self__.host_loop.config
         samples = batch_size * plan.micro_batches
         x = rng.normal(size=(samples, 16, 16, 4)).astype("float32")
         y = np.zeros((samples, 256), "float32")
         chunks = []
-        programs = model.set_gradient_accumulation.__self__.runner.programs.get
+        programs = model.set_gradient_accumulation.__self__.host_loop.runners.get
         model.fit(x, y, batch_size=batch_size, verbose=0)
         made = programs("train")
         run = made.run

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 from convoy.engine import progress
-from convoy.engine.program import Programs
+from convoy.engine.program import WholeModelRunner
 from convoy.engine.progress import RunLengths
 
 LARGE = progress.SMALL_WORK
@@ -95,7 +95,7 @@ def test_a_divided_call_has_the_same_result(make, monkeypatch, settings):
 
 def test_an_observer_is_notified_of_all_but_the_last_call(make):
     model, seen = make(devices=2), Seen()
-    with progress.observed_by(seen):
+    with progress.reported_to(seen):
         model.fit(*data(), batch_size=2, verbose=0)
     # 12 steps in two executions, of 8 and 4: each call but the last one of an execution.
     assert seen.micro_batches == [2] * (7 + 3)
@@ -108,12 +108,12 @@ def test_nothing_is_kept_without_an_observer(make):
 
 def test_a_prediction_is_one_call(make, monkeypatch):
     calls = []
-    run = Programs.run
+    run = WholeModelRunner.run
     monkeypatch.setattr(
-        Programs, "run", lambda self, chunk: calls.append(chunk.steps) or run(self, chunk)
+        WholeModelRunner, "run", lambda self, chunk: calls.append(chunk.steps) or run(self, chunk)
     )
     seen = Seen()
-    with progress.observed_by(seen):
+    with progress.reported_to(seen):
         make().predict(data()[0], batch_size=2, verbose=0)
     assert calls == [8, 8, 8]
     assert seen.micro_batches == []
@@ -130,7 +130,7 @@ def test_keras_progress_bar_shows_the_steps_of_a_running_call(make, capsys):
 def test_a_long_compilation_is_noted(monkeypatch):
     monkeypatch.setattr(progress, "RUN_SECONDS", 0.0)
     seen = Seen()
-    with progress.observed_by(seen):
+    with progress.reported_to(seen):
         with progress.compiling(False):
             assert not seen.compiled.is_set()
         with progress.compiling(True):

@@ -5,7 +5,7 @@ import jax
 import keras
 import numpy as np
 import pytest
-from convoy.engine.program import Programs
+from convoy.engine.program import WholeModelRunner
 
 
 def make(steps_per_execution=1, strategy=None):
@@ -19,13 +19,13 @@ def make(steps_per_execution=1, strategy=None):
 def calls(monkeypatch):
     """The number of steps of every device call."""
     counts = []
-    original = Programs.run
+    original = WholeModelRunner.run
 
     def run(self, chunk):
         counts.append(chunk.steps)
         return original(self, chunk)
 
-    monkeypatch.setattr(Programs, "run", run)
+    monkeypatch.setattr(WholeModelRunner, "run", run)
     return counts
 
 
@@ -122,26 +122,3 @@ def test_automatic_steps_are_not_written_into_a_saved_model(tmp_path):
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     assert loaded.steps_per_execution == 1
-
-
-def test_says_that_a_generator_is_exhausted():
-    def batches():
-        for _ in range(4):
-            yield data(2)
-
-    model = make(2)
-    model.fit(batches(), verbose=0, shuffle=False)
-    with pytest.warns(UserWarning, match="Your input ran out of data"):
-        model.fit(batches(), epochs=2, verbose=0, shuffle=False)
-
-
-def test_refuses_an_input_without_a_single_batch():
-    class Nothing(keras.utils.PyDataset):
-        def __len__(self):
-            return 0
-
-        def __getitem__(self, index):
-            raise IndexError
-
-    with pytest.raises(ValueError, match="Nothing has no batch: its length is 0"):
-        make().fit(Nothing(), verbose=0)

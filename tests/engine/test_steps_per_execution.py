@@ -14,7 +14,7 @@ def clock(monkeypatch):
 def test_a_fixed_number_stays():
     fixed = StepsPerExecution(7)
     assert not fixed.automatic
-    assert fixed.value == fixed.maximum == 7
+    assert fixed.value == fixed.steps_per_block == 7
 
 
 def test_an_automatic_number_starts_with_single_steps():

@@ -61,12 +61,12 @@ def test_overridden_methods(table, strategy):
 
 
 def test_an_override_reaches_the_engine(table, monkeypatch):
-    from convoy.engine.program import Programs
+    from convoy.engine.program import WholeModelRunner
 
     chunks = []
-    run = Programs.run
+    run = WholeModelRunner.run
     monkeypatch.setattr(
-        Programs, "run", lambda self, chunk: chunks.append(chunk) or run(self, chunk)
+        WholeModelRunner, "run", lambda self, chunk: chunks.append(chunk) or run(self, chunk)
     )
     model = make_convoy(make, 5)
     model.fit(table[0], table[1], batch_size=30, verbose=0)

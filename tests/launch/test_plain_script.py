@@ -30,5 +30,5 @@ def test_the_script_receives_its_own_arguments(run, tmp_path):
 
 def test_models_use_all_devices_and_keep_the_global_batch_size(run):
     model = run("seen['model'] = keras.Sequential([keras.layers.Dense(1)])", devices=2)["model"]
-    config = model.set_gradient_accumulation.__self__.runner.config
+    config = model.set_gradient_accumulation.__self__.host_loop.config
     assert (config.replicas, config.batch, config.batch_norm_group) == (2, "global", 2)

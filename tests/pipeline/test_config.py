@@ -27,7 +27,7 @@ def placed(model, pipeline=PipelineConfig()):  # noqa: B008 - it is frozen
 
 
 def config_of(model) -> ExecutionConfig:
-    return model.set_gradient_accumulation.__self__.engine_model.runner.config
+    return model.set_gradient_accumulation.__self__.engine_model.host_loop.config
 
 
 @pytest.mark.parametrize("name", ["1f1b", "Interleaved", "zero_bubble"])
@@ -74,7 +74,7 @@ def test_a_runner_is_what_the_engine_runs(mode):
     model.build((None, 4))
     model.optimizer.build(model.trainable_variables)
     config = replace(config_of(model), placement=placed(model))
-    runner: ModelRunner = PipelineConfig().programs(model, config, mode, NULL_OBSERVER)
+    runner: ModelRunner = PipelineConfig().make_runner(model, config, mode, NULL_OBSERVER)
     assert isinstance(runner, TrainingRunner if mode == "train" else InferenceRunner)
     runner.place()
     assert model.get_layer("b").kernel.value.devices() == {jax.devices()[1]}

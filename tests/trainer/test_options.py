@@ -47,7 +47,7 @@ def test_options_are_set_for_one_model(model):
 
 
 def test_a_copy_takes_over_options(model):
-    model.set_pipelining_options(gradient_accumulation_steps_per_replica=3, device_mapping=[0, 0])
+    model.set_pipelining_options(gradient_accumulation=3, device_mapping=[0, 0])
     model.set_pipeline_stage_assignment([0, 1])
     clone = keras.models.clone_model(model)
     assert options_of(clone) == options_of(model)

@@ -1,6 +1,5 @@
 """Commands of benchmark variants: their words and their environment."""
 
-import importlib.util
 import json
 import os
 import re
@@ -9,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from convoy.arguments import require_package
 from convoy.bench.spec import Benchmark, SpecError, Variant
 
 _BRACES = re.compile(r"(?<!\$)(?:\{\{|\}\}|\{(\w+)\})")
@@ -101,12 +101,11 @@ def make_environment(benchmark: Benchmark, folder: Path, *, profile: bool) -> di
 
 
 def _notebook_command(notebook: Path, timeout: float | None) -> list[str]:
-    missing = [name for name in NOTEBOOK_PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise SpecError(
-            f"a notebook needs the package {missing[0]}. Install it with: pip install "
-            f"{' '.join(NOTEBOOK_PACKAGES)}"
-        )
+    try:
+        for package in NOTEBOOK_PACKAGES:
+            require_package(package, "a notebook")
+    except ValueError as error:
+        raise SpecError(str(error)) from None
     # With --stdout the notebook file itself is not overwritten.
     words = [sys.executable, "-m", "nbconvert", "--to", "markdown", "--execute", "--stdout"]
     limit = f"--ExecutePreprocessor.timeout={timeout or NOTEBOOK_SECONDS:g}"

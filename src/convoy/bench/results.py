@@ -125,11 +125,11 @@ def write_results(
     tree.write(folder / f"{NAME}.xml", encoding="utf-8", xml_declaration=True)
 
 
-def git_commit(folder: Path | None = None) -> str:
-    """Return the commit of a folder; `Not a git repo` if it is none."""
+def git_commit() -> str:
+    """Return the commit of the current folder; `Not a git repo` if it has none."""
     try:
         done = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True
         )
     except (OSError, subprocess.CalledProcessError):
         return "Not a git repo"

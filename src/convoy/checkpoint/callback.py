@@ -19,7 +19,7 @@ from convoy.checkpoint.optimizer_settings import Settings
 from convoy.checkpoint.policy import Best, Interval, kept
 from convoy.checkpoint.preemption import EXIT_STATUS, Preempted, Preemption
 from convoy.checkpoint.store import Checkpoint
-from convoy.engine.checkpointer import Progress, Resumption
+from convoy.engine.checkpointer import Resumption, RunState
 from convoy.engine.observer import pause
 from convoy.engine.prepared_model import PreparedModel
 from convoy.units import format_count
@@ -94,7 +94,7 @@ class Checkpoints(keras.callbacks.Callback):
     def set_state(self, state: dict[str, Any]) -> None:
         self._best = parse_best(state)
 
-    def begin_run(self, progress: Progress) -> Resumption | None:
+    def begin_run(self, run_state: RunState) -> Resumption | None:
         """Return the newest intact checkpoint, if the run resumes from one.
 
         Raises:
@@ -103,17 +103,17 @@ class Checkpoints(keras.callbacks.Callback):
         if distributed.is_first():
             self.folder.open_for_writing()
             self._writer = ThreadPoolExecutor(1, "convoy-checkpoint")
-        progress.feed.make_repeatable()
-        settings = optimizer_settings.describe(progress.model.optimizer)
-        resumption, checkpoint = self._find(progress)
+        run_state.feed.make_repeatable()
+        settings = optimizer_settings.describe(run_state.model.optimizer)
+        resumption, checkpoint = self._find(run_state)
         if resumption is not None and checkpoint is not None:
             then = checkpoint.about.get("optimizer", {})
             self._report_changes(settings, then, checkpoint)
             settings = optimizer_settings.of_resumed(settings, then)
-        self._snapshotter = snapshot.Snapshotter(progress, self.recipe, settings)
+        self._snapshotter = snapshot.Snapshotter(run_state, self.recipe, settings)
         self._best = self._failure = None
         self.interval.begin(resumption.total if resumption else 0)
-        reason = progress.feed.resume_obstacle
+        reason = run_state.feed.resume_obstacle
         if reason is not None:
             warnings.warn(
                 f"A run on this input cannot be resumed exactly, since {reason}. A resumed epoch "
@@ -125,7 +125,7 @@ class Checkpoints(keras.callbacks.Callback):
         self._preemption.begin()
         return resumption
 
-    def _find(self, progress: Progress) -> tuple[Resumption | None, Checkpoint | None]:
+    def _find(self, run_state: RunState) -> tuple[Resumption | None, Checkpoint | None]:
         if not self.resume:
             if self.folder.positions():
                 raise CheckpointError(
@@ -137,10 +137,10 @@ class Checkpoints(keras.callbacks.Callback):
         checkpoint = snapshot.from_first_process(newest and newest[1])
         if checkpoint is None:
             return None, None
-        resumption = snapshot.resumption(progress, checkpoint)
+        resumption = snapshot.resumption(run_state, checkpoint)
         if newest is not None:
             self.folder.set_aside_after(newest[0])
-            self._print(_describe_resumption(self.folder.at(newest[0]), resumption, progress))
+            self._print(_describe_resumption(self.folder.at(newest[0]), resumption, run_state))
         return resumption, checkpoint
 
     def _report_changes(self, now: Settings, then: Settings, checkpoint: Checkpoint) -> None:
@@ -159,29 +159,29 @@ class Checkpoints(keras.callbacks.Callback):
         if distributed.is_first() and self.params.get("verbose") != 0:
             print(line, flush=True)
 
-    def save_if_due(self, progress: Progress) -> None:
+    def save_if_due(self, run_state: RunState) -> None:
         """Write a checkpoint if one is due, and exit if the run is preempted.
 
         Raises:
             Preempted: if the run is preempted, after the checkpoint is written.
         """
-        better = self._is_better(progress)
+        better = self._is_better(run_state)
         signalled = self._preemption.signal is not None
-        preempted, due = distributed.any_of([signalled, self.interval.due(progress)])
-        if preempted or better or progress.finished or due:
+        preempted, due = distributed.any_of([signalled, self.interval.due(run_state)])
+        if preempted or better or run_state.finished or due:
             with pause("checkpoint"):
-                self._save(progress)
-        if not (preempted or progress.finished):
+                self._save(run_state)
+        if not (preempted or run_state.finished):
             return
         self._wait()
         if self._failure is not None:
             raise self._failure
         if preempted:
             distributed.wait_for_all("the checkpoint is written")
-            raise Preempted(self._report_preemption(progress))
+            raise Preempted(self._report_preemption(run_state))
 
-    def _report_preemption(self, progress: Progress) -> str:
-        path = self.folder.at(Position(progress.epoch, progress.step))
+    def _report_preemption(self, run_state: RunState) -> str:
+        path = self.folder.at(Position(run_state.epoch, run_state.step))
         received = self._preemption.signal
         reason = received.name if received else "a signal to another process"
         message = (
@@ -190,7 +190,7 @@ class Checkpoints(keras.callbacks.Callback):
         if distributed.is_first():
             # A progress bar ends its line only at the end of an epoch; on a terminal, there may be
             # another one than Keras's.
-            in_line = progress.step and self.params.get("verbose") in (1, "auto")
+            in_line = run_state.step and self.params.get("verbose") in (1, "auto")
             in_line = in_line or sys.stdout.isatty()
             print(f"\n{message}" if in_line else message, flush=True)
         return message
@@ -206,22 +206,22 @@ class Checkpoints(keras.callbacks.Callback):
             self._writer = None
         self.folder.close()
 
-    def _is_better(self, progress: Progress) -> bool:
-        if self.best is None or progress.step:
+    def _is_better(self, run_state: RunState) -> bool:
+        if self.best is None or run_state.step:
             return False
-        score = self.best.score(progress.logs)
+        score = self.best.score(run_state.logs)
         if self._best is not None and score <= self._best[0]:
             return False
-        self._best = score, Position(progress.epoch, progress.step)
+        self._best = score, Position(run_state.epoch, run_state.step)
         return True
 
-    def _save(self, progress: Progress) -> None:
+    def _save(self, run_state: RunState) -> None:
         assert self._snapshotter is not None
         self._wait()
         self._failure = None
-        self.interval.begin(progress.total)
-        checkpoint = self._snapshotter.take(progress)
-        position = Position(progress.epoch, progress.step)
+        self.interval.begin(run_state.total)
+        checkpoint = self._snapshotter.take(run_state)
+        position = Position(run_state.epoch, run_state.step)
         best = self._best and self._best[1]
 
         def write() -> None:
@@ -272,11 +272,11 @@ def parse_best(state: Mapping[str, Any]) -> tuple[float, Position] | None:
     )
 
 
-def _describe_resumption(path: Path, resumption: Resumption | None, progress: Progress) -> str:
+def _describe_resumption(path: Path, resumption: Resumption | None, run_state: RunState) -> str:
     """Return a line about the checkpoint of a resumed run, and how much of the run is done."""
     if resumption is None:
         return f"Starting with the weights of {path}"
-    epochs = progress.last_epoch
+    epochs = run_state.last_epoch
     steps = f" and {format_count(resumption.step, 'step')} of the next" if resumption.step else ""
     line = f"Resumed from {path} after {resumption.epoch} of {epochs} epochs{steps}"
     if resumption.epoch > epochs:

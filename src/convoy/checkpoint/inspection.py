@@ -11,7 +11,7 @@ from convoy.checkpoint.errors import CheckpointError
 from convoy.checkpoint.folder import Folder, Position, find_checkpoint
 from convoy.checkpoint.store import Checkpoint
 from convoy.types import Json
-from convoy.units import format_bytes
+from convoy.units import format_bytes, format_table
 
 
 def find(path: Path) -> tuple[Path, Checkpoint]:
@@ -106,9 +106,7 @@ def describe_lines(path: Path, with_hash: bool) -> Iterator[str]:
     rows += [("written", about["written"])] if "written" in about else []
     rows += [("versions", ", ".join(f"{name} {number}" for name, number in versions.items()))]
     rows += [("recipe", str(about["recipe"]))] if about.get("recipe") else []
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        yield f"{name:<{width}}  {value}"
+    yield from format_table(rows)
     for name, entry in manifest.arrays.items():
         shape = "x".join(map(str, entry.shape)) or "scalar"
         yield f"  {entry.dtype:<5} {shape:<16} {name}"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from convoy.checkpoint.folder import Position
-from convoy.engine.checkpointer import Progress
+from convoy.engine.checkpointer import RunState
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
@@ -51,10 +51,10 @@ class Interval:
             return total // self.steps > self._begin_steps // self.steps
         return self.seconds is not None and time.monotonic() - self._begin_time >= self.seconds
 
-    def due(self, progress: Progress) -> bool:
+    def due(self, run_state: RunState) -> bool:
         """Return whether the interval is over or, without an interval, the epoch."""
         is_epoch = self.steps is None and self.seconds is None
-        return progress.step == 0 if is_epoch else self.is_due(progress.total)
+        return run_state.step == 0 if is_epoch else self.is_due(run_state.total)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from convoy.checkpoint import callback_state
 from convoy.checkpoint.errors import CheckpointError
 from convoy.checkpoint.store import Checkpoint
 from convoy.engine import random_state
-from convoy.engine.checkpointer import Progress, Resumption
+from convoy.engine.checkpointer import Resumption, RunState
 from convoy.engine.data.chunks import DataPosition
 from convoy.engine.data.placement import fetch_absent, to_host
 from convoy.engine.random_state import RandomState
@@ -35,47 +35,47 @@ class Snapshotter:
     would donate these buffers to its results; while they are referenced, it allocates others.
 
     Args:
-        progress: the run.
+        run_state: the run.
         recipe: further information for each checkpoint.
         optimizer: the optimizer's settings.
     """
 
     def __init__(
-        self, progress: Progress, recipe: Mapping[str, Any] | None, optimizer: Json
+        self, run_state: RunState, recipe: Mapping[str, Any] | None, optimizer: Json
     ) -> None:
-        self.variables = Variables(progress.model, "train")
+        self.variables = Variables(run_state.model, "train")
         self.recipe = dict(recipe or {})
         self.optimizer = optimizer
-        self.model = describe(progress.model)
+        self.model = describe(run_state.model)
         self._versions = installed_versions()
 
-    def take(self, progress: Progress) -> Checkpoint:
+    def take(self, run_state: RunState) -> Checkpoint:
         """Return the state of a run; this waits for the devices."""
-        named = dict(named_values(self.variables, progress))
+        named = dict(named_values(self.variables, run_state))
         present = list(named.values())
-        if progress.config.placement.spans_processes:
+        if run_state.config.placement.spans_processes:
             present = fetch_absent(present)
         values = dict(zip(named, map(to_host, present), strict=True))
-        callbacks, arrays = callback_state.capture(progress.callbacks)
+        callbacks, arrays = callback_state.capture(run_state.callbacks)
         state = {
-            "epoch": progress.epoch,
-            "step": progress.step,
-            "total": progress.total,
-            "logs": keras_bridge.python_logs(progress.logs),
-            "stopped": bool(progress.model.stop_training),
-            "place": progress.position.to_json(),
+            "epoch": run_state.epoch,
+            "step": run_state.step,
+            "total": run_state.total,
+            "logs": keras_bridge.python_logs(run_state.logs),
+            "stopped": bool(run_state.model.stop_training),
+            "place": run_state.position.to_json(),
             "random": random_state.capture().to_json(),
             "callbacks": callbacks,
         }
-        return Checkpoint(values | arrays, state, self._about(progress), self.model)
+        return Checkpoint(values | arrays, state, self._about(run_state), self.model)
 
-    def _about(self, progress: Progress) -> Json:
+    def _about(self, run_state: RunState) -> Json:
         return {
             "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "versions": self._versions,
             "python": platform.python_version(),
-            "replicas": progress.config.replicas,
-            "accumulated": progress.config.gradient_accumulation,
+            "replicas": run_state.config.replicas,
+            "accumulated": run_state.config.gradient_accumulation,
             "optimizer": self.optimizer,
             "recipe": self.recipe,
         }
@@ -95,7 +95,7 @@ def from_first_process(checkpoint: Checkpoint | None) -> Checkpoint | None:
     return Checkpoint(dict(zip(header["arrays"], received, strict=True)), header["state"], {})
 
 
-def resumption(progress: Progress, checkpoint: Checkpoint) -> Resumption | None:
+def resumption(run_state: RunState, checkpoint: Checkpoint) -> Resumption | None:
     """Return the point from which a run resumes.
 
     If the checkpoint has only weights, they are assigned to the model, and a new run begins.
@@ -103,14 +103,14 @@ def resumption(progress: Progress, checkpoint: Checkpoint) -> Resumption | None:
     Raises:
         CheckpointError: if the checkpoint is of another model.
     """
-    variables = Variables(progress.model, "train")
+    variables = Variables(run_state.model, "train")
     state = checkpoint.state
     if state.get("weights_only"):
-        check_fits(variables, progress, checkpoint, ("trainable", "non_trainable"))
+        check_fits(variables, run_state, checkpoint, ("trainable", "non_trainable"))
         for part, values in zip(variables.parts[:2], _by_part(variables, checkpoint), strict=False):
             keras_bridge.assign(part, values)
         return None
-    check_fits(variables, progress, checkpoint)
+    check_fits(variables, run_state, checkpoint)
     if missing := [name for name in _STATE if name not in state]:
         raise CheckpointError(
             f"The checkpoint has no {missing[0]!r}: it was not written by fit(). Pass another "
@@ -122,7 +122,7 @@ def resumption(progress: Progress, checkpoint: Checkpoint) -> Resumption | None:
     def restore() -> None:
         for part, values in zip(variables.parts, _by_part(variables, checkpoint), strict=True):
             keras_bridge.assign(part, values)
-        callback_state.restore(progress.callbacks, state["callbacks"], checkpoint.arrays)
+        callback_state.restore(run_state.callbacks, state["callbacks"], checkpoint.arrays)
         random_state.restore(random)
 
     return Resumption(
@@ -168,10 +168,10 @@ def _valid_position(place: Json) -> DataPosition:
     )
 
 
-def named_values(variables: Variables, progress: Progress) -> Iterator[tuple[str, jax.Array]]:
+def named_values(variables: Variables, run_state: RunState) -> Iterator[tuple[str, jax.Array]]:
     """Yield the names and values of all variables of a run."""
     for part, kind in zip(variables.parts, variables.parts._fields, strict=True):
-        kept = progress.metrics if kind == "metrics" else None
+        kept = run_state.metrics if kind == "metrics" else None
         values = keras_bridge.values(part) if kept is None else kept
         for index, (variable, value) in enumerate(zip(part, values, strict=True)):
             yield name_of(kind, index, variable), value
@@ -183,7 +183,7 @@ def name_of(kind: str, index: int, variable: keras.Variable) -> str:
 
 def check_fits(
     variables: Variables,
-    progress: Progress,
+    run_state: RunState,
     checkpoint: Checkpoint,
     kinds: tuple[str, ...] = State._fields,
 ) -> None:
@@ -191,7 +191,7 @@ def check_fits(
 
     Args:
         variables: the model's variables.
-        progress: the run to resume.
+        run_state: the run to resume.
         checkpoint: the checkpoint.
         kinds: the kinds of variables that the checkpoint must have.
 
@@ -200,7 +200,7 @@ def check_fits(
     """
     wanted = [
         (_comparable(name), tuple(value.shape), str(value.dtype))
-        for name, value in named_values(variables, progress)
+        for name, value in named_values(variables, run_state)
         if name.split("/")[0] in kinds
     ]
     found = [

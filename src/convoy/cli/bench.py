@@ -12,13 +12,13 @@ from convoy.bench.results import NAME, Result, write_results
 from convoy.bench.session import Session, SessionOptions
 from convoy.bench.spec import read_benchmarks
 from convoy.configuration import ConfigurationError, add_flags, flag_name, options, read
-from convoy_command.parser import INTERRUPTED, Parser
+from convoy_command.parser import INTERRUPTED, Parser, failed
 
 SEPARATOR = "=" * 20
 
 
 def make_parser(program: str = "convoy bench") -> Parser:
-    parser = Parser(prog=program, description="Run the benchmarks of a spec.", allow_abbrev=False)
+    parser = Parser(prog=program, description="Run the benchmarks of a spec.")
     add_flags(parser, SessionOptions)
     return parser
 
@@ -41,7 +41,7 @@ def main(words: Sequence[str], program: str = "convoy bench") -> int:
     except ConfigurationError as error:
         problems = str(error).splitlines()
         for problem in problems:
-            print(f"{program}: error: {problem}", file=sys.stderr)
+            failed(program, problem)
         if len(problems) > 1:
             print(f"{program}: {len(problems)} errors, nothing was run.", file=sys.stderr)
         return 2
@@ -76,6 +76,6 @@ def _summary(results: Sequence[Result]) -> list[str]:
     for result in results:
         name = f"{result.benchmark_name}::{result.variant_name}"
         lines.append(f"PASSED {name}" if result.passed else f"FAILED {name} - {result.reason}")
-    failed = sum(not result.passed for result in results)
-    lines.append(f"{SEPARATOR} {failed} failed, {len(results) - failed} passed {SEPARATOR}")
+    failures = sum(not result.passed for result in results)
+    lines.append(f"{SEPARATOR} {failures} failed, {len(results) - failures} passed {SEPARATOR}")
     return lines

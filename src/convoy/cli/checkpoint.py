@@ -1,20 +1,20 @@
 """`convoy checkpoint`: inspection, verification, averaging and conversion of checkpoints."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from convoy.checkpoint import convert, inspection, store
 from convoy.checkpoint.errors import CheckpointError, DamagedError
-from convoy_command.parser import Parser
+from convoy_command.parser import Parser, failed
 
+PROGRAM = "convoy checkpoint"
 SUMMARY = "List, show, verify, average and convert checkpoints."
 _TARGET = "a .keras or .weights.h5 file, or the folder of a checkpoint"
 
 
 def make_parser() -> Parser:
-    parser = Parser(prog="convoy checkpoint", description=SUMMARY)
+    parser = Parser(prog=PROGRAM, description=SUMMARY)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
     listing = actions.add_parser("list", help="the checkpoints in a folder, oldest first")
@@ -55,8 +55,7 @@ def main(words: Sequence[str]) -> int:
     try:
         return options.run(options)
     except (CheckpointError, OSError, ValueError) as error:
-        print(f"convoy checkpoint: {error}", file=sys.stderr)
-        return 1
+        return failed(PROGRAM, error)
 
 
 def _list(options: argparse.Namespace) -> int:

@@ -1,11 +1,11 @@
 """`convoy data`: verifies datasets, builds ImageNet record files and measures the input."""
 
-import os
 import sys
 from collections.abc import Sequence
 
 from convoy.cli import train
 from convoy.configuration import Configuration, add_flags, read
+from convoy.cpu import threads
 from convoy.data.build_imagenet import BuildOptions, build_imagenet
 from convoy.data.verify import VerifyOptions, verify
 from convoy.train.input_benchmark import measure_input
@@ -58,7 +58,7 @@ def _bench(options: train.Options) -> int:
         print("These images are moved to the device once, and need nothing of the host.")
         return 0
     images, seconds = measured
-    cores = len(os.sched_getaffinity(0))
+    cores = threads.cores()
     print(f"Throughput = {images / seconds:.1f} examples/sec")
     print(f"{images} images in {seconds:.1f} s; {images / seconds / cores:.1f} per core ({cores})")
     return 0

@@ -11,6 +11,7 @@ import convoy
 import jax
 from convoy import compilation_cache, cpu, devices
 from convoy.cpu import threads
+from convoy.units import format_bytes, format_count, format_table
 from convoy_command.parser import Parser
 
 PACKAGE = "keras-convoy"
@@ -30,16 +31,12 @@ def make_parser() -> Parser:
 def main(words: Sequence[str]) -> int:
     """Show installed packages, devices, kernels and problems."""
     make_parser().parse_args(words)
-    rows = list(properties())
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        first, *more = value.splitlines() or [""]
-        print(f"{name:<{width}}  {first}")
-        for line in more:
-            print(f"{'':<{width}}  {line}")
     found = list(problems())
-    for problem in found or ["none"]:
-        print(f"{'problems':<{width}}  {problem}")
+    rows = []
+    for name, value in (*properties(), *(("problems", problem) for problem in found or ["none"])):
+        first, *more = value.splitlines() or [""]
+        rows += [(name, first), *(("", line) for line in more)]
+    print("\n".join(format_table(rows)))
     return 1 if found else 0
 
 
@@ -54,9 +51,9 @@ def properties() -> Iterator[tuple[str, str]]:
         how = f"without {', '.join(lacking)}: pip install {' '.join(lacking)}"
         yield extra, f"{how if lacking else 'installed'} ({purpose})"
     found = jax.devices()
-    memory = devices.memory(tuple(found)) / 1e9
+    memory = format_bytes(devices.memory(tuple(found)))
     kind = found[0].device_kind or found[0].platform
-    yield "devices", f"{len(found)} x {kind}, {memory:.1f} GB each; {threads.cores()} cores"
+    yield "devices", f"{len(found)} x {kind}, {memory} each; {threads.cores()} cores"
     yield "cpu kernels", str(cpu.status()).removeprefix("CPU kernels: ")
     yield "16 bits", _half_precision()
     yield "program cache", _cache()
@@ -116,7 +113,7 @@ def _cache() -> str:
         return "off"
     files = [file for file in Path(folder).glob("*") if file.is_file()]
     size = sum(file.stat().st_size for file in files)
-    return f"{folder} ({len(files)} files, {size / 1e6:.1f} MB)"
+    return f"{folder} ({format_count(len(files), 'file')}, {format_bytes(size)})"
 
 
 def _is_writable(folder: Path) -> bool:

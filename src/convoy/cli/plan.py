@@ -43,7 +43,7 @@ MAX_ACCUMULATED = 2
 
 def make_parser() -> Parser:
     description = "Find the fastest parallel configuration of a model."
-    parser = Parser(prog=PROGRAM, description=description, allow_abbrev=False)
+    parser = Parser(prog=PROGRAM, description=description)
     add_flags(parser, PlanOptions)
     return parser
 

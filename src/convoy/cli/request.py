@@ -15,7 +15,7 @@ from convoy.serving.client import (
     await_model,
 )
 from convoy.serving.load_generator import LoadOptions, send_load
-from convoy_command.parser import Parser
+from convoy_command.parser import Parser, failed
 
 PROGRAM = "convoy request"
 # Time for a server that was started at the same moment to listen.
@@ -41,18 +41,17 @@ def main(words: Sequence[str]) -> int:
         finally:
             progress.output.end()
     except RequestError as error:
-        _print_error(f"error: {error}")
-        return 1
+        return failed(PROGRAM, error)
     print("\n".join(result.lines()))
     return 1 if result.failures else 0
 
 
 class _Progress:
-    """Shows the progress on the standard error: a bar on a terminal, else a line now and then."""
+    """Shows the progress on the standard error."""
 
     def __init__(self, options: LoadOptions) -> None:
-        self.options, self.output = options, Output(sys.stderr)
-        self._began = self._line_at = 0.0
+        self.options, self.output = options, Output(sys.stderr, LINE_SECONDS)
+        self._began = 0.0
         self._first = 0
 
     def show(self, done: int, total: int) -> None:
@@ -60,15 +59,13 @@ class _Progress:
         if not done:
             return
         if not self._began:
-            self._began = self._line_at = now
+            self._began = now
             self._first = done
             self.output.begin(total, "sending ...")
         images = (done - self._first) * self.options.batch_size
         shown = f"{images / max(1e-9, now - self._began):,.1f} images/s"
-        self.output.advance(done, "requests", {"": shown})
-        if not self.output.is_terminal and now - self._line_at >= LINE_SECONDS:
-            self._line_at = now
-            self.output.line(f"{PROGRAM}: {done:,} of {total:,} requests, {shown}")
+        line = f"{PROGRAM}: {done:,} of {total:,} requests, {shown}"
+        self.output.advance(done, "requests", {"": shown}, line)
 
 
 def _print_error(message: str) -> None:

@@ -10,8 +10,6 @@ from convoy.compile.targets import GPU_SHARE, Target
 from convoy.types import Json
 from convoy.units import format_bytes, format_count, format_seconds, format_table, format_value
 
-WIDTH = 13
-
 
 def heading(target: Target, hosts: int) -> str:
     """Return a line about the target."""
@@ -54,7 +52,7 @@ def describe(program: CompiledProgram, target: Target) -> str:
         ),
     ]
     title = f"{program.name} ({program.run.name}), on {format_count(program.devices, 'device')}"
-    return "\n".join([title, *(f"  {name:<{WIDTH}}{text}" for name, text in rows)])
+    return "\n".join([title, *(f"  {line}" for line in format_table(rows))])
 
 
 def _work(program: CompiledProgram, target: Target, per: str) -> str:

@@ -12,6 +12,7 @@ from convoy.data.catalog import DATASETS, PARTS, load
 from convoy.data.image_files import ImageFiles, find_images
 from convoy.data.image_folder import FOLDER, find_image_folder
 from convoy.data.records import DamagedDataError
+from convoy.units import format_table
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,8 @@ def _verify_folder(path: Path) -> bool:
         labels, damaged = _read_labels(files)
         counts += np.bincount(np.array(labels, int), minlength=len(counts))
         problems += damaged
-    width = max(map(len, found.classes))
-    for name, count in zip(found.classes, counts, strict=True):
-        print(f"{name:<{width}} {count:>7} images")
+    rows = [(name, f"{count:>7} images") for name, count in zip(found.classes, counts, strict=True)]
+    print("\n".join(format_table(rows)))
     print(f"{counts.sum()} images of {len(counts)} classes, {len(problems)} damaged")
     return not problems
 

@@ -1,4 +1,4 @@
-"""Progress of a run of `fit`, and the interface of the callback that saves and restores it."""
+"""State of a run of `fit`, and the interface of the callback that saves and restores it."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from convoy.types import Arrays, Logs
 
 
 @dataclass
-class Progress:
+class RunState:
     """The state of a run between two device calls.
 
     Attributes:
@@ -75,11 +75,11 @@ class Resumption:
 class Checkpointer(Protocol):
     """A callback that saves a run between device calls."""
 
-    def begin_run(self, progress: Progress) -> Resumption | None:
+    def begin_run(self, run_state: RunState) -> Resumption | None:
         """Return the point at which the run resumes, or `None` to start from the beginning."""
         ...
 
-    def save_if_due(self, progress: Progress) -> None:
+    def save_if_due(self, run_state: RunState) -> None:
         """Save a checkpoint if one is due; called between device calls, after all callbacks."""
         ...
 
@@ -102,3 +102,19 @@ def find_checkpointer(callbacks: Iterable[object]) -> Checkpointer | None:
     if len(found) > 1:
         raise ValueError(f"fit() received {len(found)} Checkpoints callbacks. Pass one.")
     return found[0] if found else None
+
+
+def resume(run_state: RunState, checkpointer: Checkpointer) -> Resumption | None:
+    """Restore the state of an earlier run, if there is one to resume.
+
+    Values are restored now if the run resumes between two epochs; otherwise when the epoch begins.
+    """
+    resumption = checkpointer.begin_run(run_state)
+    if resumption is None:
+        return None
+    run_state.epoch, run_state.step = resumption.epoch, resumption.step
+    run_state.total, run_state.logs = resumption.total, resumption.logs
+    if not resumption.step:
+        resumption.restore()
+    run_state.model.stop_training = resumption.stopped
+    return resumption

@@ -39,25 +39,26 @@ def check_model(model: keras.Model, method: str, settings: Settings) -> None:
             f"{method}() was called on {model.name!r}, which has not been compiled. "
             "Call model.compile(optimizer=..., loss=...) first."
         )
-    if method in ("fit", "train_on_batch") and settings.loss_scale is not None:
+    if method in ("fit", "train_on_batch") and settings.loss_scaling is not None:
         check_loss_scale(model)
 
 
-def check_custom_step(model: keras.Model, method: str, divisions: list[str]) -> None:
+def check_custom_step(model: keras.Model, method: str, dividing_options: list[str]) -> None:
     """Raise an error if a custom step of a model cannot be divided into parts.
 
     Args:
         model: the model.
         method: the method of the model that was called.
-        divisions: options of the strategy that run the parts of a step separately.
+        dividing_options: options of the strategy that run the parts of a step separately.
     """
     step = f"{keras_bridge.RUN_METHODS[method]}_step"
     if keras_bridge.overridden(model, (step,)):
         # Stages cannot run a `compute_loss` of the model either.
-        advice = "" if PIPELINE in divisions else f", or override compute_loss instead of {step}"
+        in_stages = PIPELINE in dividing_options
+        advice = "" if in_stages else f", or override compute_loss instead of {step}"
         raise ValueError(
             f"{type(model).__name__} overrides {step}, which cannot be divided for "
-            f"{', '.join(divisions)}. Leave that out{advice}."
+            f"{', '.join(dividing_options)}. Leave that out{advice}."
         )
 
 

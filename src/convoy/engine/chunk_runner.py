@@ -1,16 +1,22 @@
 """Interfaces of the objects that run chunks of data through a model.
 
-`engine.program.Programs` implements them for a whole model, the classes in `pipeline.runner` for a
-model in pipeline stages. Wrappers that observe or time device calls implement `ChunkRunner` only.
+`engine.program.WholeModelRunner` implements them for a whole model, the classes in
+`pipeline.runner` for a model in pipeline stages; `engine.compiled_runner` has what these share.
+Wrappers that observe or time device calls implement `ChunkRunner` only.
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from convoy.engine.data.chunks import Chunk
 from convoy.engine.state import Variables
 from convoy.types import Logs, PyTree, Shapes
+
+if TYPE_CHECKING:
+    from convoy.engine.execution_config import ExecutionConfig
 
 Outcome = Logs | PyTree
 """The values of the metrics, or for prediction the outputs as host arrays."""
@@ -34,6 +40,7 @@ class FunctionRunner:
 class ModelRunner(ChunkRunner, Protocol):
     """The compiled programs of one model in one mode."""
 
+    config: ExecutionConfig
     variables: Variables
 
     def place(self) -> None:
@@ -41,15 +48,23 @@ class ModelRunner(ChunkRunner, Protocol):
         ...
 
     def still_fits(self) -> bool:
-        """Return whether the model still has the variables that the programs were compiled for."""
+        """Return whether the model is still the one that the programs were compiled for."""
         ...
 
-    def limit_outputs(self, example: Shapes, budget: int, steps_per_execution: int) -> int:
-        """Return the maximum number of steps of a prediction call.
+    def limit_outputs(self, example: Shapes, budget: int, max_steps: int) -> int:
+        """Set and return the maximum number of steps of a prediction call.
 
         Args:
             example: shapes and types of a batch.
             budget: bytes that the outputs of one device call may take.
-            steps_per_execution: maximum number of steps that the user set.
+            max_steps: maximum number of steps that are requested.
+        """
+        ...
+
+    def device_steps(self, chunk: Chunk) -> int:
+        """Return the steps of the device loop for a chunk.
+
+        They are weight updates in training, and micro-batches otherwise. `Chunk.steps` counts the
+        user's steps instead.
         """
         ...

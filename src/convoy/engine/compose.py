@@ -105,23 +105,23 @@ class Composition:
         )
 
     def program(
-        self, chunk: Chunk, folded: FoldedStep | None, max_steps: int
+        self, chunk: Chunk, folded: FoldedStep | None, output_steps: int
     ) -> jax.stages.Wrapped:
         """Return the compiled program for chunks of one kind.
 
         Args:
             chunk: a chunk of that kind.
             folded: the step with folded constants, if it can be folded.
-            max_steps: steps whose outputs the program can hold; prediction only.
+            output_steps: steps whose outputs the program can hold; prediction only.
         """
         fetch = fetcher(chunk, self.replicas(chunk))
         custom = custom_step(self.model, self.mode, self._fetch_global(chunk))
         if custom is not None:
-            run = self._on_global_batch(custom, max_steps)
+            run = self._on_global_batch(custom, output_steps)
         elif self.mode == "train" and self.shards is not None:
             run = self._with_sharded_state(fetch, chunk, self.shards)
         else:
-            run = self._on_each_replica(fetch, chunk, folded, max_steps)
+            run = self._on_each_replica(fetch, chunk, folded, output_steps)
         program: Program = partial(run_steps, run, self.mode)
         mesh = self.config.placement.mesh
         if custom is not None and mesh is not None:
@@ -141,13 +141,13 @@ class Composition:
         return {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
     def _on_each_replica(
-        self, fetch: Fetch, chunk: Chunk, folded: FoldedStep | None, max_steps: int
+        self, fetch: Fetch, chunk: Chunk, folded: FoldedStep | None, output_steps: int
     ) -> Run:
         """Return the device loop in which each replica runs the complete step."""
         mesh, sharded = self.config.placement.mesh, self.replicas(chunk) > 1
         run: Run
         if self.mode == "predict":
-            run = collect(self._inference(fetch, sharded, folded), max_steps)
+            run = collect(self._inference(fetch, sharded, folded), output_steps)
         elif self.mode == "evaluate":
             run = self._with_results(loop(self._inference(fetch, sharded, folded)))
         else:
@@ -198,7 +198,7 @@ class Composition:
         by_sample = NamedSharding(mesh, PartitionSpec(AXIS))
         return lambda *position: jax.lax.with_sharding_constraint(fetch(*position), by_sample)
 
-    def _on_global_batch(self, step: Step, max_steps: int) -> Run:
+    def _on_global_batch(self, step: Step, output_steps: int) -> Run:
         """Return the device loop of a custom step.
 
         XLA partitions its computation over the replicas along the batch axis, because a custom step
@@ -208,7 +208,7 @@ class Composition:
         if mesh is not None:
             shards = self.shards or StateShards.none(mesh, self.variables)
             step = shards.on_gathered_weights(step)
-        return collect(step, max_steps) if self.mode == "predict" else loop(step)
+        return collect(step, output_steps) if self.mode == "predict" else loop(step)
 
     def _global_batch(self, chunk: Chunk) -> GlobalBatch:
         """Return Keras's operations for a local batch of a chunk."""
@@ -233,7 +233,9 @@ class Composition:
     def _gradients(self, fetch: Fetch, chunk: Chunk) -> GradientStep:
         config, replicas, shards = self.config, self.replicas(chunk), self.shards
         gather = self._gather_by_micro_batch(replicas)
-        segments = segments_of(self.model, config.activation_checkpointing, chunk.batch // replicas)
+        segments = segments_of(
+            self.model, config.activation_checkpointing, chunk.micro_batch_samples // replicas
+        )
         step = gradient_step(self.model, fetch, gather)
         step = checkpoint_activations(step, self.model, segments)
         if chunk.sharded:
@@ -253,9 +255,9 @@ class Composition:
         Inside the loss, a device never holds the gradients of all weights at once.
         """
         prepared = PreparedModel.of(self.model)
-        scale = prepared.numerics.settings.loss_scale
+        loss_scaling = prepared.numerics.settings.loss_scaling
         reads_all_gradients = prepared.gradient_map is not None or isinstance(
-            scale, AutomaticLossScale
+            loss_scaling, AutomaticLossScale
         )
         if self.shards is None or replicas == 1 or reads_all_gradients:
             return None

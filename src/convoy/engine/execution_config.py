@@ -25,7 +25,7 @@ Shard = Literal["optimizer", "weights"]
 class Pipeline(Protocol):
     """Pipeline options, as far as the engine uses them."""
 
-    def programs(
+    def make_runner(
         self, model: keras.Model, config: ExecutionConfig, mode: Mode, observer: Observer
     ) -> ModelRunner:
         """Return the runner of a model with pipeline stages."""
@@ -111,15 +111,15 @@ class ExecutionConfig:
         """Micro-batches of a weight update, over all replicas."""
         return self.replicas * self.gradient_accumulation
 
-    def accumulated(self, mode: Mode, chunk: Chunk) -> int:
-        """Return how many of a chunk's micro-batches make one step of the device loop."""
+    def gradient_accumulation_for(self, mode: Mode, chunk: Chunk) -> int:
+        """Return the gradient accumulation of a chunk, which is 1 unless in training."""
         return self.gradient_accumulation if mode == "train" and chunk.sharded else 1
 
     def local_batches_in_mean(self, mode: Mode, chunk: Chunk) -> int:
         """Return the number of local batches over which losses and gradients are averaged."""
         replicas = self.replicas if chunk.sharded and self.reduction == "mean" else 1
         averages = self.accumulation_reduction == "mean"
-        return replicas * (self.accumulated(mode, chunk) if averages else 1)
+        return replicas * (self.gradient_accumulation_for(mode, chunk) if averages else 1)
 
     @cached_property
     def divisions(self) -> dict[Mode, StepDivision]:

@@ -1,9 +1,9 @@
 """Progress from inside of long device calls.
 
 The host learns nothing of a compiled program before its end. If the steps of a device call take
-long, `Programs` therefore runs the program several times, for about a second each. All runs are
-dispatched at once, so that the host can prepare the next chunk, and `follow` waits for one after
-the other:
+long, `WholeModelRunner` therefore runs the program several times, for about a second each. All
+runs are dispatched at once, so that the host can prepare the next chunk, and `follow` waits for one
+after the other:
 
     host     | dispatch 1 2 3 | prefetch | follow: 1    2    3 | callbacks
     device     | run 1     | run 2     | run 3     |
@@ -29,7 +29,7 @@ MAX_RUNS_OF_BLOCK = 8
 SMALL_WORK = 10_000_000
 
 
-class Observer(Protocol):
+class ProgressListener(Protocol):
     """Shows the progress of a run during its device calls."""
 
     def advance(self, micro_batches: int) -> None:
@@ -46,30 +46,30 @@ class Observer(Protocol):
         ...
 
 
-_observers: list[Observer] = []
+_listeners: list[ProgressListener] = []
 _unfinished: deque[tuple[Outcome, int]] = deque()
 
 
 @contextlib.contextmanager
-def observed_by(observer: Observer) -> Iterator[None]:
-    """Notify an observer of the progress of all device calls in the block."""
-    _observers.append(observer)
+def reported_to(listener: ProgressListener) -> Iterator[None]:
+    """Notify a listener of the progress of all device calls in the block."""
+    _listeners.append(listener)
     try:
         yield
     finally:
-        _observers.remove(observer)
+        _listeners.remove(listener)
         _unfinished.clear()
 
 
 def report(micro_batches: int) -> None:
-    """Notify the observers that the running device call has computed some micro-batches."""
-    for observer in _observers:
-        observer.advance(micro_batches)
+    """Notify the listeners that the running device call has computed some micro-batches."""
+    for listener in _listeners:
+        listener.advance(micro_batches)
 
 
 def add(outcome: Outcome, micro_batches: int) -> None:
     """Add a dispatched run to those that `follow` waits for."""
-    if _observers:
+    if _listeners:
         _unfinished.append((outcome, micro_batches))
 
 
@@ -89,18 +89,18 @@ def follow(until: Outcome | None = None) -> None:
 
 @contextlib.contextmanager
 def compiling(expected: bool) -> Iterator[None]:
-    """Notify the observers if the block takes long, because programs are compiled.
+    """Notify the listeners if the block takes long, because programs are compiled.
 
     Args:
         expected: whether the block may compile programs.
     """
-    if not (_observers and expected):
+    if not (_listeners and expected):
         yield
         return
 
     def note() -> None:
-        for observer in _observers:
-            observer.note_compilation()
+        for listener in _listeners:
+            listener.note_compilation()
 
     timer = threading.Timer(RUN_SECONDS, note)
     timer.daemon = True

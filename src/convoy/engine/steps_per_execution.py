@@ -26,7 +26,7 @@ class StepsPerExecution:
 
     Attributes:
         value: steps of the next device call.
-        maximum: steps for which a block of streamed data has room.
+        steps_per_block: steps for which a block of streamed data has room.
         automatic: whether the value changes.
 
     Raises:
@@ -41,11 +41,11 @@ class StepsPerExecution:
         self._is_warm = False
         self.value: int = steps_per_update
         if steps_per_execution == "auto":
-            self.maximum = max(1, STEPS_PER_BLOCK // steps_per_update) * steps_per_update
+            self.steps_per_block = max(1, STEPS_PER_BLOCK // steps_per_update) * steps_per_update
             return
         if steps_per_execution > 1:
             self.value = int(steps_per_execution)
-        self.maximum = self.value
+        self.steps_per_block = self.value
         if self.value % steps_per_update:
             near = max(1, round(self.value / steps_per_update)) * steps_per_update
             raise ValueError(

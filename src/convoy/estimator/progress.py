@@ -10,9 +10,6 @@ from convoy.estimator.hooks import log
 from convoy.progress_bar import Output
 from convoy.types import Logs
 
-# Time between two lines where there is no terminal.
-LINE_SECONDS = 30.0
-
 
 class ProgressCallback(keras.callbacks.Callback):
     """Shows the steps that are done: a bar on a terminal, else a line now and then.
@@ -30,7 +27,7 @@ class ProgressCallback(keras.callbacks.Callback):
         self.name, self.steps = name, steps
         self.output = output or Output(sys.stderr)
         self.enabled = distributed.is_first() and not log.isEnabledFor(logging.INFO)
-        self._began = self._line_at = time.monotonic()
+        self._began = time.monotonic()
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         del logs
@@ -41,15 +38,13 @@ class ProgressCallback(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         del logs
-        done, now = batch + 1, time.monotonic()
         if not self.enabled:
             return
-        speed = f"{done / max(1e-9, now - self._began):,.1f} steps/s"
-        self.output.advance(done, self.name, {"": speed})
-        if not self.output.is_terminal and now - self._line_at >= LINE_SECONDS:
-            self._line_at = now
-            total = "" if self.steps is None else f" of {self.steps:,}"
-            self.output.line(f"{self.name}: {done:,}{total} steps, {speed}")
+        done, seconds = batch + 1, max(1e-9, time.monotonic() - self._began)
+        total = "" if self.steps is None else f" of {self.steps:,}"
+        speed = f"{done / seconds:,.1f} steps/s"
+        line = f"{self.name}: {done:,}{total} steps, {speed}"
+        self.output.advance(done, self.name, {"": speed}, line)
 
     on_test_batch_end = on_train_batch_end
 

@@ -80,7 +80,7 @@ class PipelineConfig:
             )
         return max(check_mapping(mapping, stages)) + 1
 
-    def programs(
+    def make_runner(
         self, model: keras.Model, config: ExecutionConfig, mode: Mode, observer: Observer
     ) -> ModelRunner:
         """Return the runner of a model in stages."""
@@ -123,32 +123,33 @@ def pipeline_placement(
             evenly over processes.
     """
     devices = PreparedModel.of(model).devices or (jax.devices()[0],)
-    width = pipeline.devices_per_replica(model)
+    devices_per_replica = pipeline.devices_per_replica(model)
     mapping = pipeline.schedule_for(model, config.gradient_accumulation).mapping
-    if width > len(devices):
+    if devices_per_replica > len(devices):
         missing = next(stage for stage, rank in enumerate(mapping) if rank >= len(devices))
         raise ValueError(
-            f"{model.name!r} is in stages on {width} devices, but the strategy has {len(devices)}, "
-            f"so none for the stage that begins with layer {_first_layer(model, missing)!r}. "
-            f"Pass devices={width} or more, fewer stages, or a device_mapping that shares devices."
+            f"{model.name!r} is in stages on {devices_per_replica} devices, but the strategy has "
+            f"{len(devices)}, so none for the stage that begins with layer "
+            f"{_first_layer(model, missing)!r}. Pass devices={devices_per_replica} or more, fewer "
+            "stages, or a device_mapping that shares devices."
         )
     own = sum(device.process_index == distributed.index() for device in devices)
-    if distributed.count() > 1 and (own % width and width % own):
+    if distributed.count() > 1 and (own % devices_per_replica and devices_per_replica % own):
         raise ValueError(
-            f"{model.name!r} is in stages on {width} devices, which do not divide over processes "
-            f"of {own} devices each: one would have parts of two replicas. Launch with "
-            f"--devices-per-replica {width}."
+            f"{model.name!r} is in stages on {devices_per_replica} devices, which do not divide "
+            f"over processes of {own} devices each: one would have parts of two replicas. Launch "
+            f"with --devices-per-replica {devices_per_replica}."
         )
-    if len(devices) % width and distributed.count() > 1:
+    if len(devices) % devices_per_replica and distributed.count() > 1:
         raise ValueError(
             f"{len(devices)} devices in {distributed.count()} processes do not make whole replicas "
-            f"of {width} devices, as {model.name!r} needs. Launch with --devices-per-replica "
-            f"{width}."
+            f"of {devices_per_replica} devices, as {model.name!r} needs. Launch with "
+            f"--devices-per-replica {devices_per_replica}."
         )
     calls = calls_of(model)
     stages = make_stages(model, calls, stage_assignment(model) or [0] * len(calls))
     readers = {mapping[stage.number] for stage in stages if stage.reads_data}
-    return PipelinePlacement(devices, width, sorted(readers))
+    return PipelinePlacement(devices, devices_per_replica, sorted(readers))
 
 
 def _first_layer(model: keras.Model, stage: int) -> str:

@@ -53,14 +53,19 @@ class PipelinePlacement(Placement):
 
     Args:
         devices: all devices; those that do not fill a replica stay unused.
-        width: devices per replica.
+        devices_per_replica: number of devices of each replica.
         readers: ranks that read data.
     """
 
-    def __init__(self, devices: Sequence[jax.Device], width: int, readers: Sequence[int]) -> None:
+    def __init__(
+        self, devices: Sequence[jax.Device], devices_per_replica: int, readers: Sequence[int]
+    ) -> None:
         super().__init__(mesh=None)
-        self.replicas = len(devices) // width
-        self.rows = [devices[r * width : (r + 1) * width] for r in range(self.replicas)]
+        self.replicas = len(devices) // devices_per_replica
+        self.rows = [
+            devices[r * devices_per_replica : (r + 1) * devices_per_replica]
+            for r in range(self.replicas)
+        ]
         self.own = [r for r, row in enumerate(self.rows) if any(map(is_local, row))]
         """The replicas that have a device in this process."""
         self.readers = tuple(readers)

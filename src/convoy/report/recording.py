@@ -17,13 +17,13 @@ from convoy import cpu, distributed
 from convoy.checkpoint.preemption import Preempted
 from convoy.engine import observer
 from convoy.engine.chunk_runner import ChunkRunner, FunctionRunner, ModelRunner, Outcome
-from convoy.engine.compose import Composition
 from convoy.engine.data.chunks import Chunk, Feed
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.observer import EpochCallbacks
 from convoy.engine.state import Mode
 from convoy.error_messages import system_reason
-from convoy.pipeline import Timeline, simulate, stage_durations
+from convoy.pipeline import Schedule, Timeline, simulate, stage_durations
+from convoy.pipeline.runner.base import PipelineRunner
 from convoy.report import environment
 from convoy.report.event_log import EventLog
 from convoy.report.files import ReportWriter, read
@@ -201,25 +201,21 @@ class Recording(observer.Observer):
 
     # Events --------------------------------------------------------------------------------------
 
-    def _run_chunk(self, mode: Mode, runner: Any, chunk: Chunk) -> Outcome:
+    def _run_chunk(self, mode: Mode, runner: ModelRunner, chunk: Chunk) -> Outcome:
         begin = time.perf_counter()
         self._dispatched, programs_before = {}, self._programs
-        composition: Composition | None = getattr(runner, "composition", None)
-        self._in_pipeline = composition is None
+        self._in_pipeline = isinstance(runner, PipelineRunner)
         outcome = runner.run(chunk)
         end = time.perf_counter()
         number: int | None
         number, dispatched = next(reversed(self._dispatched.items()), (None, begin))
-        if composition is None:
+        if isinstance(runner, PipelineRunner):
             number, dispatched = None, max(begin, self._compiled_at)
-            timeline = getattr(runner, "timeline", None)
             # A call that compiled programs is not representative.
-            if timeline is not None and programs_before == self._programs:
-                self._log_pipeline(runner, timeline)
+            if runner.timeline is not None and programs_before == self._programs:
+                self._log_pipeline(runner.schedule, runner.timeline)
         elif number is not None:
-            config = composition.config
-            steps = chunk.micro_batches // config.accumulated(mode, chunk)
-            self._log.count_runs(number, steps * config.replicas)
+            self._log.count_runs(number, runner.device_steps(chunk) * runner.config.replicas)
         samples = chunk.micro_batches * chunk.micro_batch_samples
         self._waiter.put(DeviceCall(mode, number, dispatched, chunk.steps, samples, outcome))
         self._log.span("device call", begin, end)
@@ -242,15 +238,15 @@ class Recording(observer.Observer):
         self._compiled.append((number, about, compiled))
         return number
 
-    def _log_pipeline(self, runner: Any, timeline: Timeline) -> None:
+    def _log_pipeline(self, schedule: Schedule, timeline: Timeline) -> None:
         if not self._log.wants_pipeline():
             return
-        simulated = simulate(runner.schedule, stage_durations(timeline))
+        simulated = simulate(schedule, stage_durations(timeline))
         self._log.pipeline(
             {
                 "at": round(self._log.seconds(timeline.began), 6),
-                "stages": runner.schedule.stages,
-                "micro_batches": runner.schedule.micro_batches,
+                "stages": schedule.stages,
+                "micro_batches": schedule.micro_batches,
                 "measured": _timeline_json(timeline),
                 "simulated": _timeline_json(simulated),
             }

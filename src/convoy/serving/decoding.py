@@ -19,6 +19,7 @@ from contextvars import ContextVar, copy_context
 from typing import TypeVar
 
 from convoy.context import bound
+from convoy.cpu.threads import cores
 from convoy.serving.gil import long_work
 
 T = TypeVar("T")
@@ -53,7 +54,7 @@ class Decoders:
     """The threads of a server that decode requests and encode responses."""
 
     def __init__(self) -> None:
-        self._cheap = ThreadPoolExecutor(max(2, os.cpu_count() or 1), "convoy-decode")
+        self._cheap = ThreadPoolExecutor(max(2, cores()), "convoy-decode")
         self._texts = ThreadPoolExecutor(1, "convoy-decode-text")
         self._images = ThreadPoolExecutor(1, "convoy-decode-image", initializer=_lower_priority)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 
 from convoy.atomic_file import atomic_write
+from convoy.engine.numerics.numerics import LOSS_SCALE_LOG
 from pydantic import TypeAdapter, ValidationError
 
 
@@ -60,7 +61,7 @@ class MetricsRow:
         if self.learning_rate is not None:
             parts.append(f"lr: {self.learning_rate:.6g}")
         if self.loss_scale is not None:
-            parts.append(f"loss_scaling_factor: {self.loss_scale:g}")
+            parts.append(f"{LOSS_SCALE_LOG}: {self.loss_scale:g}")
         parts.append(f"loss: {self.loss:.4f}")
         parts.append(f"{self.phase}_accuracy: {100 * self.accuracy:.2f} %")
         return parts

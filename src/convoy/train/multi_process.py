@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import random
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from convoy.progress_bar import Output
 from convoy.train.flags import Options
 from convoy.train.messages import notify
 from convoy.train.run_folder import default_folder
-from convoy.train.run_settings import stages_and_devices
+from convoy.train.run_settings import draw_seed, stages_and_devices
 
 
 @contextlib.contextmanager
@@ -64,7 +63,7 @@ def _common_options(options: Options) -> Options:
         )
     seed = options.seed
     if seed is None:
-        seed = distributed.from_first(random.SystemRandom().randrange(2**31))
+        seed = distributed.from_first(draw_seed())
     output_dir = options.output_dir
     if options.ckpt_all_instances and output_dir is None:
         output_dir = distributed.from_first(str(default_folder(options.model, options.dataset)))

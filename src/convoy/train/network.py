@@ -58,7 +58,7 @@ def _first_layers(
 ) -> tuple[keras.KerasTensor, list[layers.Layer]]:
     """Return the input of a network, and the layers that turn it into images."""
     first: list[layers.Layer] = []
-    if options.synthetic_data in ("ipu", "device"):
+    if options.synthetic_data == "device":
         inputs = keras.Input((1,), dtype="uint8", name="number")
         first.append(SyntheticImages(info.shape, options.eight_bit_transfer, name="synthetic"))
     elif options.eight_bit_transfer:

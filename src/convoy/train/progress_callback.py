@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import keras
 from convoy import distributed
+from convoy.engine.numerics.numerics import LOSS_SCALE_LOG
 from convoy.timing import compilation_seconds
 from convoy.train.learning_rate import Schedule
 from convoy.train.metrics import MetricsRow, average
@@ -17,9 +18,6 @@ from convoy.units import format_clock
 
 # Values that may differ between two equal runs.
 _TIMES = {"throughput": None, "compilation": None}
-# Time between two updates of the progress bar during a device call, and between two log lines if
-# there is no terminal.
-BAR_SECONDS, LINE_SECONDS = 0.2, 30.0
 
 
 class ProgressCallback(keras.callbacks.Callback):
@@ -68,7 +66,7 @@ class ProgressCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         del logs
-        self._time = self._shown_at = time.perf_counter()
+        self._time = time.perf_counter()
         compilation_seconds(self._time)  # from now on
         self.log.output.begin(self.settings.events.updates, "compiling ...")
 
@@ -114,25 +112,23 @@ class ProgressCallback(keras.callbacks.Callback):
         batch, events = self.settings.batch, self.settings.events
         # Assumes that other processes have made the same progress.
         self._in_call += micro_batches * distributed.count()
-        now, is_terminal = time.perf_counter(), self.log.output.is_terminal
+        now = time.perf_counter()
         # The speed is measured since the first report, because data is read and memory allocated
         # before it.
         self._first = self._first or (now, self._in_call)
         since, before = self._first
-        is_due = now - self._shown_at >= (BAR_SECONDS if is_terminal else LINE_SECONDS)
-        if not is_due or self._in_call == before:
+        if not self.log.output.is_due() or self._in_call == before:
             return
-        self._shown_at = now
         updates = self._in_call / batch.micro_batches_per_update
         updates += self._epoch * events.keras_epoch + self._steps // batch.gradient_accumulation
         speed = (self._in_call - before) * batch.micro_batch / _elapsed(since, now)
-        self._show_progress(updates, {"": f"{speed:,.1f} images/s"})
-        if not is_terminal:
-            epoch_seconds = events.updates_per_epoch * batch.global_batch / speed
-            self.log.output.line(
-                f"update {updates:.2f} of {events.updates}: {speed:,.1f} images/s; an epoch "
-                f"takes about {format_clock(epoch_seconds)}"
-            )
+        shown = f"{speed:,.1f} images/s"
+        epoch_seconds = events.updates_per_epoch * batch.global_batch / speed
+        line = (
+            f"update {updates:.2f} of {events.updates}: {shown}; an epoch takes about "
+            f"{format_clock(epoch_seconds)}"
+        )
+        self._show_progress(updates, {"": shown}, line)
 
     def _make_row(self, steps: int, logs: Logs) -> MetricsRow:
         """Return the metrics of the last device call, from Keras's means over the epoch so far."""
@@ -157,7 +153,7 @@ class ProgressCallback(keras.callbacks.Callback):
             samples / elapsed,
             float(self.schedule(update - 1)),
             None if self.calls else compiling,
-            float(logs["loss_scaling_factor"]) if "loss_scaling_factor" in logs else None,
+            float(logs[LOSS_SCALE_LOG]) if LOSS_SCALE_LOG in logs else None,
         )
 
     def _show(self, row: MetricsRow) -> None:
@@ -169,10 +165,12 @@ class ProgressCallback(keras.callbacks.Callback):
         }
         self._show_progress(row.update, values)
 
-    def _show_progress(self, updates: float, values: Mapping[str, str]) -> None:
+    def _show_progress(
+        self, updates: float, values: Mapping[str, str], line: str | None = None
+    ) -> None:
         epochs, events = self.settings.options.num_epochs, self.settings.events
         current = min(math.ceil(events.epoch_at(updates)), epochs)
-        self.log.output.advance(updates, f"epoch {current}/{epochs}", values)
+        self.log.output.advance(updates, f"epoch {current}/{epochs}", values, line)
 
 
 def _elapsed(since: float, now: float) -> float:

@@ -34,7 +34,7 @@ class RunSettings:
         info: description of the dataset.
         batch: batch sizes.
         stages: number of pipeline stages; 1 is no pipeline.
-        width: number of devices per replica.
+        devices_per_replica: number of devices of each replica.
         events: intervals of log lines and checkpoints.
         notes: messages for the user, a line each.
     """
@@ -43,18 +43,18 @@ class RunSettings:
     info: DatasetInfo
     batch: BatchConfig
     stages: int
-    width: int
+    devices_per_replica: int
     events: HostEvents
     notes: tuple[str, ...]
 
     @property
     def devices(self) -> int:
-        return self.batch.replicas * self.width
+        return self.batch.replicas * self.devices_per_replica
 
     @property
     def in_pipeline(self) -> bool:
         """Whether stages run on different devices; on one device the model is not split."""
-        return self.width > 1
+        return self.devices_per_replica > 1
 
     @property
     def seed(self) -> int:
@@ -83,7 +83,9 @@ class RunSettings:
 
     @property
     def validation_devices(self) -> int:
-        return self.validation_replicas * (self.width if self.validates_in_stages else 1)
+        return self.validation_replicas * (
+            self.devices_per_replica if self.validates_in_stages else 1
+        )
 
 
 def make_run_settings(options: Options, training_samples: int | None = None) -> RunSettings:
@@ -103,8 +105,8 @@ def make_run_settings(options: Options, training_samples: int | None = None) -> 
     if options.dataset == FOLDER:
         # The recipe in the run's folder holds the classes, so that they keep their labels.
         options = replace(options, classes=list(info.class_names))
-    stages, width = stages_and_devices(options)
-    _check_devices(options, stages, width)
+    stages, devices_per_replica = stages_and_devices(options)
+    _check_devices(options, stages, devices_per_replica)
     batch = batch_config(options, notes)
     samples = info.train if training_samples is None else training_samples
     updates = options.weight_updates_per_epoch
@@ -119,7 +121,7 @@ def make_run_settings(options: Options, training_samples: int | None = None) -> 
     events = make_host_events(options, updates)
     if options.training:
         notes += events.warnings
-    return RunSettings(options, info, batch, stages, width, events, tuple(notes))
+    return RunSettings(options, info, batch, stages, devices_per_replica, events, tuple(notes))
 
 
 def check_options(options: Options) -> None:
@@ -168,7 +170,7 @@ def _check_preprocessing(options: Options) -> None:
                 f"{flag_name(name)} needs images that the host has not normalised. Pass "
                 "--accelerator-side-preprocess too."
             )
-    if options.validation_views > 1 and options.synthetic_data in ("ipu", "device"):
+    if options.validation_views > 1 and options.synthetic_data == "device":
         raise ValueError(
             f"--validation-views {options.validation_views}: pass 1, because --synthetic-data "
             f"{options.synthetic_data} generates each image only once."
@@ -260,14 +262,14 @@ def stages_and_devices(options: Options) -> tuple[int, int]:
     return stages, max(mapping) + 1
 
 
-def _check_devices(options: Options, stages: int, width: int) -> None:
+def _check_devices(options: Options, stages: int, devices_per_replica: int) -> None:
     group = options.batch_norm_group
-    if group > 1 and width > 1:
+    if group > 1 and devices_per_replica > 1:
         raise ValueError(
             f"--batch-norm-group {group} needs replicas of one device, but {stages} stages "
-            f"take {width}. Leave one of the flags out."
+            f"take {devices_per_replica}. Leave one of the flags out."
         )
-    if options.shard and width > 1:
+    if options.shard and devices_per_replica > 1:
         raise ValueError(
             f"--shard {options.shard} is not needed with --pipeline-splits: each device already "
             "stores only the state of its stages. Leave one of them out."
@@ -299,7 +301,7 @@ def _consistent(options: Options, notes: list[str]) -> Options:
         changes["shuffle"] = False
     if options.seed is None:
         # The recipe in the run's folder holds the seed, so that it repeats the run.
-        changes["seed"] = random.SystemRandom().randrange(2**31)
+        changes["seed"] = draw_seed()
     if options.checkpoints is False:
         changes["ckpts_per_epoch"] = Fraction(0)
     for key, value in (options.wandb_params or {}).items():
@@ -313,6 +315,11 @@ def _consistent(options: Options, notes: list[str]) -> Options:
     if ignored := _without_effect(options):
         notes.append(f"Without effect here: {'; '.join(ignored)}.")
     return replace(options, **changes)
+
+
+def draw_seed() -> int:
+    """Return a seed for a run without one."""
+    return random.SystemRandom().randrange(2**31)
 
 
 def _without_effect(options: Options) -> list[str]:

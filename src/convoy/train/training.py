@@ -3,11 +3,10 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import convoy
 import keras
-from convoy.engine.progress import observed_by
+from convoy.engine.progress import reported_to
 from convoy.pipeline.stages import calls_of
 from convoy.precision import find as find_precision
 from convoy.progress_bar import Output
@@ -23,13 +22,6 @@ from convoy.train.resume import make_checkpoints
 from convoy.train.run_log import RunLog
 from convoy.train.run_settings import AUTO, RunSettings
 from convoy.train.stages import split_into_stages
-
-StochasticRounding = Literal["off", "on", "replica_identical"]
-_ROUNDING: dict[str, StochasticRounding] = {
-    "OFF": "off",
-    "ON": "on",
-    "REPLICA_IDENTICAL_ONLY": "replica_identical",
-}
 
 
 @dataclass(frozen=True)
@@ -60,7 +52,7 @@ def training_strategy(settings: RunSettings) -> convoy.Strategy:
         shard=options.shard,
         precision=options.precision,
         loss_scale="auto" if options.auto_loss_scale else static,
-        stochastic_rounding=_ROUNDING[options.stochastic_rounding] if rounds else "off",
+        stochastic_rounding=options.stochastic_rounding if rounds else "off",
         # Stages on one device are used to reduce the stored activations.
         activation_checkpointing="auto"
         if options.activation_checkpointing and not settings.in_pipeline
@@ -136,7 +128,7 @@ def train(training: Training, images: Images, log: RunLog) -> ProgressCallback:
         _warm_up(training, images)
     checkpoints = make_checkpoints(settings, log.folder)
     callbacks = [progress] if checkpoints is None else [progress, checkpoints]
-    with observed_by(progress):
+    with reported_to(progress):
         _fit(training, images, settings.events.keras_epochs, callbacks)
     return progress
 

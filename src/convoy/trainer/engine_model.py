@@ -11,7 +11,7 @@ from convoy.engine import checks, out_of_memory
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.observer import Observer
 from convoy.engine.prepared_model import PreparedModel
-from convoy.engine.run import Runner
+from convoy.engine.run import HostLoop
 from convoy.pipeline import pipeline_stage
 from convoy.pipeline.config import PipelineConfig, pipeline_placement
 from convoy.pipeline.device_layout import PipelinePlacement
@@ -38,7 +38,7 @@ class EngineModel:
     Attributes:
         model: the Keras model.
         prepared: its state.
-        runner: runs it, with the programs that were compiled for it.
+        host_loop: runs it, with the programs that were compiled for it.
         strategy: its strategy, whose observer is used from the next run on.
         pipelining: its options of pipeline parallelism.
         processes: number of processes that run it.
@@ -50,7 +50,7 @@ class EngineModel:
     ) -> None:
         self.model = model
         self.prepared = PreparedModel.of(model)
-        self.runner = Runner(model, config)
+        self.host_loop = HostLoop(model, config)
         self.strategy = strategy
         self.pipelining = PipelineConfig()
         self.processes = distributed.count()
@@ -58,14 +58,14 @@ class EngineModel:
         # The graph of a subclassed model that programs were compiled for.
         self._traced_graph = self.prepared.traced_graph
 
-    def divisions(self, method: str, has_stages: bool) -> list[str]:
+    def dividing_options(self, method: str, has_stages: bool) -> list[str]:
         """Return the options of the strategy that run the parts of a step separately.
 
         Args:
             method: the method of the model that was called.
             has_stages: whether the model has pipeline stages.
         """
-        config, settings = self.runner.config, self.prepared.numerics.settings
+        config, settings = self.host_loop.config, self.prepared.numerics.settings
         trains = method in TRAINING
         found = {
             checks.PIPELINE: has_stages,
@@ -76,15 +76,15 @@ class EngineModel:
             f"reduction={config.reduction!r}": trains
             and config.reduction == "sum"
             and config.replicas > 1,
-            "loss_scale": trains and settings.loss_scale is not None,
+            "loss_scale": trains and settings.loss_scaling is not None,
             "stochastic_rounding": trains and settings.rounds,
         }
         return [words for words, is_requested in found.items() if is_requested]
 
     def check_custom_step(self, method: str, has_stages: bool) -> None:
         """Raise an error if a custom step of the model cannot be divided into parts."""
-        if divisions := self.divisions(method, has_stages):
-            checks.check_custom_step(self.model, method, divisions)
+        if options := self.dividing_options(method, has_stages):
+            checks.check_custom_step(self.model, method, options)
 
     def begin(self, method: str, x: Data) -> Data:
         """Check the model, and choose its configuration: the pipeline's, if it has stages.
@@ -101,7 +101,7 @@ class EngineModel:
         return x
 
     def _configure(self, method: str, x: Data) -> None:
-        runner, pipelining = self.runner, self.pipelining
+        loop, pipelining = self.host_loop, self.pipelining
         # If no `PipelineStage` block was ever entered, no layer has a stage, and the graph is not
         # needed. The `call` of a model that is not built yet may enter one.
         may_have_stages = pipeline_stage.entered_blocks or not self.was_built
@@ -111,23 +111,23 @@ class EngineModel:
             stages = stage_assignment(self.model, x, predicts=predicts)
         self.check_custom_step(method, stages is not None)
         observer = self.strategy.observer
-        if observer is not runner.observer:
-            runner.observe(observer)
+        if observer is not loop.observer:
+            loop.observe(observer)
         if self._traced_graph is not self.prepared.traced_graph:
             self._traced_graph = self.prepared.traced_graph
-            runner.use(runner.config)
+            loop.use(loop.config)
         if stages is None:
-            if runner.current is not runner.config:
-                runner.use(runner.config)
+            if loop.current is not loop.config:
+                loop.use(loop.config)
             return
         if observer.times_actions:
             pipelining = replace(pipelining, record=True)
-        placement = pipeline_placement(self.model, pipelining, runner.config)
-        current = runner.current.placement
+        placement = pipeline_placement(self.model, pipelining, loop.config)
+        current = loop.current.placement
         same = isinstance(current, PipelinePlacement) and current.rows == placement.rows
-        if not same or runner.current.pipeline != pipelining:
-            staged = replace(runner.config, placement=placement, pipeline=pipelining)
-            runner.use(runner.config, staged)
+        if not same or loop.current.pipeline != pipelining:
+            staged = replace(loop.config, placement=placement, pipeline=pipelining)
+            loop.use(loop.config, staged)
 
     @contextmanager
     def run(self, method: str, **arguments: int | None) -> Iterator[None]:
@@ -138,12 +138,12 @@ class EngineModel:
             **arguments: its arguments that must be the same in all processes; none for a method
                 that runs a single batch.
         """
-        config = self.runner.current
+        config = self.host_loop.current
         is_shared = self.processes > 1 and bool(arguments)
         with (
             out_of_memory.explained(method, self.model.name, config),
             self._shared_run(arguments) if is_shared else nullcontext(),
-            self.runner.observer.run(method, self.model, config),
+            self.host_loop.observer.run(method, self.model, config),
         ):
             yield
 
@@ -152,11 +152,11 @@ class EngineModel:
         """Check that all processes were called with the same arguments; share variables."""
         run = arguments | {
             "model": [list(variable.shape) for variable in self.model.variables],
-            "gradient_accumulation": self.runner.current.gradient_accumulation,
+            "gradient_accumulation": self.host_loop.current.gradient_accumulation,
             "steps_per_execution": "auto"
-            if self.runner.automatic_steps
+            if self.host_loop.automatic_steps
             else int(self.model.steps_per_execution),
         }
         distributed.check_same("run", run)
         yield
-        self.runner.programs.release()
+        self.host_loop.runners.release()

@@ -8,8 +8,8 @@ from convoy import distributed, keras_bridge
 from convoy.engine import checks, random_state
 from convoy.engine.data.chunks import Feed
 from convoy.engine.data.input import Budget, InputData, check_batch, open_input
+from convoy.engine.fit import Fit, Validate
 from convoy.engine.numerics.numerics import LOGS, Numerics
-from convoy.engine.run import Validate
 from convoy.engine.state import Mode
 from convoy.engine.steps_per_execution import StepsPerExecution
 from convoy.pipeline.stages import stage_assignment
@@ -30,7 +30,7 @@ class TrainerMethods:
     def __init__(self, engine_model: EngineModel) -> None:
         self.engine_model = engine_model
         self.model = engine_model.model
-        self.runner = engine_model.runner
+        self.host_loop = engine_model.host_loop
 
     def compile(self, *args: object, **kwargs: object) -> None:
         """Configure the model for training, as `keras.Model.compile` does.
@@ -39,12 +39,12 @@ class TrainerMethods:
         number for which callbacks run at least once a second.
         """
         requested = checks.check_steps_per_execution(kwargs.get("steps_per_execution", 1))
-        self.runner.automatic_steps = requested == "auto"
+        self.host_loop.automatic_steps = requested == "auto"
         if requested == "auto":
             # Stock Keras does not know this value, so it does not go into a saved model.
             kwargs["steps_per_execution"] = 1
         settings = self.engine_model.prepared.numerics.settings
-        if settings.loss_scale is not None:
+        if settings.loss_scaling is not None:
             # The strategy's loss scale replaces the one that Keras adds for mixed_float16.
             kwargs["auto_scale_loss"] = False
         keras_bridge.stock_method(self.model, "compile")(*args, **kwargs)
@@ -84,10 +84,10 @@ class TrainerMethods:
         validates = validation_data is not None
         has_own_evaluate = validates and bool(keras_bridge.overridden(self.model, ("evaluate",)))
         if validates and not has_own_evaluate:
-            has_stages = self.runner.current.pipeline is not None
+            has_stages = self.host_loop.current.pipeline is not None
             self.engine_model.check_custom_step("evaluate", has_stages)
         budget = Budget(self.engine_model.prepared.data_budget)
-        steps_per_execution = self.runner.steps_per_execution("train")
+        steps_per_execution = self.host_loop.steps_per_execution("train")
         feed = self._open(
             "train",
             (x, y, sample_weight),
@@ -116,14 +116,15 @@ class TrainerMethods:
         with self.engine_model.run(
             "fit", epochs=epochs, steps_per_epoch=feed.steps, batch_size=batch_size
         ):
-            self.runner.train(
+            Fit(
+                self.host_loop,
                 feed,
                 validation,
                 steps_per_execution,
                 callback_list,
                 range(initial_epoch, epochs),
                 validation_freq,
-            )
+            ).run()
         return self.model.history
 
     def _own_evaluate(
@@ -164,7 +165,7 @@ class TrainerMethods:
         feed, steps_per_execution, _ = self._open_once("evaluate", data, batch_size, steps)
         callback_list = self._callbacks(callbacks, verbose, feed)
         with self.engine_model.run("evaluate", steps=feed.steps, batch_size=batch_size):
-            logs = self.runner.evaluate(feed, steps_per_execution, callback_list)
+            logs = self.host_loop.evaluate(feed, steps_per_execution, callback_list)
         return logs if return_dict else keras_bridge.flat_metrics(self.model, logs)
 
     def predict(
@@ -181,7 +182,7 @@ class TrainerMethods:
         feed, steps_per_execution, budget = self._open_once("predict", data, batch_size, steps)
         callback_list = self._callbacks(callbacks, verbose, feed)
         with self.engine_model.run("predict", steps=feed.steps, batch_size=batch_size):
-            return self.runner.predict(feed, steps_per_execution, budget, callback_list)
+            return self.host_loop.predict(feed, steps_per_execution, budget, callback_list)
 
     def train_on_batch(
         self,
@@ -214,7 +215,7 @@ class TrainerMethods:
         x = keras_bridge.host_arrays(x)
         keras_bridge.build_for_prediction(self.model, x)
         with self.engine_model.run("predict_on_batch"):
-            return self.runner.run_once("predict", (x,))
+            return self.host_loop.run_once("predict", (x,))
 
     def _on_batch(
         self, mode: Mode, batch: InputData, return_dict: bool
@@ -225,7 +226,7 @@ class TrainerMethods:
         check_batch(self.model, batch)
         self.model.reset_metrics()
         with self.engine_model.run(f"{'train' if mode == 'train' else 'test'}_on_batch"):
-            logs = keras_bridge.python_logs(self.runner.run_once(mode, batch))
+            logs = keras_bridge.python_logs(self.host_loop.run_once(mode, batch))
         if return_dict:
             return logs
         values = {name: value for name, value in logs.items() if name not in LOGS}
@@ -235,7 +236,7 @@ class TrainerMethods:
         self, mode: Mode, data: InputData, batch_size: int | None, steps: int | None
     ) -> tuple[Feed, StepsPerExecution, Budget]:
         budget = Budget(self.engine_model.prepared.data_budget)
-        steps_per_execution = self.runner.steps_per_execution(mode)
+        steps_per_execution = self.host_loop.steps_per_execution(mode)
         feed = self._open(
             mode, data, budget, steps_per_execution, batch_size=batch_size, steps=steps
         )
@@ -254,14 +255,14 @@ class TrainerMethods:
         class_weight: dict[int, float] | None = None,
     ) -> Feed:
         """Return the feed of a run, after checking its data and building the model for it."""
-        config, was_built = self.runner.current, self.engine_model.was_built
+        config, was_built = self.host_loop.current, self.engine_model.was_built
         feed = open_input(
             self.model,
             mode,
             data,
             config,
             budget,
-            steps_per_execution.maximum,
+            steps_per_execution.steps_per_block,
             batch_size=batch_size,
             steps=steps,
             shuffle=shuffle,
@@ -285,7 +286,7 @@ class TrainerMethods:
         epochs: int = 1,
         add_history: bool = False,
     ) -> keras.callbacks.CallbackList:
-        placement = self.runner.current.placement
+        placement = self.host_loop.current.placement
         if placement.is_compile_only:
             # There are no results for callbacks, and some callbacks write files.
             verbose, callbacks = 0, None
@@ -299,20 +300,20 @@ class TrainerMethods:
                 "convoy.Checkpoints, or put the stages of a replica into one process."
             )
         # Decided before callbacks are removed, because all processes must gather together.
-        gathers = bool(callbacks) and placement.spans_processes and self.runner.current.shard
+        gathers = bool(callbacks) and placement.spans_processes and self.host_loop.current.shard
         if self.engine_model.processes > 1 and not distributed.is_first():
             verbose, callbacks = 0, keras_bridge.without_file_writers(callbacks)
         if gathers:
-            if self.runner.asynchronous_callbacks:
+            if self.host_loop.asynchronous_callbacks:
                 raise ValueError(
                     "set_asynchronous_callbacks(True) is not supported with "
-                    f"shard={self.runner.current.shard!r} in several processes: callbacks could "
+                    f"shard={self.host_loop.current.shard!r} in several processes: callbacks could "
                     "not read the shards of other processes. Leave one of them out."
                 )
             callbacks = [GatheredState(placement), *keras.tree.flatten(callbacks)]
         counted = {}
         if self.engine_model.prepared.counts_batches_of_replicas:
-            counted["batches_per_step"] = self.runner.current.replicas
+            counted["batches_per_step"] = self.host_loop.current.replicas
         return keras_bridge.Callbacks(
             callbacks,
             **counted,

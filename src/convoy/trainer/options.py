@@ -8,6 +8,7 @@ from convoy.engine.execution_config import Reduction
 from convoy.engine.prepared_model import DeferredSplit
 from convoy.pipeline import Schedule, Timeline
 from convoy.pipeline.config import PipelineConfig
+from convoy.pipeline.runner.base import PipelineRunner
 from convoy.pipeline.stages import (
     calls_of,
     reset_stage_assignment,
@@ -46,7 +47,7 @@ class OptionMethods:
     def __init__(self, engine_model: EngineModel) -> None:
         self.engine_model = engine_model
         self.model = engine_model.model
-        self.runner = engine_model.runner
+        self.host_loop = engine_model.host_loop
 
     def set_gradient_accumulation(
         self,
@@ -62,8 +63,8 @@ class OptionMethods:
             reduction: `"mean"` or `"sum"` over these micro-batches; by default the strategy's.
             dtype: dtype of the accumulated gradients; by default the dtype of each gradient.
         """
-        config = self.runner.config
-        self.runner.use(
+        config = self.host_loop.config
+        self.host_loop.use(
             replace(
                 config,
                 gradient_accumulation=gradient_accumulation,
@@ -84,12 +85,12 @@ class OptionMethods:
             asynchronous: `True` to call them for every step; `False`, the default, once per device
                 call.
         """
-        self.runner.asynchronous_callbacks = asynchronous
+        self.host_loop.asynchronous_callbacks = asynchronous
 
     def set_pipelining_options(
         self,
         *,
-        gradient_accumulation_steps_per_replica: int | None = None,
+        gradient_accumulation: int | None = None,
         schedule: str | Schedule = "1f1b",
         device_mapping: Sequence[int] | None = None,
         activation_checkpointing: bool = False,
@@ -98,8 +99,8 @@ class OptionMethods:
         """Set the options of pipeline parallelism, which apply if this model has several stages.
 
         Args:
-            gradient_accumulation_steps_per_replica: micro-batches per weight update and replica; by
-                default the strategy's `gradient_accumulation`.
+            gradient_accumulation: micro-batches per weight update and replica; by default the
+                strategy's.
             schedule: `"1f1b"`, `"gpipe"`, `"zero-bubble"`, `"sequential"`, or a `Schedule` of your
                 own.
             device_mapping: device of each stage; by default, each stage has its own device.
@@ -107,8 +108,8 @@ class OptionMethods:
             record: whether the last weight update of every device call is timed, for
                 `get_pipeline_timeline`.
         """
-        if gradient_accumulation_steps_per_replica is not None:
-            self.set_gradient_accumulation(gradient_accumulation_steps_per_replica)
+        if gradient_accumulation is not None:
+            self.set_gradient_accumulation(gradient_accumulation)
         mapping = None if device_mapping is None else tuple(device_mapping)
         self.engine_model.pipelining = PipelineConfig(
             schedule, mapping, activation_checkpointing, record
@@ -116,8 +117,8 @@ class OptionMethods:
 
     def get_pipeline_timeline(self) -> Timeline | None:
         """Return the timeline of the last weight update that was timed."""
-        runner = self.runner.programs.find("train")
-        return getattr(runner, "timeline", None)
+        runner = self.host_loop.runners.find("train")
+        return runner.timeline if isinstance(runner, PipelineRunner) else None
 
     def set_pipeline_stage_assignment(self, stages: list[int]) -> None:
         """Set the stage of every layer, in the order in which layers run."""
@@ -140,12 +141,12 @@ class OptionMethods:
 
     def options(self) -> ModelOptions:
         """Return the options of this model."""
-        config = self.runner.config
+        config = self.host_loop.config
         return ModelOptions(
             config.gradient_accumulation,
             config.accumulation_reduction,
             config.accumulation_dtype,
-            self.runner.asynchronous_callbacks,
+            self.host_loop.asynchronous_callbacks,
             self.engine_model.pipelining,
             self.engine_model.prepared.stages,
             self.engine_model.prepared.deferred_split,
@@ -156,7 +157,7 @@ class OptionMethods:
         self.set_gradient_accumulation(
             options.gradient_accumulation, reduction=options.reduction, dtype=options.dtype
         )
-        self.runner.asynchronous_callbacks = options.asynchronous_callbacks
+        self.host_loop.asynchronous_callbacks = options.asynchronous_callbacks
         self.engine_model.pipelining = options.pipelining
         self.engine_model.prepared.stages = options.stages
         self.engine_model.prepared.deferred_split = options.deferred_split

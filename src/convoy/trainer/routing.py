@@ -38,7 +38,7 @@ class Routing:
             validates = inputs[1] is not None or bool(bound.get("validation_split"))
             reason = keras_bridge.stock_reason(self.model, name, inputs, validates=validates)
             if reason is None:
-                asynchronous = self.engine_model.runner.asynchronous_callbacks
+                asynchronous = self.engine_model.host_loop.asynchronous_callbacks
                 with self._turns.take(name, asynchronous):
                     return on_engine(*args, **kwargs)
             self._check_requests(name, reason, bound.get("callbacks"))
@@ -54,11 +54,11 @@ class Routing:
 
     def _check_requests(self, name: str, reason: StockReason, callbacks: Callbacks) -> None:
         """Raise an error if the strategy or a callback needs a feature that stock Keras lacks."""
-        replicas = self.engine_model.runner.config.replicas
+        replicas = self.engine_model.host_loop.config.replicas
         requests = [f"{replicas} replicas"] if replicas > 1 else []
         has_stages = self.engine_model.prepared.deferred_split is not None
         has_stages = has_stages or stage_assignment(self.model) is not None
-        requests += self.engine_model.divisions(name, has_stages)
+        requests += self.engine_model.dividing_options(name, has_stages)
         if isinstance(callbacks, keras.callbacks.CallbackList):
             callbacks = callbacks.callbacks
         if find_checkpointer(keras.tree.flatten(callbacks)) is not None:

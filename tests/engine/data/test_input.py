@@ -46,7 +46,7 @@ def test_a_generator_is_streamed(model):
 
 
 def test_steps_divide_the_samples_if_there_is_no_batch_size(model):
-    assert open_data(model, steps=3).batch == 4
+    assert open_data(model, steps=3).step_samples == 4
 
 
 @pytest.mark.parametrize("batch_size", [0, -1, True, 2.5])
@@ -61,7 +61,9 @@ def test_an_epoch_that_ends_inside_of_a_weight_update_is_refused(model):
 
 
 def test_fewer_samples_than_a_weight_update_takes_are_refused(model):
-    with pytest.raises(ValueError, match=r"12 samples, fewer than .*1 replicas x 4 accumulated"):
+    with pytest.raises(
+        ValueError, match=r"12 samples, fewer than .*1 replicas x gradient_accumulation=4"
+    ):
         open_data(model, batch_size=4, gradient_accumulation=4)
 
 
@@ -79,7 +81,10 @@ def test_evaluation_leaves_no_sample_out(model):
     feed = open_data(model, batch_size=8, mode="evaluate", gradient_accumulation=2)
     feed.begin_epoch()
     chunks = [feed.next(4), feed.next(4)]
-    assert [(chunk.batch, chunk.sharded) for chunk in chunks] == [(8, True), (4, False)]
+    assert [(chunk.micro_batch_samples, chunk.sharded) for chunk in chunks] == [
+        (8, True),
+        (4, False),
+    ]
 
 
 def test_a_prepared_model_builds_itself_for_its_data():

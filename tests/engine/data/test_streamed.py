@@ -51,7 +51,11 @@ def test_hands_out_all_batches_in_order(limit, prefetch):
 
 
 def test_a_block_holds_batches_of_one_shape():
-    assert [(c.batch, c.steps) for c in chunks(make(2, 2, 3, 3, 2))] == [(2, 2), (3, 2), (2, 1)]
+    assert [(c.micro_batch_samples, c.steps) for c in chunks(make(2, 2, 3, 3, 2))] == [
+        (2, 2),
+        (3, 2),
+        (2, 1),
+    ]
 
 
 def test_a_short_block_has_the_shape_of_a_full_one():
@@ -81,20 +85,22 @@ def test_reads_no_further_than_the_epoch():
 
 def test_replicas_take_batches_in_turn():
     (chunk,) = chunks(make(2, 2, 2, 2, replicas=2))
-    assert (chunk.batch, chunk.steps, chunk.sharded) == (4, 2, True)
+    assert (chunk.micro_batch_samples, chunk.steps, chunk.sharded) == (4, 2, True)
     np.testing.assert_array_equal(chunk.source[0][:2], [[0, 1, 2, 3], [4, 5, 6, 7]])
     assert chunk.source[0].sharding.spec == jax.sharding.PartitionSpec(None, AXIS)
 
 
 def test_what_does_not_fill_all_replicas_is_kept_for_every_one_of_them():
-    found = [(c.batch, c.steps, c.sharded) for c in chunks(make(2, 2, 2, 1, replicas=2))]
+    found = [
+        (c.micro_batch_samples, c.steps, c.sharded) for c in chunks(make(2, 2, 2, 1, replicas=2))
+    ]
     assert found == [(4, 1, True), (2, 1, False), (1, 1, False)]
 
 
 def test_what_does_not_fill_all_replicas_is_left_out_of_training_and_counted_once():
     feed = make(2, 2, 2, 1, replicas=2, training=True)
     with pytest.warns(UserWarning, match="3 samples of the epoch do not fill"):
-        found = [(c.batch, c.steps) for c in chunks(feed)]
+        found = [(c.micro_batch_samples, c.steps) for c in chunks(feed)]
     assert found == [(4, 1)]
 
 
@@ -113,7 +119,7 @@ def test_a_batch_that_does_not_divide_is_run_whole_and_said_once():
     batches = Batches(batches_of(3, 3, 3, 3), None, None, None, None)
     feed = Streamed(batches, Placement(mesh), StepDivision(2), LARGE, 4)
     with pytest.warns(UserWarning, match="3 samples does not divide over 2 replicas") as said:
-        found = [(c.batch, c.steps, c.sharded) for c in chunks(feed)]
+        found = [(c.micro_batch_samples, c.steps, c.sharded) for c in chunks(feed)]
     assert found == [(3, 4, False)]
     assert len(said) == 1
 

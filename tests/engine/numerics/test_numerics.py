@@ -22,7 +22,7 @@ def test_there_are_no_variables_without_loss_scale_and_rounding():
 
 
 def test_the_variables_are_made_once_and_begin_with_the_initial_scale():
-    numerics = Numerics(Settings(loss_scale=StaticLossScale(8.0)))
+    numerics = Numerics(Settings(loss_scaling=StaticLossScale(8.0)))
     assert numerics.variables is numerics.variables
     assert numerics.loss_scale_state.loss_scale == 8
     assert numerics.loss_scale(values(numerics)) == 8
@@ -30,7 +30,7 @@ def test_the_variables_are_made_once_and_begin_with_the_initial_scale():
 
 
 def test_large_gradients_are_counted():
-    numerics = Numerics(Settings(loss_scale=AutomaticLossScale(edge=10.0)))
+    numerics = Numerics(Settings(loss_scaling=AutomaticLossScale(edge=10.0)))
     counted = numerics.count(values(numerics), [jnp.array([1.0, 11.0, jnp.inf])], [])
     state, _ = unpack(counted)
     assert (state.large, state.counted) == (2, 3)

@@ -186,7 +186,7 @@ def test_disabled_kernels_are_not_used():
 def test_training_releases_what_was_prepared():
     model = on_engine()
     model.predict_on_batch(X)
-    prepared = model.set_gradient_accumulation.__self__.runner.programs._weights
+    prepared = model.set_gradient_accumulation.__self__.host_loop.runners._weights
     assert len(prepared.kept) == 1
     train_on_batch(model)
     assert len(prepared.kept) == 0
@@ -209,7 +209,7 @@ def test_at_most_a_few_programs_keep_values():
     model = on_engine()
     for batch in range(1, 8):
         model.predict_on_batch(X[:batch])
-    prepared = model.set_gradient_accumulation.__self__.runner.programs._weights
+    prepared = model.set_gradient_accumulation.__self__.host_loop.runners._weights
     assert len(prepared.kept) == constant_folding.KEPT_PROGRAMS
 
 

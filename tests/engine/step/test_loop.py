@@ -48,7 +48,7 @@ def test_returns_the_logs_of_the_last_step():
     assert logs == {"last": 2.0}
 
 
-@pytest.mark.parametrize("repeat", [loop, lambda step: collect(step, max_steps=10)])
+@pytest.mark.parametrize("repeat", [loop, lambda step: collect(step, output_steps=10)])
 def test_a_step_is_traced_once_for_any_number_of_steps(repeat):
     traces = []
 
@@ -86,7 +86,7 @@ def test_collects_what_every_step_returns():
         batch = fetch(*position)
         return add(state, position)[0], {"a": batch * jnp.ones(2), "b": batch.astype("int32")}
 
-    new, kept = jax.jit(collect(outputs, max_steps=5))(state(), SOURCE, span(0, 3))
+    new, kept = jax.jit(collect(outputs, output_steps=5))(state(), SOURCE, span(0, 3))
     np.testing.assert_array_equal(kept["a"][:3], [[0, 0], [1, 1], [2, 2]])
     np.testing.assert_array_equal(kept["b"][:3], [0, 1, 2])
     assert kept["a"].shape == (5, 2)

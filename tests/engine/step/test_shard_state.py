@@ -93,7 +93,7 @@ def test_weights_that_are_gathered_for_each_micro_batch_give_the_same(data, chec
 
 
 def programs_of(model):
-    return model.set_gradient_accumulation.__self__.runner.programs.get("train")
+    return model.set_gradient_accumulation.__self__.host_loop.runners.get("train")
 
 
 @pytest.mark.parametrize("checkpointing", [["second", "third"]], ids=str)

@@ -45,13 +45,13 @@ def test_applies_the_optimizer_and_passes_logs_on(optimizer, variable):
 
 
 def test_divides_gradients_by_the_loss_scale(optimizer, variable):
-    settings = Settings(loss_scale=StaticLossScale(4))
+    settings = Settings(loss_scaling=StaticLossScale(4))
     state, _ = run(optimizer, variable, [8.0, 16.0], settings)
     np.testing.assert_allclose(state.trainable[0], [0.0, 0.0])
 
 
 def test_skips_an_update_whose_gradients_overflow(optimizer, variable):
-    settings = Settings(loss_scale=StaticLossScale(4))
+    settings = Settings(loss_scaling=StaticLossScale(4))
     state, _ = run(optimizer, variable, [np.inf, 1.0], settings)
     np.testing.assert_array_equal(state.trainable[0], [1.0, 2.0])
     assert state.optimizer[0] == 0

@@ -84,10 +84,10 @@ def test_trains_again_without_compiling_again(configure, data):
         model = compiled(sequential(), 8)
         model.fit(*data, batch_size=4, verbose=0)
         engine = model.set_replication_options.__self__.native["set_pipelining_options"].__self__
-        programs = engine.runner.programs
+        programs = engine.host_loop.runners
         model.evaluate(*data, batch_size=4, verbose=0)
         model.fit(*data, batch_size=4, verbose=0)
-    assert engine.runner.programs is programs
+    assert engine.host_loop.runners is programs
 
 
 def test_evaluates_and_predicts_what_fills_no_batch(configure, data):
@@ -339,7 +339,7 @@ def test_recomputation_is_as_the_configuration_says(configure, data, allowed):
         model.fit(*data, batch_size=4, verbose=0)
         plan = model.set_replication_options.__self__.native[
             "set_pipelining_options"
-        ].__self__.runner.current
+        ].__self__.host_loop.current
     assert plan.pipeline.activation_checkpointing == allowed
 
 

@@ -104,7 +104,7 @@ def test_the_type_of_sums_reaches_the_engine(model, settings, rng):
     x = rng.normal(size=(4, 2)).astype("float32")
     model.fit(x, x[:, :1], batch_size=2, verbose=0)
     engine = settings.native["set_pipelining_options"].__self__
-    assert engine.runner.current.accumulation_dtype == "float16"
+    assert engine.host_loop.current.accumulation_dtype == "float16"
 
 
 def staged():

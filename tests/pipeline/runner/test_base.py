@@ -60,7 +60,7 @@ def test_programs_are_made_once_for_each_kind_of_chunk(monkeypatch):
     original = PipelineRunner._make_programs
 
     def make_programs(self, chunk):
-        made.append((self.mode, chunk.batch, chunk.sharded))
+        made.append((self.mode, chunk.micro_batch_samples, chunk.sharded))
         return original(self, chunk)
 
     monkeypatch.setattr(PipelineRunner, "_make_programs", make_programs)

@@ -23,9 +23,9 @@ def stage(trainable, received, inputs):
     return ((y, classes + 1), own), (statistics, [], inputs.loss + own)
 
 
-def make(activation_checkpointing=False, scale=1.0, **settings):
+def make(activation_checkpointing=False, gradient_factor=1.0, **settings):
     return StageProgram(
-        stage, lambda *_: (), scale, activation_checkpointing, lambda f: f, **settings
+        stage, lambda *_: (), gradient_factor, activation_checkpointing, lambda f: f, **settings
     )
 
 
@@ -86,7 +86,7 @@ def test_two_halves_are_the_backward_pass(activation_checkpointing):
 
 
 def test_gradients_are_scaled_and_added_to_what_is_accumulated():
-    program = make(scale=0.25)
+    program = make(gradient_factor=0.25)
     given = backward_inputs(forward(program))
     _, added, _, _ = program.backward(given, [jnp.full_like(W, 3.0)], ())
     np.testing.assert_allclose(added[0], 3.0 + 0.25 * expected_gradients()[0], rtol=1e-5)
@@ -102,7 +102,7 @@ def test_gradients_of_several_readers_add_up():
 
 
 def test_the_loss_scale_multiplies_the_stages_own_loss_and_gradients_are_counted():
-    program = make(loss_scale=StaticLossScale(8.0))
+    program = make(loss_scaling=StaticLossScale(8.0))
     result = forward(program, scaled=True)
     zeros = (jnp.float32(0), jnp.float32(0))
     given = backward_inputs(result, loss_scale=jnp.float32(8.0))

@@ -154,7 +154,7 @@ def test_forward_passes_do_not_run_far_ahead_of_the_backward_passes(samples, mon
 def test_a_device_call_reports_its_micro_batches(samples):
     reports = []
     observer = SimpleNamespace(advance=reports.append, note_compilation=lambda: None)
-    with progress.observed_by(observer):
+    with progress.reported_to(observer):
         compare(network(), samples, CUTS[2], replicas=2, accumulation=2)
     # Two epochs of three updates; the last ones may not be ready when the last is dispatched.
     assert 0 < sum(reports) <= 2 * UPDATES * 2 * 2

@@ -26,7 +26,7 @@ class Chunk:
             arrays; `"contiguous"` for consecutive samples of complete arrays; `"block"` for arrays
             whose first axis is the micro-batch.
         source: `(arrays, order, offset)`, or the block.
-        batch: number of samples in a micro-batch, over all replicas.
+        micro_batch_samples: number of samples in a micro-batch, over all replicas.
         steps: steps, as the user counts them.
         micro_batches: micro-batches of all steps.
         sharded: whether micro-batches are divided over the replicas and accumulated. Otherwise, as
@@ -36,7 +36,7 @@ class Chunk:
 
     layout: Layout
     source: PyTree
-    batch: int
+    micro_batch_samples: int
     steps: int
     micro_batches: int
     sharded: bool = True
@@ -67,6 +67,11 @@ class StepDivision:
     def parts(self) -> int:
         """Parts that the samples of a step are divided into, over replicas and micro-batches."""
         return self.replicas * self.micro_batches_per_step
+
+    @property
+    def gradient_accumulation(self) -> int:
+        """Micro-batches of a weight update on each replica."""
+        return self.steps_per_update * self.micro_batches_per_step
 
     def steps_until(self, units: int, units_per_step: int, end: int) -> int:
         """Return the number of steps that consume a given amount of data.

@@ -41,7 +41,7 @@ def open_input(
     data: InputData,
     config: ExecutionConfig,
     budget: Budget,
-    max_steps: int,
+    steps_per_block: int,
     *,
     batch_size: int | None = None,
     steps: int | None = None,
@@ -57,7 +57,7 @@ def open_input(
         data: inputs, targets and sample weights; or a dataset, `None` and `None`.
         config: configuration of the run.
         budget: memory for data, from which the feed reserves the bytes that it keeps on the device.
-        max_steps: maximum number of steps in one device call.
+        steps_per_block: maximum number of steps in a block of streamed data.
         batch_size: samples in a step, of one replica or of all by `config.batch`, if the data is
             arrays.
         steps: steps in an epoch, if not all of the data.
@@ -71,37 +71,28 @@ def open_input(
     division, steps = config.divisions[mode], keras_bridge.limit_steps(steps)
     if mode == "train":
         _check_steps(steps, division)
-    batches_per_step = 1
+    step_samples, batches_per_step = None, 1
     if keras_bridge.is_array_data(data):
         samples = checks.check_arrays(data)
-        batch_size = _step_samples(samples, batch_size, steps, config)
+        step_samples = _step_samples(samples, batch_size, steps, config)
         if mode == "train":
-            _check_batch(samples, batch_size, division, config)
+            _check_step_samples(samples, step_samples, division, config)
     elif config.batch == "replica":
         # Each batch of such an input belongs to one replica.
         batches_per_step = division.replicas
         steps = steps and steps * batches_per_step
-    batches = Batches(*data, batch_size, steps, shuffle, class_weight)
+    batches = Batches(*data, step_samples, steps, shuffle, class_weight)
     if batches.num_batches == 0:
         raise ValueError(f"{type(data[0]).__name__} has no batch: its length is 0. Pass more data.")
+    _build(model, mode, batches, was_built=was_built)
 
-    def explain(batch: Batch) -> None:
-        checks.explain_targets(model, keras_bridge.unpack(batch)[1])
-
+    # The budget is shared by training and validation data. Arrays that do not fit in what is left
+    # are streamed, and the blocks of streamed data use what is left.
     arrays = batches.arrays
-    if arrays is not None:
-        x, y, _ = keras_bridge.unpack(arrays)
-        checks.check_inputs(model, x)
-        batches.build(model, mode, explain, was_built)
-        checks.check_targets(model, y)
-    else:
-        batches.build(model, mode, explain, was_built)
-
-    if arrays is not None and budget.reserve(tree_bytes(arrays)):
-        assert batch_size is not None  # it was set for arrays above
+    if arrays is not None and step_samples and budget.reserve(tree_bytes(arrays)):
         return Resident(
             arrays,
-            batch_size,
+            step_samples,
             config.placement,
             division,
             shuffle=shuffle,
@@ -113,11 +104,28 @@ def open_input(
         config.placement,
         division,
         budget.left,
-        max_steps,
+        steps_per_block,
         batches_per_step=batches_per_step,
         restarts=mode == "evaluate",
         inspect=(lambda batch: check_batch(model, batch)) if arrays is None else None,
     )
+
+
+def _build(model: keras.Model, mode: Mode, batches: Batches, *, was_built: bool) -> None:
+    """Build the model for its data, and check the data if it consists of arrays."""
+
+    def explain(batch: Batch) -> None:
+        checks.explain_targets(model, keras_bridge.unpack(batch)[1])
+
+    # The inputs are checked first, because Keras's errors while it builds a model are less clear.
+    # The targets are checked last, because only a built model has outputs to compare them with.
+    if batches.arrays is None:
+        batches.build(model, mode, explain, was_built)
+        return
+    x, y, _ = keras_bridge.unpack(batches.arrays)
+    checks.check_inputs(model, x)
+    batches.build(model, mode, explain, was_built)
+    checks.check_targets(model, y)
 
 
 def check_batch(model: keras.Model, batch: Batch) -> None:
@@ -149,21 +157,24 @@ def _check_steps(steps: int | None, division: StepDivision) -> None:
         )
 
 
-def _check_batch(samples: int, batch: int, division: StepDivision, config: ExecutionConfig) -> None:
-    """Check that a batch is divisible and not too large; warn about dropped samples."""
-    if batch % division.parts:
+def _check_step_samples(
+    samples: int, step_samples: int, division: StepDivision, config: ExecutionConfig
+) -> None:
+    """Check that a step is divisible and not too large; warn about dropped samples."""
+    if step_samples % division.parts:
         unit = config.micro_batches
         raise ValueError(
-            f"batch_size={batch} does not divide over {_factors(config)} = {unit} micro-batches. "
-            f"Pass a multiple of {unit}, for example {-(-batch // unit) * unit}."
+            f"batch_size={step_samples} does not divide over {_factors(config)} = {unit} "
+            f"micro-batches. Pass a multiple of {unit}, for example "
+            f"{-(-step_samples // unit) * unit}."
         )
-    update = batch * division.steps_per_update
+    update = step_samples * division.steps_per_update
     if division.keeps_incomplete or samples % update == 0:
         return
     if samples < update:
         raise ValueError(
             f"The data has {samples} samples, fewer than one weight update takes: batch_size "
-            f"{batch // config.replicas} x {_factors(config)} = {update}. Pass a smaller "
+            f"{step_samples // config.replicas} x {_factors(config)} = {update}. Pass a smaller "
             "batch_size, more data, or fewer devices or micro-batches."
         )
     user_warnings.warn(
@@ -177,4 +188,4 @@ def _factors(config: ExecutionConfig) -> str:
     gradient_accumulation = config.gradient_accumulation
     if gradient_accumulation == 1:
         return replicas
-    return f"{replicas} x {gradient_accumulation} accumulated"
+    return f"{replicas} x gradient_accumulation={gradient_accumulation}"

@@ -14,7 +14,7 @@ Fetch = Callable[..., Batch]
 
 def local_batch_shapes(chunk: Chunk, replicas: int) -> Shapes:
     """Return the shapes and types of the local batches of a chunk."""
-    samples, is_block = chunk.batch // replicas, chunk.layout == "block"
+    samples, is_block = chunk.micro_batch_samples // replicas, chunk.layout == "block"
     arrays = chunk.source if is_block else chunk.source[0]
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((samples, *leaf.shape[1 + is_block :]), leaf.dtype),
@@ -31,10 +31,10 @@ def fetcher(chunk: Chunk, replicas: int, *, in_one_program: bool = True) -> Fetc
         in_one_program: whether all replicas run one program, in which the mesh axis gives the index
             of the replica; otherwise the function takes the index as a third argument.
     """
-    samples = chunk.batch // replicas
+    samples = chunk.micro_batch_samples // replicas
 
     def start(offset: jax.Array, index: jax.Array, replica: tuple[jax.Array, ...]) -> jax.Array:
-        start = offset + index * chunk.batch
+        start = offset + index * chunk.micro_batch_samples
         if replicas == 1:
             return start
         return start + (jax.lax.axis_index(AXIS) if in_one_program else replica[0]) * samples

@@ -14,7 +14,7 @@ class Resident:
 
     Args:
         arrays: the data as host arrays.
-        batch: samples of a step, over all replicas.
+        step_samples: samples of a step, over all replicas.
         placement: the devices.
         division: the division of the data into steps.
         shuffle: as in `keras.Model.fit`.
@@ -25,7 +25,7 @@ class Resident:
     def __init__(
         self,
         arrays: PyTree,
-        batch: int,
+        step_samples: int,
         placement: Placement,
         division: StepDivision,
         *,
@@ -34,20 +34,20 @@ class Resident:
         training: bool = False,
     ) -> None:
         self.samples = len(jax.tree.leaves(arrays)[0])
-        self.batch = batch
+        self.step_samples = step_samples
         self.shuffle = shuffle
         self.division = division
-        self.is_sharded = self.batch % division.parts == 0
-        update = self.batch * division.steps_per_update
+        self.is_sharded = self.step_samples % division.parts == 0
+        update = self.step_samples * division.steps_per_update
         self.complete_steps = self.samples // update * division.steps_per_update
-        left = self.samples - self.complete_steps * self.batch
-        self.incomplete_batch = left if division.keeps_incomplete else 0
-        self.total = self.complete_steps + bool(self.incomplete_batch)
+        left = self.samples - self.complete_steps * self.step_samples
+        self.incomplete_samples = left if division.keeps_incomplete else 0
+        self.total = self.complete_steps + bool(self.incomplete_samples)
         self.steps_per_epoch = steps_per_epoch
         self.continues = training and steps_per_epoch is not None
         self.steps: int | None = self.steps_per_epoch or self.total
         self.placement = placement
-        rows = min(self.batch, self.samples)
+        rows = min(self.step_samples, self.samples)
         self._example = jax.tree.map(lambda leaf: _row_shapes(leaf, rows), arrays)
         if placement.platform == "cpu":
             arrays = aligned(arrays)  # virtual devices share the host's memory
@@ -95,10 +95,10 @@ class Resident:
         return now - before
 
     def _samples_until(self, step: int) -> int:
-        return min(step * self.batch, self.samples)
+        return min(step * self.step_samples, self.samples)
 
     def _steps_until(self, samples: int) -> int:
-        return self.division.steps_until(samples, self.batch, self.samples)
+        return self.division.steps_until(samples, self.step_samples, self.samples)
 
     def _set_end(self) -> None:
         self.start = self.step
@@ -119,16 +119,16 @@ class Resident:
         if not self._is_drawn:
             self._draw_order()
         layout: Layout = "contiguous" if self.order is None else "ordered"
-        source = (self.arrays, self.order, np.int32(self.step * self.batch))
+        source = (self.arrays, self.order, np.int32(self.step * self.step_samples))
         is_complete = self.step < self.complete_steps
         complete_left = min(self.end, self.complete_steps) - self.step
         steps = min(max_steps, complete_left) if is_complete else 1
         self.step += steps
         if is_complete and self.is_sharded:
             per_step = self.division.micro_batches_per_step
-            return Chunk(layout, source, self.batch // per_step, steps, steps * per_step)
-        batch = self.batch if is_complete else self.incomplete_batch
-        return Chunk(layout, source, batch, steps, steps, sharded=False)
+            return Chunk(layout, source, self.step_samples // per_step, steps, steps * per_step)
+        samples = self.step_samples if is_complete else self.incomplete_samples
+        return Chunk(layout, source, samples, steps, steps, sharded=False)
 
     def prefetch(self, max_steps: int) -> None:
         """Do nothing: all data is on the devices."""
@@ -148,8 +148,8 @@ class Resident:
         if self.shuffle == "batch":
             order = np.concatenate(
                 [
-                    np.random.permutation(min(self.batch, self.samples - start)) + start
-                    for start in range(0, self.samples, self.batch)
+                    np.random.permutation(min(self.step_samples, self.samples - start)) + start
+                    for start in range(0, self.samples, self.step_samples)
                 ]
             )
         else:

@@ -68,7 +68,7 @@ class Streamed:
         placement: the devices.
         division: the division of the data into steps.
         budget: bytes that all blocks in flight may take on a device.
-        max_steps: maximum number of steps in one device call.
+        steps_per_block: maximum number of steps in a block.
         batches_per_step: batches of the input that make one step.
         restarts: whether every epoch begins at the start of the input, even if the last one
             stopped before its end.
@@ -81,7 +81,7 @@ class Streamed:
         placement: Placement,
         division: StepDivision,
         budget: int,
-        max_steps: int,
+        steps_per_block: int,
         *,
         batches_per_step: int = 1,
         restarts: bool = False,
@@ -91,7 +91,7 @@ class Streamed:
         self.placement = placement
         self.division = division
         self.budget = budget
-        self.max_steps = max_steps
+        self.steps_per_block = steps_per_block
         self.restarts = restarts
         self.batches_per_step = batches_per_step
         if placement.spans_processes and batches_per_step > 1:
@@ -277,11 +277,13 @@ class Streamed:
         if not self._left_out or self._warned_left_out:
             return
         self._warned_left_out = True
-        replicas, micro_batches = self.division.replicas, self.division.steps_per_update
+        replicas = self.division.replicas
+        gradient_accumulation = self.division.gradient_accumulation
         user_warnings.warn(
             f"{self._left_out} samples of the epoch do not fill a weight update of "
-            f"{replicas} replicas x {micro_batches} micro-batches and are left out. Make the input "
-            f"yield a multiple of {replicas * micro_batches} batches, all of one size."
+            f"{replicas} replicas x {gradient_accumulation} micro-batches and are left out. "
+            f"Make the input yield a multiple of {replicas * gradient_accumulation} batches, all "
+            "of one size."
         )
 
     def _assemble(self, max_steps: int) -> tuple[Chunk, int] | None:
@@ -293,14 +295,14 @@ class Streamed:
         per_update = self.division.steps_per_update
         fitting = self.budget // (BLOCKS_IN_FLIGHT * max(1, tree_bytes(first.batch)))
         fitting = max(1, fitting // per_update) * per_update
-        steps_per_block = min(self.max_steps, fitting, self.steps or self.max_steps)
+        capacity = min(self.steps_per_block, fitting, self.steps or self.steps_per_block)
         steps = [first]
-        while len(steps) < min(max_steps, steps_per_block) and (step := next(self._steps, None)):
+        while len(steps) < min(max_steps, capacity) and (step := next(self._steps, None)):
             if not step.is_like(first):
                 self._held = step
                 break
             steps.append(step)
-        block = jax.tree.map(lambda *rows: _stack(rows, steps_per_block), *(s.batch for s in steps))
+        block = jax.tree.map(lambda *rows: _stack(rows, capacity), *(s.batch for s in steps))
         chunk = block_chunk(block, len(steps), self.placement, self.division, first.sharded)
         return chunk, steps[-1].batches_read
 
@@ -321,16 +323,16 @@ def block_chunk(
     if not sharded:
         return Chunk("block", placement.replicate(block), samples, steps, steps, sharded=False)
     per_step = division.micro_batches_per_step
-    batch = samples // per_step
-    block = jax.tree.map(lambda leaf: leaf.reshape(-1, batch, *leaf.shape[2:]), block)
-    return Chunk("block", placement.shard(block), batch, steps, steps * per_step)
+    micro_batch_samples = samples // per_step
+    block = jax.tree.map(lambda leaf: leaf.reshape(-1, micro_batch_samples, *leaf.shape[2:]), block)
+    return Chunk("block", placement.shard(block), micro_batch_samples, steps, steps * per_step)
 
 
-def _stack(rows: tuple[np.ndarray, ...], steps_per_block: int) -> np.ndarray:
+def _stack(rows: tuple[np.ndarray, ...], capacity: int) -> np.ndarray:
     rows = tuple(np.asarray(row) for row in rows)
-    if steps_per_block == 1:
+    if capacity == 1:
         return rows[0][None]
-    block = np.empty((steps_per_block, *rows[0].shape), rows[0].dtype)
+    block = np.empty((capacity, *rows[0].shape), rows[0].dtype)
     for target, row in zip(block, rows, strict=False):
         target[...] = row
     return block

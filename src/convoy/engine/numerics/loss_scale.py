@@ -184,12 +184,12 @@ class AutomaticLossScale:
         )
 
 
-LossScale = StaticLossScale | AutomaticLossScale
+LossScaling = StaticLossScale | AutomaticLossScale
 
 
-def find(loss_scale: float | str | LossScale | None) -> LossScale | None:
+def find(loss_scale: float | str | LossScaling | None) -> LossScaling | None:
     """Return the loss scale for the argument `loss_scale` of a strategy."""
-    if loss_scale is None or isinstance(loss_scale, LossScale):
+    if loss_scale is None or isinstance(loss_scale, LossScaling):
         return loss_scale
     if loss_scale == "auto":
         return AutomaticLossScale()

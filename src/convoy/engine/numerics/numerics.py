@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 from convoy import keras_bridge
-from convoy.engine.numerics.loss_scale import LossScale, LossScaleState
+from convoy.engine.numerics.loss_scale import LossScaleState, LossScaling
 from convoy.precision import Precision
 from convoy.types import Arrays, Logs
 
@@ -31,12 +31,12 @@ class Settings:
 
     Attributes:
         precision: types of computation and of weights; `None` leaves them to Keras.
-        loss_scale: the loss scale; `None` leaves it to Keras.
+        loss_scaling: how the loss scale is chosen; `None` leaves it to Keras.
         stochastic_rounding: whether the update of 16-bit weights is rounded stochastically.
     """
 
     precision: Precision | None = None
-    loss_scale: LossScale | None = None
+    loss_scaling: LossScaling | None = None
     stochastic_rounding: StochasticRounding = "off"
 
     def __post_init__(self) -> None:
@@ -66,28 +66,28 @@ class Numerics:
     def variables(self) -> list[keras.Variable]:
         """The variables, which checkpoints contain; a saved Keras model does not."""
         settings = self.settings
-        if settings.loss_scale is None and not settings.rounds:
+        if settings.loss_scaling is None and not settings.rounds:
             return []
-        return _make_variables(settings.loss_scale)
+        return _make_variables(settings.loss_scaling)
 
     @property
     def loss_scale_state(self) -> LossScaleState | None:
         """The state of loss scaling as Python numbers; `None` if the strategy has no loss scale."""
-        if self.settings.loss_scale is None:
+        if self.settings.loss_scaling is None:
             return None
         *state, _ = self.variables
         return LossScaleState(*(np.asarray(variable.value).item() for variable in state))
 
     def logs(self, numerics: Arrays) -> Logs:
         """Return the values that training logs in addition to the metrics."""
-        if self.settings.loss_scale is None or not numerics:
+        if self.settings.loss_scaling is None or not numerics:
             return {}
         state, _ = unpack(numerics)
         return {LOSS_SCALE_LOG: state.loss_scale, SKIPPED_LOG: state.skipped}
 
     def loss_scale(self, numerics: Arrays) -> jax.Array | None:
         """Return the current loss scale."""
-        return unpack(numerics)[0].loss_scale if self.settings.loss_scale else None
+        return unpack(numerics)[0].loss_scale if self.settings.loss_scaling else None
 
     def count(self, numerics: Arrays, gradients: Arrays, captured: Arrays) -> Arrays:
         """Add the statistics of the gradients of one micro-batch on one replica.
@@ -99,11 +99,11 @@ class Numerics:
             gradients: gradients of the weights.
             captured: gradients of tensors that a layer captures.
         """
-        loss_scale = self.settings.loss_scale
-        if loss_scale is None:
+        loss_scaling = self.settings.loss_scaling
+        if loss_scaling is None:
             return numerics
         state, key = unpack(numerics)
-        return pack(loss_scale.count(state, loss_scale.select(gradients, captured)), key)
+        return pack(loss_scaling.count(state, loss_scaling.select(gradients, captured)), key)
 
 
 def unpack(numerics: Arrays) -> tuple[LossScaleState, jax.Array]:
@@ -121,13 +121,13 @@ def split_key(key: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jax.random.key_data(carried), use
 
 
-def _make_variables(loss_scale: LossScale | None) -> list[keras.Variable]:
+def _make_variables(loss_scaling: LossScaling | None) -> list[keras.Variable]:
     seed = keras_bridge.random_seed()
     if seed is None:
         seed = int(np.random.SeedSequence().generate_state(1)[0])
     key = jax.random.key_data(jax.random.key(seed, impl=_KEY_TYPE))
     zeros = LossScaleState(*[jnp.zeros(())] * len(LossScaleState._fields))
-    values = pack(loss_scale.begin() if loss_scale else zeros, key)
+    values = pack(loss_scaling.begin() if loss_scaling else zeros, key)
     return [
         keras.Variable(value, dtype=value.dtype.name, trainable=False, name=name)
         for name, value in zip(_VARIABLE_NAMES, values, strict=True)

@@ -47,13 +47,13 @@ def loop(step: Step) -> Callable[[State, PyTree, jax.Array], tuple[State, Logs]]
 
 
 def collect(
-    step: ForwardStep, max_steps: int
+    step: ForwardStep, output_steps: int
 ) -> Callable[[State, PyTree, jax.Array], tuple[State, PyTree]]:
     """Repeat `step` on the device and keep the outputs of every step.
 
     Args:
         step: a forward pass.
-        max_steps: number of steps for which memory is reserved; outputs outside of the span are
+        output_steps: number of steps for which memory is reserved; outputs outside of the span are
             zeros.
     """
 
@@ -73,7 +73,7 @@ def collect(
             )
             return like(new_state, state), kept
 
-        kept = jax.tree.map(lambda leaf: jnp.zeros((max_steps, *leaf.shape), leaf.dtype), shapes)
+        kept = jax.tree.map(lambda leaf: jnp.zeros((output_steps, *leaf.shape), leaf.dtype), shapes)
         return jax.lax.fori_loop(span[0], span[1], body, (state, kept))
 
     return run

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import keras
 from convoy import keras_bridge
-from convoy.engine.numerics.loss_scale import LossScale, all_finite, unscale
+from convoy.engine.numerics.loss_scale import LossScaling, all_finite, unscale
 from convoy.engine.numerics.numerics import Settings, pack, split_key, unpack
 from convoy.engine.numerics.rounding import is_half, round_stochastically
 from convoy.engine.state import State, like
@@ -19,8 +19,8 @@ Apply = Callable[[State, Arrays], State]
 def update(step: GradientStep, optimizer: keras.optimizers.Optimizer, settings: Settings) -> Step:
     """Add a weight update to a step that computes gradients."""
     apply = _rounding(optimizer) if settings.rounds else _plain(optimizer)
-    if settings.loss_scale is not None:
-        apply = _unscaling(apply, settings.loss_scale)
+    if settings.loss_scaling is not None:
+        apply = _unscaling(apply, settings.loss_scaling)
 
     def updating_step(state: State, position: Position) -> tuple[State, Logs]:
         state, gradients, logs = step(state, position)
@@ -39,13 +39,15 @@ def _plain(optimizer: keras.optimizers.Optimizer) -> Apply:
 
 def _rounding(optimizer: keras.optimizers.Optimizer) -> Apply:
     def apply(state: State, gradients: Arrays) -> State:
-        loss_scale, key = unpack(state.numerics)
+        loss_scale_state, key = unpack(state.numerics)
         key, use = split_key(key)
         indices = range(len(state.trainable)), range(len(state.optimizer))
         trainable, own = apply_rounding(
             optimizer, state.optimizer, gradients, state.trainable, use, indices
         )
-        return state._replace(trainable=trainable, optimizer=own, numerics=pack(loss_scale, key))
+        return state._replace(
+            trainable=trainable, optimizer=own, numerics=pack(loss_scale_state, key)
+        )
 
     return apply
 
@@ -82,22 +84,22 @@ def apply_rounding(
     return new, _rounded(new_own, own, jax.random.fold_in(key, 1), indices[1])
 
 
-def _unscaling(apply: Apply, loss_scale: LossScale) -> Apply:
+def _unscaling(apply: Apply, loss_scaling: LossScaling) -> Apply:
     """Divide gradients by the loss scale, and skip the update if one of them has overflowed.
 
     All replicas have the same gradients here, so they make the same decision.
     """
 
     def apply_unscaled(state: State, gradients: Arrays) -> State:
-        scale_state, _ = unpack(state.numerics)
+        loss_scale_state, _ = unpack(state.numerics)
         finite = all_finite(gradients)
         state = jax.lax.cond(
             finite,
-            lambda: like(apply(state, unscale(gradients, scale_state.loss_scale)), state),
+            lambda: like(apply(state, unscale(gradients, loss_scale_state.loss_scale)), state),
             lambda: state,
         )
         _, key = unpack(state.numerics)
-        return state._replace(numerics=pack(loss_scale.decide(scale_state, finite), key))
+        return state._replace(numerics=pack(loss_scaling.decide(loss_scale_state, finite), key))
 
     return apply_unscaled
 

@@ -1,8 +1,8 @@
 """Base classes of training and inference in pipeline stages.
 
-A runner holds the compiled programs of all stages and runs chunks of data; it implements
-`engine.chunk_runner.ModelRunner`. A call is the state of one such run: the values of the variables
-on every replica, and the tensors in transfer between stages.
+A runner holds the compiled programs of all stages and runs chunks of data. A call is the state of
+one such run: the values of the variables on every replica, and the tensors in transfer between
+stages.
 
 Python only dispatches programs and transfers, each one after everything that it depends on. The
 devices execute them asynchronously.
@@ -16,14 +16,13 @@ import jax
 import keras
 import numpy as np
 from convoy import keras_bridge
-from convoy.engine.chunk_runner import Outcome
+from convoy.engine.compiled_runner import CompiledRunner
 from convoy.engine.data.chunks import Chunk
 from convoy.engine.data.local_batch import Fetch, fetcher
 from convoy.engine.data.placement import device_put
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.observer import Observer
-from convoy.engine.program import output_bytes
-from convoy.engine.state import Mode, Variables
+from convoy.engine.state import Mode
 from convoy.pipeline.communication import StageCommunication, TensorShapes, transfer_server
 from convoy.pipeline.config import PipelineConfig
 from convoy.pipeline.device_layout import DeviceLayout, PipelinePlacement, data_position
@@ -40,6 +39,7 @@ from convoy.pipeline.runner.stage_forward import (
 )
 from convoy.pipeline.schedule import Action
 from convoy.pipeline.stages import stage_assignment
+from convoy.pipeline.timeline import Timeline
 from convoy.types import Arrays, Shapes
 
 Program = TypeVar("Program")
@@ -74,15 +74,12 @@ class StagePrograms(NamedTuple, Generic[Program]):
     outputs: Shapes
 
 
-class PipelineRunner(ABC, Generic[Program]):
+class PipelineRunner(CompiledRunner, Generic[Program]):
     """Runs a model in pipeline stages.
 
     Args:
-        model: model in stages.
-        config: configuration of the run.
+        model, config, mode, observer: see `CompiledRunner`.
         pipeline: options of the pipeline.
-        mode: mode of the run.
-        observer: observer of every program.
     """
 
     def __init__(
@@ -93,20 +90,20 @@ class PipelineRunner(ABC, Generic[Program]):
         mode: Mode,
         observer: Observer,
     ) -> None:
-        self.model, self.config, self.pipeline = model, config, pipeline
-        self.mode, self.observer = mode, observer
+        super().__init__(model, config, mode, observer)
+        self.pipeline = pipeline
         self.check_model()
         assert isinstance(config.placement, PipelinePlacement)
         self.placement: PipelinePlacement = config.placement
-        self.variables = Variables(model, mode)
         self.assignment = stage_assignment(model)
         self.schedule = pipeline.schedule_for(model, config.gradient_accumulation)
         self.layout = DeviceLayout(model, self.variables, self.schedule.mapping, self.placement)
         if self.placement.crosses_processes:
             transfer_server()  # all processes open theirs together
         self.metric_results = jax.jit(lambda metrics: keras_bridge.metric_results(model, metrics))
+        self.timeline: Timeline | None = None
+        """The timeline of the last weight update, if it was measured."""
         self._programs: dict[tuple, StagePrograms[Program]] = {}
-        self._running: list[Outcome] = []
 
     def check_model(self) -> None:
         """Raise `ValueError` if the model cannot run in stages."""
@@ -119,36 +116,11 @@ class PipelineRunner(ABC, Generic[Program]):
             )
 
     def still_fits(self) -> bool:
-        """Return whether the model has the variables and stages that the programs were made for."""
-        same_stages = self.assignment == stage_assignment(self.model)
-        return same_stages and self.variables.are_those_of(self.model)
+        return self.assignment == stage_assignment(self.model) and super().still_fits()
 
     def place(self) -> None:
         """Move the variables to the devices of their stages."""
         self.layout.place({})
-
-    def limit_outputs(self, example: Shapes, budget: int, steps_per_execution: int) -> int:
-        """Return how many steps of a prediction may keep their outputs on the devices."""
-        needed = output_bytes(self.model, self.variables.read(), example)
-        return max(1, min(steps_per_execution, budget // max(1, needed)))
-
-    def run(self, chunk: Chunk) -> Outcome:
-        """Run the micro-batches of a chunk; the variables hold the result afterwards.
-
-        Returns:
-            The values of the metrics, or for prediction the outputs as host arrays.
-        """
-        # One earlier call may still be running; more would hold too much data.
-        while len(self._running) > 1:
-            jax.block_until_ready(self._running.pop(0))
-        outcome = self.run_call(chunk)
-        if self.mode != "predict":
-            self._running.append(outcome)
-        return outcome
-
-    @abstractmethod
-    def run_call(self, chunk: Chunk) -> Outcome:
-        """Run a chunk as one device call."""
 
     @abstractmethod
     def make_program(
@@ -165,7 +137,7 @@ class PipelineRunner(ABC, Generic[Program]):
         """Return the programs of all stages for chunks of this kind."""
         # A stage is traced for one shape of its inputs, which may differ between calls of `fit`.
         shapes, structure = jax.tree.flatten(micro_batch_shapes(chunk, replicas=1))
-        key = (chunk.layout, chunk.batch, chunk.sharded, structure, *shapes)
+        key = (chunk.layout, chunk.micro_batch_samples, chunk.sharded, structure, *shapes)
         if key not in self._programs:
             self._programs[key] = self._make_programs(chunk)
         return self._programs[key]
@@ -174,7 +146,7 @@ class PipelineRunner(ABC, Generic[Program]):
         stages = self.layout.stages
         replicas = self.placement.replicas if chunk.sharded else 1
         divisor = self.config.local_batches_in_mean(self.mode, chunk)
-        shards = replicas * self.config.accumulated(self.mode, chunk)
+        shards = replicas * self.config.gradient_accumulation_for(self.mode, chunk)
         transform = with_local_operations(divisor, shards, self.placement.platform)
         fetch = fetcher(chunk, replicas, in_one_program=False)
         functions = [

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from convoy.cpu.dispatch import dummy_work
 from convoy.engine.data.local_batch import Fetch
 from convoy.engine.data.placement import tree_bytes
-from convoy.engine.numerics.loss_scale import LossScale
+from convoy.engine.numerics.loss_scale import LossScaling
 from convoy.jaxpr import Atom, Trace, Values, depending_on, evaluate, needed_for, read
 from convoy.pipeline.runner.stage_forward import Received, StageFunction, StageInputs, Transform
 from convoy.pipeline.stages import has_gradient
@@ -130,19 +130,19 @@ class StageProgram:
     Attributes:
         function: computation of the stage.
         fetch: function that reads a micro-batch at a position.
-        scale: factor of the gradients that are accumulated.
+        gradient_factor: factor of the gradients that are accumulated.
         activation_checkpointing: whether to use activation checkpointing.
         transform: transform under which the function is traced.
-        loss_scale: settings of the loss scale; `None` if the loss is not scaled.
+        loss_scaling: how the loss scale is chosen; `None` if the loss is not scaled.
         program: function that takes each program and its name, and returns the one to call.
     """
 
     function: StageFunction
     fetch: Fetch
-    scale: float
+    gradient_factor: float
     activation_checkpointing: bool
     transform: Transform
-    loss_scale: LossScale | None = None
+    loss_scaling: LossScaling | None = None
     program: Callable[[str, PyTree], PyTree] = lambda _, program: program
 
     def __post_init__(self) -> None:
@@ -264,8 +264,8 @@ class StageProgram:
 
         differentiable = [x for x in received if has_gradient(x)]
         (_, own), pullback, results = jax.vjp(compute, trainable, differentiable, has_aux=True)
-        scale = jnp.ones_like(own) if loss_scale is None else loss_scale
-        return results, *pullback((output_gradients, scale))
+        loss_gradient = jnp.ones_like(own) if loss_scale is None else loss_scale
+        return results, *pullback((output_gradients, loss_gradient))
 
     # Programs.
 
@@ -340,11 +340,13 @@ class StageProgram:
     ) -> tuple[Arrays, GradientCounts]:
         gradients = [read(atom, values) for atom in self._traced.weight_gradients]
         pairs = zip(accumulators, gradients, strict=True)
-        added = [total + gradient.astype(total.dtype) * self.scale for total, gradient in pairs]
-        if self.loss_scale is None:
+        added = [
+            total + gradient.astype(total.dtype) * self.gradient_factor for total, gradient in pairs
+        ]
+        if self.loss_scaling is None:
             return added, counts
-        before = self.loss_scale.begin()._replace(large=counts[0], counted=counts[1])
-        after = self.loss_scale.count(before, self.loss_scale.select(gradients, []))
+        before = self.loss_scaling.begin()._replace(large=counts[0], counted=counts[1])
+        after = self.loss_scaling.count(before, self.loss_scaling.select(gradients, []))
         return added, (after.large, after.counted)
 
 

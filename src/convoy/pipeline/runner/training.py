@@ -58,8 +58,6 @@ class TrainingRunner(PipelineRunner[StageProgram]):
         self.advance = make_advance(self.numerics.settings)
         self.serialized = False
         """Whether a timeline is measured with one action at a time."""
-        self.timeline: Timeline | None = None
-        """The timeline of the last weight update, if it was measured."""
 
     def check_model(self) -> None:
         super().check_model()
@@ -140,11 +138,11 @@ class TrainingRunner(PipelineRunner[StageProgram]):
         return StageProgram(
             function,
             fetch,
-            1 / self.config.accumulated("train", chunk) if averages else 1,
+            1 / self.config.gradient_accumulation_for("train", chunk) if averages else 1,
             activation_checkpointing=self.pipeline.activation_checkpointing
             and number != self.layout.last,
             transform=transform,
-            loss_scale=self.numerics.settings.loss_scale,
+            loss_scaling=self.numerics.settings.loss_scaling,
             program=lambda kind, program: self.observer.program(f"stage {number} {kind}", program),
         )
 
@@ -203,10 +201,10 @@ class TrainingCall(PipelineCall):
     def run(self, make_recorder: Callable[[], TimelineRecorder] | None = None) -> None:
         """Dispatch all weight updates, and measure the timeline of the last one if requested."""
         order = [event.action for event in simulate(self.schedule).events]
-        count = self.schedule.micro_batches
-        updates = self.chunk.micro_batches // count
+        micro_batches = self.schedule.micro_batches
+        updates = self.chunk.micro_batches // micro_batches
         for update in range(updates):
-            self.first = update * count
+            self.first = update * micro_batches
             self.communication = StageCommunication(self.layout, self.shapes)
             is_last = update == updates - 1
             recorder = make_recorder() if make_recorder is not None and is_last else None

@@ -166,11 +166,11 @@ def make_advance(settings: Settings) -> Callable[[Arrays, Arrays, Arrays, Arrays
             finite &= one
         if settings.rounds:
             key = jnp.where(finite, split_key(key)[0], key)
-        if settings.loss_scale is not None:
+        if settings.loss_scaling is not None:
             state = state._replace(
                 large=sum(large, state.large), counted=sum(counted, state.counted)
             )
-            state = settings.loss_scale.decide(state, finite)
+            state = settings.loss_scaling.decide(state, finite)
         return pack(state, key)
 
     return jax.jit(advance)
@@ -224,7 +224,7 @@ class PipelineUpdate:
     def _begin_counting(self) -> None:
         """Copy the loss scale to all devices, and set the counts of large gradients to zero."""
         layout = self.layout
-        scaled = self.numerics.settings.loss_scale is not None
+        scaled = self.numerics.settings.loss_scaling is not None
         loss_scale = self.numerics.loss_scale(self.values)
         self._loss_scales = (
             {rank: group.put(loss_scale) for rank, group in layout.local_groups}
