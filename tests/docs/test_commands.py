@@ -5,7 +5,8 @@ import re
 from importlib.util import find_spec
 
 import pytest
-from convoy.cli.train import parse
+from convoy.cli.train import make_parser, parse
+from convoy.train.graphcore_flags import GraphcoreOptions
 from convoy.train.run_settings import check_options, make_run_settings
 from convoy_command import cli
 
@@ -91,7 +92,10 @@ def check_python(words, folder, whole):
         for word in words[1:]:
             assert not word.endswith(".yaml") or (script.parent / word).is_file(), word
     elif script.name == "train.py" and script.parent.name == "cnns":
-        check_convoy(["train", *words[1:]], folder, whole)
+        if whole:
+            make_run_settings(parse(words[1:], "train.py", schema=GraphcoreOptions))
+        else:
+            check_flags(words, option_strings(make_parser("train.py", GraphcoreOptions)))
     else:
         source = "\n".join(file.read_text() for file in script.parent.rglob("*.py"))
         for flag in flags(words):

@@ -1,15 +1,17 @@
-"""The order of device calls, transfers and callbacks in an epoch."""
+"""The order of device calls, transfers and callbacks in an epoch, and Ctrl-C between them."""
 
+import signal
+
+import convoy
+import keras
+import numpy as np
 import pytest
+from convoy import keras_bridge
 from convoy.engine.data.chunks import Chunk
-from convoy.engine.epoch import StepFunctions, callbacks_per_execution, run_epoch
+from convoy.engine.epoch import StepFunctions, Uninterrupted, callbacks_per_execution, run_epoch
 from convoy.engine.observer import EpochCallbacks
+from convoy.engine.program import WholeModelRunner
 from convoy.engine.steps_per_execution import StepsPerExecution
-
-
-@pytest.fixture(autouse=True)
-def fresh_start():
-    """Nothing here makes a layer, so nothing has to be cleared."""
 
 
 class Recorded:
@@ -35,13 +37,16 @@ class Recorded:
         self.events.append(f"run {chunk.steps}")
         return chunk.steps
 
-    def epoch(self, steps_per_execution, is_stopped=lambda: False, **options):
-        callbacks = EpochCallbacks(
-            lambda step: self.events.append(f"begin {step}"),
-            lambda step, outcomes: self.events.append(f"end {step} {outcomes}"),
-        )
+    def epoch(self, steps_per_execution, stops=False, **options):
+        def begin(step):
+            self.events.append(f"begin {step}")
+
+        def end(step, outcomes):
+            self.events.append(f"end {step} {outcomes}")
+            return stops
+
         steps = StepsPerExecution(steps_per_execution)
-        return run_epoch(self, self, callbacks, steps, is_stopped, **options)
+        return run_epoch(self, self, EpochCallbacks(begin, end), steps, **options)
 
 
 def test_the_next_data_is_prefetched_while_the_device_computes():
@@ -69,7 +74,7 @@ def test_device_calls_are_limited_apart_from_callbacks():
 
 def test_a_stop_ends_the_epoch_after_its_callbacks():
     recorded = Recorded(4)
-    assert recorded.epoch(1, is_stopped=lambda: True) == 1
+    assert recorded.epoch(1, stops=True) == 1
     assert recorded.events == ["begin 0", "run 1", "prefetch 1", "end 0 [1]"]
 
 
@@ -94,7 +99,7 @@ def test_a_short_last_execution_has_the_batch_number_of_a_complete_one(
     functions = StepFunctions(
         begin=lambda step: None,
         batch_end=lambda step, outcome: found.append((step, outcome)),
-        end=lambda step, outcomes: None,
+        end=lambda step, outcomes: False,
     )
     steps = StepsPerExecution(steps_per_execution)
     callbacks = callbacks_per_execution(functions, steps, join=sum)
@@ -102,3 +107,75 @@ def test_a_short_last_execution_has_the_batch_number_of_a_complete_one(
         callbacks.begin(first)
         callbacks.end(last, outcomes)
     assert found == [(numbers[0], 4), (numbers[1], 1)]
+
+
+@pytest.fixture
+def heeds_ctrl_c():
+    """What a shell starts in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def interrupt():
+    signal.raise_signal(signal.SIGINT)
+
+
+def uninterrupted(seen, interrupts, error=None):
+    with Uninterrupted():
+        for _ in range(interrupts):
+            interrupt()
+        if error is not None:
+            raise error
+        seen.append("went on")
+
+
+def test_an_interrupt_waits_for_the_end_of_the_block(heeds_ctrl_c):
+    seen = []
+    with pytest.raises(KeyboardInterrupt):
+        uninterrupted(seen, 1)
+    assert seen == ["went on"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_interrupt_does_not_wait(heeds_ctrl_c):
+    seen = []
+    with pytest.raises(KeyboardInterrupt):
+        uninterrupted(seen, 2)
+    assert seen == []
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_error_in_the_block_comes_before_an_interrupt(heeds_ctrl_c):
+    with pytest.raises(ValueError, match="mine"):
+        uninterrupted([], 1, ValueError("mine"))
+
+
+def test_ctrl_c_after_a_device_call_leaves_the_outcome_in_the_model(heeds_ctrl_c, monkeypatch):
+    """The values were given to the device call, and its outcome is not in the model yet."""
+    with convoy.Strategy(devices=1).scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    x, y = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
+    model.fit(x, y, batch_size=4, verbose=0)
+    before = model.get_weights()
+
+    run_program = WholeModelRunner._program
+
+    def interrupted_program(self, chunk):
+        program = run_program(self, chunk)
+
+        def then_interrupt(*args):
+            outcome = program.run(*args)
+            interrupt()
+            return outcome
+
+        return program._replace(run=then_interrupt)
+
+    monkeypatch.setattr(WholeModelRunner, "_program", interrupted_program)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(x, y, batch_size=4, verbose=0)
+    monkeypatch.undo()
+    assert not any(value.is_deleted() for value in keras_bridge.values(model.variables))
+    assert int(model.optimizer.iterations.value) == 2
+    assert any((a != b).any() for a, b in zip(before, model.get_weights(), strict=True))

@@ -26,13 +26,15 @@ def test_an_epoch_must_not_end_inside_of_a_weight_update():
 
 
 def test_data_for_less_than_a_weight_update_is_refused():
-    message = r"40 samples, fewer .* batch_size 2 x 4 replicas x 8 accumulated = 64"
+    message = r"40 samples, fewer .* batch_size 2 x 4 replicas x gradient_accumulation=8 = 64"
     with pytest.raises(ValueError, match=message):
         fit(devices=4, gradient_accumulation=8)
 
 
 def test_a_global_batch_that_does_not_divide_is_refused():
-    message = r"batch_size=10 .* 2 replicas x 4 accumulated = 8 micro-batches.* for example 16"
+    message = (
+        r"batch_size=10 .* 2 replicas x gradient_accumulation=4 = 8 micro-batches.* for example 16"
+    )
     with pytest.raises(ValueError, match=message):
         fit(devices=2, gradient_accumulation=4, batch="global", fit={"batch_size": 10})
 

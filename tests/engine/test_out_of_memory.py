@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from convoy.engine.data.placement import Placement
 from convoy.engine.execution_config import ExecutionConfig
-from convoy.engine.out_of_memory import DeviceMemoryError, explained, memory_advice
+from convoy.engine.out_of_memory import DeviceMemoryError, explain, memory_advice
 from keras import layers
 
 CONFIG = ExecutionConfig(Placement(None))
@@ -48,27 +48,20 @@ def test_the_error_of_a_device_is_one_line_with_what_to_change(method):
     ],
 )
 def test_the_size_is_read_from_the_message_of_xla(message, size):
-    with (
-        pytest.raises(DeviceMemoryError, match=f", where {size} were requested"),
-        explained("fit", "net", CONFIG),
-    ):
-        raise jax.errors.JaxRuntimeError(f"RESOURCE_EXHAUSTED: {message}")
+    error = jax.errors.JaxRuntimeError(f"RESOURCE_EXHAUSTED: {message}")
+    assert f", where {size} were requested" in str(explain(error, "fit", "net", CONFIG))
 
 
 def test_a_message_without_a_size_is_explained_as_well():
-    with (
-        pytest.raises(DeviceMemoryError, match=r"in evaluate\(\) of 'net'\. Use one of these"),
-        explained("evaluate", "net", CONFIG),
-    ):
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Failed to load the program.")
+    error = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Failed to load the program.")
+    explained = explain(error, "evaluate", "net", CONFIG)
+    assert isinstance(explained, DeviceMemoryError)
+    assert "in evaluate() of 'net'. Use one of these" in str(explained)
 
 
 def test_other_errors_pass():
-    with (
-        pytest.raises(jax.errors.JaxRuntimeError, match="something else"),
-        explained("fit", "net", CONFIG),
-    ):
-        raise jax.errors.JaxRuntimeError("INTERNAL: something else")
+    error = jax.errors.JaxRuntimeError("INTERNAL: something else")
+    assert explain(error, "fit", "net", CONFIG) is None
 
 
 def test_only_changes_that_are_left_are_advised():

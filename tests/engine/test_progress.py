@@ -1,5 +1,6 @@
 """Progress from inside of long device calls: their lengths, and what is reported."""
 
+import contextlib
 import threading
 
 import convoy
@@ -9,8 +10,6 @@ import pytest
 from convoy.engine import progress
 from convoy.engine.program import WholeModelRunner
 from convoy.engine.progress import RunLengths
-
-LARGE = progress.SMALL_WORK
 
 
 class Seen:
@@ -31,24 +30,20 @@ def lengths_of(steps, step_seconds, *, is_block=False):
     lengths.note(60.0)
     lengths.note(step_seconds)
     while left:
-        found.append(lengths.next(steps, left, LARGE, is_block=is_block))
+        found.append(lengths.next(steps, left, is_block=is_block))
         left -= found[-1]
     return found
 
 
 def test_the_first_two_calls_have_one_step_and_give_the_speed():
     lengths = RunLengths()
-    assert lengths.next(100, 100, LARGE, is_block=False) == 1
+    assert lengths.next(100, 100, is_block=False) == 1
     lengths.note(60.0)
     assert not lengths.is_measured()
-    assert lengths.next(100, 99, LARGE, is_block=False) == 1
+    assert lengths.next(100, 99, is_block=False) == 1
     lengths.note(0.1)
     assert lengths.is_measured()
-    assert lengths.next(100, 98, LARGE, is_block=False) == 10
-
-
-def test_work_that_cannot_take_long_is_one_call():
-    assert RunLengths().next(100, 100, LARGE - 1, is_block=False) == 100
+    assert lengths.next(100, 98, is_block=False) == 10
 
 
 def test_a_call_takes_about_a_second_and_none_is_short():
@@ -88,7 +83,7 @@ def data(samples=48):
 @pytest.mark.parametrize("settings", [{}, {"data_budget": 0}, {"gradient_accumulation": 2}])
 def test_a_divided_call_has_the_same_result(make, monkeypatch, settings):
     divided = make(**settings).fit(*data(), batch_size=2, epochs=2, verbose=0).history
-    monkeypatch.setattr(progress, "SMALL_WORK", LARGE)
+    monkeypatch.setattr(progress, "SMALL_WORK", 10_000_000)
     whole = make(**settings).fit(*data(), batch_size=2, epochs=2, verbose=0).history
     assert divided == whole
 
@@ -130,8 +125,28 @@ def test_keras_progress_bar_shows_the_steps_of_a_running_call(make, capsys):
 def test_a_long_compilation_is_noted(monkeypatch):
     monkeypatch.setattr(progress, "RUN_SECONDS", 0.0)
     seen = Seen()
-    with progress.reported_to(seen):
-        with progress.compiling(False):
-            assert not seen.compiled.is_set()
-        with progress.compiling(True):
-            assert seen.compiled.wait(60)
+    with progress.reported_to(seen), progress.compiling():
+        assert seen.compiled.wait(60)
+
+
+def test_only_programs_that_are_new_are_noted_as_compiled(make, monkeypatch):
+    compiled = []
+
+    @contextlib.contextmanager
+    def count():
+        compiled.append("program")
+        yield
+
+    monkeypatch.setattr(progress, "compiling", count)
+    model = make()
+    model.fit(*data(48), batch_size=2, verbose=0)
+    model.fit(*data(48), batch_size=2, verbose=0)
+    assert len(compiled) == 1
+    model.fit(*data(32), batch_size=2, verbose=0)
+    assert len(compiled) == 2
+
+
+def test_work_that_cannot_take_long_is_one_run(make, monkeypatch):
+    monkeypatch.setattr(progress, "SMALL_WORK", 1_000_000)
+    monkeypatch.setattr(RunLengths, "next", lambda *_, **__: pytest.fail("was divided"))
+    make().fit(*data(), batch_size=2, verbose=0)

@@ -60,11 +60,3 @@ class ModelRunner(ChunkRunner, Protocol):
             max_steps: maximum number of steps that are requested.
         """
         ...
-
-    def device_steps(self, chunk: Chunk) -> int:
-        """Return the steps of the device loop for a chunk.
-
-        They are weight updates in training, and micro-batches otherwise. `Chunk.steps` counts the
-        user's steps instead.
-        """
-        ...

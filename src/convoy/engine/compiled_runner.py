@@ -40,6 +40,7 @@ class CompiledRunner(ABC):
         self.output_steps = 1
         """Steps whose outputs one device call can hold; prediction only."""
         self._output_bytes: dict[tuple, int] = {}
+        self._compiled_kinds: set[tuple] = set()
         self._in_flight: deque[Outcome] = deque()
 
     def run(self, chunk: Chunk) -> Outcome:
@@ -53,7 +54,14 @@ class CompiledRunner(ABC):
             earlier = self._in_flight.popleft()
             progress.follow(earlier)
             jax.block_until_ready(earlier)
-        outcome = self.run_call(chunk)
+        shapes = [leaf.shape for leaf in jax.tree.leaves(chunk.source)]
+        kind = (chunk.layout, chunk.micro_batch_samples, chunk.sharded, *shapes)
+        if kind in self._compiled_kinds:
+            outcome = self.run_call(chunk)
+        else:
+            with progress.compiling():
+                outcome = self.run_call(chunk)
+            self._compiled_kinds.add(kind)
         if self.mode != "predict":  # whose outputs are on the host already
             self._in_flight.append(outcome)
         return outcome
@@ -79,10 +87,6 @@ class CompiledRunner(ABC):
         fitting = budget // max(1, self._output_bytes[key])
         self.output_steps = max(1, min(max_steps, fitting))
         return self.output_steps
-
-    def device_steps(self, chunk: Chunk) -> int:
-        """Return the steps of the device loop for a chunk."""
-        return chunk.micro_batches // self.config.gradient_accumulation_for(self.mode, chunk)
 
 
 def output_bytes(model: keras.Model, state: State, example: Shapes) -> int:

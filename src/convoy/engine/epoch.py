@@ -1,13 +1,15 @@
 """One epoch on the host: device calls, the transfer of data for the next ones, and callbacks."""
 
+import signal
+import threading
 import time
 from collections.abc import Callable
+from types import FrameType, TracebackType
 from typing import NamedTuple
 
 from convoy.engine import progress
 from convoy.engine.chunk_runner import ChunkRunner, Outcome
 from convoy.engine.data.chunks import Feed
-from convoy.engine.interrupts import Uninterrupted
 from convoy.engine.observer import EpochCallbacks
 from convoy.engine.steps_per_execution import StepsPerExecution
 
@@ -29,12 +31,12 @@ class StepFunctions(NamedTuple):
         begin: a callback; takes the number of the first step.
         batch_end: a callback; takes the number of the last step, and the outcome.
         end: called after the callbacks; takes the number of the last step, and the outcome of every
-            device call.
+            device call; returns whether the run stops.
     """
 
     begin: Callable[[int], None]
     batch_end: Callable[[int, Outcome], None]
-    end: Callable[[int, list[Outcome]], None]
+    end: Callable[[int, list[Outcome]], bool]
 
 
 def callbacks_per_execution(
@@ -56,11 +58,11 @@ def callbacks_per_execution(
         last_of_execution = step + steps_per_execution.value - 1
         functions.begin(step)
 
-    def end(step: int, outcomes: list[Outcome]) -> None:
+    def end(step: int, outcomes: list[Outcome]) -> bool:
         # Keras counts a short last execution as a complete one.
         last = step if steps_per_execution.automatic else last_of_execution
         functions.batch_end(last, join(outcomes))
-        functions.end(step, outcomes)
+        return functions.end(step, outcomes)
 
     return EpochCallbacks(begin, end)
 
@@ -70,7 +72,6 @@ def run_epoch(
     runner: ChunkRunner,
     callbacks: EpochCallbacks,
     steps_per_execution: StepsPerExecution,
-    is_stopped: Callable[[], bool],
     done: int = 0,
     max_steps: int | None = None,
 ) -> int:
@@ -81,7 +82,6 @@ def run_epoch(
         runner: runs its chunks.
         callbacks: called before and after `steps_per_execution` steps.
         steps_per_execution: steps between callbacks.
-        is_stopped: returns whether a callback has stopped the run.
         done: steps of the epoch that are done.
         max_steps: maximum number of steps in one device call.
 
@@ -105,7 +105,7 @@ def run_epoch(
         left = steps
         outcomes: list[Outcome] = []
         while chunk is not None:
-            with uninterrupted, progress.compiling(is_first and not outcomes):
+            with uninterrupted:
                 outcomes.append(runner.run(chunk))
             left -= chunk.steps
             following = left or steps
@@ -115,6 +115,42 @@ def run_epoch(
         if steps_per_execution.automatic:
             steps_per_execution.adapt(steps - left, outcomes, start)
         progress.follow()
-        callbacks.end(done - 1, outcomes)
-        if is_stopped():
+        if callbacks.end(done - 1, outcomes):
             return done
+
+
+class Uninterrupted:
+    """A context that delays Ctrl-C until the end of the block; a second one takes effect at once.
+
+    A device call takes the values of the variables away and returns new ones. An exception in
+    between would leave the model without weights.
+    """
+
+    def __init__(self) -> None:
+        self._is_pending = False
+        self._previous: Callable[[int, FrameType | None], object] | None = None
+
+    def __enter__(self) -> None:
+        self._is_pending = False
+        self._previous = None
+        handler = signal.getsignal(signal.SIGINT)
+        if callable(handler) and threading.current_thread() is threading.main_thread():
+            self._previous = handler
+            signal.signal(signal.SIGINT, self._postpone)
+
+    def _postpone(self, number: int, frame: FrameType | None) -> None:
+        if self._is_pending and self._previous is not None:
+            self._previous(number, frame)
+        self._is_pending = True
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._previous is None:
+            return
+        signal.signal(signal.SIGINT, self._previous)
+        if self._is_pending and error is None:
+            self._previous(signal.SIGINT, None)

@@ -115,6 +115,14 @@ class ExecutionConfig:
         """Return the gradient accumulation of a chunk, which is 1 unless in training."""
         return self.gradient_accumulation if mode == "train" and chunk.sharded else 1
 
+    def device_steps(self, mode: Mode, chunk: Chunk) -> int:
+        """Return the steps of the device loop for a chunk.
+
+        They are weight updates in training, and micro-batches otherwise. `Chunk.steps` counts the
+        user's steps instead.
+        """
+        return chunk.micro_batches // self.gradient_accumulation_for(mode, chunk)
+
     def local_batches_in_mean(self, mode: Mode, chunk: Chunk) -> int:
         """Return the number of local batches over which losses and gradients are averaged."""
         replicas = self.replicas if chunk.sharded and self.reduction == "mean" else 1

@@ -8,7 +8,6 @@ from convoy import distributed, keras_bridge, user_warnings
 from convoy.engine.checkpointer import Resumption, RunState, find_checkpointer, resume
 from convoy.engine.chunk_runner import Outcome
 from convoy.engine.data.chunks import Feed
-from convoy.engine.epoch import StepFunctions
 from convoy.engine.run import HostLoop
 from convoy.engine.steps_per_execution import StepsPerExecution
 from convoy.types import Logs
@@ -95,7 +94,7 @@ class Fit:
 
     def _train(self, run_state: RunState, resumption: Resumption | None) -> Logs:
         """Run the training steps of an epoch, and return its logs."""
-        callbacks, checkpointer = self.callbacks, self.checkpointer
+        checkpointer = self.checkpointer
         resumed = 0
         if resumption is None:
             self.feed.begin_epoch()
@@ -105,23 +104,18 @@ class Fit:
             resumed = self.feed.seek(resumption.position)
             run_state.step = resumed
 
-        def end(step: int, outcomes: list[Outcome]) -> None:
+        def end(step: int, outcomes: list[Outcome]) -> bool:
             run_state.total += step + 1 - run_state.step
             run_state.step, run_state.logs = step + 1, outcomes[-1]
             if checkpointer is not None:
                 checkpointer.save_if_due(run_state)
+            return self.model.stop_training
 
         if resumed and self.model.stop_training:
             return dict(run_state.logs)
-        with self.loop.shown_by(callbacks, "train"):
-            steps = self.loop.run_epoch(
-                "train",
-                self.feed,
-                self.steps_per_execution,
-                StepFunctions(callbacks.on_train_batch_begin, callbacks.on_train_batch_end, end),
-                lambda: self.model.stop_training,
-                done=resumed,
-            )
+        steps = self.loop.run_epoch(
+            "train", self.feed, self.steps_per_execution, self.callbacks, end, done=resumed
+        )
         if not steps:
             return self._end_without_data(run_state.epoch)
         return self.loop.epoch_logs("train", run_state.logs)

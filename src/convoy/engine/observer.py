@@ -25,11 +25,12 @@ class EpochCallbacks(NamedTuple):
 
     Attributes:
         begin: takes the number of the first step.
-        end: takes the number of the last step, and the outcome of every device call.
+        end: takes the number of the last step, and the outcome of every device call; returns
+            whether the run stops.
     """
 
     begin: Callable[[int], None]
-    end: Callable[[int, list[Outcome]], None]
+    end: Callable[[int, list[Outcome]], bool]
 
 
 class Observer:

@@ -1,8 +1,6 @@
 """The error of a device that runs out of memory, with suggestions that reduce the memory."""
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import jax
 from convoy.engine.execution_config import ExecutionConfig
@@ -18,28 +16,24 @@ class DeviceMemoryError(MemoryError):
     """A run that does not fit into the memory of a device."""
 
 
-@contextmanager
-def explained(method: str, name: str, config: ExecutionConfig) -> Iterator[None]:
-    """Turn an out-of-memory error of a device into one line with suggestions.
+def explain(
+    error: jax.errors.JaxRuntimeError, method: str, name: str, config: ExecutionConfig
+) -> DeviceMemoryError | None:
+    """Return an error with suggestions if a device ran out of memory; `None` for other errors.
 
     Args:
+        error: the error.
         method: the method of the model that was called.
         name: the name of the model.
         config: the configuration of the run.
-
-    Raises:
-        DeviceMemoryError: if a device has run out of memory in the block.
     """
-    try:
-        yield
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        changes = "; ".join(memory_advice(method, config))
-        raise DeviceMemoryError(
-            f"A device ran out of memory in {method}() of {name!r}{_request(str(error))}. Use one "
-            f"of these: {changes}."
-        ) from None
+    if "RESOURCE_EXHAUSTED" not in str(error):
+        return None
+    changes = "; ".join(memory_advice(method, config))
+    return DeviceMemoryError(
+        f"A device ran out of memory in {method}() of {name!r}{_request(str(error))}. Use one of "
+        f"these: {changes}."
+    )
 
 
 def memory_advice(method: str, config: ExecutionConfig) -> list[str]:

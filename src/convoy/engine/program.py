@@ -96,25 +96,24 @@ class WholeModelRunner(CompiledRunner):
     def _run_calls(
         self, program: _Program, constants: Arrays, changing: State, chunk: Chunk
     ) -> tuple[State, Outcome]:
-        """Run the steps of a chunk, in one device call or, if they take long, in several.
+        """Run the program for the steps of a chunk, once or, if they take long, several times.
 
         Returns:
-            The new state, and the outcome of the last call.
+            The new state, and the outcome of the last run.
         """
-        device_steps = self.device_steps(chunk)
-        # The outcome of a prediction is the outputs of all steps, so its last run is not enough.
-        is_divided = self.mode != "predict"
+        device_steps = self.config.device_steps(self.mode, chunk)
         work = chunk.micro_batch_samples * chunk.micro_batches * self._parameters
+        # The outcome of a prediction is the outputs of all steps, so its last run is not enough.
+        if self.mode == "predict" or device_steps == 1 or work < progress.SMALL_WORK:
+            span = np.array((0, device_steps), np.int32)
+            return program.run(constants, changing, chunk.source, span)
         # Progress counts the micro-batches of the replicas in this process.
         per_step = chunk.micro_batches // device_steps * self.composition.replicas(chunk)
         per_step = max(1, per_step // distributed.count())
+        is_block = chunk.layout == "block"
         done = 0
         while True:
-            length = device_steps
-            if is_divided:
-                is_block = chunk.layout == "block"
-                left = device_steps - done
-                length = program.lengths.next(device_steps, left, work, is_block=is_block)
+            length = program.lengths.next(device_steps, device_steps - done, is_block=is_block)
             began, span = time.perf_counter(), np.array((done, done + length), np.int32)
             changing, outcome = program.run(constants, changing, chunk.source, span)
             done += length

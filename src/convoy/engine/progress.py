@@ -88,13 +88,9 @@ def follow(until: Outcome | None = None) -> None:
 
 
 @contextlib.contextmanager
-def compiling(expected: bool) -> Iterator[None]:
-    """Notify the listeners if the block takes long, because programs are compiled.
-
-    Args:
-        expected: whether the block may compile programs.
-    """
-    if not (_listeners and expected):
+def compiling() -> Iterator[None]:
+    """Notify the listeners if the block, which compiles programs, takes long."""
+    if not _listeners:
         yield
         return
 
@@ -125,17 +121,16 @@ class RunLengths:
     def is_measured(self) -> bool:
         return self._step_seconds is not None
 
-    def next(self, steps: int, left: int, work: int, *, is_block: bool) -> int:
+    def next(self, steps: int, left: int, *, is_block: bool) -> int:
         """Return the number of steps in the next run.
 
         Args:
             steps: steps of the chunk.
             left: steps of the chunk that are not dispatched.
-            work: samples of the chunk, times parameters of the model.
             is_block: whether the chunk is a block of streamed data.
         """
         if self._step_seconds is None:
-            return left if steps <= 2 or work < SMALL_WORK else 1
+            return 1
         seconds = RUN_SECONDS
         if is_block:
             seconds = max(seconds, steps * self._step_seconds / MAX_RUNS_OF_BLOCK)

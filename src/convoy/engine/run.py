@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from typing import Literal
 
 import jax
@@ -16,9 +17,13 @@ from convoy.engine.chunk_runner import Outcome
 from convoy.engine.data.chunks import Feed
 from convoy.engine.data.input import Budget
 from convoy.engine.data.streamed import block_chunk
-from convoy.engine.epoch import StepFunctions, callbacks_per_execution, run_epoch
+from convoy.engine.epoch import (
+    StepFunctions,
+    Uninterrupted,
+    callbacks_per_execution,
+    run_epoch,
+)
 from convoy.engine.execution_config import ExecutionConfig
-from convoy.engine.interrupts import Uninterrupted
 from convoy.engine.observer import NULL_OBSERVER, EpochCallbacks, Observer
 from convoy.engine.runner_cache import RunnerCache
 from convoy.engine.state import Mode
@@ -73,7 +78,7 @@ class HostLoop:
             requested = "auto"
         return StepsPerExecution(requested, self.current.divisions[mode].steps_per_update)
 
-    def shown_by(
+    def _shown_by(
         self, callbacks: keras.callbacks.CallbackList, mode: Mode
     ) -> contextlib.AbstractContextManager[None]:
         """Show the progress of device calls in Keras's progress bar, if there is one."""
@@ -106,20 +111,14 @@ class HostLoop:
         model.reset_metrics()
         logs: Logs = {}
 
-        def end(step: int, outcomes: list[Outcome]) -> None:
+        def end(step: int, outcomes: list[Outcome]) -> bool:
             nonlocal logs
             del step
             logs = outcomes[-1]
+            return model.stop_evaluating or is_preempted()
 
         feed.begin_epoch()
-        with self.shown_by(callbacks, "evaluate"):
-            self.run_epoch(
-                "evaluate",
-                feed,
-                steps_per_execution,
-                StepFunctions(callbacks.on_test_batch_begin, callbacks.on_test_batch_end, end),
-                lambda: model.stop_evaluating or is_preempted(),
-            )
+        self.run_epoch("evaluate", feed, steps_per_execution, callbacks, end)
         values = keras_bridge.python_logs(self.epoch_logs("evaluate", logs))
         callbacks.on_test_end(values)
         return values
@@ -145,21 +144,12 @@ class HostLoop:
             example, budget.left // OUTPUT_FRACTION, min(max_steps, feed.steps or max_steps)
         )
 
-        def on_batch_end(step: int, outputs: PyTree) -> None:
-            callbacks.on_predict_batch_end(step, {"outputs": outputs})
-
-        def end(step: int, outcomes: list[Outcome]) -> None:
+        def end(step: int, outcomes: list[Outcome]) -> bool:
             del step
             outputs.append(_concatenate(outcomes))
+            return model.stop_predicting
 
-        self.run_epoch(
-            "predict",
-            feed,
-            steps_per_execution,
-            StepFunctions(callbacks.on_predict_batch_begin, on_batch_end, end),
-            lambda: model.stop_predicting,
-            max_steps=max_steps,
-        )
+        self.run_epoch("predict", feed, steps_per_execution, callbacks, end, max_steps=max_steps)
         callbacks.on_predict_end()
         return _writable(_concatenate(outputs))
 
@@ -168,8 +158,8 @@ class HostLoop:
         mode: Mode,
         feed: Feed,
         steps_per_execution: StepsPerExecution,
-        functions: StepFunctions,
-        is_stopped: Callable[[], bool],
+        callbacks: keras.callbacks.CallbackList,
+        end: Callable[[int, list[Outcome]], bool],
         *,
         done: int = 0,
         max_steps: int | None = None,
@@ -180,8 +170,8 @@ class HostLoop:
             mode: the mode of the run.
             feed: its data.
             steps_per_execution: steps between callbacks.
-            functions: callbacks, and a function that is called after them.
-            is_stopped: returns whether a callback has stopped the run.
+            callbacks: the callbacks.
+            end: called after the callbacks; see `StepFunctions`.
             done: steps of the epoch that are done.
             max_steps: maximum number of steps in one device call, if it is smaller than
                 `steps_per_execution`.
@@ -190,33 +180,29 @@ class HostLoop:
             The number of the epoch's steps that are done.
         """
         model_runner = self.runners.get(mode)
+        functions = _step_functions(mode, callbacks, end)
+        # The last logs include the earlier steps of the epoch.
+        join = _concatenate if mode == "predict" else itemgetter(-1)
         if not self.asynchronous_callbacks:
-            join = _concatenate if mode == "predict" else _last
-            callbacks = callbacks_per_execution(functions, steps_per_execution, join)
-            runner, feed, callbacks = self.observer.epoch(mode, model_runner, feed, callbacks)
-            return run_epoch(
-                feed, runner, callbacks, steps_per_execution, is_stopped, done, max_steps
-            )
+            called = callbacks_per_execution(functions, steps_per_execution, join)
+            runner, feed, called = self.observer.epoch(mode, model_runner, feed, called)
+            with self._shown_by(callbacks, mode):
+                return run_epoch(feed, runner, called, steps_per_execution, done, max_steps)
         split = partial(_rows_by_replica if mode == "predict" else _repeated, self.current.replicas)
         with AsyncCallbacks(functions.begin, functions.batch_end, split) as thread:
 
-            def wait_and_end(step: int, outcomes: list[Outcome]) -> None:
+            def wait_and_end(step: int, outcomes: list[Outcome]) -> bool:
                 thread.wait()
-                functions.end(step, outcomes)
+                return end(step, outcomes)
 
-            callbacks = EpochCallbacks(thread.start_at, wait_and_end)
-            runner, feed, callbacks = self.observer.epoch(mode, model_runner, feed, callbacks)
+            called = EpochCallbacks(thread.start_at, wait_and_end)
+            runner, feed, called = self.observer.epoch(mode, model_runner, feed, called)
             # One weight update per device call; the next one is already queued on the devices.
             max_steps = self.current.divisions[mode].steps_per_update
-            return run_epoch(
-                feed,
-                thread.wrap(runner),
-                callbacks,
-                steps_per_execution,
-                is_stopped,
-                done,
-                max_steps,
-            )
+            with self._shown_by(callbacks, mode):
+                return run_epoch(
+                    feed, thread.wrap(runner), called, steps_per_execution, done, max_steps
+                )
 
     def run_once(self, mode: Mode, batch: Batch) -> Outcome:
         """Run one step on one batch, as `train_on_batch` and the like do.
@@ -233,9 +219,18 @@ class HostLoop:
         return _writable(outcome) if mode == "predict" else outcome
 
 
-def _last(logs: list[Logs]) -> Logs:
-    """Return the last logs, which include the earlier steps of the epoch."""
-    return logs[-1]
+def _step_functions(
+    mode: Mode, callbacks: keras.callbacks.CallbackList, end: Callable[[int, list[Outcome]], bool]
+) -> StepFunctions:
+    if mode == "train":
+        return StepFunctions(callbacks.on_train_batch_begin, callbacks.on_train_batch_end, end)
+    if mode == "evaluate":
+        return StepFunctions(callbacks.on_test_batch_begin, callbacks.on_test_batch_end, end)
+
+    def batch_end(step: int, outputs: PyTree) -> None:
+        callbacks.on_predict_batch_end(step, {"outputs": outputs})
+
+    return StepFunctions(callbacks.on_predict_batch_begin, batch_end, end)
 
 
 def _repeated(replicas: int, logs: Logs) -> list[Logs]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self, cast
+from typing import Any, Protocol, Self, TypeVar, cast
 
 import jax
 import keras
@@ -33,6 +33,8 @@ from convoy.report.observed import ObservedFeed, ObservedProgram
 from convoy.report.program_analysis import analyze
 from convoy.report.threads import CallWaiter, DeviceCall, PeriodicWriter, scalars
 from convoy.types import Json, Logs
+
+T = TypeVar("T")
 
 
 class Observable(Protocol):
@@ -181,13 +183,13 @@ class Recording(observer.Observer):
         self._timed(on_epoch_end)(epoch, logs)
         self._log.epoch(epoch, scalars(logs, self._waiter.names))
 
-    def _timed(self, callback: Callable[..., None]) -> Callable[..., None]:
+    def _timed(self, callback: Callable[..., T]) -> Callable[..., T]:
         """Log the time of a callback, apart from its wait for the result of a device call."""
 
-        def call(number: int, *outcome: Any) -> None:
+        def call(number: int, *outcome: Any) -> T:
             begin = time.perf_counter()
             try:
-                callback(number, *outcome)
+                return callback(number, *outcome)
             finally:
                 end = time.perf_counter()
                 # A callback that reads a metric waits until the devices have computed it.
@@ -215,7 +217,9 @@ class Recording(observer.Observer):
             if runner.timeline is not None and programs_before == self._programs:
                 self._log_pipeline(runner.schedule, runner.timeline)
         elif number is not None:
-            self._log.count_runs(number, runner.device_steps(chunk) * runner.config.replicas)
+            self._log.count_runs(
+                number, runner.config.device_steps(mode, chunk) * runner.config.replicas
+            )
         samples = chunk.micro_batches * chunk.micro_batch_samples
         self._waiter.put(DeviceCall(mode, number, dispatched, chunk.steps, samples, outcome))
         self._log.span("device call", begin, end)

@@ -5,6 +5,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Protocol
 
+import jax
 import keras
 from convoy import distributed, keras_bridge
 from convoy.engine import checks, out_of_memory
@@ -140,12 +141,17 @@ class EngineModel:
         """
         config = self.host_loop.current
         is_shared = self.processes > 1 and bool(arguments)
-        with (
-            out_of_memory.explained(method, self.model.name, config),
-            self._shared_run(arguments) if is_shared else nullcontext(),
-            self.host_loop.observer.run(method, self.model, config),
-        ):
-            yield
+        try:
+            with (
+                self._shared_run(arguments) if is_shared else nullcontext(),
+                self.host_loop.observer.run(method, self.model, config),
+            ):
+                yield
+        except jax.errors.JaxRuntimeError as error:
+            explained = out_of_memory.explain(error, method, self.model.name, config)
+            if explained is None:
+                raise
+            raise explained from None
 
     @contextmanager
     def _shared_run(self, arguments: dict[str, int | None]) -> Iterator[None]:

@@ -84,11 +84,11 @@ def open_input(
     batches = Batches(*data, step_samples, steps, shuffle, class_weight)
     if batches.num_batches == 0:
         raise ValueError(f"{type(data[0]).__name__} has no batch: its length is 0. Pass more data.")
-    _build(model, mode, batches, was_built=was_built)
+    arrays = batches.arrays
+    _build(model, mode, batches, arrays, was_built=was_built)
 
     # The budget is shared by training and validation data. Arrays that do not fit in what is left
     # are streamed, and the blocks of streamed data use what is left.
-    arrays = batches.arrays
     if arrays is not None and step_samples and budget.reserve(tree_bytes(arrays)):
         return Resident(
             arrays,
@@ -111,7 +111,9 @@ def open_input(
     )
 
 
-def _build(model: keras.Model, mode: Mode, batches: Batches, *, was_built: bool) -> None:
+def _build(
+    model: keras.Model, mode: Mode, batches: Batches, arrays: Batch | None, *, was_built: bool
+) -> None:
     """Build the model for its data, and check the data if it consists of arrays."""
 
     def explain(batch: Batch) -> None:
@@ -119,10 +121,10 @@ def _build(model: keras.Model, mode: Mode, batches: Batches, *, was_built: bool)
 
     # The inputs are checked first, because Keras's errors while it builds a model are less clear.
     # The targets are checked last, because only a built model has outputs to compare them with.
-    if batches.arrays is None:
+    if arrays is None:
         batches.build(model, mode, explain, was_built)
         return
-    x, y, _ = keras_bridge.unpack(batches.arrays)
+    x, y, _ = keras_bridge.unpack(arrays)
     checks.check_inputs(model, x)
     batches.build(model, mode, explain, was_built)
     checks.check_targets(model, y)
