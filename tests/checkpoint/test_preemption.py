@@ -4,18 +4,12 @@ import threading
 import time
 
 import pytest
-from convoy.checkpoint import callback, preemption
+from convoy.checkpoint import preemption
 
 
 @pytest.fixture
-def noted():
-    """The signals that were passed on."""
-    return []
-
-
-@pytest.fixture
-def listening(noted):
-    made = preemption.Preemption(noted.append)
+def listening():
+    made = preemption.Preemption()
     made.begin()
     yield made
     made.end()
@@ -26,18 +20,34 @@ def until(condition):
         time.sleep(0.001)
 
 
-def test_a_signal_is_noted(listening, noted):
-    os.kill(os.getpid(), signal.SIGTERM)
-    until(lambda: noted)
-    assert noted == [listening.signal] == [signal.SIGTERM]
-
-
-def test_a_signal_is_announced_while_the_main_thread_is_busy(listening, noted, capsys):
+def test_a_signal_is_announced_while_the_main_thread_is_busy(listening, capsys):
     """As in a device call: the handler of a signal runs only when the main thread returns."""
-    os.kill(os.getpid(), signal.SIGINT)
-    until(lambda: noted)
-    callback._announce(noted[0])
-    assert "SIGINT: waiting for the running device call" in capsys.readouterr().err
+    shown = []
+
+    def is_shown():
+        shown.append(capsys.readouterr().err)
+        return "A second signal exits at once." in "".join(shown)
+
+    os.kill(os.getpid(), signal.SIGTERM)
+    until(is_shown)
+    assert listening.signal is signal.SIGTERM
+    assert "SIGTERM: waiting for the running device call and its checkpoint." in "".join(shown)
+
+
+@pytest.mark.parametrize("in_line", [False, True])
+def test_the_last_line_names_the_signal_and_the_checkpoint(listening, capsys, tmp_path, in_line):
+    listening.signal = signal.SIGINT
+    with pytest.raises(preemption.Preempted) as ended:
+        listening.exit(tmp_path, in_line=in_line)
+    line = f"Stopped by SIGINT, exit status 75; checkpoint to resume from: {tmp_path}"
+    assert ended.value.code == 75
+    assert str(ended.value) == line
+    assert capsys.readouterr().out == ("\n" if in_line else "") + line + "\n"
+
+
+def test_a_signal_to_another_process_ends_this_one_too(listening, tmp_path):
+    with pytest.raises(preemption.Preempted, match="Stopped by a signal to another process"):
+        listening.exit(tmp_path, in_line=False)
 
 
 def test_a_signal_waits_while_a_process_is_made(listening):

@@ -34,7 +34,7 @@ def test_every_figure_has_an_id_of_its_own(recorded, staged):
 
 
 def test_the_cards_of_the_page_are_figures(recorded, staged):
-    script = resources.files("convoy.report").joinpath("assets", "summary.js").read_text()
+    script = resources.files("convoy.report").joinpath("assets", "figure_cards.js").read_text()
     cards = re.findall(r'"([^"]+)"', re.search(r"const CARDS = \[(.*?)\]", script, re.S)[1])
     assert len(cards) == 10
     assert set(cards) <= set(values(recorded[2])) | set(values(staged[2]))

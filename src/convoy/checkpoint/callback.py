@@ -1,8 +1,6 @@
 """The callback that writes checkpoints, and resumes an interrupted run."""
 
 import os
-import signal
-import sys
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,7 +15,7 @@ from convoy.checkpoint.errors import CheckpointError
 from convoy.checkpoint.folder import Folder, Position
 from convoy.checkpoint.optimizer_settings import Settings
 from convoy.checkpoint.policy import Best, Interval, kept
-from convoy.checkpoint.preemption import EXIT_STATUS, Preempted, Preemption
+from convoy.checkpoint.preemption import Preemption
 from convoy.checkpoint.store import Checkpoint
 from convoy.engine.checkpointer import Resumption, RunState
 from convoy.engine.observer import pause
@@ -73,7 +71,7 @@ class Checkpoints(keras.callbacks.Callback):
         self.best = None if best is None else Best.parse(best)
         self.resume = resume
         self.recipe = recipe
-        self._preemption = Preemption(_announce)
+        self._preemption = Preemption()
         self._writer: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
         self._snapshotter: snapshot.Snapshotter | None = None
@@ -177,23 +175,10 @@ class Checkpoints(keras.callbacks.Callback):
         if self._failure is not None:
             raise self._failure
         if preempted:
-            distributed.wait_for_all("the checkpoint is written")
-            raise Preempted(self._report_preemption(run_state))
-
-    def _report_preemption(self, run_state: RunState) -> str:
-        path = self.folder.at(Position(run_state.epoch, run_state.step))
-        received = self._preemption.signal
-        reason = received.name if received else "a signal to another process"
-        message = (
-            f"Stopped by {reason}, exit status {EXIT_STATUS}; checkpoint to resume from: {path}"
-        )
-        if distributed.is_first():
-            # A progress bar ends its line only at the end of an epoch; on a terminal, there may be
-            # another one than Keras's.
-            in_line = run_state.step and self.params.get("verbose") in (1, "auto")
-            in_line = in_line or sys.stdout.isatty()
-            print(f"\n{message}" if in_line else message, flush=True)
-        return message
+            # A progress bar ends its line only at the end of an epoch.
+            has_bar = bool(run_state.step) and self.params.get("verbose") in (1, "auto")
+            path = self.folder.at(Position(run_state.epoch, run_state.step))
+            self._preemption.exit(path, in_line=has_bar)
 
     def is_preempted(self) -> bool:
         return distributed.any_of([self._preemption.signal is not None])[0]
@@ -241,18 +226,6 @@ class Checkpoints(keras.callbacks.Callback):
             raise error
         self._failure = CheckpointError(str(error))
         warnings.warn(f"{error} Training continues.", stacklevel=2)
-
-
-def _announce(received: signal.Signals) -> None:
-    """Report at once what happens before the program exits."""
-    if distributed.is_first():
-        # A progress bar may be in this line.
-        print(
-            f"\n{received.name}: waiting for the running device call and its checkpoint. A second "
-            "signal exits at once.",
-            file=sys.stderr,
-            flush=True,
-        )
 
 
 def parse_best(state: Mapping[str, Any]) -> tuple[float, Position] | None:

@@ -15,11 +15,13 @@ second thread reads it while the main thread is still in the device call:
 import os
 import signal
 import socket
+import sys
 import threading
-from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
+from convoy import distributed
 from convoy_command import LEFT
 
 EXIT_STATUS = LEFT
@@ -44,16 +46,11 @@ class Preemption:
 
     Signals can be received in the main thread only; in others, this does nothing.
 
-    Args:
-        on_signal: called with the first signal, in another thread, while the device call is still
-            running.
-
     Attributes:
         signal: the signal that was received, if any.
     """
 
-    def __init__(self, on_signal: Callable[[signal.Signals], None]) -> None:
-        self.on_signal = on_signal
+    def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         self._previous_handlers: dict[int, Any] = {}
         self._sockets: tuple[socket.socket, socket.socket] | None = None
@@ -93,7 +90,40 @@ class Preemption:
                 if self.signal is not None:
                     os._exit(128 + numbers[0])
                 self.signal = signal.Signals(numbers[0])
-                self.on_signal(self.signal)
+                _announce(self.signal)
+
+    def exit(self, checkpoint: Path, *, in_line: bool) -> NoReturn:
+        """End the program when all processes have written their part of the checkpoint.
+
+        Args:
+            checkpoint: the checkpoint to resume from.
+            in_line: whether the last line of the output may be incomplete.
+
+        Raises:
+            Preempted: always.
+        """
+        distributed.wait_for_all("the checkpoint is written")
+        reason = self.signal.name if self.signal else "a signal to another process"
+        message = (
+            f"Stopped by {reason}, exit status {EXIT_STATUS}; checkpoint to resume from: "
+            f"{checkpoint}"
+        )
+        if distributed.is_first():
+            # On a terminal, there may be another progress bar than Keras's.
+            print(f"\n{message}" if in_line or sys.stdout.isatty() else message, flush=True)
+        raise Preempted(message)
+
+
+def _announce(received: signal.Signals) -> None:
+    """Report what happens before the program exits, while the device call is still running."""
+    if distributed.is_first():
+        # A progress bar may be in this line.
+        print(
+            f"\n{received.name}: waiting for the running device call and its checkpoint. A second "
+            "signal exits at once.",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 # A forked worker process inherits the handlers and the socket. It must not report its own signals

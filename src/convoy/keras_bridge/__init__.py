@@ -1,4 +1,4 @@
-"""The only package that uses private names of Keras.
+"""The only package that uses private names of Keras, apart from names for subclasses of optimizers.
 
 The tests in `tests/keras_bridge` fail when a release of Keras changes one of these names. Each
 module gives the reason for those that it uses.

@@ -1,4 +1,4 @@
-"""The base class of optimizers that wrap another optimizer."""
+"""The base class of optimizers that wrap another optimizer: `Lookahead` and `Regularized`."""
 
 from collections.abc import Sequence
 from typing import Self

@@ -11,7 +11,7 @@ SCRIPTS = (
     "plot.js",
     "timeline.js",
     "curves.js",
-    "summary.js",
+    "figure_cards.js",
     "times.js",
     "pipelines.js",
     "memory.js",

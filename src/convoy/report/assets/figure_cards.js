@@ -1,4 +1,4 @@
-// The figures of a run, or the comparison of two.
+// The figures of a run (`figures.py`) as cards and as a table, or the comparison of two runs.
 
 // Ids of the figures on cards, as in figures.py.
 const CARDS = [
