@@ -72,10 +72,12 @@ def plot_curves(history: dict[str, list[float]], picture: Path) -> None:
 def parse_options() -> tuple[argparse.Namespace, convoy.Strategy]:
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--devices", type=int, default=2, help="replicas (default: 2)")
-    parser.add_argument("--epochs", type=int, default=20, help="default: 20")
-    parser.add_argument("--batch-size", type=int, default=32, help="of one replica (default: 32)")
-    parser.add_argument("--seed", type=int, default=0, help="default: 0")
-    parser.add_argument("--output", type=Path, default=Path("runs/digits"), help="where to write")
+    parser.add_argument("--epochs", type=int, default=20, help="number of epochs (default: 20)")
+    parser.add_argument(
+        "--batch-size", type=int, default=32, help="batch size of a replica (default: 32)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
+    parser.add_argument("--output", type=Path, default=Path("runs/digits"), help="output folder")
     options = parser.parse_args()
     if min(options.epochs, options.batch_size) < 1:
         parser.error(

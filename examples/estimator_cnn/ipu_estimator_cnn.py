@@ -2,7 +2,7 @@
 
     python3 ipu_estimator_cnn.py
 
-Its page, README.md, has the flags.
+README.md describes the flags.
 """
 
 from __future__ import annotations

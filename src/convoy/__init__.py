@@ -18,7 +18,7 @@ from convoy.pipeline.split import split  # noqa: E402
 from convoy.serving import export  # noqa: E402
 from convoy.strategy import Strategy, prepare  # noqa: E402
 
-# It is made of all that is above.
+# Imported last, because it uses the modules above.
 from convoy import estimator  # noqa: E402  # isort: skip
 
 __version__ = "0.1.0"

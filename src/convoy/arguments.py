@@ -11,7 +11,7 @@ def whole_number(name: str, value: Any, meaning: str, minimum: int = 1) -> int:
     Args:
         name: name of the argument.
         value: its value; integers of NumPy are accepted.
-        meaning: what it should be, such as "a number of bytes".
+        meaning: description of a valid value, such as "a number of bytes".
         minimum: smallest valid value.
 
     Raises:
@@ -31,7 +31,7 @@ def require_package(package: str, what: str, distribution: str = "") -> None:
 
     Args:
         package: name under which it is imported.
-        what: what needs it, for the message.
+        what: subject of the message: the feature that needs the package.
         distribution: name under which it is installed, if that is another one.
     """
     if importlib.util.find_spec(package) is None:

@@ -1,7 +1,7 @@
 """Devices that programs are compiled for without access to them, and stand-ins for their arrays.
 
-While a target is in use, strategies select its devices. What would be moved there becomes a
-`CompileOnlyArray`, with a shape, a type and a sharding but without values.
+While a target is in use, strategies select its devices. Arrays that would be moved there become
+`CompileOnlyArray`s, which have a shape, a type and a sharding but no values.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def changed(attributes: Iterable[tuple[object, str, Any]]) -> Iterator[None]:
     """Give attributes other values for the block.
 
     Args:
-        attributes: for each attribute its owner, its name and its value in the block.
+        attributes: owner, name and value in the block of each attribute.
     """
     attributes = list(attributes)
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in attributes]

@@ -130,9 +130,10 @@ def _validate(estimator: Estimator, data: Input) -> dict[str, float]:
 
 @contextlib.contextmanager
 def checkpoint_folder(path: Path) -> Iterator[Path]:
-    """Return the checkpoint folder of this process: that of the run, in the first process.
+    """Yield the checkpoint folder of this process.
 
-    The other processes write the same checkpoints to temporary folders.
+    The first process uses the folder of the run. The other processes write the same checkpoints to
+    temporary folders.
     """
     if distributed.is_first():
         distributed.wait_for_all("checkpoints are copied")

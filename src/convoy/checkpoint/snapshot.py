@@ -23,8 +23,8 @@ from convoy.engine.state import State, Variables
 from convoy.types import Json
 from convoy.versions import installed_versions
 
-# Keras numbers the layers of a process, so equal models differ in these numbers.
 _STATE = ("epoch", "step", "total", "logs", "stopped", "place", "random", "callbacks")
+# Keras numbers the layers of a process, so equal models differ in these numbers.
 _NUMBER = re.compile(r"_\d+(?=[_/]|$)")
 
 

@@ -40,11 +40,11 @@ class MemoryNeed(NamedTuple):
 
 
 class Demand(NamedTuple):
-    """The memory that a program needs, or a device of a pipeline.
+    """The memory that a program, or a device of a pipeline, needs.
 
     Attributes:
-        name: what needs it.
-        need: bytes that it needs.
+        name: name of the program or the device.
+        need: required bytes.
         available: bytes that a device has.
         run: the run that it belongs to.
     """
@@ -59,7 +59,7 @@ def advise(demand: Demand, devices: int) -> list[str]:
     """Return changes, each of which should make a run fit, the smallest change first.
 
     Args:
-        demand: what does not fit.
+        demand: the program or device that does not fit.
         devices: number of devices of the target.
     """
     _, need, available, run = demand

@@ -127,7 +127,7 @@ def analyze(
         traced: the program before it was lowered.
         arguments: its arguments without values.
         compiled: the compiled program.
-        seconds: times in which it was lowered and compiled.
+        seconds: durations of lowering and of compilation.
     """
     text = compiled.as_text() or ""
     program = Program.parse(text)

@@ -15,12 +15,12 @@ as further convolutions, with other operands in the places of `lhs` and `rhs`:
       (of a transposed convolution, which is an input gradient itself:)
                       dy    x            dw    C, N        dilation    stride    1
 
-The forms are told apart by two marks in the parameters: `lhs_dilation` above 1 stands for strides
-that are undone, and a `lhs` whose features (C) come before its batch (N) in memory for a sum over
-the batch. Only the marks matter, not how the convolution was written: a transposed convolution is
-an input gradient as well. Each form is an identity between sums, so a wrong guess costs time, not
-correctness. With strides of 1, for one, an input gradient has no mark and runs as a forward
-convolution.
+Two marks in the parameters distinguish the forms. `lhs_dilation` above 1 means that strides are
+undone. A `lhs` whose features (C) come before its batch (N) in memory means that the batch is
+summed over. Only the marks matter, not how the convolution was written: a transposed convolution
+also counts as an input gradient. Each form is an identity between sums, so a wrong guess costs
+time, not correctness. For example, an input gradient with strides of 1 has no mark, and runs as a
+forward convolution.
 """
 
 from __future__ import annotations
@@ -217,8 +217,8 @@ _FORMS = {
         dilations="window_strides",
         swapped=("lhs", "rhs", "out"),
     ),
-    # A transposed convolution runs backwards: what it is given is oneDNN's destination, and what
-    # it returns the source. So the operands change places, and dw comes out reversed.
+    # A transposed convolution runs backwards: its input is oneDNN's destination, and its output is
+    # oneDNN's source. So the operands change places, and dw comes out reversed.
     kernel_dtypes.TRANSPOSED_WEIGHT_GRADIENT: _Form(
         Kind.BACKWARD_WEIGHTS,
         ("rhs", "out", "lhs"),
@@ -233,16 +233,16 @@ _FORMS = {
 def recognise(
     lhs: Shape, rhs: Shape, out: Shape, parameters: ConvolutionParameters
 ) -> OneDnnConvolution | None:
-    """Express a convolution between arrays of these shapes as oneDNN's; `None` if it is none."""
+    """Express a convolution between arrays of these shapes as one of oneDNN, or return `None`."""
     row, form = KERNELS[parameters.form], _FORMS[parameters.form]
     if 0 in (*lhs, *rhs, *out) or len(lhs) not in row.ranks:
         return None
     if not parameters.options <= row.options:
         return None
-    # `dimension_numbers` give, for each array of JAX, which of its axes are (batch, features,
-    # spatial) or, for the kernel, (out, in, spatial). This is oneDNN's order, so viewing an array
-    # with its numbers as axes is all that a layout takes. Where a gradient reads features as batch,
-    # they are turned back:
+    # `dimension_numbers` list the axes of each array in the order (batch, features, spatial), or
+    # (out, in, spatial) for the kernel. This is also oneDNN's order, so these numbers are the axes
+    # of oneDNN's view of the array. A gradient reads features as batch; `swapped` exchanges the two
+    # axes again:
     #
     #     NHWC  x: numbers (0, 3, 1, 2)  ->  (N, C, H, W)
     #     NHWC  x, as the lhs of a weight gradient: numbers (3, 0, 1, 2)  ->  swapped (0, 3, 1, 2)
@@ -257,11 +257,11 @@ def recognise(
     padding = tuple(low for low, _ in parameters.padding)
     reversed_axes: Sequence[int] = ()
     if form.mirrored:
-        # Both kernels overlap the border together by one extent less one element.
+        # The padding of a mirrored kernel: the two paddings sum to the kernel's extent minus one.
         sizes = zip(weights.sizes[2:], dilations, padding, strict=True)
         padding = tuple((size - 1) * step - low for size, step, low in sizes)
         reversed_axes = axes[weights_array][2:]
-    # Of the two kinds of groups, a form has one at most.
+    # A form has at most one of the two kinds of groups.
     groups = parameters.feature_group_count * parameters.batch_group_count
     convolution = OneDnnConvolution(
         form.kind,

@@ -15,8 +15,8 @@ from convoy.jaxpr import Atom, Trace, Values, evaluate, named, read
 from jax import lax
 from jax.extend.core import JaxprEqn, Literal, Var
 
-# At inference batch normalisation has constant statistics: it is a product and a sum by channel.
-# The products are multiplied into the weights, and the sums make a bias. A chain of equations
+# At inference, batch normalisation has constant statistics: it is a product and a sum by channel.
+# The products are multiplied into the weights, and the sums become a bias. A chain of equations
 #
 #     pad -> convolution -> [mul | div | add | sub by channel]* -> add array -> max with 0
 #     ^^^                   ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^     ^^^^^^^^^    ^^^^^^^^^^
@@ -191,7 +191,7 @@ class _Search:
         if equation.invars[1] not in self.constant:
             return {}
         bare = Chain(equation, (equation,))
-        # With its padding first, then without; each as long as it goes, then shorter and shorter.
+        # Chains that begin with the padding come first, and longer chains before shorter ones.
         for start in (replace(bare, padding=self._padding(equation)), bare):
             for chain in reversed(self._grown(start)):
                 kernel = self.find(chain)

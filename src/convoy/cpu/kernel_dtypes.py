@@ -73,7 +73,7 @@ class Kernel:
 ONEDNN_TYPES = MappingProxyType({"float16": 1, "bfloat16": 2, "float32": 3})
 
 FLOAT32 = MappingProxyType({"float32": CpuFeature.NONE})
-# All kernels compute in float32, so that 16-bit types need no instructions for themselves.
+# All kernels compute in float32, so 16-bit types need no special instructions.
 ALL_FLOATS = MappingProxyType(dict.fromkeys(("float32", "bfloat16", "float16"), CpuFeature.NONE))
 ALL_FLOATS_AVX2 = MappingProxyType(dict.fromkeys(ALL_FLOATS, CpuFeature.AVX2))
 HALF_FLOATS = MappingProxyType(dict.fromkeys(("bfloat16", "float16"), CpuFeature.NONE))

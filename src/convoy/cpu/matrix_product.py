@@ -35,8 +35,8 @@ from jax.interpreters import mlir
 MIN_OPERATIONS = 1 << 16
 # With fewer rows, columns or products to sum, vectors stay empty.
 MIN_SIDE = 5
-# XLA (jaxlib 0.10.2) fuses a chain of float32 products, and computes one of 5 to 8 rows in 40 times
-# the time of single products.
+# XLA (jaxlib 0.10.2) fuses a chain of float32 products. With 5 to 8 rows, the fused chain takes 40
+# times as long as the single products.
 FEW_ROWS = range(5, 9)
 
 BATCH_AXES = 2
@@ -195,8 +195,8 @@ def _merge(axes: Sequence[Sequence[Axis]], arrays: int = 1) -> list[list[Axis]]:
     """Join neighbouring axes whose strides fit together in every array.
 
     Args:
-        axes: for each axis, what it is in each of the arrays.
-        arrays: the number of arrays.
+        axes: descriptions of each axis, one for each of the arrays.
+        arrays: number of arrays.
     """
     merged: list[list[Axis]] = []
     for axis in axes:

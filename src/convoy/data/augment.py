@@ -23,8 +23,8 @@ Border = Literal["zeros", "reflect"]
 Output = Literal["normalised", "numbers", "bytes", "unchanged"]
 
 WHOLE: Area = (0.0, 0.0, 1.0, 1.0)
-# Of random crops: fraction of the image's area, ratio of width to height, fraction of an object
-# that they cover, and number of attempts.
+# Random crops: fraction of the image's area, ratio of width to height, covered fraction of an
+# object, and number of attempts.
 AREAS = (0.05, 1.0)
 RATIOS = (0.75, 1.33)
 COVERED = 0.1
@@ -189,7 +189,7 @@ class Transformation:
 
     Attributes:
         info: description of the dataset.
-        output: form of the result: normalised numbers, bytes as numbers, bytes, or as it came in.
+        output: form of the result: normalised numbers, bytes as numbers, bytes, or unchanged.
         flip: whether images are flipped at random.
         crop: whether images are padded and cropped at random.
         border: padding of random crops.

@@ -119,7 +119,7 @@ class ImageBatches(ResumableDataset):
         order: order of the images.
         num_batches: number of batches in an epoch of Keras.
         workers: number of processes that make batches ahead; 0 makes each one when it is read.
-        on_damaged: called with the name of each damaged image, once.
+        on_damaged: function that is called once with the name of each damaged image.
         flips: images that are flipped, by batch.
     """
 

@@ -19,9 +19,9 @@ class AsyncCallbacks:
     `wait` raises the exception of a callback; after it, no more callbacks are called.
 
     Args:
-        begin: takes the number of a step.
-        end: takes the number of a step and its outcome.
-        by_replica: takes the outcome of a step, and returns the outcome of each replica. Both
+        begin: callback with the number of a step.
+        end: callback with the number of a step and its outcome.
+        by_replica: function that returns the outcome of each replica, given that of a step. Both
             callbacks are called once per replica.
     """
 

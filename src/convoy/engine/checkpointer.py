@@ -17,7 +17,7 @@ class RunState:
     Attributes:
         model: the model that is trained.
         config: the configuration of the run.
-        feed: its data.
+        feed: data of the run.
         callbacks: the callbacks that were passed to `fit`, and Keras's own.
         epoch: the epoch that is running, or comes next.
         last_epoch: the number of epochs after which the run ends.

@@ -28,10 +28,10 @@ class StepFunctions(NamedTuple):
     """The functions that an epoch calls between device calls.
 
     Attributes:
-        begin: a callback; takes the number of the first step.
-        batch_end: a callback; takes the number of the last step, and the outcome.
-        end: called after the callbacks; takes the number of the last step, and the outcome of every
-            device call; returns whether the run stops.
+        begin: callback with the number of the first step.
+        batch_end: callback with the number of the last step, and the outcome.
+        end: function that is called after the callbacks, with the number of the last step and the
+            outcome of every device call; it returns whether the run stops.
     """
 
     begin: Callable[[int], None]
@@ -49,7 +49,7 @@ def callbacks_per_execution(
     Args:
         functions: the functions to call.
         steps_per_execution: steps between callbacks.
-        join: makes one outcome of those of several device calls.
+        join: function that joins the outcomes of several device calls.
     """
     last_of_execution = 0
 
@@ -79,8 +79,8 @@ def run_epoch(
 
     Args:
         feed: the data of the epoch.
-        runner: runs its chunks.
-        callbacks: called before and after `steps_per_execution` steps.
+        runner: runner of its chunks.
+        callbacks: functions that are called before and after `steps_per_execution` steps.
         steps_per_execution: steps between callbacks.
         done: steps of the epoch that are done.
         max_steps: maximum number of steps in one device call.

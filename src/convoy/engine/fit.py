@@ -20,7 +20,7 @@ class Fit:
     """A run of `fit`, from `on_train_begin` to `on_train_end`.
 
     Args:
-        loop: runs the model.
+        loop: host loop of the model.
         feed: the training data.
         validation: the validation data, or a function that evaluates the model; `None` for no
             validation.

@@ -24,9 +24,9 @@ class EpochCallbacks(NamedTuple):
     """Functions that call a run's callbacks between device calls.
 
     Attributes:
-        begin: takes the number of the first step.
-        end: takes the number of the last step, and the outcome of every device call; returns
-            whether the run stops.
+        begin: function of the number of the first step.
+        end: function of the number of the last step, and the outcome of every device call; it
+            returns whether the run stops.
     """
 
     begin: Callable[[int], None]

@@ -171,7 +171,7 @@ class HostLoop:
             feed: its data.
             steps_per_execution: steps between callbacks.
             callbacks: the callbacks.
-            end: called after the callbacks; see `StepFunctions`.
+            end: function that is called after the callbacks; see `StepFunctions`.
             done: steps of the epoch that are done.
             max_steps: maximum number of steps in one device call, if it is smaller than
                 `steps_per_execution`.

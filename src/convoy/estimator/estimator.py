@@ -38,11 +38,12 @@ class Estimator:
     writes another at its end, `evaluate` and `predict` read the newest one.
 
     Args:
-        model_fn: a function of `features` and of those of `labels`, `mode`, `params` and `config`
-            that it names. Returns an `EstimatorSpec`.
+        model_fn: a function that returns an `EstimatorSpec`. Its arguments are `features` and any
+            of `labels`, `mode`, `params` and `config`.
         model_dir: folder of the checkpoints; by default that of the config.
         config: a `RunConfig`.
-        params: passed to both functions. `batch_size` in it is the batch size of arrays.
+        params: parameters that are passed to both functions. `batch_size` in it is the batch size
+            of arrays.
         warm_start_from: a checkpoint, a folder of checkpoints, or a `WarmStart`: the initial
             weights if `model_dir` has no checkpoint.
 
@@ -117,13 +118,13 @@ class Estimator:
         """Train from the newest checkpoint on, and write another.
 
         Args:
-            input_fn: a function of those of `mode`, `params` and `config` that it names. Returns a
-                dataset whose items are features, or features and labels, each the batch of one
-                replica; or arrays, which are shuffled and repeated without end.
+            input_fn: a function of any of `mode`, `params` and `config`. Returns a dataset whose
+                items are features, or features and labels, each the batch of one replica; or
+                arrays, which are shuffled and repeated without end.
             hooks: hooks of the run.
             steps: number of steps; each takes a batch on every replica.
-            max_steps: total number of steps, including earlier runs. Does nothing if that many
-                were trained already. Without a limit, the run ends with the data.
+            max_steps: total number of steps, including earlier runs. If that many were trained
+                already, nothing is trained. Without a limit, the run ends with the data.
 
         Returns:
             The estimator.

@@ -24,7 +24,7 @@ class PipelineEstimator(Estimator):
     """Trains, evaluates and predicts with a network in pipeline stages, one device per stage.
 
     Args:
-        model_fn: a function of those of `mode`, `params` and `config` that it names. Returns a
+        model_fn: a function of any of `mode`, `params` and `config` that returns a
             `PipelineEstimatorSpec`.
         model_dir: as for `Estimator`.
         config: as for `Estimator`. Its strategy needs a device for each stage; further devices

@@ -104,12 +104,12 @@ class IPUEstimator(Estimator):
     """Trains, evaluates and predicts with the network that a model function builds.
 
     Args:
-        model_fn: a function of `features` and of those of `labels`, `mode`, `params` and `config`
-            that it names. Returns an `IPUEstimatorSpec`. It uses Keras layers, `keras.ops`, and
+        model_fn: a function that returns an `IPUEstimatorSpec`. Its arguments are `features` and
+            any of `labels`, `mode`, `params` and `config`. It uses Keras layers, `keras.ops`, and
             JAX functions decorated with `convoy.estimator.function`.
         model_dir: folder of the checkpoints; by default that of the config.
         config: a `RunConfig` of `ipu.ipu_run_config`.
-        params: passed to both functions.
+        params: parameters that are passed to both functions.
         warm_start_from: a checkpoint, a folder of checkpoints, or a `convoy.estimator.WarmStart`.
         train_batch_size: samples of a step over all replicas. The batch size of one replica is
             passed to both functions as `params["batch_size"]`.
@@ -117,7 +117,7 @@ class IPUEstimator(Estimator):
         predict_batch_size: the same for `predict`.
 
     Raises:
-        ValueError: if an argument has the wrong type, or does not fit to others.
+        ValueError: if an argument has the wrong type, or contradicts another.
     """
 
     def __init__(

@@ -104,11 +104,11 @@ class IPUPipelineEstimator(IPUEstimator):
     `iterations_per_loop`, `steps` and the global step count micro-batches.
 
     Args:
-        model_fn: a function of those of `mode`, `params` and `config` that it names. Returns an
+        model_fn: a function of any of `mode`, `params` and `config` that returns an
             `IPUPipelineEstimatorSpec`.
         model_dir: folder of the checkpoints; by default that of the config.
         config: a `RunConfig` of `ipu.ipu_run_config`; `num_shards` are the devices of a replica.
-        params: passed to both functions.
+        params: parameters that are passed to both functions.
         warm_start_from: a checkpoint, a folder of checkpoints, or a `convoy.estimator.WarmStart`.
     """
 

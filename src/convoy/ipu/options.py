@@ -23,7 +23,7 @@ class Option:
         default: default value; copied for every configuration.
         doc: effect on these devices; empty if there is none.
         types: accepted types; by default the type of the default.
-        deprecated_msg: what to use instead, if the option is deprecated.
+        deprecated_msg: replacement of the option, if it is deprecated.
     """
 
     name: str

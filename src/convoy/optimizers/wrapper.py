@@ -17,7 +17,7 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
         name: name of the wrapper.
 
     Raises:
-        ValueError: if the optimizer scales the loss: inside a wrapper that has no effect.
+        ValueError: if the optimizer scales the loss, which has no effect inside a wrapper.
     """
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, name: str) -> None:

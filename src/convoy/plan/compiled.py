@@ -103,12 +103,13 @@ def search_compiled(
     """Search for the best configuration and compile it, and repeat until the best one is compiled.
 
     Args:
-        make_predictor: returns the predictor for a profile, and for bytes of configurations.
+        make_predictor: function that returns the predictor for a profile and for the bytes of
+            configurations.
         estimated: estimated profile.
         target: the devices.
         global_batch: samples per weight update.
         best: number of predictions that are needed.
-        compile_one: compiles a configuration.
+        compile_one: function that compiles a configuration.
 
     Returns:
         The profile with the compiled values, and the compiled configurations.

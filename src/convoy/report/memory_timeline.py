@@ -6,9 +6,10 @@ from typing import Any
 from convoy.report.hlo import ALIASES, Instruction, Program, by_name, find_layer
 from convoy.types import Json
 
-# Their result may reuse the buffer of an operand that is not read afterwards.
+# Instructions whose result may reuse the buffer of an operand that is not read afterwards.
 _IN_PLACE = {"fusion", "copy", "add", "multiply", "subtract", "dynamic-update-slice", "scatter"}
-# Not if each element of the result depends on several elements of the operand.
+# Instructions of which each result element depends on several operand elements. A fusion that
+# contains one cannot reuse a buffer.
 _GATHERING = {"dot", "convolution", "reduce", "gather", "transpose", "broadcast", "reverse"}
 # Maximum number of points of the timeline, and of arrays that are listed at the peak.
 MAX_POINTS = 2000

@@ -135,7 +135,7 @@ def check_finite(value: np.ndarray, expected: np.ndarray, model: keras.Model) ->
     """Check that a model's outputs are finite where they are finite in float32.
 
     Raises:
-        ValueError: if it does not.
+        ValueError: if they are not.
     """
     if np.isfinite(expected).all() and not np.isfinite(value).all():
         raise ValueError(

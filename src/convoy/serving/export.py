@@ -207,7 +207,10 @@ def _check_onnx(policies: Sequence[str]) -> None:
 
 
 def _in_float32(plain: keras.Model, converted: keras.Model, *, required: bool) -> keras.Model:
-    """Return the model in float32; if it cannot be converted and need not be, as it is exported."""
+    """Return the model in float32.
+
+    If it cannot be converted, return `converted`, or raise the error if float32 is `required`.
+    """
     if policies_of(plain) == [FLOAT32]:
         return plain
     try:

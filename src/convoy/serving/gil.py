@@ -13,8 +13,8 @@ import threading
 import time
 from collections.abc import Iterator
 
-# Time for which a thread may run until it pauses, and time of the pause. Systems make a pause about
-# 0.06 ms longer.
+# Time for which a thread may run before it pauses, and time of the pause. Systems make a pause
+# about 0.06 ms longer.
 RUN_SECONDS = 0.0002
 PAUSE_SECONDS = 0.0001
 

@@ -37,7 +37,7 @@ class _Receive:
         context: the call's context.
         connection: the client's address.
         is_given_up: whether the call is being aborted.
-        ended: is set when the message has arrived, or its memory is free.
+        ended: event that is set when the message has arrived, or its memory is free.
     """
 
     def __init__(self, context: Any) -> None:

@@ -75,7 +75,7 @@ class Service:
         options: the batching of requests.
         request_seconds: maximum time for one request.
         limits: the limits of requests.
-        loader: loads versions.
+        loader: loader of versions.
 
     Attributes:
         admission: the budgets of requests.

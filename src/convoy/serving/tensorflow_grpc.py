@@ -57,7 +57,7 @@ class GrpcService:
         allow_reload: whether clients may change the list of models.
 
     Attributes:
-        receiver: receives the messages of calls.
+        receiver: receiver of the messages of calls.
     """
 
     def __init__(self, service: Service, token: Token, allow_reload: bool) -> None:

@@ -11,7 +11,7 @@ from convoy.train.input import Split
 from convoy.types import Json
 
 MAX_CLASSES = 100
-"""More classes do not fit on a page."""
+"""Maximum number of classes that fit on a page."""
 MAX_MISTAKES = 24
 _SIDE = 112
 

@@ -39,7 +39,7 @@ class EngineModel:
     Attributes:
         model: the Keras model.
         prepared: its state.
-        host_loop: runs it, with the programs that were compiled for it.
+        host_loop: host loop of the model, with its compiled programs.
         strategy: its strategy, whose observer is used from the next run on.
         pipelining: its options of pipeline parallelism.
         processes: number of processes that run it.

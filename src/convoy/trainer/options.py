@@ -82,8 +82,8 @@ class OptionMethods:
         `steps_per_execution` steps.
 
         Args:
-            asynchronous: `True` to call them for every step; `False`, the default, once per device
-                call.
+            asynchronous: whether callbacks are called for every step; by default, they are called
+                once per device call.
         """
         self.host_loop.asynchronous_callbacks = asynchronous
 

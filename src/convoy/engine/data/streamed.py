@@ -72,7 +72,7 @@ class Streamed:
         batches_per_step: batches of the input that make one step.
         restarts: whether every epoch begins at the start of the input, even if the last one
             stopped before its end.
-        inspect: called with the first batch, before anything is compiled for it.
+        inspect: function that is called with the first batch, before anything is compiled for it.
     """
 
     def __init__(

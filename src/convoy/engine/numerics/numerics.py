@@ -31,7 +31,7 @@ class Settings:
 
     Attributes:
         precision: types of computation and of weights; `None` leaves them to Keras.
-        loss_scaling: how the loss scale is chosen; `None` leaves it to Keras.
+        loss_scaling: choice of the loss scale; `None` leaves it to Keras.
         stochastic_rounding: whether the update of 16-bit weights is rounded stochastically.
     """
 

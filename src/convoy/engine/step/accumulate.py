@@ -19,9 +19,10 @@ def accumulate(
     of the gradients is kept, so memory does not grow with `gradient_accumulation`.
 
     Args:
-        step: computes the gradients of a micro-batch.
+        step: function that computes the gradients of a micro-batch.
         config: the number of micro-batches, and the reduction and type of the sum.
-        denominators_of: computes the contribution of a micro-batch to the loss's denominators.
+        denominators_of: function that computes the contribution of a micro-batch to the loss's
+            denominators.
     """
     gradient_accumulation = config.gradient_accumulation
     if gradient_accumulation == 1:

@@ -197,7 +197,7 @@ def mean_over_update(parts_at: Callable[[jax.Array], Arrays], gradient_accumulat
     """Return the mean denominators over the micro-batches of a weight update and all replicas.
 
     Args:
-        parts_at: returns the denominators of a micro-batch, given its number.
+        parts_at: function that returns the denominators of a micro-batch, given its number.
         gradient_accumulation: the number of micro-batches.
     """
 

@@ -35,10 +35,10 @@ class StateShards:
 
     Attributes:
         mesh: the devices.
-        trainable: how each weight is stored.
-        optimizer: how each of the optimizer's variables is stored.
-        gradients: how the gradient of each weight is reduced; those of sharded weights are stored
-            in the same way.
+        trainable: partition spec of each weight.
+        optimizer: partition spec of each of the optimizer's variables.
+        gradients: partition spec of the reduced gradient of each weight; for sharded weights, that
+            of the weight.
         by_micro_batch: whether weights are gathered for each micro-batch, and again for its
             backward pass, instead of once for each weight update.
     """
@@ -137,7 +137,7 @@ class StateShards:
         """Return a function that reduce-scatters each gradient to the replica's shard.
 
         Args:
-            reduce: reduces the gradients that are not sharded.
+            reduce: function that reduces the gradients that are not sharded.
             reduction: `"mean"` or `"sum"`.
             are_summed: whether the gradients are already summed and sharded.
         """

@@ -158,7 +158,7 @@ def _leaves(masks: PyTree) -> PyTree:
 
 
 def _keeps(primitive: Primitive, *_: PyTree, **__: PyTree) -> bool:
-    # Storing a gathered weight in the compute dtype of a layer would not help either.
+    # The copy of a gathered weight in the compute dtype of its layer is not stored either.
     return primitive.name not in ("all_gather", "convert_element_type")
 
 

@@ -119,7 +119,8 @@ class ModelOptions:
         once per execution in any case.
 
         Args:
-            asynchronous: whether to do so; by default callbacks are called once per execution.
+            asynchronous: whether callbacks are called for every step and replica; by default, they
+                are called once per execution.
         """
         self.asynchronous = asynchronous
 

@@ -33,7 +33,7 @@ class ALSOptimizer(IpuOptimizer):
         opt: the optimizer that updates the weights.
         initial_loss_scaling_factor: initial factor; a power of two.
         update_frequency: weight updates between two changes of the factor.
-        increase_factor: what the factor is multiplied or divided by; a power of two.
+        increase_factor: multiplier or divisor of the factor at a change; a power of two.
         max_loss_scaling_factor: upper bound of the factor; a power of two.
         accumulate_statistics_over_update_period: only the default is supported.
         ratio_threshold: ratio of large gradients at which the factor is decreased.
@@ -95,7 +95,7 @@ class ALSOptimizer(IpuOptimizer):
 
     @property
     def decrease_factor(self) -> float:
-        """What the factor is multiplied by when it decreases."""
+        """Multiplier of the factor when it decreases."""
         return 1 / self.loss_scale.step
 
     @property

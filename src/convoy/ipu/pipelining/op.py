@@ -193,7 +193,7 @@ def pipeline(
 
     Raises:
         TypeError: if an argument has the wrong type.
-        ValueError: if an argument is missing, out of range, or does not fit to others.
+        ValueError: if an argument is missing, out of range, or contradicts another.
         FailedPreconditionError: if the schedule needs another number of micro-batches.
         NotImplementedError: if the schedule cannot train with these options.
 

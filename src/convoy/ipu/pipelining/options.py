@@ -247,7 +247,7 @@ def read(
     """Check the arguments of `set_pipelining_options`, or of another function that takes the same.
 
     Raises:
-        ValueError: if an option cannot be set here, or does not fit to others.
+        ValueError: if an option cannot be set here, or contradicts another.
         TypeError: if an option is unknown, or has the wrong type.
         NotImplementedError: if an option is unsupported.
     """

@@ -28,8 +28,8 @@ def partition(
         transfers: time to send the tensors that are live after each call, forward and backward. It
             counts for both stages at a cut.
         allowed: calls with which a stage may begin; by default all but the first.
-        fits: takes the first call of a stage, the call after its last one, and the number of stages
-            after it; returns whether the stage fits on its device. By default all do.
+        fits: function that returns whether a stage fits on its device, given its first call, the
+            call after its last one, and the number of stages after it. By default all stages fit.
 
     Returns:
         The first call of every stage but the first; `None` if there are no stages that fit.

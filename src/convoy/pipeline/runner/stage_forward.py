@@ -77,7 +77,7 @@ def make_stage_function(
         model: model in stages.
         stages: all of its stages.
         number: number of the stage.
-        mode: what the model runs for.
+        mode: mode of the run.
         replicas: number of replicas whose metrics are added up.
     """
     stage = stages[number]

@@ -133,7 +133,7 @@ class StageProgram:
         gradient_factor: factor of the gradients that are accumulated.
         activation_checkpointing: whether to use activation checkpointing.
         transform: transform under which the function is traced.
-        loss_scaling: how the loss scale is chosen; `None` if the loss is not scaled.
+        loss_scaling: choice of the loss scale; `None` if the loss is not scaled.
         program: function that takes each program and its name, and returns the one to call.
     """
 
