@@ -49,7 +49,7 @@ def test_thousands_may_have_commas(tmp_path):
     [
         ("nothing", 0, "x: nothing in the output matches 'x=(\\\\S+)'"),
         ("x=1", 0, "x: all 1 values are skipped (skip: 1)"),
-        ("x=1 \nx=nan", 0, "x: is not a number (NaN)"),
+        ("x=1 \nx=nan", 0, "x: a value in the output is not a number (NaN)"),
         ("x=1 \nx=big", 0, "x: could not convert string to float: 'big'"),
         ("x=1 \nx=2", 3, "x: the command exited with status 3"),
     ],

@@ -88,7 +88,10 @@ def test_names_select_and_order_and_convergence_needs_a_flag(tmp_path):
         ("{cmd: a, parameters: [[a, b], [1]]}", "has 1 values for 2 names, a, b"),
         ("{cmd: a, parameters: 3}", "parameters: 3 is not a set of parameters. Write a mapping"),
         ("{cmd: a, data: {x: {regexp: '('}}}", "data.x.regexp: '\\(' is not a regular expression"),
-        ("{cmd: a, data: {x: {regexp: 'x'}}}", "'x' has 0 groups. Put the number"),
+        (
+            "{cmd: a, data: {x: {regexp: 'x'}}}",
+            "'x' has 0 groups. Put \\( \\) around the number only",
+        ),
         ("{cmd: a, data: {x: {}}}", "data.x.regexp is missing"),
         ("{cmd: a, data: {x: {regexp: '(x)', skip: -1}}}", "data.x.skip -1: pass 0 or more"),
         (

@@ -28,7 +28,10 @@ pytestmark = pytest.mark.integration
         (["--model", "a=.", "--token", ""], "the token is empty"),
         (["--model", "a=.", "--token", "  "], "the token is empty, or has spaces"),
         (["--model", "a=.", "--token", "x", "--token-file", "y"], "not both"),
-        (["--model", "a=.", "--token-file", "none"], "none: no such file."),
+        (
+            ["--model", "a=.", "--token-file", "none"],
+            "--token-file none: there is no such file. Pass its path.",
+        ),
         (["--model", "a=.", "--tls-client-ca", "x"], "needs --tls-certificate"),
     ],
 )

@@ -198,15 +198,18 @@ def damaged_npz(folder, mnist):
     [
         (
             damage_idx,
-            "t10k-images-idx3-ubyte is damaged: its header announces 3136 .* has 3135",
+            r"t10k-images-idx3-ubyte is damaged: its header announces 3136 .* has 3135\. Download",
         ),
-        (drop_idx, "train-labels-idx1-ubyte is missing"),
-        (cut_gzip, "train-images-idx3-ubyte.gz is damaged"),
-        (no_idx, "is not an idx file of bytes: it begins with b'GIF8'"),
-        (strange_label, "train labels of mnist go from .* to 77"),
-        (fewer_labels, "mnist has 4 test images, but 3 labels"),
-        (wrong_npz, "has no array .*y_train"),
-        (damaged_npz, "mnist.npz is damaged"),
+        (drop_idx, r"train-labels-idx1-ubyte is missing\. Add it\.$"),
+        (cut_gzip, r"train-images-idx3-ubyte.gz is damaged: .*\. Download it again\.$"),
+        (no_idx, r"is not an idx file of bytes: it begins with b'GIF8'\. Download it again\.$"),
+        (
+            strange_label,
+            r"train labels of mnist go from .* to 77, .*\. Download the dataset again\.$",
+        ),
+        (fewer_labels, r"mnist has 4 test images, but 3 labels\. Download the dataset again\.$"),
+        (wrong_npz, r"has no array .*y_train.*\. Download it again\.$"),
+        (damaged_npz, r"mnist.npz is damaged: .*\. Download it again\.$"),
     ],
 )
 def test_damaged_files_are_named(tmp_path, mnist, damage, message):

@@ -90,7 +90,7 @@ def test_a_csv_file_may_divide_the_images(write):
         ("name,label\n1.png,x\n", "has the columns name, label. Its first line must name"),
         ("file,label\n1.png,\n", r"line 2: the label '' of '1.png' is not one of the classes"),
         ("file,label\n1.png,x\n9.png,y\n", "line 3: there is no file .*9.png"),
-        ("file,label\n1.txt,x\n", "'1.txt' does not end in one of .jpeg"),
+        ("file,label\n1.txt,x\n", "'1.txt' is not an image file. It must end in one of .jpeg"),
         ("file,label,split\n1.png,x,dev\n", "the split 'dev' is neither train nor val"),
         ("file,label,split\n1.png,x,val\n", "has no images to train on"),
         ("file,label\n1.png,x\n", "images of the class x only"),

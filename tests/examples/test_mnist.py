@@ -125,7 +125,7 @@ def check_bars(text, steps):
 )
 def test_the_program_prints_what_it_trained_and_found(more_digits, flags, steps, left):
     printed = _plain(run(more_digits, "completed_example/main.py", *flags.split()).stdout)
-    warning = f"WARNING: {left} of 1700 samples do not fill an execution."
+    warning = f"WARNING: {left} of 1700 samples do not fill an execution and are left out."
     said, trained = printed.split("Training\n")
     assert said.splitlines() == [warning, warning]
     trained, evaluated = trained.split("Evaluation\n")

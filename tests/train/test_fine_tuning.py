@@ -52,7 +52,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path, name):
     (tmp_path / name).write_text("nothing")
     with pytest.raises(ValueError, match=f"{name} cannot be read: .* Pass a .keras"):
         load_initial_weights(network(), tmp_path / name)
-    with pytest.raises(ValueError, match=r"nowhere.keras: there is no such file"):
+    with pytest.raises(ValueError, match=r"nowhere.keras: there is no such file\. Pass its path"):
         load_initial_weights(network(), tmp_path / "nowhere.keras")
 
 

@@ -140,7 +140,7 @@ class VolumeFiles:
             if len(found) != self.samples_per_file:
                 raise DamagedDataError(
                     f"{path} has {len(found)} records, but data.samples_per_file is "
-                    f"{self.samples_per_file}."
+                    f"{self.samples_per_file}. Set it to the number of records in each file."
                 )
             self._last.clear()
             self._last[file] = found

@@ -66,7 +66,7 @@ def parse_options() -> argparse.Namespace:
         if getattr(options, split) % options.samples_per_file:
             parser.error(
                 f"--{split.replace('_', '-')} {getattr(options, split)} does not fill files of "
-                f"{options.samples_per_file} samples."
+                f"{options.samples_per_file} samples. Pass a multiple."
             )
     return options
 

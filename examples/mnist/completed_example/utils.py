@@ -52,6 +52,9 @@ def load_data(multiple: int) -> tuple[tuple, tuple]:
 def _prepare(images: np.ndarray, labels: np.ndarray, multiple: int) -> tuple:
     size = len(images) - len(images) % multiple
     if size < len(images):
-        print(f"WARNING: {len(images) - size} of {len(images)} samples do not fill an execution.")
+        left = len(images) - size
+        print(
+            f"WARNING: {left} of {len(images)} samples do not fill an execution and are left out."
+        )
     images = np.expand_dims(images[:size].astype("float32") / 255, -1)
     return images, keras.utils.to_categorical(labels[:size], CLASSES)

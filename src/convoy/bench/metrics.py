@@ -130,7 +130,7 @@ def _from_output(name: str, metric: Metric, execution: Execution) -> Samples:
     except ValueError as error:
         return str(error)
     if any(map(math.isnan, samples)):
-        return "is not a number (NaN)"
+        return "a value in the output is not a number (NaN)"
     if not samples:
         return f"nothing in the output matches {metric.regexp.pattern!r}"
     if len(samples) <= metric.skip:

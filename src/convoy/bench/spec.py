@@ -46,7 +46,7 @@ def _pattern(expression: Any) -> re.Pattern[str]:
         ) from None
     if pattern.groups != 1:
         raise ValueError(
-            f"{expression!r} has {pattern.groups} groups. Put the number, and only that, into ( )."
+            f"{expression!r} has {pattern.groups} groups. Put ( ) around the number only."
         )
     return pattern
 

@@ -158,7 +158,8 @@ def _valid_position(place: Json) -> DataPosition:
         isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in counts
     ):
         raise CheckpointError(
-            "The position in the data in the checkpoint cannot be used. Pass another folder."
+            "The checkpoint's position in the data cannot be used: it has the fields "
+            f"{', '.join(place)}, and before and done are {counts}. Pass another folder."
         )
     return DataPosition(
         _valid_random_state(place.get("order", {})),

@@ -55,7 +55,7 @@ def main(words: Sequence[str]) -> int:
 def _bench(options: train.Options) -> int:
     measured = measure_input(options)
     if measured is None:
-        print("These images are moved to the device once, and need nothing of the host.")
+        print("These images are moved to the device once, so the host prepares none in training.")
         return 0
     images, seconds = measured
     cores = threads.cores()

@@ -62,7 +62,7 @@ def build_imagenet(options: BuildOptions) -> None:
     """
     shards = {"train": options.train_shards, "test": options.validation_shards}
     if not options.source.is_dir():
-        raise ValueError(f"--source {options.source}: there is no such folder.")
+        raise ValueError(f"--source {options.source}: there is no such folder. Pass its path.")
     folders = {split: find_folder(options.source, split) for split in SPLITS}
     found = {split: folder for split, folder in folders.items() if folder is not None}
     if not found:
@@ -120,14 +120,19 @@ class Annotations:
         for line in _text(metadata).splitlines() if metadata else ():
             name, tab, text = line.partition("\t")
             if not tab:
-                raise ValueError(f"{metadata}: {line!r} is not a class, a tab and a description.")
+                raise ValueError(
+                    f"{metadata}: {line!r} is not a class, a tab and a description. Correct the "
+                    "line."
+                )
             texts[name] = text
         places: dict[str, list[Area]] = defaultdict(list)
         for row in csv.reader(_text(boxes).splitlines()) if boxes else ():
             try:
                 left, top, right, bottom = (float(value) for value in row[1:])
             except ValueError:
-                raise ValueError(f"{boxes}: {row} is not a file and four numbers.") from None
+                raise ValueError(
+                    f"{boxes}: {','.join(row)!r} is not a file and four numbers. Correct the line."
+                ) from None
             places[Path(row[0]).stem].append((top, left, bottom, right))
         return cls(labels, texts, places)
 
@@ -147,7 +152,9 @@ def _text(path: Path) -> str:
     try:
         return path.read_text()
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {system_reason(error)}.") from None
+        raise ValueError(
+            f"{path} cannot be read: {system_reason(error)}. Pass another file."
+        ) from None
 
 
 def _write_shard(

@@ -163,14 +163,17 @@ def _checked(info: DatasetInfo, split: Split, part: str) -> Split:
     if images.shape[1:] != info.shape or images.dtype != np.uint8:
         raise ValueError(
             f"The {part} images of {info.name} are {images.dtype} of shape {images.shape[1:]}, not "
-            f"bytes of shape {info.shape}."
+            f"bytes of shape {info.shape}. Download the dataset again."
         )
     if len(images) != len(labels):
-        raise ValueError(f"{info.name} has {len(images)} {part} images, but {len(labels)} labels.")
+        raise ValueError(
+            f"{info.name} has {len(images)} {part} images, but {len(labels)} labels. Download the "
+            "dataset again."
+        )
     if len(labels) and not 0 <= labels.min() <= labels.max() < info.classes:
         raise ValueError(
             f"The {part} labels of {info.name} go from {labels.min()} to {labels.max()}, not from "
-            f"0 to {info.classes - 1}."
+            f"0 to {info.classes - 1}. Download the dataset again."
         )
     return images, labels.astype(np.int32)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from convoy.error_messages import first_line
 
 Split = tuple[np.ndarray, np.ndarray]
 """Images and labels."""
@@ -54,10 +55,11 @@ def read_npz(path: Path) -> Splits:
             )
     except KeyError as error:
         raise ValueError(
-            f"{path} has no array {error}. It must have x_train, y_train, x_test and y_test."
+            f"{path} has no array {error}. It must have x_train, y_train, x_test and y_test. "
+            "Download it again."
         ) from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
+        raise ValueError(f"{path} is damaged: {_reason(error)}. Download it again.") from None
     return (x_train, y_train), (x_test, y_test)
 
 
@@ -72,7 +74,9 @@ def read_idx_folder(folder: Path, name: str) -> Splits | None:
         return None
     for (stem, kind), file in zip(_IDX_FILES, files, strict=True):
         if file is None:
-            raise ValueError(f"{folder} has files of {name}, but {stem}-{kind}-ubyte is missing.")
+            raise ValueError(
+                f"{folder} has files of {name}, but {stem}-{kind}-ubyte is missing. Add it."
+            )
     arrays = [read_idx(file) for file in files if file is not None]
     return (arrays[0], arrays[1]), (arrays[2], arrays[3])
 
@@ -93,16 +97,19 @@ def read_idx(path: Path) -> np.ndarray:
         try:
             content = gzip.decompress(content)
         except (OSError, EOFError, zlib.error) as error:
-            raise ValueError(f"{path} is damaged: {error}") from None
+            raise ValueError(f"{path} is damaged: {_reason(error)}. Download it again.") from None
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] != _IDX_BYTES or not content[3]:
-        raise ValueError(f"{path} is not an idx file of bytes: it begins with {content[:4]!r}.")
+        raise ValueError(
+            f"{path} is not an idx file of bytes: it begins with {content[:4]!r}. Download it "
+            "again."
+        )
     start = 4 + 4 * content[3]
     shape = tuple(int(length) for length in np.frombuffer(content[4:start], ">u4"))
     expected = int(np.prod(shape, dtype=np.int64))
     if len(content) - start != expected:
         raise ValueError(
             f"{path} is damaged: its header announces {expected} bytes of data, but it has "
-            f"{len(content) - start}."
+            f"{len(content) - start}. Download it again."
         )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
@@ -119,7 +126,9 @@ def read_cifar_folder(folder: Path, name: str) -> Splits | None:
         if len(missing) == len(train) + len(test):
             continue
         if missing:
-            raise ValueError(f"{folder} has batches of {name}, but {missing[0]} is missing.")
+            raise ValueError(
+                f"{folder} has batches of {name}, but {missing[0]} is missing. Add it."
+            )
         return _join([read(path, name) for path in train]), _join(
             [read(path, name) for path in test]
         )
@@ -147,11 +156,13 @@ def read_cifar_python(path: Path, name: str) -> Split:
         labels = batch[b"labels" if name == "cifar10" else b"fine_labels"]
         pixels = np.asarray(batch[b"data"])
     except (pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError, IndexError) as error:
-        raise ValueError(f"{path} is not a Python batch of {name}: {error}") from None
+        raise ValueError(
+            f"{path} is not a Python batch of {name}: {_reason(error)}. Download it again."
+        ) from None
     if pixels.ndim != 2 or pixels.shape[1] != _CIFAR_PIXELS or pixels.dtype != np.uint8:
         raise ValueError(
             f"{path} is damaged: its data are {pixels.dtype} of shape {pixels.shape}, not bytes of "
-            f"shape (n, {_CIFAR_PIXELS})."
+            f"shape (n, {_CIFAR_PIXELS}). Download it again."
         )
     return _channels_last(pixels), np.asarray(labels)
 
@@ -166,9 +177,16 @@ def read_cifar_binary(path: Path, name: str) -> Split:
     size = header + _CIFAR_PIXELS
     content = np.fromfile(path, np.uint8)
     if not content.size or content.size % size:
-        raise ValueError(f"{path} is damaged: {content.size} bytes are not records of {size}.")
+        raise ValueError(
+            f"{path} is damaged: {content.size} bytes are not a number of records of {size} bytes. "
+            "Download it again."
+        )
     records = content.reshape(-1, size)
     return _channels_last(records[:, header:]), records[:, label]
+
+
+def _reason(error: BaseException) -> str:
+    return first_line(error).rstrip(".")
 
 
 def _channels_last(pixels: np.ndarray) -> np.ndarray:

@@ -265,7 +265,7 @@ def find_images(root: Path, split: str) -> ImageFiles:
         ValueError: if there are no images, or if shards are missing.
     """
     if not root.is_dir():
-        raise ValueError(f"--dataset-path {root}: there is no such folder.")
+        raise ValueError(f"--dataset-path {root}: there is no such folder. Pass its path.")
     shards = Shards.find(root, split)
     if shards is not None:
         return shards

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 from convoy.data.image_files import ENDINGS, SPLITS, Folder, class_names, find_folder
+from convoy.error_messages import first_line
 
 FOLDER = "folder"
 """The name of such a dataset in `--dataset`."""
@@ -47,7 +48,9 @@ def find_image_folder(
     if table.is_file():
         found = _read_csv(table, classes)
     elif not path.is_dir():
-        raise ValueError(f"--dataset-path {path}: there is no such folder or CSV file.")
+        raise ValueError(
+            f"--dataset-path {path}: there is no such folder or CSV file. Pass its path."
+        )
     else:
         found = _find_folders(path, classes)
     if len(found.classes) < 2:
@@ -78,7 +81,10 @@ def _read_csv(table: Path, classes: Sequence[str] | None) -> ImageFolder | Folde
             reader = csv.DictReader(file)
             columns, rows = reader.fieldnames or [], list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{table} cannot be read as a CSV file: {error}") from None
+        raise ValueError(
+            f"{table} cannot be read as a CSV file: {first_line(error).rstrip('.')}. Pass another "
+            "file."
+        ) from None
     if not {_FILE, _LABEL} <= set(columns):
         raise ValueError(
             f"{table} has the columns {', '.join(columns) or 'none'}. Its first line must name the "
@@ -104,14 +110,23 @@ def _check_row(
     name, label, split = row[_FILE] or "", row[_LABEL], row.get(_SPLIT) or "train"
     where = f"{table}, line {number}"
     if not name.lower().endswith(ENDINGS):
-        raise ValueError(f"{where}: {name!r} does not end in one of {', '.join(ENDINGS)}.")
+        raise ValueError(
+            f"{where}: {name!r} is not an image file. It must end in one of {', '.join(ENDINGS)}."
+        )
     if label not in classes:
-        raise ValueError(f"{where}: the label {label!r} of {name!r} is not one of the classes.")
+        raise ValueError(
+            f"{where}: the label {label!r} of {name!r} is not one of the classes. Correct "
+            "it, or remove the line."
+        )
     if not (table.parent / name).is_file():
-        raise ValueError(f"{where}: there is no file {table.parent / name}.")
+        raise ValueError(
+            f"{where}: there is no file {table.parent / name}. Add it, or remove the line."
+        )
     found = next((part for part, names in SPLITS.items() if split.lower() in names), None)
     if found is None:
-        raise ValueError(f"{where}: the split {split!r} is neither train nor val.")
+        raise ValueError(
+            f"{where}: the split {split!r} is neither train nor val. Write one of these."
+        )
     return name, found
 
 

@@ -26,7 +26,8 @@ def check_arguments(function: Callable[..., PyTree], what: str, known: Sequence[
         is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         if is_named and parameter.default is parameter.empty and parameter.name not in known:
             raise ValueError(
-                f"The {what} has an argument {parameter.name!r}. It may have {', '.join(known)}."
+                f"The {what} has an argument {parameter.name!r}, but receives only "
+                f"{', '.join(known)}. Rename the argument, or give it a default."
             )
 
 
@@ -35,7 +36,7 @@ def check_returned(
 ) -> None:
     """Raise an error if a function returned a value of another type."""
     if not isinstance(value, kind):
-        raise error(f"{function} returned {type(value).__name__}, not {what}.")
+        raise error(f"{function} returned {type(value).__name__}, not {what}. Return one.")
 
 
 def as_list(values: PyTree) -> list[PyTree]:

@@ -40,14 +40,17 @@ def check(config: IPUConfig) -> None:
         raise ValueError(f"{name} = {group} is not a number of replicas. Assign 1 or more.")
     tiles = config.io_tiles
     if tiles.place_ops_on_io_tiles and tiles.num_io_tiles < 1:
-        raise ValueError("io_tiles.place_ops_on_io_tiles needs io_tiles.num_io_tiles of 1 or more.")
+        raise ValueError(
+            "io_tiles.place_ops_on_io_tiles needs io_tiles.num_io_tiles of 1 or more. Set both."
+        )
     if group > 1 and tiles.num_io_tiles > 0:
         raise ValueError(f"{name} excludes io_tiles.num_io_tiles. Set one of them.")
     connection = config.device_connection
     needs_version = (DeviceConnectionType.PRE_COMPILE, DeviceConnectionType.NEVER)
     if connection.type in needs_version and not connection.version:
         raise ValueError(
-            f"device_connection.type = {connection.type.name} needs device_connection.version."
+            f"device_connection.type = {connection.type.name} needs device_connection.version. Set "
+            "it, for example to 'ipu2'."
         )
     if environment.read_flags().is_simulated:
         flag = f"{environment.FLAGS}=--use_ipu_model"

@@ -113,10 +113,16 @@ def _run_body(body: Body, carried: Carry, *args: PyTree, **kwargs: PyTree) -> Ca
     try:
         returned = body(*carried, *args, **kwargs)
     except program.NeedsHostError:
-        raise NotImplementedError("A loop calls pipeline(). Pass it repeat_count.") from None
+        raise NotImplementedError(
+            "A loop calls pipeline(), which cannot run inside of a program. Pass repeat_count to "
+            "pipeline() instead."
+        ) from None
     values = [jnp.asarray(value) for value in _without_enqueued(as_list(returned))]
     if len(values) != len(carried):
-        raise TypeError(f"The body returned {len(values)} values, but {len(carried)} are carried.")
+        raise TypeError(
+            f"The body of a loop returned {len(values)} values, but {len(carried)} are carried. "
+            "Return the same number."
+        )
     for value, before in zip(values, carried, strict=True):
         if value.dtype != before.dtype or value.shape != before.shape:
             raise TypeError(

@@ -130,7 +130,10 @@ def read(folder: str | os.PathLike[str]) -> Report:
         )
     run = _load(path / RUN)
     if run.get("format") != FORMAT:
-        raise ReportError(f"{path / RUN} is not a report: its format is {run.get('format')!r}.")
+        raise ReportError(
+            f"{path / RUN} is not a report: its format is {run.get('format')!r}, not {FORMAT!r}. "
+            "Pass the folder of a report."
+        )
     if run.get("version") != VERSION:
         raise ReportError(
             f"{path / RUN} has version {run.get('version')!r} of the format; this Convoy reads "

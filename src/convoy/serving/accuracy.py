@@ -222,5 +222,8 @@ def check_samples(samples: Mapping[str, Any] | Any, signature: Signature) -> Arr
         arrays[spec.name] = array.astype(spec.numpy_dtype)
     if len({len(array) for array in arrays.values()}) > 1:
         counts = {name: len(array) for name, array in arrays.items()}
-        raise ValueError(f"The inputs have different numbers of samples: {counts}.")
+        raise ValueError(
+            f"The inputs have different numbers of samples: {counts}. Pass the same number for "
+            "each."
+        )
     return arrays

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from convoy.configuration import Configuration, Count
+from convoy.configuration import Configuration, Count, flag_name
 from convoy.serving.admission import AdmissionOptions
 from convoy.serving.batching import BatchOptions
 from convoy.serving.client import TOKEN_VARIABLE
@@ -79,10 +79,14 @@ class ServerOptions(Configuration, all_flags=True):
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("--tls-certificate and --tls-key go together. Pass both.")
         if self.tls_client_ca is not None and self.tls_certificate is None:
-            raise ValueError("--tls-client-ca needs --tls-certificate and --tls-key.")
-        files = (self.token_file, self.tls_certificate, self.tls_key, self.tls_client_ca)
-        for file in files:
+            raise ValueError(
+                "--tls-client-ca needs --tls-certificate and --tls-key. Pass them too."
+            )
+        for name in ("token_file", "tls_certificate", "tls_key", "tls_client_ca"):
+            file = getattr(self, name)
             if file is not None and not file.is_file():
-                raise ValueError(f"{file}: no such file.")
+                raise ValueError(f"{flag_name(name)} {file}: there is no such file. Pass its path.")
         if self.port < 0 and self.grpc_port < 0:
-            raise ValueError("--port -1 and --grpc-port -1 leave nothing to listen on.")
+            raise ValueError(
+                "--port -1 and --grpc-port -1 leave nothing to listen on. Pass a port for one."
+            )

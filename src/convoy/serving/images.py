@@ -66,7 +66,10 @@ def decode_images(
         ServingError: if the shape has another number of files, or one cannot be decoded.
     """
     if not files or len(files) != prod(shape):
-        raise invalid(f"input {spec.name!r}: {len(files)} strings for the shape {list(shape)}.")
+        raise invalid(
+            f"input {spec.name!r} has {len(files)} strings for the shape {list(shape)}; expected "
+            f"{max(prod(shape), 1)}."
+        )
     admission.check_samples(len(files), max_samples)
     _check_takes_images(spec)
     opened = [_open(file) for file in files]

@@ -328,11 +328,14 @@ def _batches(
     x, y = np.load(folder / "images.npy", mmap_mode="r"), np.load(folder / "labels.npy")
     if x.shape[1:] != spec.shape:
         raise RequestError(
-            f"{options.dataset} has images of shape {list(x.shape[1:])}, and the model takes "
-            f"{list(spec.shape)}."
+            f"--dataset {options.dataset} has images of shape {list(x.shape[1:])}, but the model "
+            f"takes {list(spec.shape)}. Pass another dataset."
         )
     if spec.dtype != "uint8":
-        raise RequestError(f"The model takes {spec.dtype}; export it with its preprocessing.")
+        raise RequestError(
+            f"--dataset sends images of type uint8, but the model takes {spec.dtype}. Export it "
+            "with its preprocessing."
+        )
 
     def indices(number: int) -> np.ndarray:
         return np.arange(number * size, (number + 1) * size) % len(x)

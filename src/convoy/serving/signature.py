@@ -134,7 +134,8 @@ class TensorSpec:
         """
         if values.size != prod(shape):
             raise invalid(
-                f"input {self.name!r} has {values.size} values for the shape {list(shape)}."
+                f"input {self.name!r} has {values.size} values for the shape {list(shape)}; "
+                f"expected {prod(shape)}."
             )
         return values.reshape(shape)
 

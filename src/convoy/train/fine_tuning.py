@@ -26,7 +26,7 @@ def load_initial_weights(model: keras.Model, path: Path) -> str:
         ValueError: if the file cannot be read, or no layer has the same shape.
     """
     if not path.is_file():
-        raise ValueError(f"--weights {path}: there is no such file.")
+        raise ValueError(f"--weights {path}: there is no such file. Pass its path.")
     layers = [layer for layer in model.layers if layer.weights]
     before = [layer.get_weights() for layer in layers]
     try:

@@ -183,7 +183,7 @@ def _base(
         if len(values) != len(boundaries) + 1:
             raise ValueError(
                 f"--lr-schedule-params: {len(boundaries)} boundaries need {len(boundaries) + 1} "
-                f"values, but there are {len(values)}."
+                f"values, but there are {len(values)}. Pass one value more than boundaries."
             )
         return _stepped([int(epoch * updates) for epoch in boundaries], values)
     rate = options.learning_rate
@@ -204,7 +204,7 @@ def _decay_updates(options: Options, updates: int, warm_up: tuple[str, float] | 
         if (decay := int(epochs * updates)) < 1:
             raise ValueError(
                 f"--lr-schedule-params: {_DECAY} {epochs} is less than one of the {updates} weight "
-                "updates of an epoch."
+                "updates of an epoch. Pass more epochs."
             )
         return decay
     # A warm-up in the mode "shift" comes before the schedule.

@@ -201,7 +201,9 @@ def find_checkpoints(folder: Path) -> list[Path]:
         ValueError: if there is no such folder, or a name in it has no epoch.
     """
     if not folder.is_dir():
-        raise ValueError(f"--checkpoint-input-dir {folder}: there is no such folder.")
+        raise ValueError(
+            f"--checkpoint-input-dir {folder}: there is no such folder. Pass its path."
+        )
     return sorted((p for p in folder.glob("*.h5") if not p.name.startswith(".")), key=epoch_of)
 
 

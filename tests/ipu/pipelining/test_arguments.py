@@ -201,7 +201,7 @@ def test_refuses_stages_that_hand_nothing_on(configure):
 
 def test_refuses_to_be_the_body_of_a_loop(configure):
     configure(2)
-    with pytest.raises(NotImplementedError, match="Pass it repeat_count"):
+    with pytest.raises(NotImplementedError, match=r"Pass repeat_count to pipeline\(\)"):
         ipu.loops.repeat(2, lambda: pipeline([double, identity], 2, inputs=[1.0]))
 
 

@@ -32,7 +32,8 @@ def check_replication_factor(replication_factor: int) -> None:
     count = cross_replica.count()
     if replication_factor != count:
         raise ValueError(
-            f"replication_factor={replication_factor} is not the number of replicas, {count}."
+            f"replication_factor={replication_factor} is not the number of replicas, {count}. Pass "
+            f"{count}."
         )
 
 
