@@ -51,7 +51,7 @@ def write_metrics(history: dict[str, list[float]], file: Path) -> None:
         writer.writerows([epoch, *row] for epoch, row in enumerate(rows, 1))
 
 
-def plot_curves(history: dict[str, list[float]], picture: Path) -> None:
+def plot_curves(history: dict[str, list[float]], path: Path) -> None:
     """Draw loss and accuracy by epoch."""
     import matplotlib
 
@@ -66,7 +66,7 @@ def plot_curves(history: dict[str, list[float]], picture: Path) -> None:
         axis.set(xlabel="epoch", ylabel=name)
         axis.grid(alpha=0.3)
         axis.legend()
-    figure.savefig(picture, dpi=120)
+    figure.savefig(path, dpi=120)
 
 
 def parse_options() -> tuple[argparse.Namespace, convoy.Strategy]:

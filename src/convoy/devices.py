@@ -181,12 +181,12 @@ def _split_again(count: int) -> tuple[jax.Device, ...]:
 def _of_all_processes(devices: int | Sequence[jax.Device] | None) -> tuple[jax.Device, ...]:
     """Return the devices of all processes; collective operations need every one of them."""
     present = tuple(jax.devices())
-    asked = devices if isinstance(devices, int) or devices is None else len(devices)
-    if asked not in (None, len(present)):
+    count = devices if isinstance(devices, int) or devices is None else len(devices)
+    if count not in (None, len(present)):
         raise ValueError(
-            f"{asked} devices were requested, but the {distributed.count()} processes of this run "
+            f"{count} devices were requested, but the {distributed.count()} processes of this run "
             f"were launched with {len(present)}. Leave `devices` out, or launch with "
-            f"--num-replicas {asked}."
+            f"--num-replicas {count}."
         )
     return present
 

@@ -53,51 +53,52 @@ def join() -> None:
         RuntimeError: if they run other versions.
     """
     _begin_heartbeat()
-    asked = requested()
-    if asked is None or asked.count == 1:
+    place = requested()
+    if place is None or place.count == 1:
         return
-    if asked.coordinator != CLUSTER and asked.index == 0:
-        _check_can_listen(_bind_address(asked))
+    if place.coordinator != CLUSTER and place.index == 0:
+        _check_can_listen(_bind_address(place))
     # JAX's service would receive SIGTERM instead of Python, and let all processes agree on an end.
     jax.config.update("jax_enable_preemption_service", False)
     atexit.register(_end)
     # While JAX waits for the others, Python does not handle Ctrl-C.
     with ended_by_interrupt():
         try:
-            _initialize(asked)
+            _initialize(place)
         except RuntimeError as error:
             raise JoinError(
-                f"Process {asked.index} could not join {asked.count} processes. Check that all of "
-                f"them run, and that they reach {asked.coordinator}. JAX reports: "
+                f"Process {place.index} could not join {place.count} processes. Check that all of "
+                f"them run, and that they reach {place.coordinator}. JAX reports: "
                 f"{first_line(error)}"
             ) from error
-        _set_collectives_address(asked.address)
-        set_place(Place(asked.coordinator, jax.process_count(), jax.process_index(), asked.address))
+        _set_collectives_address(place.address)
+        set_place(Place(place.coordinator, jax.process_count(), jax.process_index(), place.address))
         check_same("version", {**installed_versions(), "python": platform.python_version()})
 
 
-def _initialize(asked: Place) -> None:
-    if asked.coordinator == CLUSTER:
+def _initialize(place: Place) -> None:
+    if place.coordinator == CLUSTER:
         jax.distributed.initialize(heartbeat_timeout_seconds=_silence())
     else:
         jax.distributed.initialize(
-            asked.coordinator,
-            asked.count,
-            asked.index,
+            place.coordinator,
+            place.count,
+            place.index,
             cluster_detection_method="deactivate",
-            coordinator_bind_address=_bind_address(asked),
+            coordinator_bind_address=_bind_address(place),
             initialization_timeout=JOIN_SECONDS,
             heartbeat_timeout_seconds=_silence(),
         )
 
 
-def _bind_address(asked: Place) -> str:
+def _bind_address(place: Place) -> str:
     """Return the address at which the first process listens.
 
-    It is an address of this host, whose name may mean another one here than on other hosts.
+    `Place.address` has priority over the coordinator's host name, because the name may resolve to
+    another address on this host than on other hosts.
     """
-    host, _, port = asked.coordinator.rpartition(":")
-    return f"{asked.address or host}:{port}"
+    host, _, port = place.coordinator.rpartition(":")
+    return f"{place.address or host}:{port}"
 
 
 def set_exit_status(status: int) -> None:

@@ -307,18 +307,18 @@ class DeviceLayout:
             slot_ranks: ranks that use each of the optimizer's variables, by the variable's id.
         """
         parts = self.variables.parts
-        homes: list[list[DeviceGroup]] = []
+        targets: list[list[DeviceGroup]] = []
         for part in parts:
             everywhere = part is parts.metrics or part is parts.numerics
             for variable in part:
                 ranks = slot_ranks.get(id(variable), [self.rank_of(variable)])
-                homes.append(self.groups if everywhere else [self.groups[k] for k in ranks])
+                targets.append(self.groups if everywhere else [self.groups[k] for k in ranks])
         values, structure = jax.tree.flatten(self.variables.read())
         if self.placement.spans_processes:
-            values = _agree(values, homes)
+            values = _agree(values, targets)
         placed = [
             group.put(value) if group.is_local else group.absent(value)
-            for group, value in zip(map(self._nearest, homes), values, strict=True)
+            for group, value in zip(map(self._nearest, targets), values, strict=True)
         ]
         self.variables.write(jax.tree.unflatten(structure, placed))
 
@@ -330,17 +330,21 @@ class DeviceLayout:
 
 
 def _agree(
-    values: Sequence[jax.typing.ArrayLike], homes: list[list[DeviceGroup]]
+    values: Sequence[jax.typing.ArrayLike], targets: list[list[DeviceGroup]]
 ) -> list[jax.typing.ArrayLike]:
     """Use the first process's values for variables that are not on their devices in all processes.
 
     A value that belongs on devices of several processes is always taken from the first process,
     because its current device does not show which process wrote it.
     """
-    away = [len(h) > 1 or not h[0].holds(v) for v, h in zip(values, homes, strict=True)]
-    strays = [index for index, stray in enumerate(distributed.any_of(away)) if stray]
-    shared = distributed.arrays_from_first([np.asarray(values[index]) for index in strays])
+    misplaced = [
+        len(groups) > 1 or not groups[0].holds(value)
+        for value, groups in zip(values, targets, strict=True)
+    ]
+    flags = distributed.any_of(misplaced)
+    indices = [index for index, flag in enumerate(flags) if flag]
+    shared = distributed.arrays_from_first([np.asarray(values[index]) for index in indices])
     agreed: list[jax.typing.ArrayLike] = [*values]
-    for index, value in zip(strays, shared, strict=True):
+    for index, value in zip(indices, shared, strict=True):
         agreed[index] = value
     return agreed

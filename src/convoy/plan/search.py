@@ -47,8 +47,9 @@ def configurations(
         max_stages: number of stages that the model can be split into.
     """
     for stages in range(1, min(devices, per_host, max_stages, MAX_STAGES) + 1):
-        room = devices // per_host * (per_host // stages) + devices % per_host // stages
-        replicas = next(n for n in range(min(room, global_batch), 0, -1) if global_batch % n == 0)
+        max_replicas = devices // per_host * (per_host // stages) + devices % per_host // stages
+        candidates = range(min(max_replicas, global_batch), 0, -1)
+        replicas = next(n for n in candidates if global_batch % n == 0)
         if stages > 1 and replicas * stages < MIN_USED_DEVICES * min(devices, global_batch):
             continue
         local_batch = global_batch // replicas

@@ -63,7 +63,7 @@ class Trials:
             process = await self._start()
             self._running.add(process)
             try:
-                answer = await _ask(process, path)
+                answer = await _request_trial(process, path)
                 if answer is None:
                     status = await process.wait()
             finally:
@@ -96,7 +96,7 @@ class Trials:
         self._idle.clear()
 
 
-async def _ask(process: Process, path: Path) -> str | None:
+async def _request_trial(process: Process, path: Path) -> str | None:
     """Return the problem of a version, empty without one, or `None` if the process ended."""
     assert process.stdin is not None
     assert process.stdout is not None

@@ -64,13 +64,13 @@ def _mistakes(
             "label": int(labels[place]),
             "predicted": int(predicted[place]),
             "probability": float(certainty[place]),
-            "picture": _picture(images, int(place)),
+            "picture": _thumbnail(images, int(place)),
         }
         for place in worst
     ]
 
 
-def _picture(images: Split | ImageFiles, place: int) -> str | None:
+def _thumbnail(images: Split | ImageFiles, place: int) -> str | None:
     """Return a small copy of an image as a data URL; `None` if OpenCV is missing or cannot read it.
 
     An image of fewer pixels keeps its size, and the browser enlarges it.

@@ -1,4 +1,5 @@
-// Marks functions that are compiled for AVX2 and what comes with it, whatever the rest of the library is compiled for.
+// Marks functions that are compiled for AVX2 and the instructions that come with it, independently
+// of the rest of the library.
 #pragma once
 
 #include <immintrin.h>

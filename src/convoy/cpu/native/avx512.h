@@ -1,4 +1,4 @@
-// Marks functions that are compiled for AVX-512, whatever the rest of the library is compiled for.
+// Marks functions that are compiled for AVX-512, independently of the rest of the library.
 #pragma once
 
 #include <immintrin.h>

@@ -3,13 +3,13 @@
 
 namespace convoy {
 
-// A CPU may report AMX while the system refuses its registers to the process, which the first tile
-// instruction then kills. If the permission is not granted, oneDNN is restricted to what is below
-// AMX.
+// A CPU may report AMX while the system refuses its registers to the process; the first tile
+// instruction would then kill the process. If the permission is not granted, oneDNN is restricted
+// to the instruction sets below AMX.
 void HoldOneDnnToWhatRuns();
 
-// Whether 256 bits are all that this CPU computes at once, so that kernels written for AVX2 are as
-// fast as any: it has no longer vectors, or splits those of AVX-512 into two halves, as Zen 4 does.
+// Whether this CPU computes at most 256 bits at once, so that kernels for AVX2 are as fast as any:
+// it has no longer vectors, or splits those of AVX-512 into two halves, as Zen 4 does.
 bool ComputesAvx2AtOnce();
 
 // Whether oneDNN may use AVX-512 here.

@@ -11,7 +11,7 @@
 #include "avx512.h"
 #include "storage.h"
 
-// What oneDNN calls avx512_core, and that with instructions for bfloat16.
+// oneDNN's instruction set avx512_core, and the same with instructions for bfloat16.
 #define CONVOY_AVX512_CORE __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
 #define CONVOY_AVX512_BF16 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
 

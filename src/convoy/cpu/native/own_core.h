@@ -58,7 +58,7 @@ class OwnCore {
     if (!(claimed().fetch_or(bit) & bit)) place_ = place;
   }
 
-  // The core that comes after `place` others of those that the thread may run on.
+  // The core with index `place` among those that the thread may run on.
   int Core(int place) const {
     int core = 0;
     while (!CPU_ISSET(core, &before_) || place-- > 0) ++core;

@@ -8,8 +8,8 @@ namespace {
 
 using dnnl::memory;
 
-// Up to so many pixels, a product takes less time than oneDNN's convolution: 0.5 to 0.9 of it on
-// Zen 4, in bfloat16.
+// Up to this number of pixels, a product takes less time than oneDNN's convolution: 0.5 to 0.9 of
+// it on Zen 4, in bfloat16.
 constexpr int64_t kFewPixels = 2048;
 
 bool AreAll(const memory::dims& sizes, int64_t value) {

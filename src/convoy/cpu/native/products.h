@@ -154,7 +154,7 @@ struct Gathered {
   int64_t taps, first, depth;
 };
 
-// What the sums begin with (null: with what is there), and what is done with them at the end.
+// Initial values of the sums (null: the values that are there), and the operations at the end.
 struct Around {
   const float* bias;
   const float* addend;

@@ -17,7 +17,7 @@ struct Rows {
 // With few channels, loops over channels would be short. So the values by channel are repeated
 // until they fill a tile, and rows are processed a tile at a time.
 constexpr int64_t kTile = 256;
-// Elements that are read twice should still be in the cache. Sums over so many elements are in
+// Elements that are read twice should still be in the cache. Sums over this many elements are in
 // single precision, sums of these in double precision.
 constexpr int64_t kCached = 8192;
 constexpr int64_t kFewestRowsCached = 16;

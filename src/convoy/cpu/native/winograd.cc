@@ -340,8 +340,8 @@ int64_t Winograd<T>::Parts() const {
   return std::clamp<int64_t>(products / kProductsPerThread, 1, std::min(threads_, tiles_));
 }
 
-// Size of the largest block if the largest part has so many tiles: blocks have about the same size,
-// near the preferred one.
+// Size of the largest block if the largest part has this many tiles: blocks have about the same
+// size, near the preferred one.
 template <typename T>
 int64_t Winograd<T>::BlockOf(int64_t tiles) const {
   const int64_t blocks = std::max<int64_t>(1, (tiles + block_ / 2) / block_);

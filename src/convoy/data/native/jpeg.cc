@@ -61,7 +61,7 @@ Between Find(int index, int count, int wanted) {
 }
 
 // For each pixel of a row of the result: the offset of its two adjacent pixels of the source, and
-// their weights. What is behind the source's last pixel has a weight of 0.
+// their weights. A pixel behind the source's last one has a weight of 0.
 struct Columns {
   int32_t* first = nullptr;
   uint32_t* weights = nullptr;  // low half: of the first pixel; high half: of the second
@@ -187,7 +187,8 @@ int Decode(const uint8_t* data, int64_t size, const ConvoyPart* part, uint8_t* o
   // A few bytes more than needed: two pixels are read at once, as eight bytes.
   const size_t row_size = static_cast<size_t>(info.output_width) * kChannels;
   work->memory = static_cast<uint8_t*>(calloc(row_size + 8, 1));
-  // Misaligned on purpose: libjpeg-turbo writes aligned rows past the cache, but this is read next.
+  // Misaligned on purpose: libjpeg-turbo bypasses the cache for aligned rows, but this row is read
+  // next.
   uint8_t* row = work->memory + 1;
   Columns& columns = work->columns;
   columns.first = static_cast<int32_t*>(malloc(part->out_width * sizeof(int32_t)));
