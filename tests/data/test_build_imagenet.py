@@ -66,7 +66,9 @@ def test_damaged_images_are_left_out_or_stop_a_build(tmp_path, capsys):
     bad = source / "train" / "n02" / "n02_1.JPEG"
     bad.write_bytes(bad.read_bytes()[:200])
     assert build(source, tmp_path / "a", "--damaged-images", "stop") == 2
-    assert "n02_1.JPEG: it is a JPEG" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "n02_1.JPEG: it is a JPEG" in error
+    assert "Pass --damaged-images skip to leave it out." in error
     assert build(source, tmp_path / "b") == 0
     said = capsys.readouterr()
     assert "skipped" in said.err

@@ -310,11 +310,15 @@ def test_refuses_arguments_that_have_no_meaning(tmp_path, arguments, error, matc
     ("arguments", "error", "match"),
     [
         ({"mode": ModeKeys.TRAIN, "loss": 1}, ValueError, "needs a loss and a train_op"),
-        ({"mode": ModeKeys.EVAL, "loss": 1}, ValueError, "one of eval_metric_ops and eval_metrics"),
+        (
+            {"mode": ModeKeys.EVAL, "loss": 1},
+            ValueError,
+            "The spec for EVAL needs a loss, and one of eval_metric_ops and eval_metrics",
+        ),
         (
             {"mode": "eval", "loss": 1, "eval_metric_ops": {}, "eval_metrics": (max, [])},
             ValueError,
-            "one of eval_metric_ops and eval_metrics",
+            "The spec for EVAL needs a loss, and one of eval_metric_ops and eval_metrics",
         ),
         (
             {"mode": "eval", "eval_metrics": [max]},
@@ -366,7 +370,9 @@ def test_devices_selected_by_number_are_as_many_as_replicas(tmp_path):
 
 def test_refuses_a_training_operation_without_an_optimizer(tmp_path):
     estimator = IPUEstimator(mean_of(lambda loss: 3), tmp_path)
-    with pytest.raises(ValueError, match="train_op=3 is not an optimizer"):
+    with pytest.raises(
+        ValueError, match="train_op=3 is neither an optimizer nor the result of its minimize"
+    ):
         estimator.train(counting(), steps=1)
 
 

@@ -176,7 +176,9 @@ def _write_shard(
             except DamagedDataError as error:
                 message = f"{folder.name(int(index))}: {error}"
                 if options.damaged_images == "stop":
-                    raise ValueError(f"{message}.") from None
+                    raise ValueError(
+                        f"{message}. Pass --damaged-images skip to leave it out."
+                    ) from None
                 print(f"convoy data build-imagenet: skipped {message}", file=sys.stderr)
                 skipped += 1
                 continue

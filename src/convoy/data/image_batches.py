@@ -90,10 +90,13 @@ class ImageBatchJob:
             except DamagedDataError as error:
                 message = f"{self.files.name(near)}: {error}"
                 if self.on_damage == "stop":
-                    raise DamagedDataError(f"{message}.") from None
+                    raise DamagedDataError(
+                        f"{message}. Pass --damaged-images skip to leave it out."
+                    ) from None
                 damaged.append(message)
         raise DamagedDataError(
-            f"{self.files.name(index)} and the {MAX_DAMAGED - 1} images after it are damaged."
+            f"{self.files.name(index)} and the {MAX_DAMAGED - 1} images after it are damaged. "
+            "Restore the files from a copy."
         )
 
     def _decode(self, index: int, flip: bool, out: np.ndarray, rng: np.random.Generator) -> int:

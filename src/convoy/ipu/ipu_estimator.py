@@ -67,7 +67,10 @@ class IPUEstimatorSpec:
             raise ValueError("The spec for TRAIN needs a loss and a train_op. Pass both.")
         has_metrics = (self.eval_metric_ops is None) != (self.eval_metrics is None)
         if self.mode == ModeKeys.EVAL and (self.loss is None or not has_metrics):
-            raise ValueError("EVAL needs a loss, and one of eval_metric_ops and eval_metrics.")
+            raise ValueError(
+                "The spec for EVAL needs a loss, and one of eval_metric_ops and eval_metrics. Pass "
+                "these two."
+            )
 
     def native(self) -> EstimatorSpec:
         """Return the same spec for Convoy's estimators."""
@@ -310,5 +313,8 @@ def _read_train_op(train_op: PyTree) -> tuple[Any, list[Any]]:
     others = [part for part in parts if not isinstance(part, LogOp)]
     found = [part.optimizer if isinstance(part, TrainOp) else part for part in others]
     if len(found) != 1 or not isinstance(found[0], (str, keras.optimizers.Optimizer, IpuOptimizer)):
-        raise ValueError(f"train_op={train_op!r} is not an optimizer, or its minimize(loss).")
+        raise ValueError(
+            f"train_op={train_op!r} is neither an optimizer nor the result of its minimize(loss). "
+            "Pass one of them."
+        )
     return found[0], hooks

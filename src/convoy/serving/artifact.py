@@ -219,7 +219,7 @@ def read(path: Path) -> Artifact:
         if not programs or not all(1 <= size <= MAX_BATCH_SIZE for size in programs):
             raise ArtifactError(
                 f"{path} has programs for the batch sizes {sorted(programs)}; expected one or "
-                f"more, each from 1 to {MAX_BATCH_SIZE}."
+                f"more, each from 1 to {MAX_BATCH_SIZE}. Export the model again."
             )
         return Artifact(signature, programs, weights, example, class_names, about, precision, path)
     except OSError as error:

@@ -166,6 +166,7 @@ class StageProgram:
         outputs, (non_trainable, metrics, loss) = results
         if self.activation_checkpointing:
             return ForwardResult(outputs, (received, inputs), non_trainable, loss, metrics)
+        # Without the data, which is only a position here; residuals have it as a result of F.
         given = [*received, *jax.tree.leaves(_data_last(inputs)[:3])]
         values = dict(zip([*traced.inputs[1], *traced.inputs[2]], given, strict=False))
         returned = zip(traced.results, outputs, strict=False)

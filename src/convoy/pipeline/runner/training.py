@@ -321,6 +321,8 @@ class TrainingCall(PipelineCall):
             first = next(iter(group.devices))
             update = self.update.rank_updates[rank]
             for variable in [*update.trainable, *update.statistics]:
+                # Weights and averaged statistics are equal on all replicas. Seeds and integers may
+                # differ; those of the first replica count.
                 value = self.values[first][id(variable)]
                 if id(variable) in seeds:
                     value = group.put(self.without_seed_offset(first, value))
