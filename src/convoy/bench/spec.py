@@ -67,7 +67,7 @@ def _variants(parameters: Any) -> list[Variant]:
         return [dict(zip(names, row, strict=True)) for row in rows]
     raise ValueError(
         f"{parameters!r} is not a set of parameters. Write a mapping of names to values, such as "
-        "'a: 1, 2', or a list of rows of which the first has the names."
+        "'a: 1, 2', or a list of rows, the first with the names."
     )
 
 

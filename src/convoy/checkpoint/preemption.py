@@ -148,7 +148,7 @@ def _after_fork_in_child() -> None:
     if _active:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        # Ctrl-C in a terminal reaches workers too; they go on until the parent ends them.
+        # Ctrl-C in a terminal reaches workers too; they continue until the parent ends them.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     _after_fork_in_parent()
 

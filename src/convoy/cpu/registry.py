@@ -29,10 +29,10 @@ RULES: dict[Primitive, lowering.Rule] = {
     lax.reduce_sum_p: channel_sums.lower,
 }
 
-# JAX caches what it has lowered, by function and shapes but not by the rules in force. A change of
-# the rules would therefore reach new programs only, and two calls of one function could differ. At
-# the first call there is nothing of ours in the caches, and programs of others need not be compiled
-# again just because Convoy was imported.
+# JAX caches lowered programs by function and shapes, but not by the rules in force. After a change
+# of the rules, two calls of one function could therefore differ, so the caches are cleared. Only
+# the first `enable` does not clear them: no program of Convoy is cached yet, and other programs
+# need not be compiled again just because Convoy was imported.
 _active = False
 _was_active = False
 

@@ -46,7 +46,7 @@ def pinned() -> bool:
 
 
 def expect_devices(count: int) -> None:
-    """Divide the cores among at least so many devices, if JAX knows of fewer yet."""
+    """Divide the cores among at least `count` devices, even if JAX knows of fewer."""
     global _device_count
     _device_count = max(_device_count, count)
 

@@ -63,7 +63,7 @@ class WorkerPool(Generic[Task, Result]):
         slots: number of tasks of each process that can be pending.
 
     Raises:
-        RuntimeError: if there is no room for the batches.
+        RuntimeError: if there is no memory for the batches.
     """
 
     def __init__(self, job: Job[Task, Result], count: int, slots: int = SLOTS) -> None:

@@ -50,7 +50,7 @@ class Observer:
         """Return a wrapper of a compiled program.
 
         Args:
-            name: a name for what it computes.
+            name: name of the computation.
             program: the program.
             varying: the argument whose shapes may differ from call to call, if there is one.
         """

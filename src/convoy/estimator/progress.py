@@ -12,7 +12,7 @@ from convoy.types import Logs
 
 
 class ProgressCallback(keras.callbacks.Callback):
-    """Shows the steps that are done: a bar on a terminal, else a line now and then.
+    """Shows the steps that are done: a bar on a terminal, else a line at intervals.
 
     It shows nothing if the log lines of the estimator are shown, which report the same.
 

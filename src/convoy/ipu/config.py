@@ -123,7 +123,7 @@ class IPUConfig(_Category):
         """Apply this configuration. Later changes of the object have no effect.
 
         Args:
-            device: ignored, since there is one host.
+            device: no effect, since there is one host.
         """
         configure_ipu_system(self, device)
 
@@ -187,7 +187,7 @@ def configure_ipu_system(
 
     Args:
         config: an `IPUConfig`. Numbers in `auto_select_ipus` and `select_ipus` become lists.
-        device: ignored, since there is one host.
+        device: no effect, since there is one host.
         reset_configuration: whether another configuration may be replaced.
 
     Raises:

@@ -28,7 +28,7 @@ def dataset_benchmark(
         number_of_epochs: number of measurements.
         elements_per_epochs: elements per measurement.
         print_stats: whether to print a line for each measurement.
-        apply_debug_options: has no effect.
+        apply_debug_options: no effect.
         do_memcpy: whether to copy every element, as a transfer to a device would.
 
     Returns:

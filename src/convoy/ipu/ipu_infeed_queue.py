@@ -18,8 +18,8 @@ class IPUInfeedQueue:
     Args:
         dataset: an iterable of arrays, or of tuples or dicts of arrays, all of the same shapes.
         device_ordinal: index of the logical device; that of the program is used.
-        prefetch_depth: from 1 to 255; has no effect.
-        optimise_latency: has no effect.
+        prefetch_depth: from 1 to 255; no effect.
+        optimise_latency: no effect.
 
     Raises:
         ValueError: if a number is out of range.

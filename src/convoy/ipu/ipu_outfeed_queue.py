@@ -26,8 +26,8 @@ class IPUOutfeedQueue:
     Args:
         outfeed_mode: `IPUOutfeedMode.ALL`, the default, or `LAST`.
         device_ordinal: index of the logical device; that of the program is used.
-        buffer_depth: 1 or more; has no effect.
-        optimise_latency: has no effect.
+        buffer_depth: 1 or more; no effect.
+        optimise_latency: no effect.
 
     Raises:
         ValueError: if the mode is unknown, or a number is out of range.

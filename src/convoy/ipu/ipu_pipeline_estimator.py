@@ -37,7 +37,7 @@ class IPUPipelineEstimatorSpec:
         optimizer_function: a function of the last stage's outputs. Returns an
             `OptimizerFunctionOutput`. Required in `TRAIN`.
         device_mapping: the device of each stage; by default one device per stage.
-        loss_accumulator_dtype: has no effect: losses are accumulated in float32.
+        loss_accumulator_dtype: no effect: losses are accumulated in float32.
         training_hooks: hooks of `train`.
         evaluation_hooks: hooks of `evaluate`.
         prediction_hooks: hooks of `predict`.

@@ -28,9 +28,9 @@ class IPURunConfig:
         num_shards: devices per copy. The network of an `IPUEstimator` is split over them
             automatically.
         ordinal: index of the logical device.
-        prefetch_depth: from 1 to 255; has no effect.
-        compile_summary: has no effect.
-        autosharding: has no effect: a network is split whenever there are several shards.
+        prefetch_depth: from 1 to 255; no effect.
+        compile_summary: no effect.
+        autosharding: no effect: a network is split whenever there are several shards.
 
     Raises:
         TypeError: if the options are not an `IPUConfig`.
@@ -95,7 +95,7 @@ class RunConfig:
 
     Attributes:
         ipu_run_config: options of the devices.
-        master: has no effect, since there are no sessions.
+        master: no effect, since there are no sessions.
         model_dir: folder of the checkpoints.
         tf_random_seed: random seed.
         save_summary_steps: steps between two values for TensorBoard; 0 or `None` writes none.
@@ -105,7 +105,7 @@ class RunConfig:
         log_step_count_steps: steps between two log lines; `None` logs nothing.
         train_distribute: must be `None`, since replicas are those of one process.
         eval_distribute: must be `None`.
-        session_config: has no effect.
+        session_config: no effect.
 
     Raises:
         ValueError: if both intervals between checkpoints are given.

@@ -43,8 +43,8 @@ class IPUStrategyV1:
 
     Args:
         ipu_device: name of the logical device.
-        cpu_device: ignored, since there is one host.
-        enable_dataset_iterators: has no effect, since the engine reads datasets.
+        cpu_device: no effect, since there is one host.
+        enable_dataset_iterators: no effect, since the engine reads datasets.
         enable_keras_extensions: whether models made in the scope run on Convoy's engine. Otherwise
             they are plain Keras models.
 

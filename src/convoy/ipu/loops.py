@@ -33,7 +33,7 @@ def repeat(
             by results of `enqueue`.
         inputs: initial carried values.
         infeed_queue: a queue with an element for each iteration and replica.
-        use_while_v1: has no effect.
+        use_while_v1: no effect.
 
     Returns:
         The carried values: `None`, a single value, or a list.

@@ -50,7 +50,7 @@ class IpuOptimizer:
 
     Args:
         opt: a Keras optimizer, its name, or another wrapper.
-        name: has no effect.
+        name: no effect.
     """
 
     def __init__(self, opt: Optimizer, name: str | None = None) -> None:
@@ -103,11 +103,11 @@ class GradientAccumulationOptimizerV2(IpuOptimizer):
     Args:
         opt: the optimizer that updates the weights.
         num_mini_batches: micro-batches per weight update.
-        offload_weight_update_variables: has no effect.
-        replicated_optimizer_state_sharding: has no effect.
+        offload_weight_update_variables: no effect.
+        replicated_optimizer_state_sharding: no effect.
         dtype: dtype of the accumulated gradients; by default their own.
         reduction_method: `SUM`, `MEAN` or `RUNNING_MEAN`.
-        name: has no effect.
+        name: no effect.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class MapGradientOptimizer(IpuOptimizer):
         wrapped_optimizer: the optimizer that updates the weights.
         gradient_mapping_function: a function of a gradient and its variable that returns the new
             gradient.
-        name: has no effect.
+        name: no effect.
     """
 
     def __init__(

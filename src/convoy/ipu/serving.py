@@ -17,7 +17,7 @@ Step = Callable[..., Any]
 Specs = Sequence[Any]
 """Objects with a shape and a dtype, such as `keras.Input`s."""
 Predict = Callable[..., dict[str, np.ndarray]]
-"""Takes arrays of a whole batch, in the order of the inputs or by their names."""
+"""Takes arrays of a batch, in the order of the inputs or by their names."""
 
 
 def export_keras(
@@ -89,7 +89,7 @@ def export_single_step(
         predict_step: a function of a batch. It uses Keras layers and operations, or is a JAX
             function decorated with `convoy.estimator.function`.
         export_dir: as for `export_keras`.
-        iterations: has no effect: every request is a device call.
+        iterations: no effect: every request is a device call.
         predict_step_signature: shapes and dtypes of its arguments, including the batch.
         input_dataset: a dataset whose first element has these shapes and dtypes, instead of a
             signature.
@@ -137,12 +137,12 @@ def export_pipeline(
     Args:
         computational_stages: functions; each takes what the previous one returned.
         export_dir: as for `export_keras`.
-        iterations: has no effect.
+        iterations: no effect.
         inputs: values that are passed to the first stage before the data.
-        device_mapping: has no effect: a server runs a model on one device.
-        pipeline_schedule: has no effect.
-        poplar_options: has no effect.
-        name: has no effect.
+        device_mapping: no effect: a server runs a model on one device.
+        pipeline_schedule: no effect.
+        poplar_options: no effect.
+        name: no effect.
         predict_step_signature: as for `export_single_step`.
         input_dataset: as for `export_single_step`.
         **settings: other arguments of `export_single_step`.

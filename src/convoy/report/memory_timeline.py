@@ -8,7 +8,7 @@ from convoy.types import Json
 
 # Instructions whose result may reuse the buffer of an operand that is not read afterwards.
 _IN_PLACE = {"fusion", "copy", "add", "multiply", "subtract", "dynamic-update-slice", "scatter"}
-# Instructions of which each result element depends on several operand elements. A fusion that
+# Instructions in which each result element depends on several operand elements. A fusion that
 # contains one cannot reuse a buffer.
 _GATHERING = {"dot", "convolution", "reduce", "gather", "transpose", "broadcast", "reverse"}
 # Maximum number of points of the timeline, and of arrays that are listed at the peak.

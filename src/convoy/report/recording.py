@@ -263,7 +263,7 @@ class Recording(observer.Observer):
             self._write()
 
     def _write(self) -> None:
-        """Write new content. If the disk cannot take it, report that once and go on."""
+        """Write new content. If it cannot be written, report that once and continue."""
         try:
             while self._compiled:
                 number, about, compiled = self._compiled.pop(0)

@@ -76,7 +76,7 @@ def default_max_connections() -> int:
 
 
 class _Refused(asyncio.Protocol):
-    """A connection for which there is no room."""
+    """A connection beyond the limit."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()

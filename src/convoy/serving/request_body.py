@@ -23,7 +23,7 @@ async def read_body(request: web.Request, max_bytes: int) -> bytes:
         max_bytes: maximum size of the body.
 
     Raises:
-        ServingError: if it is too large, there is no room for it, or its encoding is not known.
+        ServingError: if it is too large, there is no memory for it, or its encoding is not known.
     """
     if request.headers.get("Content-Encoding", "identity").lower() not in ENCODINGS:
         raise ServingError(Code.INVALID_ARGUMENT, UNSUPPORTED_ENCODING, http_status=415)

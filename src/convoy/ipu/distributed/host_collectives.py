@@ -17,7 +17,7 @@ def allreduce(value: PyTree, reduce_op: object, tensor_name: str | None = None) 
     Args:
         value: the value of this process; shapes and dtypes must be the same in all.
         reduce_op: `"SUM"` or `"MEAN"`, or TensorFlow's member for it.
-        tensor_name: has no effect.
+        tensor_name: no effect.
 
     Raises:
         ValueError: if the operation is another one.

@@ -11,7 +11,7 @@ class PopDistStrategy(IPUStrategyV1):
     Args:
         ipu_device: name of the logical device.
         add_ipu_cross_replica_reductions: must be `True`: gradients are always reduced.
-        enable_dataset_iterators: has no effect, since the engine reads datasets.
+        enable_dataset_iterators: no effect, since the engine reads datasets.
         enable_keras_extensions: whether models made in the scope run on Convoy's engine.
     """
 

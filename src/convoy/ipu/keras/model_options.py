@@ -57,7 +57,7 @@ class ModelOptions:
                 the current number.
             gradient_accumulation_reduction_method: reduction of their gradients; shared with
                 `set_pipelining_options`, and set by every call.
-            use_v2_gradient_accumulation_optimizer: has no effect.
+            use_v2_gradient_accumulation_optimizer: no effect.
             gradient_accumulation_optimizer_kwargs: `dtype`, the dtype of the accumulated gradients;
                 `offload_weight_update_variables`, `replicated_optimizer_state_sharding` and `name`
                 have no effect.

@@ -41,7 +41,7 @@ class ALSOptimizer(IpuOptimizer):
             captures; not supported with pipeline stages.
         lpf_alpha: only 0 is supported: statistics are reset at each change.
         histogram_bin_edge: magnitude from which a gradient counts as large.
-        name: has no effect.
+        name: no effect.
     """
 
     def __init__(

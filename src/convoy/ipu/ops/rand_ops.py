@@ -24,8 +24,8 @@ def dropout(
         rate: probability of zero, from 0 to below 1.
         noise_shape: shape of the random mask; it is broadcast along axes of size 1.
         seed: two int32 numbers, or a seed of `keras.random.dropout`.
-        name: has no effect.
-        kwargs: have no effect.
+        name: no effect.
+        kwargs: no effect.
 
     Raises:
         ValueError: if the rate is out of range, or the shape of the mask does not fit.

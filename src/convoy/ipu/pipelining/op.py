@@ -157,7 +157,7 @@ def pipeline(
             stage of concurrent functions with the same arguments, whose results are concatenated.
         gradient_accumulation_count: micro-batches per execution, and per weight update.
         gradient_accumulation_dtype: dtype of the accumulated gradients; by default their own.
-        gradient_accumulation_for_captured_grads: has no effect.
+        gradient_accumulation_for_captured_grads: no effect.
         repeat_count: number of executions, with one weight update each.
         batch_serialization_iterations: factor of the number of micro-batches. Requires that all
             stages are on one device, and the Sequential schedule.
@@ -169,19 +169,19 @@ def pipeline(
             `OptimizerFunctionOutput`. Without it, nothing is trained. A loss with several elements
             is summed; losses that layers add are added.
         device_mapping: the device of each stage, from 0; by default one device per stage.
-        pipeline_schedule: by default Grouped (GPipe).
-        recomputation_mode: by default Auto; has an effect if the configuration has
-            `allow_recompute`.
-        forward_propagation_stages_poplar_options: has no effect; a list with an entry per stage.
-        backward_propagation_stages_poplar_options: has no effect; a list with an entry per stage.
-        weight_update_poplar_options: has no effect.
-        offload_weight_update_variables: has no effect.
-        replicated_optimizer_state_sharding: has no effect; requires that
+        pipeline_schedule: the pipeline schedule; by default Grouped (GPipe).
+        recomputation_mode: the mode of activation checkpointing, by default Auto; used if the
+            configuration has `allow_recompute`.
+        forward_propagation_stages_poplar_options: no effect; a list with an entry per stage.
+        backward_propagation_stages_poplar_options: no effect; a list with an entry per stage.
+        weight_update_poplar_options: no effect.
+        offload_weight_update_variables: no effect.
+        replicated_optimizer_state_sharding: no effect; requires that
             `offload_weight_update_variables` is not `False`.
-        offload_activations: has no effect.
-        offload_gradient_accumulation_buffers: has no effect.
-        replicated_weight_sharding: has no effect.
-        offload_weights: has no effect.
+        offload_activations: no effect.
+        offload_gradient_accumulation_buffers: no effect.
+        replicated_weight_sharding: no effect.
+        offload_weights: no effect.
         continuous_weight_updates: must be `False`.
         outfeed_loss: whether only the loss is put into the queue.
         accumulate_outfeed: whether outputs are summed over the micro-batches of an execution.

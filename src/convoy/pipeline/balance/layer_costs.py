@@ -142,8 +142,8 @@ def measure_layers(
 def estimate_seconds(layer: LayerSizes, flops: float, bandwidth: float) -> float:
     """Estimate the time of a call, forward and backward, on a device of some speed.
 
-    It is the longer of two times: that of its products, and that of moving its bytes to and from
-    memory (roofline model).
+    It is the longer of two times: the time of its products, and the time of moving its bytes to and
+    from memory (roofline model).
 
     Args:
         layer: shapes and sizes of the call.
