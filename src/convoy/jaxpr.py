@@ -104,7 +104,7 @@ def depending_on(sources: Collection[Var], equations: Iterable[JaxprEqn]) -> set
 def needed_for(
     outputs: Iterable[Atom], equations: Sequence[JaxprEqn], given: Collection[Var] = ()
 ) -> tuple[list[JaxprEqn], list[Var]]:
-    """Return the equations that outputs depend on, and those of the `given` values they use."""
+    """Return the equations that outputs depend on, and the `given` values that they use."""
     # A dict as an ordered set: every process must get the same program.
     wanted = dict.fromkeys(atom for atom in outputs if isinstance(atom, Var))
     kept: list[JaxprEqn] = []

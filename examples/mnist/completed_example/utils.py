@@ -45,7 +45,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def load_data(multiple: int) -> tuple[tuple, tuple]:
-    """Return training and test data, each trimmed to a multiple of some samples."""
+    """Return training and test data, each trimmed to a multiple of a number of samples."""
     return tuple(_prepare(*part, multiple) for part in keras.datasets.mnist.load_data())
 
 

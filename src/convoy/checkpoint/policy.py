@@ -52,7 +52,7 @@ class Interval:
         return self.seconds is not None and time.monotonic() - self._begin_time >= self.seconds
 
     def due(self, run_state: RunState) -> bool:
-        """Return whether the interval is over or, without an interval, the epoch."""
+        """Return whether the interval is over; `"epoch"` is over at the end of each epoch."""
         is_epoch = self.steps is None and self.seconds is None
         return run_state.step == 0 if is_epoch else self.is_due(run_state.total)
 

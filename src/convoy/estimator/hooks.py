@@ -60,7 +60,7 @@ class Hook:
 
 
 class Interval(CheckpointInterval):
-    """A number of steps, or of seconds, after which something is due; never if there is neither.
+    """An interval in steps or in seconds; without either, it never ends.
 
     Raises:
         ValueError: if a number is not positive.

@@ -310,7 +310,7 @@ class Network:
             self._recording.stop_observing()
 
     def _metric_names(self) -> dict[str, str]:
-        """Return the user's names of metrics, by those of Keras, which begin with the output's."""
+        """Return the user's metric names by Keras's names, which begin with the output's name."""
         own = {metric: name for name, metric in self.metrics.items()}
         own |= {values: f"logged {name}" for name, values in self.step_values.items()}
         return {

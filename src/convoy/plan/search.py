@@ -21,7 +21,7 @@ class SearchResult:
         best: predictions for configurations that fit, the fastest first.
         fitting: number of configurations that fit.
         too_large: number of configurations that do not fit.
-        smallest: of those, the configuration that needs the least memory, and its bytes.
+        smallest: the too large configuration that needs the least memory, and its bytes.
     """
 
     best: tuple[Prediction, ...]

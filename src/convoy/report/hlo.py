@@ -151,7 +151,7 @@ class Program:
         return int(limit.value) if limit is not None and limit.value.isdigit() else 1
 
     def executed(self) -> Iterator[tuple[Instruction, Instructions, int]]:
-        """Yield each separate instruction, those of its computation, and its number of runs."""
+        """Yield each separate instruction, all of its computation, and its number of runs."""
         for computation, times in self.walk():
             beside = by_name(self.computations.get(computation, ()))
             for instruction in beside.values():

@@ -13,7 +13,7 @@ from convoy.report.event_log import EventLog
 from convoy.types import Json
 
 OnCompiled = Callable[[Json, jax.stages.Compiled, float], int]
-"""Takes the name and times of a compilation, the program, and the begin; returns its number."""
+"""Takes name and times of a compilation, the program, and the begin; returns the program's id."""
 
 _CACHE_HIT = "/jax/compilation_cache/cache_hits"
 

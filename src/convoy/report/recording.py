@@ -54,7 +54,7 @@ class Recording(observer.Observer):
             processes, the first one writes to this folder and the others to `process-1`,
             `process-2`, ... in it.
         devices: the devices of the strategy.
-        metric_names: names of metrics in the report, by those in Keras's logs, where they differ.
+        metric_names: metric names in the report by names in Keras's logs, where they differ.
 
     Raises:
         ReportError: if the folder cannot be written.

@@ -41,7 +41,7 @@ class CallWaiter:
 
     Args:
         log: log of the recording.
-        names: names of metrics in the report, by those in the logs, where they differ.
+        names: metric names in the report by names in the logs, where they differ.
 
     Attributes:
         ended: time at which the last call ended.

@@ -106,8 +106,8 @@ class AutomaticLossScale:
         threshold: the fraction of large elements above which the loss scale falls, between 0 and 1.
         edge: the absolute value above which an element is large. 65504 is the largest number of
             float16, so that only overflow counts; a smaller value, such as 2**13, leaves a margin.
-        captured_only: whether only gradients count that `ipu.keras.layers` capture, instead of
-            those of the weights.
+        captured_only: whether the gradients that `ipu.keras.layers` capture count, instead of the
+            gradients of the weights.
 
     Example:
     ```python

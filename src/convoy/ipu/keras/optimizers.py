@@ -37,8 +37,8 @@ class ALSOptimizer(IpuOptimizer):
         max_loss_scaling_factor: upper bound of the factor; a power of two.
         accumulate_statistics_over_update_period: only the default is supported.
         ratio_threshold: ratio of large gradients at which the factor is decreased.
-        captured_grads_only: whether only gradients count that a layer of `ipu.keras.layers`
-            captures; not supported with pipeline stages.
+        captured_grads_only: whether only the gradients that a layer of `ipu.keras.layers` captures
+            count; not supported with pipeline stages.
         lpf_alpha: only 0 is supported: statistics are reset at each change.
         histogram_bin_edge: magnitude from which a gradient counts as large.
         name: no effect.

@@ -60,7 +60,7 @@ class PerReplica(keras.metrics.Metric):
 def counted_by_replica(
     metric: PyTree, replicas: int, method: ReplicatedMetricReductionMethod
 ) -> PerReplica | None:
-    """Return a metric of `compile`, an object, a function or a name, as one of each replica.
+    """Return an object, a function or a name that `compile` takes as a metric of each replica.
 
     Raises:
         ValueError: if it is a name that stands for different metrics.

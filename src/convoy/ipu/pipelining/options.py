@@ -167,7 +167,7 @@ class PipelineOptions:
         return Accumulation(self.gradient_accumulation or 1, self.method, self.dtype)
 
     def stages(self, last: int, activation_checkpointing: bool) -> Stages:
-        """Return the options of a network whose last stage has an index, for Convoy's engine."""
+        """Return the options for Convoy's engine, given the index of the last stage."""
         return Stages(
             last, _NATIVE_SCHEDULES[self.schedule], self.device_mapping, activation_checkpointing
         )

@@ -19,7 +19,7 @@ from convoy.ipu.program import Host
 
 _ATTRIBUTE = "_convoy_pipelines"
 _made_by: WeakKeyDictionary[CodeType, set[int]] = WeakKeyDictionary()
-"""By the code of a first stage: identities of the weights of the pipeline last built with it."""
+"""Ids of the weights of the pipeline that was built last, by the code of its first stage."""
 
 
 class Networks:
