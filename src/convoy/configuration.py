@@ -265,7 +265,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         tree = yaml.load(path.read_text(), Loader=YamlLoader)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} cannot be read: {system_reason(error)}.") from None
+        raise ConfigurationError(
+            f"{path} cannot be read: {system_reason(error)}. Pass another file."
+        ) from None
     except yaml.YAMLError as error:
         raise ConfigurationError(f"{path} is not YAML: {one_line(error)}") from None
     if not isinstance(tree, dict):

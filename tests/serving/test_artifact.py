@@ -82,7 +82,10 @@ def rewritten(path, change):
         (lambda m: m["programs"].clear(), r"for the batch sizes \[\]"),
         (lambda m: m.update(files=3), "is damaged"),
         (lambda m: m.update(programs=[1]), "is damaged"),
-        (lambda m: m["files"].pop("program-1.stablehlo"), "has no checksum"),
+        (
+            lambda m: m["files"].pop("program-1.stablehlo"),
+            r"has no checksum\. Export the model again",
+        ),
         (lambda m: m["signature"]["inputs"][0].update(dtype="object"), "not an input or output"),
         (lambda m: m["signature"]["inputs"][0].update(shape=[-1]), "not an input or output"),
     ],

@@ -33,7 +33,7 @@ def check_settings(networks: Networks, settings: Settings, *, use_estimator: boo
     """
     name = settings.model.name
     if name not in networks:
-        raise ValueError(f"model.name {name!r} is not one of {', '.join(networks)}.")
+        raise ValueError(f"model.name {name!r} is unknown. Set one of {', '.join(networks)}.")
     known = list(inspect.signature(networks[name]).parameters)
     unknown = sorted(set(settings.model.arguments) - set(known))
     if unknown:

@@ -73,12 +73,13 @@ class Data(Configuration):
     def __post_init__(self) -> None:
         if len(self.sample_shape) != 4:
             raise ValueError(
-                f"sample_shape {list(self.sample_shape)} is not three sides and channels, such as "
-                "[64, 64, 64, 4]."
+                f"sample_shape {list(self.sample_shape)} is not three sides and channels. Set for "
+                "example [64, 64, 64, 4]."
             )
         if len(self.target_shape) != 1:
             raise ValueError(
-                f"target_shape {list(self.target_shape)} is not a single number, such as [4]."
+                f"target_shape {list(self.target_shape)} is not a single number. Set for example "
+                "[4]."
             )
         if self.name == "cosmo" and self.data_dir is None:
             raise ValueError("name cosmo needs data_dir. Set it, or pass --data-dir.")

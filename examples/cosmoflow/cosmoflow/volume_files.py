@@ -136,7 +136,9 @@ class VolumeFiles:
             try:
                 found = list(records.read_all(path))
             except OSError as error:
-                raise DamagedDataError(f"{path} cannot be read: {error.strerror}.") from None
+                raise DamagedDataError(
+                    f"{path} cannot be read: {error.strerror}. Copy the file again."
+                ) from None
             if len(found) != self.samples_per_file:
                 raise DamagedDataError(
                     f"{path} has {len(found)} records, but data.samples_per_file is "

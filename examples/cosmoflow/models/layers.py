@@ -17,7 +17,9 @@ def pool(x: Tensor, name: str) -> Tensor:
     """Halve all sides with a pooling layer such as `MaxPool3D`."""
     layer = getattr(keras.layers, name, None)
     if layer is None or not name.endswith("3D"):
-        raise ValueError(f"model.pooling_type {name!r} is not a pooling layer such as MaxPool3D.")
+        raise ValueError(
+            f"model.pooling_type {name!r} is not a pooling layer. Set for example MaxPool3D."
+        )
     return layer(pool_size=2)(x)
 
 

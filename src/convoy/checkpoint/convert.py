@@ -40,7 +40,10 @@ def to_model(checkpoint: Checkpoint) -> keras.Model:
             model = _deserialize(json.loads(checkpoint.model) | {"compile_config": None})
     except Exception as error:  # Layers can raise anything.
         reason = first_line(error)
-        raise CheckpointError(f"The checkpoint's model cannot be built: {reason}") from error
+        raise CheckpointError(
+            f"The checkpoint's model cannot be built: {reason.rstrip('.')}. Build the model in "
+            "Python, and call fit() with a Checkpoints callback."
+        ) from error
     assign_weights(model, checkpoint)
     return model
 

@@ -142,7 +142,7 @@ def _divide(images: Folder, fraction: float) -> ImageFolder:
         if len(places) < 2:
             raise ValueError(
                 f"The class {name!r} has {len(places)} images. At least two are needed: one to "
-                "train on and one to validate on."
+                "train on and one to validate on. Add images, or remove the class."
             )
         count = min(max(1, math.floor(fraction * len(places))), len(places) - 1)
         order = sorted(places, key=lambda place: zlib.crc32(images.names[place].encode()))

@@ -156,7 +156,7 @@ class WorkerPool(Generic[Task, Result]):
             self.close()
             raise RuntimeError(
                 "A worker process that makes batches exited unexpectedly. Its stderr is above, if "
-                "it wrote any; it may have been killed for lack of memory."
+                "it wrote any; it may have been killed for lack of memory. Use fewer workers."
             ) from None
 
     def close(self) -> None:

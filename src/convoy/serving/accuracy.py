@@ -182,7 +182,10 @@ def read_samples(file: Path) -> dict[str, np.ndarray]:
     # errors.
     except (OSError, ValueError, AttributeError, EOFError, BadZipFile) as error:
         reason = describe_error(error)
-        raise ValueError(f"--samples {file} is not an .npz file of arrays: {reason}") from None
+        raise ValueError(
+            f"--samples {file} is not an .npz file of arrays: {reason.rstrip('.')}. Pass a file "
+            "that numpy.savez wrote."
+        ) from None
 
 
 def check_samples(samples: Mapping[str, Any] | Any, signature: Signature) -> Arrays:

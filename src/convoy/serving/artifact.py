@@ -229,7 +229,10 @@ def read(path: Path) -> Artifact:
     except ArtifactError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ArtifactError(f"{path / MANIFEST} is damaged: {describe_error(error)}") from error
+        raise ArtifactError(
+            f"{path / MANIFEST} is damaged: {describe_error(error).rstrip('.')}. Export the model "
+            "again."
+        ) from error
 
 
 def _check_file(path: Path, name: str) -> None:
@@ -241,14 +244,20 @@ def _check_file(path: Path, name: str) -> None:
         ArtifactError: if it is not.
     """
     if Path(name).name != name or name in ("", ".", ".."):
-        raise ArtifactError(f"{path / MANIFEST} is damaged: {name!r} is not the name of a file.")
+        raise ArtifactError(
+            f"{path / MANIFEST} is damaged: {name!r} is not the name of a file. Export the model "
+            "again."
+        )
     if not stat.S_ISREG((path / name).stat().st_mode):
         raise ArtifactError(f"{path / name} is not a file. Export the model again.")
 
 
 def _read_program(path: Path, entry: Json, files: Json) -> Program:
     if entry["file"] not in files:
-        raise ArtifactError(f"{path / MANIFEST} is damaged: {entry['file']!r} has no checksum.")
+        raise ArtifactError(
+            f"{path / MANIFEST} is damaged: {entry['file']!r} has no checksum. Export the model "
+            "again."
+        )
     return Program((path / entry["file"]).read_bytes(), tuple(entry["weights"]))
 
 

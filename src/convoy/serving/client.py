@@ -258,7 +258,10 @@ class RestClient(Client):
         except (OSError, http.client.HTTPException, ValueError) as error:
             connection.close()
             place = f"{address.host}:{address.port}"
-            raise RequestError(f"{place} gave no valid response: {describe_error(error)}") from None
+            raise RequestError(
+                f"{place} gave no valid response: {describe_error(error).rstrip('.')}. Check "
+                "--host and --port."
+            ) from None
         self._idle.append(connection)
         return response.status, content
 

@@ -19,7 +19,8 @@ def _parse_versions(value: Any) -> Any:
     if isinstance(value, list) and value and all(type(version) is int for version in value):
         return VersionPolicy(specific=tuple(value))
     raise ValueError(
-        f"{value!r} is neither `all`, nor a number of newest versions, nor a list of versions."
+        f"{value!r} is neither `all`, nor a number of newest versions, nor a list of versions. "
+        "Write one of these."
     )
 
 

@@ -133,7 +133,8 @@ class Certificate(_WatchedFiles):
                 context.load_verify_locations(self._client_ca)
             except ssl.SSLError:
                 raise OSError(
-                    f"--tls-client-ca {self._client_ca}: not a PEM file with a certificate."
+                    f"--tls-client-ca {self._client_ca}: not a PEM file with a certificate. Pass "
+                    "another file."
                 ) from None
         return context
 
@@ -171,5 +172,5 @@ def _load_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
     except ssl.SSLError:
         raise OSError(
             f"--tls-certificate {certificate}, --tls-key {key}: not PEM files with a certificate "
-            "and its private key without a password."
+            "and its private key without a password. Pass other files."
         ) from None

@@ -150,7 +150,10 @@ def _with_preprocessing(
         return model
     specs = input_specs(model)
     if len(specs) != 1:
-        raise ValueError(f"preprocessing is for models with one input; {model.name!r} has more.")
+        raise ValueError(
+            f"preprocessing is for models with one input, but {model.name!r} has {len(specs)}. "
+            "Leave it out."
+        )
     shape, dtype, name = specs[0].shape, "uint8", specs[0].name
     if isinstance(preprocessing, keras.Model) and preprocessing.inputs:
         shape, dtype = preprocessing.inputs[0].shape[1:], preprocessing.inputs[0].dtype
@@ -170,7 +173,8 @@ def _output_names(model: keras.Model, wanted: Sequence[str] | None) -> list[str]
     if wanted is not None:
         if len(set(wanted)) != count:
             raise ValueError(
-                f"output_names={list(wanted)}: the model has {count} outputs; name each."
+                f"output_names={list(wanted)}: the model has {count} outputs. Pass a different "
+                "name for each."
             )
         return list(wanted)
     if isinstance(outputs, dict):

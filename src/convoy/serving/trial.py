@@ -76,7 +76,7 @@ class Trials:
             how = signal.Signals(-status).name if status < 0 else f"status {status}"
             raise ArtifactError(
                 f"{path} ended the process that tried to load it ({how}). It is damaged, or needs "
-                "more memory than is free."
+                "more memory than is free. Export the model again, or free memory."
             )
         if answer:
             raise ArtifactError(answer)

@@ -145,7 +145,7 @@ def check_options(options: Options) -> None:
     if options.compile_only and not options.training:
         raise ValueError("--compile-only compiles the training; leave --training False out.")
     if not options.training and not options.validation:
-        raise ValueError("--training False --validation False leaves nothing to do.")
+        raise ValueError("--training False --validation False leaves nothing to do. Leave one out.")
     if options.checkpoints is False and options.ckpts_per_epoch:
         raise ValueError(
             f"--checkpoints False writes none, but --ckpts-per-epoch is {options.ckpts_per_epoch}. "

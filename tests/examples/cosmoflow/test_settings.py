@@ -63,7 +63,10 @@ def test_the_configs_of_the_example_are_valid(path):
         ({"data": {"n_train": 0}}, r"data\.n_train 0: pass 1 or more"),
         ({"data": {"shard": "perhaps"}}, r"data\.shard: 'perhaps' is neither true nor false"),
         ({"data": {"sample_shape": 64}}, r"data\.sample_shape: 64 is not a list"),
-        ({"data": {"sample_shape": [64, 64, 4]}}, r"sample_shape \[64, 64, 4\] is not three sides"),
+        (
+            {"data": {"sample_shape": [64, 64, 4]}},
+            r"sample_shape \[64, 64, 4\] is not three sides and channels\. Set",
+        ),
         ({"data": {"target_shape": [2, 2]}}, r"data: target_shape \[2, 2\] is not a single number"),
         ({"data": {"name": "cosmos"}}, r"data\.name: 'cosmos' is not one of dummy, cosmo"),
         ({"data": {"name": "cosmo"}}, r"data: name cosmo needs data_dir\. .* --data-dir"),

@@ -24,7 +24,7 @@ def test_refuses_numbers_that_have_no_meaning():
             optimizers.ALSOptimizer("sgd", **{name: 3})
     with pytest.raises(ValueError, match="allows no increase"):
         optimizers.ALSOptimizer("sgd", 16384)
-    with pytest.raises(ValueError, match=r"ratio_threshold=2 is not between 0 and 1"):
+    with pytest.raises(ValueError, match=r"ratio_threshold=2 is not between 0 and 1\. Pass"):
         optimizers.ALSOptimizer("sgd", ratio_threshold=2)
     with pytest.raises(ValueError, match=r"update_frequency=0 is not a number of weight updates"):
         optimizers.ALSOptimizer("sgd", update_frequency=0)

@@ -154,7 +154,7 @@ def test_refuses_what_does_not_fit(configure, arguments, error, match):
         (
             {"batch_serialization_iterations": 2, "reduction_method": "mean"},
             ValueError,
-            "needs reduction_method SUM, but it is MEAN",
+            r"needs reduction_method SUM, but it is MEAN\. Pass SUM",
         ),
         ({"optimizer_function": lambda loss: loss}, TypeError, "not an OptimizerFunctionOutput"),
         (

@@ -73,7 +73,10 @@ class ALSOptimizer(IpuOptimizer):
             )
         whole_number("update_frequency", update_frequency, "a number of weight updates")
         if not 0 < ratio_threshold < 1:
-            raise ValueError(f"ratio_threshold={ratio_threshold!r} is not between 0 and 1.")
+            raise ValueError(
+                f"ratio_threshold={ratio_threshold!r} is not between 0 and 1. Pass for example "
+                "1e-5."
+            )
         if not accumulate_statistics_over_update_period or lpf_alpha:
             raise NotImplementedError(
                 "accumulate_statistics_over_update_period and lpf_alpha must keep their defaults."

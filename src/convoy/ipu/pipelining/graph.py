@@ -132,7 +132,9 @@ def _call(
     tensors = [leaf for leaf in leaves if is_symbolic(leaf)]
     given = {id(leaf) for leaf in jax.tree.leaves((args, kwargs))}
     if not tensors and not is_last:
-        raise ValueError(f"Stage {number} returns nothing that depends on its arguments.")
+        raise ValueError(
+            f"Stage {number} returns nothing that depends on its arguments. Return a tensor."
+        )
     if tensors and all(id(tensor) in given for tensor in tensors):
         # A stage without computation: an identity operation makes it a stage of the graph.
         identity = JaxOperation(lambda tensor: tensor)(tensors[0])

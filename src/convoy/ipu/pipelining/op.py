@@ -102,14 +102,17 @@ def check_serialization(options: PipelineOptions, iterations: int) -> None:
         return
     name = f"batch_serialization_iterations={iterations}"
     if options.method != GradientAccumulationReductionMethod.SUM:
-        raise ValueError(f"{name} needs reduction_method SUM, but it is {options.method.name}.")
+        raise ValueError(
+            f"{name} needs reduction_method SUM, but it is {options.method.name}. Pass SUM."
+        )
     if options.schedule != PipelineSchedule.Sequential:
         raise NotImplementedError(
             f"{name} does not support the {options.schedule.name} schedule. Pass Sequential."
         )
     if len(set(options.device_mapping or [])) != 1:
         raise NotImplementedError(
-            f"{name} needs all stages on one device, but device_mapping={options.device_mapping}."
+            f"{name} needs all stages on one device, but device_mapping={options.device_mapping}. "
+            "Pass the same device for each."
         )
 
 
