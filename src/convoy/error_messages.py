@@ -5,6 +5,10 @@ import os
 import re
 import socket
 import ssl
+from collections.abc import Sequence
+
+# Names in an error message; a longer list is cut.
+MAX_NAMES = 8
 
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")
 
@@ -33,3 +37,8 @@ def system_reason(error: BaseException) -> str:
     if number in errno.errorcode and not isinstance(error, (socket.gaierror, ssl.SSLError)):
         return os.strerror(number)
     return getattr(error, "strerror", None) or first_line(error)
+
+
+def first_names(names: Sequence[str]) -> str:
+    """Return some of the names in a list of any length."""
+    return ", ".join(names[:MAX_NAMES]) + ", ..." * (len(names) > MAX_NAMES)

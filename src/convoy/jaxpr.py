@@ -92,6 +92,10 @@ class Trace:
         return found
 
 
+Rewrite = Callable[[Trace, Collection[Var]], Trace]
+"""Optimises a trace; its second argument is the inputs that are weights."""
+
+
 def depending_on(sources: Collection[Var], equations: Iterable[JaxprEqn]) -> set[Var]:
     """Return some values, and all values that equations compute from them."""
     found = set(sources)

@@ -26,3 +26,6 @@ Json: TypeAlias = dict[str, Any]
 
 Tensor: TypeAlias = Any
 """A tensor of Keras: an array with values, traced or symbolic."""
+
+Tensors: TypeAlias = dict[int, Tensor]
+"""Values of a graph's tensors, by the id of the symbolic tensor."""

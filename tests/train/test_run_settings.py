@@ -140,9 +140,9 @@ def test_deterministic_turns_shuffling_off_and_draws_a_seed():
         ({"first_ckpt_epoch": -1.0}, "--first-ckpt-epoch -1.0 is negative"),
         (
             {"pipeline_splits": ["a", "b", "c"], "device_mapping": [0, 1, 2, 4]},
-            "0 1 2 4 leaves devices out",
+            "--device-mapping 0 1 2 4 leaves out a device",
         ),
-        ({"device_mapping": [0, 1]}, "has 2 devices, but there are 1 stages"),
+        ({"device_mapping": [0, 1]}, "--device-mapping 0 1 has 2 entries, but .* has 1 stage\\."),
         ({"eight_bit_transfer": True}, "Pass --accelerator-side-preprocess"),
         ({"batch_norm_group": 2}, "2 does not divide 1 replicas"),
         (

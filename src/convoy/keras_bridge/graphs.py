@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import keras
 from convoy.keras_bridge.variables import Variables
-from convoy.types import PyTree, Tensor
+from convoy.types import PyTree, Tensor, Tensors
 from keras import Model
 from keras.src.backend.common import masking
 from keras.src.models import functional
@@ -39,8 +39,6 @@ _MARK = "_convoy_stage"
 STATE = "_convoy"
 FIXED = "_convoy_fixed_training"
 """Marks calls with a fixed `training` argument, regardless of the model's argument."""
-Tensors = dict[int, Tensor]
-"""Values by the id of their symbolic tensor."""
 Wrap = Callable[[keras.Operation], Callable[..., PyTree]]
 """A function that adds the arguments of the model's call, such as `training`, to an operation."""
 # Keras has no hook for the creation of operations or nodes, so `marked_calls` replaces these two

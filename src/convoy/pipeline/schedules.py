@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 from convoy.pipeline.schedule import Action, Kind, Schedule
+from convoy.units import format_count
 
 F, B, I, W = Kind  # noqa: E741 - the letters in which schedules are written
 
@@ -61,24 +62,28 @@ def canonical_name(name: str) -> str:
     return found
 
 
-def check_mapping(mapping: Sequence[int] | None, stages: int) -> tuple[int, ...]:
+def check_mapping(mapping: Sequence[int] | None, stages: int, option: str = "") -> tuple[int, ...]:
     """Return the device of each stage.
+
+    Args:
+        mapping: device of each stage; by default, each stage has its own device.
+        stages: number of stages.
+        option: the mapping in error messages, as the user wrote it.
 
     Raises:
         ValueError: if the mapping does not have one device per stage, or skips a device.
     """
     if mapping is None:
         return tuple(range(stages))
+    option = option or f"device_mapping={list(mapping)}"
     if len(mapping) != stages:
         raise ValueError(
-            f"device_mapping={list(mapping)} has {len(mapping)} entries, but the model has "
-            f"{stages} stages. Pass one device for each."
+            f"{option} has {len(mapping)} entries, but the model has "
+            f"{format_count(stages, 'stage')}. Pass one device for each."
         )
     devices = set(mapping)
     if devices != set(range(len(devices))):
-        raise ValueError(
-            f"device_mapping={list(mapping)} leaves out a device. Number them from 0 without a gap."
-        )
+        raise ValueError(f"{option} leaves out a device. Number the devices from 0 without a gap.")
     return tuple(mapping)
 
 

@@ -14,6 +14,7 @@ from convoy.arguments import whole_number
 from convoy.engine.data.input import DEFAULT_BATCH
 from convoy.engine.data.placement import tree_bytes
 from convoy.engine.prepared_model import DeferredSplit, PreparedModel
+from convoy.error_messages import first_names
 from convoy.keras_bridge import GraphCall, graph_input_specs
 from convoy.pipeline.balance.layer_costs import (
     LayerSizes,
@@ -32,7 +33,6 @@ logger = logging.getLogger("convoy.pipeline")
 # c1.
 SIMILARITY = 0.5
 # Maximum number of layers that an error lists.
-MAX_NAMES = 8
 # A stage with less than this fraction of an even share of the time causes a warning.
 MIN_SHARE = 0.1
 # Optimizer slots per weight if the optimizer is not built yet: those of Adam.
@@ -170,8 +170,7 @@ def _suggestion(name: str, names: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, names, 3, SIMILARITY)
     if near:
         return f"Did you mean {' or '.join(near)}?"
-    shown = ", ".join(names[:MAX_NAMES]) + ", ..." * (len(names) > MAX_NAMES)
-    return f"Its layers are {shown}."
+    return f"Its layers are {first_names(names)}."
 
 
 def split_by_cost(

@@ -18,10 +18,7 @@ from convoy.keras_bridge import (
     with_training,
 )
 from convoy.pipeline.pipeline_stage import trace_built_model, trace_stages
-from convoy.types import Arrays, Data
-
-Tensors = dict[int, jax.Array]
-"""Values of the graph's tensors, by the id of the symbolic tensor."""
+from convoy.types import Arrays, Data, Tensors
 
 
 @dataclass(frozen=True)

@@ -203,11 +203,7 @@ def read(path: Path) -> Artifact:
             dict(tensors.read(path / name, manifest["arrays"][name])) for name in (WEIGHTS, EXAMPLE)
         )
         for name, checksum in manifest["files"].items():
-            if _checksum(path / name) != checksum:
-                raise ArtifactError(
-                    f"{path / name} is damaged: its checksum is wrong. Copy it again, or export "
-                    "the model again."
-                )
+            _compare(path / name, _checksum(path / name), checksum)
         programs = {
             int(size): _read_program(path, entry, manifest["files"])
             for size, entry in manifest["programs"].items()
@@ -276,12 +272,17 @@ def _read_manifest(path: Path) -> Json:
             f"{path} has the format {found[0]}, version {found[1]}; this Convoy reads {FORMAT} up "
             f"to version {VERSION}. Use a newer Convoy."
         )
-    if found[1] >= 2 and manifest.pop(CHECKSUM, None) != _manifest_checksum(manifest):
-        raise ArtifactError(
-            f"{path / MANIFEST} is damaged: its checksum is wrong. Copy it again, or export "
-            "the model again."
-        )
+    if found[1] >= 2:
+        expected = manifest.pop(CHECKSUM, None)
+        _compare(path / MANIFEST, _manifest_checksum(manifest), expected)
     return manifest
+
+
+def _compare(path: Path, checksum: str, expected: object) -> None:
+    if checksum != expected:
+        raise ArtifactError(
+            f"{path} is damaged: its checksum is wrong. Copy it again, or export the model again."
+        )
 
 
 def _manifest_checksum(manifest: Json) -> str:

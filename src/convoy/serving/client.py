@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import grpc
 import numpy as np
-from convoy.error_messages import system_reason
+from convoy.error_messages import first_names, system_reason
 from convoy.serving import tensorflow_serving_pb2 as messages
 from convoy.serving.errors import describe_error
 from convoy.serving.signature import NUMPY_NAMES, TensorSpec
@@ -32,7 +32,6 @@ FIRST_SECONDS = 1000.0
 # Maximum size of a response.
 MAX_RESPONSE_BYTES = 1 << 30
 # Maximum number of model names in an error message.
-MAX_NAMES = 10
 
 Info = TypeVar("Info")
 Response = TypeVar("Response", bound=Message)
@@ -146,10 +145,9 @@ def available_models(model: str, names: Sequence[str]) -> str:
     """Return the end of an error message about an unknown model: the names of the others."""
     if model in names or not names:
         return ""
-    shown = ", ".join(names[:MAX_NAMES]) + ", ..." * (len(names) > MAX_NAMES)
     near = difflib.get_close_matches(model, names, 1)
     question = f"; did you mean {near[0]}?" if near else "."
-    return f". The server has {shown}{question}"
+    return f". The server has {first_names(names)}{question}"
 
 
 def _only_input(inputs: Mapping[str, Info]) -> tuple[str, Info]:

@@ -2,6 +2,7 @@
 
 import json
 from enum import IntEnum
+from pathlib import Path
 from typing import Self
 
 from convoy.error_messages import first_line
@@ -111,6 +112,11 @@ def show(value: object) -> str:
         if len(text) > MAX_SHOWN:
             break
     return shorten(text)
+
+
+def describe_compile_error(path: Path, error: BaseException) -> str:
+    """Return the message of an error that the compiler raised for a version."""
+    return f"{path} could not be compiled: {describe_error(error)}"
 
 
 def describe_error(error: BaseException) -> str:

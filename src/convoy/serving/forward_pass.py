@@ -8,17 +8,15 @@ stored as constants:
     inputs of a request -------------------------+
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import keras
 import numpy as np
-from convoy.jaxpr import Trace, evaluate, needed_for, read
+from convoy.jaxpr import Rewrite, Trace, evaluate, needed_for, read
 from convoy.serving.signature import Signature, TensorSpec
 from jax.extend.core import Var
-
-Rewrite = Callable[[Trace, Collection[Var]], Trace]
 
 
 class ForwardPass:

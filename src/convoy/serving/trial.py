@@ -22,7 +22,7 @@ import threading
 from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 
-from convoy.serving.errors import ArtifactError, describe_error
+from convoy.serving.errors import ArtifactError, describe_compile_error
 
 # A process waits this long for the next version.
 IDLE_SECONDS = 60.0
@@ -123,7 +123,7 @@ def _problem(path: Path) -> str:
     except ArtifactError as error:
         return str(error)
     except BaseException as error:  # The compiler can raise anything.
-        return f"{path} could not be compiled: {describe_error(error)}"
+        return describe_compile_error(path, error)
     return ""
 
 

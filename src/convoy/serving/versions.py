@@ -19,7 +19,7 @@ from convoy.serving.errors import (
     ArtifactError,
     Code,
     ServingError,
-    describe_error,
+    describe_compile_error,
     not_found,
     shorten,
 )
@@ -293,8 +293,7 @@ class ModelVersions:
             if isinstance(error, ArtifactError):
                 _fail(name, status, Code.FAILED_PRECONDITION, str(error))
             else:
-                text = f"{path} could not be compiled: {describe_error(error)}"
-                _fail(name, status, Code.INTERNAL, text)
+                _fail(name, status, Code.INTERNAL, describe_compile_error(path, error))
         finally:
             del self._loads[version]
             self._unload_others()

@@ -15,6 +15,7 @@ from convoy.batch_config import BatchConfig
 from convoy.configuration import check, flag_name
 from convoy.data.catalog import CHANNELS, DATASETS, DatasetInfo
 from convoy.data.image_folder import FOLDER, find_image_folder
+from convoy.pipeline.schedules import check_mapping
 from convoy.train.flags import Options
 from convoy.train.host_events import HostEvents, make_host_events
 from convoy.train.normalization import check_norm_layer
@@ -247,19 +248,8 @@ def stages_and_devices(options: Options) -> tuple[int, int]:
     stages, mapping = count_stages(options.pipeline_splits), options.device_mapping
     if options.activation_checkpointing and stages == 1:
         raise ValueError("--activation-checkpointing is for stages. Pass --pipeline-splits too.")
-    if mapping is None:
-        return stages, stages
-    if len(mapping) != stages:
-        raise ValueError(
-            f"--device-mapping has {len(mapping)} devices, but there are {stages} stages. Pass one "
-            "device for each."
-        )
-    if set(mapping) != set(range(max(mapping) + 1)):
-        raise ValueError(
-            f"--device-mapping {' '.join(map(str, mapping))} leaves devices out. Number them from "
-            "0 without a gap."
-        )
-    return stages, max(mapping) + 1
+    option = f"--device-mapping {' '.join(map(str, mapping or []))}"
+    return stages, max(check_mapping(mapping, stages, option)) + 1
 
 
 def _check_devices(options: Options, stages: int, devices_per_replica: int) -> None:

@@ -28,11 +28,9 @@ from convoy.keras_bridge import (
     replaced_graph_run,
     set_keras_mask,
 )
-from convoy.types import Arrays, Logs, PyTree
+from convoy.types import Arrays, Logs, PyTree, Tensors
 
 Wrap = Callable[[keras.Operation], Callable[..., PyTree]]
-Tensors = dict[int, jax.Array]
-"""Values by the id of their symbolic tensor."""
 
 
 class Segment(NamedTuple):

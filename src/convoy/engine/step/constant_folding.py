@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import jax
@@ -25,12 +25,10 @@ from convoy.engine.state import State
 from convoy.engine.step.all_reduce import trace_for_replicas
 from convoy.engine.step.replicate import Roles, over_replicas
 from convoy.engine.step.step import ForwardStep, Position
-from convoy.jaxpr import Trace, evaluate, needed_for, read
+from convoy.jaxpr import Rewrite, Trace, evaluate, needed_for, read
 from convoy.types import Arrays, Batch, PyTree, Shapes
-from jax.extend.core import Var
 
 BatchStep = Callable[[State, Batch], tuple[State, PyTree]]
-Rewrite = Callable[[Trace, Collection[Var]], Trace]
 
 # Programs whose folded weights are kept: for example complete and incomplete batches in two modes.
 KEPT_PROGRAMS = 4

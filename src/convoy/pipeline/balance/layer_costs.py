@@ -21,10 +21,10 @@ from convoy.keras_bridge import (
     graph_inputs,
     graph_outputs,
 )
-from convoy.pipeline.stages import Stage, Tensors, has_gradient, make_stages
+from convoy.pipeline.stages import Stage, has_gradient, make_stages
 from convoy.progress_bar import tracked
 from convoy.timing import run_seconds
-from convoy.types import Arrays, Data, PyTree
+from convoy.types import Arrays, Data, PyTree, Tensors
 
 # The costs of a chain of calls a, b, c with a skip from a to c:
 #

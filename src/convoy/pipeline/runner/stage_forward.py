@@ -16,8 +16,8 @@ from convoy.engine.state import Mode
 from convoy.engine.step.global_batch import GlobalBatch
 from convoy.pipeline.communication import LOSS, TensorShapes
 from convoy.pipeline.runner.metrics import check_sums
-from convoy.pipeline.stages import Stage, Tensors
-from convoy.types import Arrays, Batch, PyTree, Shapes
+from convoy.pipeline.stages import Stage
+from convoy.types import Arrays, Batch, PyTree, Shapes, Tensors
 
 Received = tuple[jax.Array, ...]
 """The tensors that a stage receives from earlier ones, in the order of `Stage.received`."""
