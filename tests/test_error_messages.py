@@ -7,7 +7,7 @@ import socket
 import keras
 import numpy as np
 import pytest
-from convoy.error_messages import first_line, system_reason
+from convoy.error_messages import MAX_NAMES, first_line, first_names, system_reason
 
 
 def test_the_first_line_of_an_error_or_its_type():
@@ -63,3 +63,9 @@ def test_an_error_without_a_number_has_its_own_text_as_the_reason():
     with pytest.raises(UnicodeDecodeError) as raised:
         b"\xff".decode()
     assert "can't decode byte 0xff" in system_reason(raised.value)
+
+
+def test_a_long_list_of_names_is_cut():
+    names = [f"name{number}" for number in range(MAX_NAMES + 1)]
+    assert first_names(names[:2]) == "name0, name1"
+    assert first_names(names) == ", ".join(names[:-1]) + ", ..."

@@ -41,7 +41,7 @@ def test_a_model_that_is_not_there_is_answered_with_those_that_are(server):
 def test_of_many_models_a_few_are_named():
     names = [f"model_{number}" for number in range(100)]
     said = available_models("modle_77", names)
-    assert said == (f". The server has {', '.join(names[:10])}, ...; did you mean model_77?")
+    assert said == (f". The server has {', '.join(names[:8])}, ...; did you mean model_77?")
     assert available_models("model_77", names) == available_models("x", []) == ""
 
 
