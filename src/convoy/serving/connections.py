@@ -21,6 +21,7 @@ from aiohttp.web_protocol import RequestHandler
 from convoy.serving.credentials import Certificate
 from convoy.serving.http_service import error_response
 from convoy.serving.request_body import UNSUPPORTED_ENCODING
+from convoy.serving.response_sender import ResponseSender
 
 # The beginning of a quotation in a message of aiohttp.
 _QUOTED = re.compile(r":? b?['\"]|\n")
@@ -148,10 +149,15 @@ class HttpConnections:
         application: the handlers of requests.
         idle_seconds: time after which a connection without a complete request is closed.
         max_connections: maximum number of connections.
+        max_unsent_bytes: maximum memory of responses that clients have not read.
     """
 
     def __init__(
-        self, application: web.Application, idle_seconds: float, max_connections: int
+        self,
+        application: web.Application,
+        idle_seconds: float,
+        max_connections: int,
+        max_unsent_bytes: int,
     ) -> None:
         application.middlewares.insert(0, self._track)
         self._runner = web.AppRunner(
@@ -161,6 +167,7 @@ class HttpConnections:
             handle_signals=False,
         )
         self._idle_seconds = idle_seconds
+        self._sender = ResponseSender(idle_seconds, max_unsent_bytes)
         self._logger = _quiet_logger()
         self._max_connections = max_connections
         self._active: dict[RequestHandler, list[web.Request]] = {}
@@ -277,6 +284,7 @@ class HttpConnections:
             response = await handler(request)
             if self._is_stopping or connection in self._closing:
                 response.force_close()
+            await self._sender.send(request, response)
             return response
         finally:
             requests.remove(request)

@@ -44,7 +44,8 @@ class ServerOptions(Configuration, all_flags=True):
 
     batching and limits:
         max_connections: maximum HTTP connections (default: from the limit of open files)
-        idle_seconds: maximum time of a connection without a complete request
+        idle_seconds: maximum time of a connection without a complete request, or whose client does
+            not read its response
         request_seconds: maximum time of a request
         drain_seconds: time after SIGTERM in which connections are still accepted
         stop_seconds: maximum time to stop, including open requests

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -141,6 +142,7 @@ async def _openapi(_: web.Request) -> web.Response:
     return web.json_response(describe_api(_version()))
 
 
+@functools.cache
 def describe_api(version: str) -> Json:
     """Return the OpenAPI description of the REST APIs.
 

@@ -31,6 +31,9 @@ REFRESH_SECONDS = 1.0
 LAST_CALL_SECONDS = 0.2
 # Requests that one gRPC connection may have open.
 GRPC_STREAMS = 256
+# Age of a gRPC connection, in units of --idle-seconds, at which its client must connect again.
+# Responses that a client does not read stay in memory until its connection ends.
+GRPC_AGE = 10
 
 
 class Server:
@@ -159,7 +162,10 @@ class Server:
         options = self.options
         http = HttpService(self.service, self._token, options.cors_origin)
         self._http = HttpConnections(
-            http.application(), options.idle_seconds, self._max_connections
+            http.application(),
+            options.idle_seconds,
+            self._max_connections,
+            self.service.admission.max_unsent_bytes,
         )
         try:
             self.port = await self._http.start(options.host, options.port, self._certificate)
@@ -172,6 +178,7 @@ class Server:
     async def _start_grpc(self) -> None:
         options = self.options
         milliseconds = int(1000 * options.idle_seconds)
+        request_milliseconds = int(1000 * options.request_seconds)
         self._grpc = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", self.service.admission.max_message_bytes),
@@ -185,6 +192,9 @@ class Server:
                 # Time of a new connection to begin with the protocol.
                 ("grpc.server_handshake_timeout_ms", milliseconds),
                 ("grpc.max_connection_idle_ms", milliseconds),
+                ("grpc.max_connection_age_ms", GRPC_AGE * milliseconds),
+                # Time of its open calls to end: to be answered, and to be read.
+                ("grpc.max_connection_age_grace_ms", milliseconds + request_milliseconds),
             ]
         )
         service = GrpcService(self.service, self._token, options.allow_reload)
