@@ -50,6 +50,11 @@ SMUGGLED = (
     b"X" * 9000 + b": y",
     b"\r\n".join(b"X%d: y" % number for number in range(2000)),
 )
+# Numbers of examples: the largest is the limit of the server, which the next one exceeds.
+EXAMPLES = (0, 1, 1, 2, 40, 1000, 1001)
+# Bytes and numbers of a feature in a context, which belongs to every example.
+CONTEXT_BYTES = (0, 1, 100, 10_000, 400_000)
+CONTEXT_NUMBERS = (0, 1, 1, 192, 192, 20_000, 100_000)
 # A megabyte of spaces in a kilobyte.
 BOMB = gzip.compress(b'{"instances": [1.0' + b" " * (1 << 20) + b"]}", 9)
 
@@ -70,7 +75,10 @@ def rest(rng):
     version = rng.choice(("", "", "", "/versions/1", "/versions/" + "9" * 30, "/labels/x"))
     path = f"{rng.choice(('/v1', '/v1', '/v1', '/v3', '//v1'))}/models/{model}{version}{verb}"
     headers = {"Content-Type": rng.choice(("application/json", "text/plain", "\xff", ""))}
-    body = _json_body(rng, model)
+    if verb in (":classify", ":regress") and rng.random() < 0.7:
+        body = _json_examples(rng)
+    else:
+        body = _json_body(rng, model)
     if rng.random() < 0.2:
         headers["Content-Encoding"] = rng.choice(("gzip", "GZIP", "deflate", "br", "x", "identity"))
         body = rng.choice((body, gzip.compress(body, 1), BOMB, BOMB[:-9]))
@@ -105,6 +113,41 @@ def _json_body(rng, model):
         shape = rng.choice(([0], [1, 0], [[1]], [[1, 2], [3]], [{}], [{"x": 1}, {"y": 2}]))
         return json.dumps({rng.choice(KEYS): shape, rng.choice(KEYS): shape}).encode()
     return json.dumps(mutate_json(rng, valid) if kind == 6 else valid).encode()
+
+
+def _json_examples(rng):
+    """Return the text of examples, most of them with a context."""
+    request = {"examples": [_json_example(rng) for _ in range(rng.choice(EXAMPLES))]}
+    if rng.random() < 0.8:
+        name = rng.choice(("x", "image", "image", ""))
+        request["context"] = {name: _json_feature(rng, _context_file, CONTEXT_NUMBERS)}
+    if rng.random() < 0.2:
+        request = mutate_json(rng, request)
+    return json.dumps(request).encode()
+
+
+def _json_example(rng):
+    """Return an example, which in most cases has no features of its own."""
+    if rng.random() < 0.95:
+        return {}
+    name = rng.choice(("x", "image", ""))
+    return {name: _json_feature(rng, images.generate, (0, 1, 1, 2, 192))}
+
+
+def _json_feature(rng, file, counts):
+    kind = rng.randrange(4)
+    if kind == 0:
+        return rng.choice((1, 0.5, True, None, "x", {}, [[]], [{"b64": "AA=="}] * 2))
+    if kind == 1:
+        return [rng.choice((0.5, 1, 255, -1, 1e300))] * rng.choice(counts)
+    text = base64.b64encode(file(rng)).decode()
+    return rng.choice(({"b64": text}, [{"b64": text}], {"b64": text[1:]}))
+
+
+def _context_file(rng):
+    """Return an image with anything after its end, or anything."""
+    image = rng.choice((images.generate(rng), images.encoded("PNG", rng.randrange(12)), b""))
+    return image + rng.randbytes(rng.choice(CONTEXT_BYTES))
 
 
 def open_inference(rng):
@@ -204,17 +247,36 @@ def _with_examples(rng, method):
             task.method_name = rng.choice(names)
     else:
         _model_spec(rng, request.model_spec)
+    if rng.random() < 0.5:
+        _fill_with_context(rng, request.input.example_list_with_context)
+        return request
     examples = request.input.example_list.examples
     for _ in range(rng.choice((0, 1, 1, 2, 40))):
         feature = examples.add().features.feature[rng.choice(("x", "x", "image", ""))]
-        kind = rng.randrange(4)
-        if kind == 0:
-            feature.float_list.value.extend([0.5] * rng.choice((0, 1, 1, 2, 192)))
-        elif kind == 1:
-            feature.int64_list.value.extend([rng.choice((0, 1 << 62, -1))] * rng.choice((1, 192)))
-        elif kind == 2:
-            feature.bytes_list.value.append(images.generate(rng))
+        _fill_feature(rng, feature, images.generate, (0, 1, 1, 2, 192))
     return request
+
+
+def _fill_with_context(rng, source):
+    """Add a context, and examples that in most cases have no features of their own."""
+    feature = source.context.features.feature[rng.choice(("x", "image", "image", ""))]
+    _fill_feature(rng, feature, _context_file, CONTEXT_NUMBERS)
+    for _ in range(rng.choice(EXAMPLES)):
+        example = source.examples.add()
+        if rng.random() < 0.05:
+            feature = example.features.feature[rng.choice(("x", "image", ""))]
+            _fill_feature(rng, feature, images.generate, (0, 1, 1, 2, 192))
+
+
+def _fill_feature(rng, feature, file, counts):
+    """Give a feature numbers or a file, or nothing."""
+    kind = rng.randrange(4)
+    if kind == 0:
+        feature.float_list.value.extend([0.5] * rng.choice(counts))
+    elif kind == 1:
+        feature.int64_list.value.extend([rng.choice((0, 9, 1 << 62, -1))] * rng.choice(counts))
+    elif kind == 2:
+        feature.bytes_list.value.extend([file(rng)] * rng.choice((1, 1, 1, 2)))
 
 
 def intact_request(port):

@@ -98,6 +98,57 @@ def test_a_connection_with_several_requests_leaves_a_part_of_the_queue_to_others
             second.reserve_outputs(signature, 4)
 
 
+def test_what_fails_is_not_charged():
+    def decode(made):
+        with admission.attempt():
+            admission.reserve(200)
+            assert made.held_bytes == 300
+            admission.reserve(800)
+
+    made = make()
+    with made.request("a") as reservation:
+        reservation.reserve(100)
+        with pytest.raises(ServingError, match="needs 1100 bytes"):
+            decode(made)
+        assert made.held_bytes == 100
+        with admission.attempt():
+            admission.reserve(400)
+        assert made.held_bytes == 500
+    assert made.held_bytes == 0
+
+
+def test_tasks_of_one_request_are_charged_one_after_the_other_except_for_their_outputs():
+    signature = Signature((), (TensorSpec("y", "float32", ()),))
+    made = make(samples=8)
+    with made.request("a") as reservation:
+        reservation.reserve(10)
+        for number in range(1, 4):
+            with admission.task():
+                reservation.reserve(200)
+                reservation.reserve_outputs(signature, 4)
+                assert reservation.samples == 4
+            assert made.held_bytes == 10 + number * 4 * admission.TEXT_VALUE_BYTES
+        assert reservation.samples == 0
+        with made.request("a") as other:
+            other.reserve_outputs(signature, 8)
+    assert made.held_bytes == 0
+
+
+def test_a_request_that_has_ended_takes_nothing_more():
+    made = make()
+    with made.request("a") as reservation:
+        reservation.reserve(100)
+    with pytest.raises(ServingError, match="ended before it was decoded") as error:
+        reservation.reserve(100)
+    assert error.value.code == Code.CANCELLED
+    assert made.held_bytes == 0
+
+
+def test_without_a_request_nothing_is_charged():
+    with admission.attempt(), admission.task():
+        admission.reserve(1 << 60)
+
+
 def test_threads_share_the_budget():
     made = make(max_memory_bytes=1 << 40)
     with made.request("a") as reservation:

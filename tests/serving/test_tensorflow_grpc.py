@@ -2,6 +2,7 @@ import grpc
 import numpy as np
 import pytest
 from convoy.serving import tensorflow_serving_pb2 as messages
+from tests.launch.running import wait_until
 from tests.serving.models import CLASSES
 
 pytestmark = pytest.mark.integration
@@ -97,6 +98,26 @@ def test_regress_and_several_tasks(call):
     answer = call("MultiInference", several, "MultiInferenceResponse")
     for result in answer.results:
         assert [entry.value for entry in result.regression_result.regressions] == [3.5, 4]
+
+
+def test_tasks_do_not_add_up_to_a_request_that_is_too_large(server, call):
+    request = messages.MultiInferenceRequest()
+    shared = request.input.example_list_with_context
+    shared.context.features.feature["x"].float_list.value.append(2.0)
+    # Two tasks have more samples than one connection may have in several requests.
+    for _ in range(40):
+        shared.examples.add()
+    shared.examples[7].features.feature["x"].float_list.value.append(1.0)
+    for _ in range(3):
+        task = request.tasks.add(method_name="tensorflow/serving/regress")
+        task.model_spec.name = "half_plus_two"
+    answer = call("MultiInference", request, "MultiInferenceResponse")
+    expected = [4.0] * 7 + [3.5] + [4.0] * 32
+    for result in answer.results:
+        assert [entry.value for entry in result.regression_result.regressions] == expected
+    assert len(answer.results) == 3
+    # The response stays charged until it is read.
+    wait_until(lambda: server.server.service.admission.held_bytes == 0)
 
 
 def test_metadata_and_status(call):

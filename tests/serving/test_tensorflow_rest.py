@@ -100,6 +100,23 @@ def test_classify_and_pictures(server, pictures):
         np.testing.assert_allclose(answer["predictions"], expected[:1], rtol=1e-5)
 
 
+def test_a_context_belongs_to_every_example(server):
+    body = {"context": {"x": 1.0}, "examples": [{}, {"x": 2.0}, {}]}
+    answer = server.json("/v1/models/half_plus_three:regress", body)
+    assert answer == (200, {"results": [3.5, 4.0, 3.5]})
+    red, blue = picture("red"), picture("blue", (40, 20))
+    path = "/v1/models/pictures:classify"
+    for examples in ([{}] * 60, [{}, {"image": blue}, {}, {"image": [0] * 192}]):
+        status, found = server.json(path, {"context": {"image": red}, "examples": examples})
+        assert status == 200
+        each = [{"image": red} | example for example in examples]
+        _, expected = server.json(path, {"examples": each})
+        for row, wanted in zip(found["results"], expected["results"], strict=True):
+            assert [label for label, _ in row] == [label for label, _ in wanted]
+            scores = [[score for _, score in scores] for scores in (row, wanted)]
+            np.testing.assert_allclose(*scores, rtol=1e-5)
+
+
 def test_a_picture_of_another_size_is_fitted(server):
     small = server.json("/v1/models/pictures:predict", {"instances": [picture("blue")]})
     large = picture("blue", (40, 20), "JPEG")
@@ -176,6 +193,20 @@ def test_a_picture_of_another_size_is_fitted(server):
         (f"{HALF}:classify", {"examples": [{"x": 1.0}]}, 400, "classification signature"),
         (f"{HALF}:regress", {"examples": [{}]}, 400, "Missing feature: x"),
         (f"{HALF}:regress", {"examples": [{"x": [1, 2]}]}, 400, "has 2 values; expected 1"),
+        (
+            f"{HALF}:regress",
+            {"context": {"x": {"b64": "?"}}, "examples": [{}] * 64},
+            400,
+            "takes float32 of shape [], not bytes",
+        ),
+        (
+            "/v1/models/pictures:classify",
+            {"context": {"image": {"y": 1}}, "examples": [{}]},
+            400,
+            "not formatted correctly for base64 data",
+        ),
+        (f"{HALF}:regress", {"context": {"x": 1}, "examples": [{}] * 65}, 413, "65 samples"),
+        (f"{HALF}:regress", {"context": 1, "examples": [{}]}, 400, "must be JSON object"),
         (
             "/v1/models/pictures:predict",
             {"instances": [{"b64": "?"}]},

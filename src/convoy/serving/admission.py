@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 from convoy.configuration import Configuration, Count
 from convoy.context import bound
-from convoy.serving.errors import ServingError, exhausted, too_large
+from convoy.serving.errors import Code, ServingError, exhausted, too_large
 from convoy.serving.signature import Signature, TensorSpec
 
 # Share of the machine's memory that all requests together may take.
@@ -38,6 +38,9 @@ CONNECTION_SHARE = 1 / 2
 REQUEST_SHARE = 1 / 8
 # Share of that budget for gRPC messages that are being received.
 RECEIVE_SHARE = 1 / 2
+# Memory of HTTP responses that clients have not read, as a share of that budget. It is not part of
+# the budget: the requests of these responses are released.
+UNSENT_SHARE = 1 / 4
 # Share of the queue for one connection with several requests.
 QUEUE_SHARE = 3 / 4
 # Memory per request that the default limit of their number assumes.
@@ -96,6 +99,7 @@ class Admission:
         max_request_bytes: maximum size of a request.
         max_message_bytes: maximum size of a gRPC message.
         max_receives: maximum number of gRPC messages that are received at the same time.
+        max_unsent_bytes: maximum memory of HTTP responses that clients have not read.
     """
 
     def __init__(self, options: AdmissionOptions, max_samples: int) -> None:
@@ -108,6 +112,7 @@ class Admission:
         # A larger message would be rejected only after it was received.
         self.max_message_bytes = min(options.max_request_bytes, int(REQUEST_SHARE * memory))
         self.max_receives = int(RECEIVE_SHARE * memory) // self.max_message_bytes
+        self.max_unsent_bytes = int(UNSENT_SHARE * memory)
         self._receives = 0
         self._held = 0
         self._count = 0
@@ -152,10 +157,7 @@ class Admission:
             if reservation.is_started:
                 self._count -= 1
                 _subtract(self._requests_by_connection, connection, 1)
-            _subtract(self._samples_by_connection, connection, reservation.samples)
-            with self._lock:
-                self._held -= reservation.held
-                _subtract(self._bytes_by_connection, connection, reservation.held)
+            reservation.end()
 
     def start(self, connection: Hashable) -> None:
         """Count a request that has arrived completely.
@@ -225,6 +227,12 @@ class Admission:
             self._held += more
             own[connection] += more
 
+    def give_back(self, connection: Hashable, size: int) -> None:
+        """Release memory that a request was charged for."""
+        with self._lock:
+            self._held -= size
+            _subtract(self._bytes_by_connection, connection, size)
+
     def take_samples(self, connection: Hashable, samples: int) -> None:
         """Charge a request for its samples.
 
@@ -239,6 +247,10 @@ class Admission:
                 RETRY_SECONDS,
             )
         own[connection] += samples
+
+    def give_back_samples(self, connection: Hashable, samples: int) -> None:
+        """Release samples that a request was charged for."""
+        _subtract(self._samples_by_connection, connection, samples)
 
 
 class Reservation:
@@ -256,6 +268,13 @@ class Reservation:
         self.held = 0
         self.samples = 0
         self.is_started = False
+        self._outputs = 0
+        self._is_ended = False
+        # Memory of the response that stays charged after the end, and whether the call is over.
+        self._kept = 0
+        self._is_closed = False
+        # The request can end while a thread decodes it.
+        self._lock = threading.Lock()
 
     def start(self) -> None:
         """Count the request, which has arrived completely.
@@ -272,10 +291,16 @@ class Reservation:
         """Charge the request for memory that it is about to take.
 
         Raises:
-            ServingError: if a limit would be exceeded.
+            ServingError: if a limit would be exceeded, or the request has ended.
         """
-        self._admission.take(self._connection, self.held, size)
-        self.held += size
+        with self._lock:
+            # What is charged after the end would never be released.
+            if self._is_ended:
+                raise ServingError(
+                    Code.CANCELLED, "The request ended before it was decoded. Send it again."
+                )
+            self._admission.take(self._connection, self.held, size)
+            self.held += size
 
     def reserve_outputs(self, signature: Signature, samples: int) -> None:
         """Charge the request for its samples and their outputs.
@@ -284,9 +309,69 @@ class Reservation:
             ServingError: if a limit would be exceeded.
         """
         values = sum(spec.values for spec in signature.outputs)
-        self.reserve(samples * values * TEXT_VALUE_BYTES)
+        size = samples * values * TEXT_VALUE_BYTES
+        self.reserve(size)
+        self._outputs += size
         self._admission.take_samples(self._connection, samples)
         self.samples += samples
+
+    @contextlib.contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Release what is reserved in the block if it raises an error.
+
+        Decoding that is too expensive for one thread starts again in another, and would otherwise
+        be charged twice.
+        """
+        held = self.held
+        try:
+            yield
+        except BaseException:
+            self._release_to(held)
+            raise
+
+    @contextlib.contextmanager
+    def task(self) -> Iterator[None]:
+        """Handle one task of the request in the block; at its end, its outputs stay charged.
+
+        The tasks run one after the other, so only the outputs, which are part of the response, add
+        up.
+        """
+        held, samples, outputs = self.held, self.samples, self._outputs
+        try:
+            yield
+        finally:
+            self._release_to(held + self._outputs - outputs)
+            self._admission.give_back_samples(self._connection, self.samples - samples)
+            self.samples = samples
+
+    def keep_outputs(self) -> None:
+        """Stay charged for the response after the end, until `close`: the client has to read it."""
+        with self._lock:
+            if not self._is_closed:
+                self._kept = self._outputs
+
+    def close(self) -> None:
+        """Release what was kept: the response was read, or the connection has ended."""
+        with self._lock:
+            self._is_closed = True
+            self._kept = 0
+        if self._is_ended:
+            self._release_to(0)
+
+    def end(self) -> None:
+        """Release everything but what is kept; nothing can be reserved afterwards."""
+        with self._lock:
+            self._is_ended = True
+        self._release_to(self._kept)
+        self._admission.give_back_samples(self._connection, self.samples)
+        self.samples = 0
+
+    def _release_to(self, held: int) -> None:
+        """Release the memory beyond an amount."""
+        with self._lock:
+            size = max(0, self.held - held)
+            self._admission.give_back(self._connection, size)
+            self.held -= size
 
 
 _current: ContextVar[Reservation | None] = ContextVar("reservation", default=None)
@@ -295,6 +380,34 @@ _current: ContextVar[Reservation | None] = ContextVar("reservation", default=Non
 def current() -> Reservation | None:
     """Return the reservation of the request that is handled, if it was admitted."""
     return _current.get()
+
+
+def attempt() -> contextlib.AbstractContextManager[None]:
+    """Return `Reservation.attempt` of the request that is handled, if it was admitted."""
+    reservation = current()
+    return reservation.attempt() if reservation else contextlib.nullcontext()
+
+
+def task() -> contextlib.AbstractContextManager[None]:
+    """Return `Reservation.task` of the request that is handled, if it was admitted."""
+    reservation = current()
+    return reservation.task() if reservation else contextlib.nullcontext()
+
+
+def charged_bytes() -> int:
+    """Return the memory that the request that is handled is charged for: at first, its message."""
+    reservation = current()
+    return reservation.held if reservation else 0
+
+
+def reserve(size: int) -> None:
+    """Charge the request that is handled, if it was admitted, for memory that it is about to take.
+
+    Raises:
+        ServingError: if a limit would be exceeded.
+    """
+    if reservation := current():
+        reservation.reserve(size)
 
 
 def _subtract(counter: Counter[Hashable], key: Hashable, amount: int) -> None:

@@ -1,8 +1,9 @@
 """Conversion between arrays and the JSON of TensorFlow Serving's REST API."""
 
 import base64
+import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -13,7 +14,7 @@ from convoy.serving.errors import invalid, shorten, show
 from convoy.serving.gil import let_others_run
 from convoy.serving.images import decode_images
 from convoy.serving.signature import MAX_DIMENSIONS, Arrays, Signature, TensorSpec
-from convoy.serving.tensorflow_methods import example_inputs
+from convoy.serving.tensorflow_methods import FeatureReader, example_inputs
 
 BASE64 = "b64"
 # Longer texts are decoded in the thread for expensive requests.
@@ -44,8 +45,7 @@ def parse(body: bytes, signature: Signature, max_samples: int) -> dict[str, Json
         ServingError: if it is not a JSON object, or has too many values.
     """
     size = admission.check_json(body, signature, max_samples)
-    if reservation := admission.current():
-        reservation.reserve(size)
+    admission.reserve(size)
     if len(body) <= _LONG_BYTES and not body.strip():
         raise invalid("JSON Parse error: The document is empty")
     try:
@@ -146,8 +146,7 @@ def from_examples(examples: Json, context: Json, signature: Signature, max_sampl
     if not isinstance(common, dict) or not all(isinstance(entry, dict) for entry in examples):
         raise invalid("Example must be JSON object")
     admission.check_samples(len(examples), max_samples)
-    features = (common | entry for entry in examples)
-    return example_inputs(features, signature, _from_feature, max_samples)
+    return example_inputs(examples, common, signature, _READER, max_samples)
 
 
 def to_array(value: Json, spec: TensorSpec, max_samples: int) -> np.ndarray:
@@ -164,12 +163,21 @@ def to_array(value: Json, spec: TensorSpec, max_samples: int) -> np.ndarray:
     rows, shape, kinds = _flatten(value, spec)
     try:
         if kinds == {dict}:
-            files = [_file(leaf) for row in rows for leaf in row]
-            pixels = decode_images(files, [len(files)], spec, max_samples)
-            return pixels.reshape(*shape, *spec.shape)
+            texts = [_base64_text(leaf) for row in rows for leaf in row]
+            return _pixels(texts, spec, max_samples).reshape(*shape, *spec.shape)
         return _as_type(_numbers(rows, kinds, spec).reshape(shape), spec)
     finally:
         json_text.empty(rows)
+
+
+def _pixels(texts: Sequence[str], spec: TensorSpec, max_samples: int) -> np.ndarray:
+    """Return the pixels of image files in base64."""
+    admission.check_samples(len(texts), max_samples)
+    spec.check_takes_images()
+    with admission.attempt():
+        admission.reserve(sum(map(_decoded_bytes, texts)))
+        files = [decode_base64(text) for text in texts]
+        return decode_images(files, [len(files)], spec, max_samples)
 
 
 def _numbers(rows: list[list[Json]], kinds: set[type], spec: TensorSpec) -> np.ndarray:
@@ -320,36 +328,62 @@ def decode_base64(text: str) -> bytes:
     Raises:
         ServingError: if it is not base64.
     """
-    parts = list[tuple[bytes, bool]]()
+    # Its value is not a second copy of the bytes.
+    decoded, is_padded = io.BytesIO(), False
     try:
         for start in range(0, len(text), _BASE64_CHARACTERS):
-            if start and parts[-1][1]:
+            if is_padded:
                 raise ValueError("There is data after the padding.")
             part = text[start : start + _BASE64_CHARACTERS]
-            parts.append((base64.b64decode(part, validate=True), part.endswith("=")))
+            decoded.write(base64.b64decode(part, validate=True))
+            is_padded = part.endswith("=")
             let_others_run()
     except ValueError:
         raise invalid("Unable to base64 decode") from None
-    return b"".join(part for part, _ in parts)
+    return decoded.getvalue()
+
+
+def _decoded_bytes(text: str) -> int:
+    """Return the maximum number of bytes in a text in base64."""
+    return 3 * len(text) // 4
+
+
+def _base64_text(value: Json) -> str:
+    if not isinstance(value, dict) or _is_named(value):
+        raise invalid(f"JSON Value: {_shown(value)} not formatted correctly for base64 data")
+    text: str = value[BASE64]
+    return text
+
+
+def _only(value: Json) -> Json:
+    """Return the entry of a list with one entry, or another value itself."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+def _is_file(value: Json) -> bool:
+    entry = _only(value)
+    if isinstance(entry, dict):
+        # Other objects have their own error.
+        _base64_text(entry)
+    return isinstance(entry, dict)
+
+
+def _file_bytes(value: Json, _: TensorSpec) -> int:
+    return _decoded_bytes(_base64_text(_only(value)))
 
 
 def _file(value: Json) -> bytes:
-    if not isinstance(value, dict) or _is_named(value):
-        raise invalid(f"JSON Value: {_shown(value)} not formatted correctly for base64 data")
-    return decode_base64(value[BASE64])
+    return decode_base64(_base64_text(_only(value)))
 
 
-def _from_feature(value: Json, spec: TensorSpec) -> np.ndarray | bytes:
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
-        value = value[0]
-    if isinstance(value, dict):
-        return _file(value)
+def _feature_numbers(value: Json, spec: TensorSpec) -> np.ndarray:
     array = to_array(value if isinstance(value, list) else [value], spec, max_samples=1)
-    if array.ndim != 1 or array.size != int(np.prod(spec.shape)):
-        raise invalid(
-            f"Feature: {spec.name} has {array.size} values; expected {int(np.prod(spec.shape))}"
-        )
+    if array.ndim != 1 or array.size != spec.values:
+        raise invalid(f"Feature: {spec.name} has {array.size} values; expected {spec.values}")
     return array.reshape(spec.shape)
+
+
+_READER = FeatureReader(_is_file, _file_bytes, _file, _feature_numbers)
 
 
 def _shown(value: Json) -> str:

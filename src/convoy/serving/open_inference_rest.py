@@ -119,11 +119,12 @@ def _parse(
     The data of binary tensors follow the header, in the order of the inputs.
     """
     end = _header_bytes(length, body)
-    header = parse(body[:end], signature, max_samples)
-    try:
-        return header, _inputs(header, memoryview(body)[end:], signature, max_samples)
-    finally:
-        json_text.free(header.pop("inputs", None))
+    with admission.attempt():
+        header = parse(body[:end], signature, max_samples)
+        try:
+            return header, _inputs(header, memoryview(body)[end:], signature, max_samples)
+        finally:
+            json_text.free(header.pop("inputs", None))
 
 
 def _inputs(header: Json, binary: memoryview, signature: Signature, max_samples: int) -> Arrays:

@@ -83,6 +83,22 @@ class TensorSpec:
         """Number of values in one sample."""
         return prod(self.shape)
 
+    @property
+    def sample_bytes(self) -> int:
+        """Memory of one sample."""
+        return self.values * self.numpy_dtype.itemsize
+
+    def check_takes_images(self) -> None:
+        """Check that an image file can be sent as a sample.
+
+        Raises:
+            ServingError: if it cannot.
+        """
+        if not self.is_image:
+            raise invalid(
+                f"input {self.name!r} takes {self.dtype} of shape {list(self.shape)}, not bytes."
+            )
+
     def check_batch(self, shape: Sequence[int]) -> None:
         """Check that a shape is that of a batch of samples.
 

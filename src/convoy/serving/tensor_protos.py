@@ -17,7 +17,7 @@ from convoy.serving.signature import (
     Signature,
     TensorSpec,
 )
-from convoy.serving.tensorflow_methods import example_inputs
+from convoy.serving.tensorflow_methods import FeatureReader, example_inputs
 from convoy.serving.tensorflow_serving_pb2 import DataType, Input, TensorProto
 
 # Values of a list that are converted at once; other threads run in between.
@@ -43,8 +43,7 @@ def to_array(proto: TensorProto, spec: TensorSpec, max_samples: int) -> np.ndarr
         raise invalid(f"input {spec.name!r} is of type {found}; expected {spec.dtype}.")
     # A message with one value can claim any shape.
     admission.check_shape(spec, shape, max_samples)
-    if reservation := admission.current():
-        reservation.reserve(prod(shape) * spec.numpy_dtype.itemsize)
+    admission.reserve(prod(shape) * spec.numpy_dtype.itemsize)
     values = _values(proto, spec)
     if values.size == 1:
         return np.broadcast_to(values[0], shape)
@@ -112,28 +111,48 @@ def from_examples(source: Input, signature: Signature, max_samples: int) -> Arra
     context: Mapping[str, Feature] = {}
     if source.HasField("example_list_with_context"):
         examples = source.example_list_with_context.examples
-        context = dict(source.example_list_with_context.context.features.feature)
+        context = source.example_list_with_context.context.features.feature
     else:
         examples = source.example_list.examples
     if not examples:
         raise invalid("Input is empty.")
     admission.check_samples(len(examples), max_samples)
-    features = (dict(context) | dict(example.features.feature) for example in examples)
-    return example_inputs(features, signature, _from_feature, max_samples)
+    features = [example.features.feature for example in examples]
+    return example_inputs(features, context, signature, _READER, max_samples)
 
 
-def _from_feature(feature: Feature, spec: TensorSpec) -> np.ndarray | bytes:
-    if feature.HasField("bytes_list"):
-        files = feature.bytes_list.value
-        if len(files) != 1:
-            raise invalid(f"Feature: {spec.name} has {len(files)} values; expected 1")
-        return files[0]
+def _is_file(feature: Feature) -> bool:
+    return feature.HasField("bytes_list")
+
+
+def _file_bytes(feature: Feature, spec: TensorSpec) -> int:
+    files = feature.bytes_list.value
+    if len(files) != 1:
+        raise invalid(f"Feature: {spec.name} has {len(files)} values; expected 1")
+    return len(files[0])
+
+
+def _file(feature: Feature) -> bytes:
+    return feature.bytes_list.value[0]
+
+
+def _numbers(feature: Feature, spec: TensorSpec) -> np.ndarray:
     kind = "float_list" if feature.HasField("float_list") else "int64_list"
-    values = np.array(getattr(feature, kind).value)
+    listed: Sequence[float] = getattr(feature, kind).value
     is_integer = spec.numpy_dtype.kind in "iub"
-    if values.size != prod(spec.shape) or (is_integer and kind == "float_list"):
+    # Numbers of a list that is too long would take several times its size in the message.
+    if len(listed) != spec.values or (is_integer and kind == "float_list"):
         raise invalid(
-            f"Feature: {spec.name} has {values.size} values in its {kind}; expected "
-            f"{prod(spec.shape)} of type {spec.dtype}"
+            f"Feature: {spec.name} has {len(listed)} values in its {kind}; expected "
+            f"{spec.values} of type {spec.dtype}"
         )
-    return spec.cast(values).reshape(spec.shape)
+    dtype = np.float64 if kind == "float_list" else np.int64
+    values = np.empty(len(listed), spec.numpy_dtype)
+    for start in range(0, len(listed), _CHUNK_VALUES):
+        part = slice(start, start + _CHUNK_VALUES)
+        values[part] = spec.cast(np.array(listed[part], dtype))
+        let_others_run()
+    return values.reshape(spec.shape)
+
+
+_READER = FeatureReader(_is_file, _file_bytes, _file, _numbers)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
+from convoy.serving import admission
 from convoy.serving import tensorflow_serving_pb2 as messages
 from convoy.serving.credentials import Token
 from convoy.serving.errors import (
@@ -118,11 +119,14 @@ class GrpcService:
                 self._token.check(str(given), "metadata authorization")
                 data = await self.receiver.receive(context)
                 with self.service.admission.request(context.peer()) as reservation:
+                    context.add_done_callback(lambda _: reservation.close())
                     reservation.start()
                     reservation.reserve(len(data))
                     async with self.service.deadline() if has_deadline else nullcontext():
                         request = await self.service.decoders.run(lambda: parse(data), len(data))
-                        return await method(request)
+                        response = await method(request)
+                    reservation.keep_outputs()
+                    return response
             except ServingError as error:
                 await self._abort(context, error)
             except Exception as error:  # A client gets a plain answer, whatever happens.
@@ -159,7 +163,7 @@ class GrpcService:
         with self.service.using(target, "Predict") as loaded:
             signature = loaded.servable.signature
             arrays = await self.service.decoders.run(
-                lambda: self._arrays(request, signature), request.ByteSize()
+                lambda: self._arrays(request, signature), admission.charged_bytes()
             )
             wanted = _wanted_outputs(request.output_filter, signature)
             outputs = await self.service.run(loaded, arrays)
@@ -176,10 +180,11 @@ class GrpcService:
 
     def _arrays(self, request: messages.PredictRequest, signature: Signature) -> Arrays:
         max_samples = self.service.admission.max_samples
-        return {
-            name: to_array(proto, signature.input(name), max_samples)
-            for name, proto in request.inputs.items()
-        }
+        with admission.attempt():
+            return {
+                name: to_array(proto, signature.input(name), max_samples)
+                for name, proto in request.inputs.items()
+            }
 
     async def classify(
         self, request: messages.ClassificationRequest
@@ -209,7 +214,7 @@ class GrpcService:
             raise invalid("All ModelSpecs in a MultiInferenceRequest must access the same model.")
         for task in request.tasks:
             target = _target(task.model_spec)
-            with self.service.using(target, "MultiInference") as loaded:
+            with self.service.using(target, "MultiInference") as loaded, admission.task():
                 if task.method_name not in (CLASSIFY, REGRESS):
                     text = f"Unsupported signature method_name: {shorten(task.method_name)}"
                     raise ServingError(Code.UNIMPLEMENTED, text)
@@ -224,7 +229,7 @@ class GrpcService:
     async def _run_examples(self, source: messages.Input, loaded: LoadedVersion) -> Arrays:
         signature, max_samples = loaded.servable.signature, self.service.admission.max_samples
         arrays = await self.service.decoders.run(
-            lambda: from_examples(source, signature, max_samples), source.ByteSize()
+            lambda: from_examples(source, signature, max_samples), admission.charged_bytes()
         )
         return await self.service.run(loaded, arrays)
 

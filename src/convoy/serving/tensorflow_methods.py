@@ -1,9 +1,12 @@
 """Signatures, examples and results that TensorFlow Serving's REST and gRPC APIs share."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
+from convoy.serving import admission
+from convoy.serving.decoding import check_thread
 from convoy.serving.errors import invalid, shorten
 from convoy.serving.images import decode_images
 from convoy.serving.signature import TYPES, Arrays, Signature, TensorSpec
@@ -20,6 +23,38 @@ KNOWN_SIGNATURES = ("", DEFAULT_SIGNATURE, PREDICT, CLASSIFY, REGRESS)
 MODELS_KEY = "convoy-models"
 
 Feature = TypeVar("Feature")
+
+
+@dataclass(frozen=True)
+class FeatureReader(Generic[Feature]):
+    """Functions that read the features of an API's examples.
+
+    Attributes:
+        is_file: return whether a feature has an image file, not numbers.
+        file_bytes: return the size of the image file in a feature without decoding it.
+        file: return the image file in a feature.
+        numbers: return the numbers in a feature, in the type and shape of a sample.
+    """
+
+    is_file: Callable[[Feature], bool]
+    file_bytes: Callable[[Feature, TensorSpec], int]
+    file: Callable[[Feature], bytes]
+    numbers: Callable[[Feature, TensorSpec], np.ndarray]
+
+
+class _Column(NamedTuple, Generic[Feature]):
+    """The features of one input.
+
+    Attributes:
+        features: the different features; that of the context, if an example needs it, is the last.
+        rows: the index of each sample's feature.
+        files: the sizes of the image files among the features, by index.
+    """
+
+    spec: TensorSpec
+    features: list[Feature]
+    rows: list[int]
+    files: dict[int, int]
 
 
 def check_signature_name(name: str) -> None:
@@ -50,42 +85,105 @@ def signature_definitions(signature: Signature) -> SignatureDefMap:
 
 
 def example_inputs(
-    examples: Iterable[Mapping[str, Feature]],
+    examples: Sequence[Mapping[str, Feature]],
+    context: Mapping[str, Feature],
     signature: Signature,
-    read_feature: Callable[[Feature, TensorSpec], np.ndarray | bytes],
+    reader: FeatureReader[Feature],
     max_samples: int,
 ) -> Arrays:
     """Return the inputs of a classification or regression request.
 
+    A feature of the context is read once, and its value is shared between the examples: it can be
+    megabytes long, while an example without features takes two bytes.
+
     Args:
-        examples: the features of each sample, by the name of the input.
+        examples: the features of each sample, by the name of the input; their number was checked.
+        context: the features of all examples that do not have their own.
         signature: the model's inputs.
-        read_feature: conversion of one feature to an array with the shape of a sample, or to the
-            bytes of an image file.
-        max_samples: maximum number of examples.
+        reader: functions that read a feature.
+        max_samples: maximum number of image files.
 
     Raises:
-        ServingError: if a feature is missing or does not fit its input.
+        ServingError: if a feature is missing or does not fit its input, or a limit is exceeded.
     """
-    samples: dict[str, list[np.ndarray | bytes]] = {spec.name: [] for spec in signature.inputs}
-    for features in examples:
-        for spec in signature.inputs:
-            if spec.name not in features:
-                raise invalid(f"Missing feature: {spec.name} in example.")
-            samples[spec.name].append(read_feature(features[spec.name], spec))
-    return {spec.name: _batch(samples[spec.name], spec, max_samples) for spec in signature.inputs}
+    columns = [_column(examples, context, spec, reader) for spec in signature.inputs]
+    with admission.attempt():
+        admission.reserve(sum(map(_memory, columns)))
+        return {column.spec.name: _batch(column, reader, max_samples) for column in columns}
 
 
-def _batch(samples: Sequence[np.ndarray | bytes], spec: TensorSpec, max_samples: int) -> np.ndarray:
-    """Return samples as a batch; image files among them are decoded together."""
-    files = [index for index, sample in enumerate(samples) if isinstance(sample, bytes)]
-    batch = list(samples)
+def _column(
+    examples: Sequence[Mapping[str, Feature]],
+    context: Mapping[str, Feature],
+    spec: TensorSpec,
+    reader: FeatureReader[Feature],
+) -> _Column[Feature]:
+    """Return the features of an input, without reading their values.
+
+    Raises:
+        ServingError: if a feature is missing, or is an image file that the input does not take.
+    """
+    features, rows = list[Feature](), list[int]()
+    for example in examples:
+        if spec.name in example:
+            rows.append(len(features))
+            features.append(example[spec.name])
+        elif spec.name in context:
+            rows.append(-1)
+        else:
+            raise invalid(f"Missing feature: {spec.name} in example.")
+    if -1 in rows:
+        features.append(context[spec.name])
+    indices = [index for index, feature in enumerate(features) if reader.is_file(feature)]
+    if indices:
+        spec.check_takes_images()
+    files = {index: reader.file_bytes(features[index], spec) for index in indices}
+    return _Column(spec, features, rows, files)
+
+
+def _memory(column: _Column[Feature]) -> int:
+    """Return the memory of a batch in bytes, without that of pixels, which `images` reserves."""
+    size = sum(column.files.values())
+    if len(column.files) < len(column.features):
+        size += len(column.features) * column.spec.sample_bytes
+    if len(column.features) < len(column.rows):
+        size += len(column.rows) * column.spec.sample_bytes
+    return size
+
+
+def _batch(
+    column: _Column[Feature], reader: FeatureReader[Feature], max_samples: int
+) -> np.ndarray:
+    """Return the samples of an input."""
+    if 1 < len(column.features) < len(column.rows):
+        # Features are copied: a small request can need a long time.
+        check_thread(len(column.rows) * column.spec.values)
+    values = _values(column, reader, max_samples)
+    if len(values) == len(column.rows):
+        return values
+    if len(values) == 1:
+        return np.broadcast_to(values[0], (len(column.rows), *column.spec.shape))
+    return values[column.rows]
+
+
+def _values(
+    column: _Column[Feature], reader: FeatureReader[Feature], max_samples: int
+) -> np.ndarray:
+    """Return the values of each feature; image files among them are decoded together."""
+    spec, files = column.spec, column.files
+    pixels = None
     if files:
-        data = [sample for sample in samples if isinstance(sample, bytes)]
-        pixels = decode_images(data, [len(files)], spec, max_samples)
-        for index, image in zip(files, pixels, strict=True):
-            batch[index] = image
-    return np.stack(batch)
+        data = [reader.file(column.features[index]) for index in files]
+        pixels = decode_images(data, [len(data)], spec, max_samples)
+        if len(files) == len(column.features):
+            return pixels
+    values = np.empty((len(column.features), *spec.shape), spec.numpy_dtype)
+    if pixels is not None:
+        values[list(files)] = pixels
+    for index, feature in enumerate(column.features):
+        if index not in files:
+            values[index] = reader.numbers(feature, spec)
+    return values
 
 
 def class_scores(outputs: Arrays, class_names: Sequence[str]) -> tuple[list[str], np.ndarray]:

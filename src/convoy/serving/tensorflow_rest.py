@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 from aiohttp import web
-from convoy.serving import json_text, json_values
+from convoy.serving import admission, json_text, json_values
 from convoy.serving.errors import invalid
 from convoy.serving.request_body import read_body
 from convoy.serving.service import Service, Target
@@ -79,11 +79,12 @@ async def _no_model(_: web.Request) -> web.Response:
 
 def _parse(body: bytes, method: str, loaded: LoadedVersion, max_samples: int) -> tuple[str, Arrays]:
     """Return the key of the response, and the inputs."""
-    request = json_values.parse(body, loaded.servable.signature, max_samples)
-    try:
-        return _inputs(request, method, loaded.servable.signature, max_samples)
-    finally:
-        json_text.free(request)
+    with admission.attempt():
+        request = json_values.parse(body, loaded.servable.signature, max_samples)
+        try:
+            return _inputs(request, method, loaded.servable.signature, max_samples)
+        finally:
+            json_text.free(request)
 
 
 def _inputs(
