@@ -12,6 +12,7 @@ from convoy.serving.errors import ServingError
 from convoy.serving.images import decode_image
 from convoy.serving.signature import TensorSpec
 from PIL import Image
+from tests.serving import bad_files
 
 from .mutation import EDGES, mutate
 
@@ -42,28 +43,85 @@ def encoded(kind, seed):
 
 def png(width, height, rows):
     """Return a PNG that claims a size, and has the data of some rows of zeros."""
-
-    def chunk(kind, data):
-        return (
-            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        )
-
     header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
     data = zlib.compress(bytes(min(rows * (width + 1), 1 << 24)), 9)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
-    )
+    chunks = bad_files.chunk(b"IHDR", header), bad_files.chunk(b"IDAT", data)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks) + bad_files.chunk(b"IEND", b"")
+
+
+def compressed_png(rng):
+    """Return a PNG with texts or profiles that are long when they are decompressed."""
+    kinds = rng.choices((b"zTXt", b"iTXt", b"iCCP"), k=rng.randint(1, 4))
+    size = rng.choice((10, 1000, 1 << 20, 3 << 20))
+    chunks = [bad_files.compressed_chunk(kind, size, rng.choice(TEXT_KEYS)) for kind in kinds]
+    return bad_files.png_with(*chunks)
+
+
+def png_of_chunks(rng):
+    kind, data = rng.choice(CHUNKS), rng.randbytes(rng.choice((0, 1, 20)))
+    return bad_files.png_with(*[bad_files.chunk(kind, data)] * rng.choice(COUNTS))
+
+
+def jpeg_of_segments(rng):
+    """Return a JPEG with many segments, or padding."""
+    if not rng.randrange(4):
+        return bad_files.jpeg_with(rng.choice((b"\xff", b"\0", b"\xff\0")) * rng.choice(COUNTS))
+    marker, data = rng.randrange(0xC0, 0xFF), rng.randbytes(rng.choice((0, 1, 12, 65)))
+    return bad_files.jpeg_with(bad_files.segment(marker, data) * rng.choice(COUNTS))
+
+
+def jpeg_of_tags(rng):
+    """Return a JPEG with EXIF data whose tags claim any amount of data."""
+    tags = [
+        (rng.choice((0x112, rng.randrange(1 << 16))), rng.randrange(14), rng.choice(EDGES), value)
+        for value in [rng.randbytes(4) for _ in range(rng.choice((0, 1, 30, 5000)))]
+    ]
+    return bad_files.jpeg_with(bad_files.segment(0xE1, bad_files.exif_of(tags, rng.choice("<>"))))
+
+
+def gif_of_blocks(rng):
+    label, size = rng.choice((0xFE, 0xFF, 0xF9, 0x01)), rng.choice((1, 4, 255))
+    blocks = (bytes([size]) + rng.randbytes(size)) * rng.choice(COUNTS)
+    return bad_files.gif_with(bytes([ord("!"), label]) + blocks + b"\0")
+
+
+def webp_of_chunks(rng):
+    return bad_files.webp_with(rng.choice((b"abcd", b"ANMF", b"EXIF", b"VP8 ")), rng.choice(COUNTS))
+
+
+def bmp_of_runs(rng):
+    """Return a compressed BMP whose runs may be too long or missing."""
+    width, height = rng.choice((1, 8, 300, 5000)), rng.choice((1, 8, 300, 5000))
+    row = b"".join(bytes([rng.choice((0, 1, 255)), rng.randrange(4)]) for _ in range(8))
+    return bad_files.run_length_bmp(width, height, row * rng.choice((1, 8, 300)))
+
+
+COUNTS = (1, 10, 1000, 70_000)
+TEXT_KEYS = (b"Comment", b"XML:com.adobe.xmp", b"Raw profile type exif", b"exif")
+CHUNKS = (b"prVt", b"tEXt", b"iTXt", b"eXIf", b"gAMA", b"tRNS", b"fcTL", b"IDAT")
+CRAFTED = (
+    compressed_png,
+    png_of_chunks,
+    jpeg_of_segments,
+    jpeg_of_tags,
+    gif_of_blocks,
+    webp_of_chunks,
+    bmp_of_runs,
+)
 
 
 def generate(rng):
     """Return the bytes of one image: intact, damaged, crafted or foreign."""
-    kind = rng.randrange(8)
+    kind = rng.randrange(10)
     if kind == 0:
         return png(rng.choice((1, 8, *EDGES[-6:])), rng.choice((1, 8, *EDGES[-6:])), 1)
     if kind == 1:
         return rng.choice(FOREIGN)
-    data = encoded(rng.choice(FORMATS), rng.randrange(12))
-    return data if kind == 2 else mutate(rng, data)
+    is_crafted = kind <= 3
+    data = (
+        rng.choice(CRAFTED)(rng) if is_crafted else encoded(rng.choice(FORMATS), rng.randrange(12))
+    )
+    return data if kind in (2, 4) else mutate(rng, data)
 
 
 class ImageFuzz:
@@ -77,7 +135,9 @@ class ImageFuzz:
         self.faults = []
 
     def run_one(self):
-        data = generate(self.rng)
+        self.run_on(generate(self.rng))
+
+    def run_on(self, data):
         try:
             pixels = decode_image(data, self.SPEC)
             outcome = "decoded"

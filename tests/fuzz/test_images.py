@@ -9,6 +9,7 @@ from .jpegs import JpegFuzz
 
 COUNT = 2000
 REQUEST_IMAGES = 300
+CRAFTED_IMAGES = 30
 
 
 @pytest.mark.parametrize("decoder", ["turbo", "opencv"])
@@ -30,3 +31,12 @@ def test_images_of_requests_are_decoded_or_refused():
         fuzz.run_one()
     assert not fuzz.faults, fuzz.faults[0]
     assert min(fuzz.outcomes["decoded"], fuzz.outcomes["refused"]) > REQUEST_IMAGES // 10
+
+
+@pytest.mark.parametrize("craft", images.CRAFTED)
+def test_crafted_files_of_every_kind_are_decoded_or_refused(craft):
+    fuzz = images.ImageFuzz(seed=0)
+    for _ in range(CRAFTED_IMAGES):
+        fuzz.run_on(craft(fuzz.rng))
+    assert not fuzz.faults, fuzz.faults[0]
+    assert fuzz.outcomes.total() == CRAFTED_IMAGES
