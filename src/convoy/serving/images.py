@@ -99,7 +99,7 @@ def decode_images(
             f"{max(prod(shape), 1)}."
         )
     admission.check_samples(len(files), max_samples)
-    _check_takes_images(spec)
+    spec.check_takes_images()
     counter = PartCounter()
     headers = [_read_header(file, counter) for file in files]
     _check_sum(headers)
@@ -129,13 +129,6 @@ def decode_image(data: bytes, spec: TensorSpec) -> np.ndarray:
     """
     pixels: np.ndarray = decode_images([data], [1], spec, 1)[0]
     return pixels
-
-
-def _check_takes_images(spec: TensorSpec) -> None:
-    if not spec.is_image:
-        raise invalid(
-            f"input {spec.name!r} takes {spec.dtype} of shape {list(spec.shape)}, not bytes."
-        )
 
 
 def _read_header(data: bytes, counter: PartCounter) -> Header:
