@@ -1,5 +1,6 @@
 import json
 import os
+import resource
 
 import convoy
 import jax
@@ -116,3 +117,58 @@ def test_a_pipe_in_place_of_a_file_is_not_read(tmp_path):
     os.mkfifo(path / artifact.WEIGHTS)
     with pytest.raises(ArtifactError, match=r"weights\.safetensors is not a file"):
         artifact.read(path)
+
+
+NAMES = (artifact.MANIFEST, artifact.WEIGHTS, artifact.EXAMPLE, artifact.MODEL)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "program-1.stablehlo"])
+@pytest.mark.parametrize("absolute", [True, False])
+def test_a_link_to_a_file_outside_is_refused(tmp_path, name, absolute):
+    path = convoy.export(half_plus(2), tmp_path / "half", batch_sizes=[1])
+    outside = (path / name).rename(tmp_path / "outside")
+    (path / name).symlink_to(outside if absolute else f"../../{outside.name}")
+    with pytest.raises(ArtifactError, match=r"is a link to .*outside, which is not in .*half/1"):
+        artifact.read(path)
+
+
+def test_a_version_may_be_a_link_and_contain_links(tmp_path):
+    path = convoy.export(half_plus(2), tmp_path / "stored", batch_sizes=[1])
+    # As in a volume of Kubernetes: all names are links to a folder that is replaced as a whole.
+    (path / "..2026_11_19").mkdir()
+    (path / "..data").symlink_to("..2026_11_19")
+    for file in [entry for entry in path.iterdir() if entry.is_file()]:
+        file.rename(path / "..data" / file.name)
+        file.symlink_to(f"..data/{file.name}")
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "1").symlink_to(path)
+    read = artifact.read(artifact.versions_in(tmp_path / "half")[1])
+    assert read.batch_sizes == (1,)
+    assert read.keras_file is not None
+
+
+def test_a_keras_file_that_the_manifest_does_not_list_is_not_used(tmp_path):
+    path = convoy.export(half_plus(2), tmp_path, batch_sizes=[1])
+    assert artifact.read(path).keras_file == path / artifact.MODEL
+    rewritten(path, lambda manifest: manifest["files"].pop(artifact.MODEL))
+    assert artifact.read(path).keras_file is None
+    (path / artifact.MODEL).unlink()
+    os.mkfifo(path / artifact.MODEL)
+    assert artifact.read(path).keras_file is None
+
+
+def test_too_many_open_files_are_no_damage(tmp_path):
+    path = convoy.export(half_plus(2), tmp_path, batch_sizes=[1])
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.open(path, os.O_RDONLY)
+    os.close(free)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+        with pytest.raises(artifact.UnreadableError, match="Too many open files"):
+            artifact.read(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    (path / artifact.WEIGHTS).unlink()
+    with pytest.raises(ArtifactError, match=r"weights\.safetensors cannot be read") as error:
+        artifact.read(path)
+    assert not isinstance(error.value, artifact.UnreadableError)

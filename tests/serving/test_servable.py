@@ -85,3 +85,11 @@ def test_code_in_a_keras_file_is_not_run(tmp_path):
     assert (path / artifact.MODEL).exists()
     assert Servable(path).compiled_from == "stablehlo"
     assert not marker.exists()
+
+
+def test_a_keras_file_without_a_checksum_is_not_loaded(tmp_path):
+    path = convoy.export(classifier(), tmp_path, batch_sizes=[1])
+    found = artifact.read(path)
+    other = artifact.add_version(tmp_path, None, partial(artifact.write, found, None))
+    (path / artifact.MODEL).rename(other / artifact.MODEL)
+    assert Servable(other).compiled_from == "stablehlo"

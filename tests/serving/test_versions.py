@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import shutil
 import threading
 
@@ -12,6 +13,7 @@ from convoy.serving.batching import BatchOptions
 from convoy.serving.errors import ArtifactError, Code, ServingError
 from convoy.serving.loading import Loader, run_in_daemon
 from convoy.serving.servable import Servable
+from convoy.serving.trial import PassingError
 from convoy.serving.versions import ModelConfig, ModelVersions, State, VersionPolicy
 from tests.serving.models import half_plus
 
@@ -229,6 +231,85 @@ def test_a_version_that_failed_is_tried_again_when_its_files_change(tmp_path, mo
         now[0] = 3.6
         await made.poll()
         assert states(made) == {1: State.AVAILABLE}
+        await made.close()
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EMFILE, "Too many open files"),
+        artifact.UnreadableError("the disk is slow"),
+        PassingError("killed"),
+    ],
+)
+def test_a_version_is_tried_again_after_a_cause_that_may_pass(tmp_path, monkeypatch, error):
+    now = [0.0]
+    monkeypatch.setattr(versions_module.time, "monotonic", lambda: now[0])
+
+    async def test():
+        path = export(tmp_path, 2)
+        attempts, errors = [], [error, error, None]
+
+        async def load(path):
+            attempts.append(path.name)
+            if errors[0] is not None:
+                raise errors.pop(0)
+            return Servable(path)
+
+        made = loading(tmp_path, load)
+        for time, count in ((0.0, 1), (0.5, 1), (1.5, 2), (3.0, 2), (3.6, 3), (99.0, 3)):
+            now[0] = time
+            await made.poll()
+            assert len(attempts) == count, time
+        assert states(made) == {1: State.AVAILABLE}
+        # A damaged version is not tried again, and one that is being served is not either.
+        errors[0] = ArtifactError("damaged")
+        (path / "manifest.json").touch()
+        for time in (100.0, 200.0):
+            now[0] = time
+            await made.poll()
+            assert len(attempts) == 4
+        await made.close()
+
+    asyncio.run(test())
+
+
+def test_a_load_that_took_too_long_is_tried_again(tmp_path, monkeypatch):
+    never = threading.Event()
+    monkeypatch.setattr(loading_module, "Servable", lambda path: never.wait())
+    with pytest.raises(ArtifactError) as error:
+        asyncio.run(Loader(0.01).load(tmp_path))
+    never.set()
+    now = [0.0]
+    monkeypatch.setattr(versions_module.time, "monotonic", lambda: now[0])
+
+    async def test():
+        export(tmp_path, 2)
+        attempts = []
+
+        async def load(path):
+            attempts.append(path.name)
+            now[0] += 600.0
+            raise error.value
+
+        made = loading(tmp_path, load)
+        await made.poll()
+        assert len(attempts) == 1
+        # Otherwise, it would take most of a core's time.
+        now[0] = 1199.0
+        await made.poll()
+        assert len(attempts) == 1
+        now[0] = 1201.0
+        await made.poll()
+        assert len(attempts) == 2
+        # The time between attempts does not grow without limit.
+        for _ in range(1100):
+            now[0] += 1000.0
+            await made.poll()
+        assert len(attempts) == 1102
+        assert states(made) == {1: State.END}
         await made.close()
 
     asyncio.run(test())

@@ -23,6 +23,8 @@ import threading
 KINDS = OUTPUT, HEARTBEAT, LAST_HEARTBEAT, STARTED, EXITED = "o", "h", "l", "s", "x"
 CANNOT_RUN = 127
 PR_SET_PDEATHSIG = 1
+# A line that has not ended is passed on in pieces of this size.
+MAX_LINE_BYTES = 1 << 16
 
 
 def main() -> None:
@@ -118,14 +120,33 @@ class Sender:
 
 
 def forward_output(source: int, send: Sender) -> None:
-    """Forward complete lines; of a line with carriage returns, only the part after the last."""
+    """Forward complete lines; of a line with carriage returns, only the part after the last.
+
+    A line that has not ended is kept in memory: of one with carriage returns, only the part after
+    the last, and at most `MAX_LINE_BYTES`. What exceeds that is forwarded as a line of its own.
+    """
     incomplete = b""
     while data := os.read(source, 1 << 16):
         *lines, incomplete = (incomplete + data).replace(b"\r\n", b"\n").split(b"\n")
         for line in lines:
             send(OUTPUT, visible(line))
+        # A carriage return at the end may belong to the end of a line.
+        incomplete = incomplete[incomplete.rfind(b"\r", 0, len(incomplete) - 1) + 1 :]
+        while len(incomplete) > MAX_LINE_BYTES:
+            end = end_of_piece(incomplete)
+            send(OUTPUT, visible(incomplete[:end]))
+            incomplete = incomplete[end:]
     if incomplete:
         send(OUTPUT, visible(incomplete))
+
+
+def end_of_piece(line: bytes) -> int:
+    """Return the length of the first piece of a long line, which ends between two characters."""
+    end = MAX_LINE_BYTES
+    # In UTF-8, the bytes of a character after its first begin with the bits 10; there are up to 3.
+    while end > MAX_LINE_BYTES - 3 and line[end] & 0xC0 == 0x80:
+        end -= 1
+    return end
 
 
 def visible(line: bytes) -> str:

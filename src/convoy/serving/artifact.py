@@ -22,7 +22,7 @@ from pathlib import Path
 import keras
 import numpy as np
 from convoy.atomic_file import rename_synced, unfinished_folder, write_synced
-from convoy.checkpoint import tensors
+from convoy.checkpoint import files, tensors
 from convoy.checkpoint.errors import DamagedError
 from convoy.error_messages import system_reason
 from convoy.serving.accuracy import ExportedPrecision
@@ -44,6 +44,10 @@ MAX_BATCH_SIZE = 1 << 16
 MAX_VERSION = 2**63 - 1
 # Manifests are far smaller.
 _MAX_MANIFEST_BYTES = 64 << 20
+
+
+class UnreadableError(ArtifactError):
+    """A version cannot be read now, which does not show that it is damaged."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,7 @@ class Artifact:
         about: further information, such as package versions.
         precision: the precision; `None` in artifacts of versions that did not write it.
         path: the folder, for an artifact that was read.
+        keras_file: the saved Keras model, if the artifact was read and contains one.
     """
 
     signature: Signature
@@ -82,16 +87,11 @@ class Artifact:
     about: Json = field(default_factory=dict)
     precision: ExportedPrecision | None = None
     path: Path | None = None
+    keras_file: Path | None = None
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
         return tuple(sorted(self.programs))
-
-    @property
-    def keras_file(self) -> Path | None:
-        """The saved Keras model, if there is one."""
-        file = None if self.path is None else self.path / MODEL
-        return file if file is not None and file.exists() else None
 
 
 def versions_in(base: Path) -> dict[int, Path]:
@@ -193,10 +193,11 @@ def read(path: Path) -> Artifact:
     """Read a version, and verify all its checksums.
 
     Raises:
-        ArtifactError: if the folder is not an artifact, has a newer format, or is damaged.
+        ArtifactError: if the folder is not an artifact, has a newer format, or is damaged;
+            `UnreadableError` if it cannot be read for a reason that may pass.
     """
-    manifest = _read_manifest(path)
     try:
+        manifest = _read_manifest(path)
         for name in (WEIGHTS, EXAMPLE, *manifest["files"]):
             _check_file(path, name)
         weights, example = (
@@ -217,9 +218,24 @@ def read(path: Path) -> Artifact:
                 f"{path} has programs for the batch sizes {sorted(programs)}; expected one or "
                 f"more, each from 1 to {MAX_BATCH_SIZE}. Export the model again."
             )
-        return Artifact(signature, programs, weights, example, class_names, about, precision, path)
+        # A file without a checksum may have been added by anyone, or be a pipe.
+        keras_file = path / MODEL if MODEL in manifest["files"] else None
+        return Artifact(
+            signature,
+            programs,
+            weights,
+            example,
+            class_names,
+            about,
+            precision,
+            path,
+            keras_file,
+        )
     except OSError as error:
-        raise ArtifactError(f"{path} cannot be read: {system_reason(error)}.") from error
+        raise UnreadableError(
+            f"{path} cannot be read: {system_reason(error)}. This does not show that it is "
+            "damaged. Check its permissions and the disk, and try again."
+        ) from error
     except DamagedError as error:
         raise ArtifactError(str(error)) from error
     except ArtifactError:
@@ -234,38 +250,58 @@ def read(path: Path) -> Artifact:
 def _check_file(path: Path, name: str) -> None:
     """Check that a name refers to a regular file in the version's folder.
 
-    Reading from a pipe or a device may never end.
+    The folder itself, and names in it, may be links, as those of Kubernetes volumes are. A link to
+    a file outside would give the version's author access to files that only the server can read,
+    and reading from a pipe or a device may never end.
 
     Raises:
-        ArtifactError: if it is not.
+        DamagedError: if it does not, or there is no such file.
+        ArtifactError: if it is outside.
+        OSError: if that cannot be determined now.
     """
     if Path(name).name != name or name in ("", ".", ".."):
         raise ArtifactError(
             f"{path / MANIFEST} is damaged: {name!r} is not the name of a file. Export the model "
             "again."
         )
-    if not stat.S_ISREG((path / name).stat().st_mode):
-        raise ArtifactError(f"{path / name} is not a file. Export the model again.")
+    try:
+        folder, file = (Path(os.path.realpath(found, strict=True)) for found in (path, path / name))
+        mode = file.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise DamagedError(
+            f"{path / name} cannot be read: {system_reason(error)}. Copy it again, or export the "
+            "model again."
+        ) from error
+    if not file.is_relative_to(folder):
+        raise ArtifactError(
+            f"{path / name} is a link to {file}, which is not in {folder}. Put a copy of the file "
+            "in its place."
+        )
+    if not stat.S_ISREG(mode):
+        raise DamagedError(f"{path / name} is not a file. Export the model again.")
 
 
-def _read_program(path: Path, entry: Json, files: Json) -> Program:
-    if entry["file"] not in files:
+def _read_program(path: Path, entry: Json, checked: Json) -> Program:
+    if entry["file"] not in checked:
         raise ArtifactError(
             f"{path / MANIFEST} is damaged: {entry['file']!r} has no checksum. Export the model "
             "again."
         )
-    return Program((path / entry["file"]).read_bytes(), tuple(entry["weights"]))
+    with files.open_file(path / entry["file"]) as file:
+        return Program(file.read(), tuple(entry["weights"]))
 
 
 def _read_manifest(path: Path) -> Json:
     try:
         _check_file(path, MANIFEST)
-        with (path / MANIFEST).open("rb") as file:
-            manifest = json.loads(file.read(_MAX_MANIFEST_BYTES))
+        manifest = json.loads(files.read_file(path / MANIFEST, _MAX_MANIFEST_BYTES))
         found = manifest["format"], manifest["version"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except ArtifactError:
+        raise
+    except (DamagedError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ArtifactError(
-            f"{path} is not a model that convoy export wrote: {MANIFEST} is missing or damaged."
+            f"{path} is not a model that convoy export wrote: {MANIFEST} is missing or damaged. "
+            "Export a model there."
         ) from error
     if found[0] != FORMAT or found[1] not in range(1, VERSION + 1):
         raise ArtifactError(
@@ -303,7 +339,7 @@ def fingerprint(path: Path) -> Fingerprint:
 
 
 def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
+    with files.open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from convoy.serving import artifact
-from convoy.serving.artifact import Fingerprint
+from convoy.serving.artifact import Fingerprint, UnreadableError
 from convoy.serving.batching import Batcher, BatchOptions, Streams
 from convoy.serving.errors import (
     ArtifactError,
@@ -25,14 +25,18 @@ from convoy.serving.errors import (
 )
 from convoy.serving.loading import Loader, run_in_daemon
 from convoy.serving.servable import Servable
+from convoy.serving.trial import PassingError
 
 logger = logging.getLogger("convoy.serving")
 
 Load = Callable[[Path], Awaitable[Servable]]
 
-# A version that failed is tried again when its files change, after this time, then twice that, ...
+# A version that failed is tried again when its files change, or when the cause may pass: after this
+# time, then twice that, ..., and not before as much time as the last attempt took.
 FIRST_RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 60.0
+# Without a limit, the number would not fit into a `float` after a day of failures.
+MAX_DOUBLINGS = 10
 # Maximum time to search a folder for versions.
 SEARCH_SECONDS = 60.0
 
@@ -105,11 +109,13 @@ class _Attempt:
     Attributes:
         fingerprint: the files that were loaded.
         failures: number of attempts that failed, one after the other.
+        may_pass: whether the last one may succeed later with the same files.
         retry_at: time before which there is no other attempt.
     """
 
     fingerprint: Fingerprint
     failures: int = 0
+    may_pass: bool = False
     retry_at: float = 0.0
 
 
@@ -265,18 +271,20 @@ class ModelVersions:
             await asyncio.wait({*self._loads.values(), *self._unloads})
 
     def _should_load(self, version: int, fingerprint: Fingerprint) -> bool:
-        """Return whether a version is new, or its files changed since the last attempt."""
+        """Return whether a version is new, or another attempt is due and may succeed."""
         attempt = self._attempts.get(version)
         if version in self._loads:
             return False
         if attempt is None or (attempt.failures == 0 and version not in self._loaded):
             return True
-        return attempt.fingerprint != fingerprint and time.monotonic() >= attempt.retry_at
+        may_succeed = attempt.may_pass or attempt.fingerprint != fingerprint
+        return may_succeed and time.monotonic() >= attempt.retry_at
 
     async def _load_version(self, version: int, path: Path, fingerprint: Fingerprint) -> None:
         name = self.config.name
         previous = self._attempts.get(version)
         attempt = self._attempts[version] = _Attempt(fingerprint)
+        began = time.monotonic()
         status = VersionStatus(version, State.LOADING)
         if version not in self._loaded:
             self.statuses[version] = status
@@ -288,8 +296,11 @@ class ModelVersions:
             raise
         except Exception as error:  # The compiler can raise anything.
             attempt.failures = 1 + (previous.failures if previous else 0)
-            wait = FIRST_RETRY_SECONDS * 2 ** (attempt.failures - 1)
-            attempt.retry_at = time.monotonic() + min(wait, MAX_RETRY_SECONDS)
+            attempt.may_pass = _may_pass(error)
+            doubled = min(attempt.failures - 1, MAX_DOUBLINGS)
+            wait = min(FIRST_RETRY_SECONDS * 2**doubled, MAX_RETRY_SECONDS)
+            ended = time.monotonic()
+            attempt.retry_at = ended + max(wait, ended - began)
             if isinstance(error, ArtifactError):
                 _fail(name, status, Code.FAILED_PRECONDITION, str(error))
             else:
@@ -340,6 +351,17 @@ def _search(path: Path, policy: VersionPolicy) -> tuple[dict[int, Path], dict[in
     return found, {
         number: artifact.fingerprint(found[number]) for number in policy.choose([*found])
     }
+
+
+def _may_pass(error: Exception) -> bool:
+    """Return whether a load may succeed later with the same files.
+
+    Examples are too many open files, a lack of memory, and a disk or machine that is slow now.
+    """
+    if isinstance(error, (OSError, PassingError, UnreadableError)):
+        return True
+    # The error of a load that took too long replaces a `TimeoutError`.
+    return isinstance(error.__context__, TimeoutError)
 
 
 def _fail(model: str, status: VersionStatus, code: Code, message: str) -> None:
