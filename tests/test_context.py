@@ -1,8 +1,11 @@
+import signal
+import subprocess
+import sys
 from contextvars import ContextVar
 from types import SimpleNamespace
 
 import pytest
-from convoy.context import bound, changed
+from convoy.context import blocked, bound, changed
 
 LEVEL: ContextVar[int] = ContextVar("level", default=0)
 
@@ -30,3 +33,28 @@ def test_attributes_have_other_values_in_the_block_only():
     with pytest.raises(KeyError), changed([(first, "size", 10)]):
         raise KeyError
     assert first.size == 1
+
+
+def test_a_process_that_starts_in_the_block_does_not_receive_blocked_signals():
+    command = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+
+    def is_blocked():
+        words = [sys.executable, "-S", "-c", command]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout == "True\n"
+
+    assert not is_blocked()
+    with blocked(signal.SIGINT):
+        assert is_blocked()
+    assert not is_blocked()
+
+
+def test_a_blocked_signal_takes_effect_after_the_block():
+    seen = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: seen.append("received"))
+    try:
+        with blocked(signal.SIGUSR1):
+            signal.raise_signal(signal.SIGUSR1)
+            seen.append("end of the block")
+        assert seen == ["end of the block", "received"]
+    finally:
+        signal.signal(signal.SIGUSR1, before)

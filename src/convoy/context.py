@@ -1,6 +1,7 @@
-"""Context variables and attributes that are set for a block."""
+"""Context variables, attributes and signal masks that are set for a block."""
 
 import contextlib
+import signal
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -34,3 +35,16 @@ def changed(attributes: Iterable[tuple[object, str, Any]]) -> Iterator[None]:
     finally:
         for owner, name, value in before:
             setattr(owner, name, value)
+
+
+@contextlib.contextmanager
+def blocked(*signals: signal.Signals) -> Iterator[None]:
+    """Block signals in this thread for the block.
+
+    A process that starts in it keeps them blocked, from its first instruction on.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

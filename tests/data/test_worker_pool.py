@@ -139,3 +139,13 @@ def test_no_room_for_batches_is_one_line(monkeypatch, small_disk):
     with pytest.raises(RuntimeError, match=message) as raised:
         WorkerPool(Fill((1 << 18,)), 2)
     assert "\n" not in str(raised.value)
+
+
+def test_ctrl_c_in_a_terminal_does_not_reach_a_pool_that_starts():
+    pool = WorkerPool(Fill(), 1)
+    try:
+        status = Path(f"/proc/{pool._process.pid}/status").read_text()
+        (mask,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigBlk"))
+        assert int(mask, 16) & 1 << signal.SIGINT - 1
+    finally:
+        pool.close()

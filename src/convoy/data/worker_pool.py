@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
+from convoy.context import blocked
 from convoy.distributed.process import COORDINATOR
 from convoy.error_messages import system_reason
 from convoy.units import format_bytes
@@ -97,12 +98,14 @@ class WorkerPool(Generic[Task, Result]):
         # Workers compute nothing on devices, use one core each, and take no part in a launch.
         settings = {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         inherited = {k: v for k, v in os.environ.items() if k != COORDINATOR}
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", command, str(memory), *map(str, theirs)],
-            pass_fds=[memory, *theirs],
-            stdin=subprocess.PIPE,
-            env=inherited | settings,
-        )
+        # Ctrl-C in a terminal reaches the process while it imports packages, too.
+        with blocked(signal.SIGINT):
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", command, str(memory), *map(str, theirs)],
+                pass_fds=[memory, *theirs],
+                stdin=subprocess.PIPE,
+                env=inherited | settings,
+            )
         for _, other in pairs:
             other.close()
         assert self._process.stdin is not None

@@ -1,6 +1,7 @@
 """Load generator: requests from several processes, and the measured throughput and latency."""
 
 import multiprocessing
+import signal
 import tempfile
 import threading
 import time
@@ -13,12 +14,14 @@ from typing import Annotated, Any
 
 import numpy as np
 from convoy.configuration import Configuration, Count, Option
+from convoy.context import blocked
 from convoy.data.augment import Transformation
 from convoy.data.catalog import DATASETS, Split, load
 from convoy.data.image_batches import BatchRequest, ImageBatchJob
 from convoy.data.image_files import find_images
 from convoy.serving.client import (
     CLIENTS,
+    DEFAULT_PORTS,
     FIRST_SECONDS,
     Address,
     Client,
@@ -40,9 +43,6 @@ Batches = Callable[[int], np.ndarray]
 """Returns the images, or the labels, of a request by its number."""
 Notify = Callable[[int, int], None]
 """Takes the numbers of requests that were answered or failed, and of all requests."""
-
-
-DEFAULT_PORTS = {"grpc": 8500, "rest": 8501}
 
 
 @dataclass(frozen=True)
@@ -191,8 +191,10 @@ def send_load(options: LoadOptions, notify: Notify | None = None) -> LoadResult:
             )
             for index, (_, sender) in enumerate(pipes)
         ]
-        for process in processes:
-            process.start()
+        # Ctrl-C in a terminal reaches the processes while they start; this one ends them.
+        with blocked(signal.SIGINT):
+            for process in processes:
+                process.start()
         receivers = [receiver for receiver, _ in pipes]
         finished = False
         try:
