@@ -25,3 +25,8 @@ def test_a_missing_package_is_named_as_it_is_installed():
     require_package("json", "This")
     with pytest.raises(ValueError, match="--flag needs the package a-b"):
         require_package("no_such_package", "--flag", "a-b")
+
+
+def test_a_missing_package_of_an_extra_is_installed_with_it():
+    with pytest.raises(ValueError, match=r"needs the package a-b.* 'keras-convoy\[images\]'$"):
+        require_package("no_such_package", "--flag", "a-b", "images")

@@ -21,6 +21,8 @@ def test_a_global_batch_that_does_not_divide_becomes_the_nearest():
     with pytest.warns(UserWarning, match="10 is not a multiple .* = 6; 12 is used, with 2"):
         config = BatchConfig.of_global(10, 3, 2)
     assert (config.gradient_accumulation, config.global_batch) == (2, 12)
+    with pytest.warns(UserWarning, match="micro-batch 3 x 1 replica = 3; 9 is used"):
+        BatchConfig.of_global(10, 3)
 
 
 @pytest.mark.parametrize("samples", [18, 20])

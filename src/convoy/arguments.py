@@ -26,14 +26,16 @@ def whole_number(name: str, value: Any, meaning: str, minimum: int = 1) -> int:
     return number
 
 
-def require_package(package: str, what: str, distribution: str = "") -> None:
+def require_package(package: str, what: str, distribution: str = "", extra: str = "") -> None:
     """Raise `ValueError` if a package is not installed.
 
     Args:
         package: name under which it is imported.
         what: subject of the message: the feature that needs the package.
         distribution: name under which it is installed, if that is another one.
+        extra: the extra of Convoy that contains it, if one does.
     """
     if importlib.util.find_spec(package) is None:
         name = distribution or package
-        raise ValueError(f"{what} needs the package {name}. Install it with: pip install {name}")
+        install = f"'keras-convoy[{extra}]'" if extra else name
+        raise ValueError(f"{what} needs the package {name}. Install it with: pip install {install}")

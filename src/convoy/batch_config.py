@@ -6,6 +6,7 @@ import warnings
 from dataclasses import dataclass
 
 from convoy.arguments import whole_number
+from convoy.units import format_count
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class BatchConfig:
         if config.global_batch != global_batch:
             warnings.warn(
                 f"A global batch of {global_batch} is not a multiple of micro-batch {micro_batch} "
-                f"x {replicas} replicas = {unit}; {config.global_batch} is used, with "
-                f"{config.gradient_accumulation} micro-batches accumulated.",
+                f"x {format_count(replicas, 'replica')} = {unit}; {config.global_batch} is used, "
+                f"with {config.gradient_accumulation} micro-batches accumulated.",
                 stacklevel=2,
             )
         return config

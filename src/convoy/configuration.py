@@ -364,6 +364,13 @@ def flag_name(field: str) -> str:
     return f"--{field.replace('_', '-')}"
 
 
+def short_flag(schema: type[Configuration], field: str) -> str:
+    """Return the flag of a field, or its alias that is the end of it: `--epochs`."""
+    name = flag_name(field)
+    aliases = options(schema)[field.replace("-", "_")].aliases
+    return next((f"--{alias}" for alias in aliases if name.endswith(f"-{alias}")), name)
+
+
 def _options(
     schema: type[Configuration], path: str = ""
 ) -> Iterator[tuple[str, Option, Any, tuple[str, str]]]:

@@ -14,6 +14,7 @@ from convoy import precision as precisions
 from convoy.arguments import whole_number
 from convoy.compile_target import CompileTarget
 from convoy.cpu import threads
+from convoy.units import format_count
 from jaxlib import xla_client
 
 VARIABLE = "CONVOY_DEVICES"
@@ -158,12 +159,12 @@ def for_replicas(devices: tuple[jax.Device, ...], replicas: int | None) -> tuple
     replicas = whole_number("replicas", replicas, "a number of replicas")
     if replicas > len(devices):
         raise ValueError(
-            f"{replicas} replicas do not fit on {len(devices)} devices. Pass at most "
-            f"replicas={len(devices)}, or devices={replicas}."
+            f"{replicas} replicas do not fit on {format_count(len(devices), 'device')}. Pass at "
+            f"most replicas={len(devices)}, or devices={replicas}."
         )
     left = ", ".join(map(str, devices[replicas:]))
     warnings.warn(
-        f"{replicas} replicas leave {len(devices) - replicas} of {len(devices)} devices unused: "
+        f"replicas={replicas} leaves {len(devices) - replicas} of {len(devices)} devices unused: "
         f"{left}. Pass devices={replicas}, or more replicas.",
         stacklevel=3,
     )

@@ -233,8 +233,14 @@ class Strategy:
             return (requested,)
         if isinstance(requested, Iterable) and all(isinstance(one, str) for one in requested):
             return tuple(requested)
-        meaning = "a number of bytes or a list of layer names"
-        return whole_number("activation_checkpointing", requested, meaning, 0)
+        name = "activation_checkpointing"
+        try:
+            return whole_number(name, requested, "a number of bytes", 0)
+        except ValueError:
+            raise ValueError(
+                f"{name}={requested!r} is not a number of bytes or a list of layer names. Pass "
+                "'auto', a number of bytes, or a list of layer names."
+            ) from None
 
     def __deepcopy__(self, memo: dict) -> Strategy:
         """Return the strategy itself, which copies of its models share."""

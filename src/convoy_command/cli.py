@@ -95,8 +95,7 @@ def _run_verb(verb: str, *words: str) -> int:
     except ModuleNotFoundError as error:
         if verb not in EXTRAS:
             raise
-        packages = load("doctor").missing(EXTRAS[verb])
-        install = f"Install what this verb needs with: pip install {' '.join(packages)}"
+        install = f"Install what this verb needs with: pip install 'keras-convoy[{EXTRAS[verb]}]'"
         return failed(f"convoy {verb}", f"{error.name} is not installed. {install}")
     try:
         return module.main(words)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
@@ -17,6 +18,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **settings})
+        self._words: list[str] = []
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
@@ -31,7 +33,26 @@ class Parser(argparse.ArgumentParser):
                 if word.startswith("--") and word.split("=")[0] not in self._option_string_actions:
                     message = self._unknown(word)
                     break
-        self.exit(2, f"{self.prog}: error: {one_line(message)}\n")
+            else:
+                message += self._listed_actions()
+        self.exit(2, f"{self.prog}: error: {one_line(self.as_typed(message, self._words))}\n")
+
+    def _listed_actions(self) -> str:
+        """Return the end of a sentence about missing words: the subcommands, if there are any."""
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                return f". Pass one of {', '.join(action.choices)}"
+        return ""
+
+    def as_typed(self, message: str, words: Sequence[str]) -> str:
+        """Replace the names of flags in a message by the aliases that a command line contains."""
+        typed = {word.split("=")[0] for word in words}
+        for action in self._actions:
+            name, *aliases = action.option_strings or [""]
+            used = [alias for alias in aliases if alias in typed]
+            if used and name not in typed:
+                message = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", used[-1], message)
+        return message
 
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None

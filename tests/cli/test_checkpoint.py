@@ -17,7 +17,16 @@ def test_every_action_prints_and_returns_its_status(folder, capsys):
         assert "epoch-0001-step-00000000" in capsys.readouterr().out
     words = ["checkpoint", "average", str(folder), "--output", str(folder / "mean")]
     assert cli.main(words) == 0
-    assert capsys.readouterr().out == f"{folder / 'mean'}: the average of 1 checkpoints\n"
+    assert capsys.readouterr().out == f"{folder / 'mean'}: the average of 1 checkpoint\n"
+
+
+def test_a_missing_action_is_answered_with_the_actions(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["checkpoint"])
+    assert capsys.readouterr().err == (
+        "convoy checkpoint: error: the following arguments are required: ACTION. Pass one of list, "
+        "show, verify, average, convert\n"
+    )
 
 
 def test_an_error_is_one_line_and_status_1(folder, capsys):

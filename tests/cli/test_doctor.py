@@ -40,7 +40,9 @@ def test_what_is_missing_of_an_extra_is_named_with_the_command(monkeypatch):
     requires = ["jax>=0.10", "surely-missing>=1; extra == 'serving'", "numpy; extra == 'serving'"]
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: requires)
     rows = dict(doctor.properties())
-    assert rows["serving"].startswith("without surely-missing: pip install surely-missing (")
+    assert rows["serving"].startswith(
+        "without surely-missing: pip install 'keras-convoy[serving]' ("
+    )
     assert rows["plot"].startswith("installed")
 
 

@@ -5,11 +5,13 @@ import convoy
 import keras
 import pytest
 import yaml
+from convoy.cli import plan
 from convoy.cli.train import parse
 from convoy.compile import toolchain
 from convoy.plan import machine as machines
 from convoy.plan.output import training_command, training_flags
 from convoy.plan.predict import ParallelConfiguration, Predictor
+from convoy.train.models import find_model
 from convoy.train.run_settings import make_run_settings
 from convoy_command.cli import main
 from tests import parts
@@ -100,6 +102,16 @@ def test_what_cannot_be_planned_is_one_line(capsys, words, message):
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_a_missing_model_is_answered_with_some(capsys):
+    assert main(["plan", "--devices", "2"]) == 2
+    assert capsys.readouterr().err == (
+        "convoy plan: error: --model is missing. Pass for example cifar_resnet8, resnet50, "
+        "MobileNetV2.\n"
+    )
+    for name in plan.EXAMPLES:
+        find_model(name)
 
 
 def test_several_hosts_are_launched():

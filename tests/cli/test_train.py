@@ -200,6 +200,8 @@ def test_dictionaries_are_yaml_or_json():
             r"one of sequential, gpipe, 1f1b, zero-bubble\.$",
         ),
         (["--dataset", "cifar"], "'cifar' is not one of .* Did you mean cifar10"),
+        (["--batch-size", "0"], "error: --batch-size 0: pass 1 or more"),
+        (["--micro-batch-size", "0"], "error: --micro-batch-size 0: pass 1 or more"),
         (["--num-epochs", "many"], "error: --num-epochs: 'many' is not a whole number"),
         (["--validation", "perhaps"], "'perhaps' is neither true nor false"),
         (["--logs-per-epoch", "1/2/3"], "'1/2/3' is not a number. Pass one, or a fraction"),

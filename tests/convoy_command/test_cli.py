@@ -4,7 +4,6 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from types import SimpleNamespace
 
 import convoy
 import pytest
@@ -60,17 +59,15 @@ def test_an_interruption_is_a_line(monkeypatch, capsys):
     assert capsys.readouterr().err == "convoy doctor: interrupted\n"
 
 
-def test_a_verb_whose_packages_are_missing_names_them(monkeypatch, capsys):
+def test_a_verb_whose_packages_are_missing_names_their_extra(monkeypatch, capsys):
     def load(verb):
-        if verb == "serve":
-            raise ModuleNotFoundError(name="aiohttp")
-        return SimpleNamespace(missing=lambda extra: ["aiohttp", "grpcio"])
+        raise ModuleNotFoundError(name="aiohttp")
 
     monkeypatch.setattr(cli, "load", load)
     assert cli.main(["serve"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "convoy serve: error: aiohttp is not installed." in line
-    assert line.endswith("pip install aiohttp grpcio")
+    assert line.endswith("pip install 'keras-convoy[serving]'")
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,18 @@ def test_flags_of_two_parsers_are_known(capsys):
         assert capsys.readouterr().err.endswith(f" is not a flag. Did you mean {known}?\n")
 
 
+@pytest.mark.parametrize("flag", ["--num-epochs", "--epochs"])
+def test_an_error_names_the_flag_as_it_was_typed(capsys, flag):
+    parser = Parser(prog="program")
+    parser.add_argument("--num-epochs", "--epochs")
+    parser.parse_args([f"{flag}=0"])
+    with pytest.raises(SystemExit):
+        parser.error("--num-epochs 0: pass 1 or more, or --num-epochs-more.")
+    assert capsys.readouterr().err == (
+        f"program: error: {flag} 0: pass 1 or more, or --num-epochs-more.\n"
+    )
+
+
 def test_subcommands_take_no_abbreviations_either(capsys):
     parser = Parser(prog="program")
     below = parser.add_subparsers(dest="verb").add_parser("run")

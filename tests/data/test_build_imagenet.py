@@ -73,5 +73,5 @@ def test_damaged_images_are_left_out_or_stop_a_build(tmp_path, capsys):
     said = capsys.readouterr()
     assert "skipped" in said.err
     assert "n02_1.JPEG: it is a JPEG" in said.err
-    assert "1 damaged images were skipped" in said.out
+    assert "1 damaged image skipped" in said.out
     assert len(find_images(tmp_path / "b", "train")) == 11

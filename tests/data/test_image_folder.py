@@ -107,7 +107,7 @@ def test_a_wrong_csv_file_is_refused(write, text, message):
     ("files", "message"),
     [
         (["a/1.png", "a/2.png"], "images of the class a only"),
-        (["a/1.png", "a/2.png", "b/1.png"], "The class 'b' has 1 images. At least two"),
+        (["a/1.png", "a/2.png", "b/1.png"], "The class 'b' has 1 image. At least two"),
         (["val/a/1.png", "val/b/1.png"], "but no folder train"),
         (["1.png"], "has no folders with images in them"),
     ],

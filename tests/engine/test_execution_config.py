@@ -66,7 +66,7 @@ def test_numbers_that_do_not_fit_are_refused(arguments, message):
 
 
 def test_devices_that_are_left_over_are_named():
-    with pytest.warns(UserWarning, match="2 replicas leave 1 of 3 devices unused: cpu:2"):
+    with pytest.warns(UserWarning, match="replicas=2 leaves 1 of 3 devices unused: cpu:2"):
         strategy = convoy.Strategy(devices=3, replicas=2)
     assert strategy.replicas == 2
 

@@ -2,14 +2,17 @@ import contextlib
 import json
 import socket
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from convoy.serving import client
 from convoy.serving.client import (
     Address,
     GrpcClient,
     RequestError,
     RestClient,
+    UnavailableError,
     _only_input,
     available_models,
     await_listener,
@@ -23,10 +26,10 @@ def clients(server, model):
 
 
 def test_refusals_are_told(server):
-    for client in clients(server, "half_plus_two"):
+    for one in clients(server, "half_plus_two"):
         with pytest.raises(RequestError, match="expected"):
-            client.predict(np.zeros((1, 2), np.float32), 60)
-        client.close()
+            one.predict(np.zeros((1, 2), np.float32), 60)
+        one.close()
 
 
 def test_a_model_that_is_not_there_is_answered_with_those_that_are(server):
@@ -126,3 +129,39 @@ def test_a_model_that_is_being_loaded_is_waited_for():
         await_model("rest", address, 60, said.append)
         thread.join()
     assert said == ["503: Model x is being loaded. Waiting for at most 60 s (Ctrl-C stops this)"]
+
+
+def test_the_port_of_rest_is_refused_at_once_by_grpc(server):
+    address = Address("127.0.0.1", server.server.port, "half_plus_two")
+    with pytest.raises(RequestError) as raised:
+        await_model("grpc", address, 60, print)
+    assert str(raised.value) == (
+        f"127.0.0.1:{address.port} does not speak gRPC; its default port is 8500. For REST, pass "
+        "--protocol rest."
+    )
+    await_model("grpc", replace(address, port=server.server.grpc_port), 60, print)
+
+
+def test_a_page_without_a_status_line_is_not_grpc_either():
+    def answer(listener):
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(10_000)
+            connection.sendall(b"<!DOCTYPE HTML>")  # as Python's http.server answers HTTP/2
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer, args=(listener,))
+        thread.start()
+        with pytest.raises(RequestError, match="does not speak gRPC"):
+            await_model("grpc", Address(*listener.getsockname(), "x"), 60, print)
+        thread.join()
+
+
+def test_a_server_that_does_not_answer_grpc_is_named_while_it_is_waited_for(monkeypatch):
+    monkeypatch.setattr(client, "_PREFACE_SECONDS", 0.1)
+    messages = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        place = f"127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(UnavailableError, match=f"{place} does not answer"):
+            await_model("grpc", Address(*listener.getsockname(), "x"), 0.2, messages.append)
+    assert messages == [f"{place} does not answer. Waiting for at most 0.2 s (Ctrl-C stops this)"]

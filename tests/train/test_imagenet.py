@@ -39,7 +39,7 @@ def test_trains_and_validates_on_image_files(application, images, tmp_path):
     assert (
         done.err.count(f"skipped {os.path.join('images', 'train', 'n01', 'n01_0.JPEG')}: it") == 1
     )
-    assert "1 damaged images were skipped; others took their places." in done.err
+    assert "1 damaged image skipped; others were used instead." in done.err
 
 
 @pytest.mark.slow

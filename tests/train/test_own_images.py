@@ -37,6 +37,8 @@ def test_own_images_are_learnt_and_the_exported_model_knows_their_names(pictures
     done = pictures("--model", "cifar_resnet8", *words)
     assert done.status == 0, done.err
     assert "validation_accuracy: 100.00 %" in done.out
+    line = "images              24 to train on, 6 to validate on, 3 classes: blue, green, red"
+    assert line in done.out.splitlines()
     # The run knows the classes without the images.
     shutil.rmtree(tmp_path / "pictures")
     words = ["--checkpoint", "run", "--export-dir", "model", "--batch-sizes", "1"]

@@ -64,6 +64,33 @@ def test_options_as_a_recipe_give_the_same_options(tmp_path):
     assert set(read_recipe("run", str(file))) <= {field.name for field in fields(options)}
 
 
+def test_a_mistyped_folder_of_a_run_to_resume_is_answered_with_the_nearest(tmp_path, capsys):
+    for name in ("digits", "pictures", "other/deep"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "recipe.yml").write_text("run: {model: cifar_resnet8}\n")
+    with pytest.raises(SystemExit):
+        parse(["--resume", "--output-dir", str(tmp_path / "digit")])
+    assert capsys.readouterr().err == (
+        f"convoy train: error: --output-dir {tmp_path / 'digit'} has no run to resume. Did you "
+        f"mean {tmp_path / 'digits'}? To start a run there, also pass --model, --dataset or "
+        "--config.\n"
+    )
+    with pytest.raises(ValueError, match=r"x has no run to resume\. To start a run there"):
+        read_options({"resume": True, "output_dir": str(tmp_path / "none" / "x")})
+    for name, value in (("model", "toy_model"), ("dataset", "digits"), ("config", "mnist")):
+        new = {"resume": True, "output_dir": str(tmp_path / "digit"), name: value}
+        assert getattr(read_options(new), name) == value
+
+
+def test_own_images_need_a_path(tmp_path):
+    with pytest.raises(ValueError, match=r"^--dataset folder needs --dataset-path: the folder"):
+        read_options({"dataset": "folder"})
+    assert read_options({"dataset": "folder", "dataset_path": "."}).dataset_path == "."
+    file = tmp_path / "mine.yml"
+    file.write_text("a: {dataset: folder, dataset-path: x}\n")
+    assert read_options({"config": "a", "config_path": str(file)}).dataset_path == "x"
+
+
 def test_variables_of_the_environment_are_expanded(tmp_path, monkeypatch):
     monkeypatch.setenv("IMAGES", "/data")
     file = tmp_path / "mine.yml"

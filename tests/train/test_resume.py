@@ -12,10 +12,13 @@ import pytest
 from convoy.checkpoint import store
 from convoy.checkpoint.folder import Folder
 from convoy.cli.train import parse
+from convoy.train import resume
+from convoy.train.flags import Options
 from convoy.train.graphcore_flags import GraphcoreOptions
 from convoy.train.metrics import MetricsRow
 from convoy.train.recipe import as_recipe
 from convoy.train.run_folder import RunFolder
+from convoy.train.run_settings import make_run_settings
 
 pytestmark = pytest.mark.integration
 
@@ -109,7 +112,7 @@ def test_a_run_that_is_told_to_leave_goes_on_too(application, tmp_path, monkeypa
     assert "resumed             training is complete" in again.out
     longer = application(*words("b", "--num-epochs", 4, "--logs-per-epoch", 2, "--resume"))
     assert longer.status == 0, longer.err
-    assert "The run resumes with other flags: --num-epochs 4 (it was 3)." in longer.err
+    assert "The run resumes with other flags: --epochs 4 (it was 3)." in longer.err
     assert len(processes[1].rows()) == 8 + 4
 
 
@@ -119,7 +122,10 @@ def test_a_run_that_is_told_to_leave_goes_on_too(application, tmp_path, monkeypa
         (["--resume"], "--resume continues the run in a folder. Pass --output-dir too."),
         (["--state-every", "sometimes"], "--state-every sometimes: pass epoch, a number"),
         (["--state-every", "0"], "--state-every 0: pass epoch, a number"),
-        (["--resume", "--output-dir", "x", "--state-every", "never"], "never saves none"),
+        (
+            ["--resume", "--output-dir", "x", "--model", "toy_model", "--state-every", "never"],
+            "never saves none",
+        ),
     ],
 )
 def test_what_cannot_be_resumed_is_refused(application, tmp_path, words, message):
@@ -148,6 +154,25 @@ def test_a_recipe_of_the_run_that_cannot_be_read_is_refused(application, tmp_pat
     done = application("--resume", "--output-dir", "run")
     assert done.status == 2
     assert "run/recipe.yml is not YAML" in done.err
+
+
+def test_other_flags_are_named_by_their_short_names(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.open(as_recipe(GraphcoreOptions(num_epochs=150)))
+    with contextlib.closing(folder):
+        changed = GraphcoreOptions(num_epochs=40, learning_rate=0.1, resume=True)
+        assert resume.differences(changed, folder) == [
+            "The run resumes with other flags: --learning-rate 0.1 (it was None), --epochs 40 (it "
+            "was 150)."
+        ]
+
+
+def test_a_run_that_begins_with_resume_is_said_to_be_new(tmp_path):
+    settings = make_run_settings(Options(resume=True, output_dir=str(tmp_path)))
+    position = resume.resume_position(settings, RunFolder(tmp_path))
+    assert position == f"new run             {tmp_path} has no run to resume"
+    settings = make_run_settings(Options())
+    assert resume.resume_position(settings, RunFolder(tmp_path)) == ""
 
 
 def test_an_earlier_run_is_not_overwritten(application, tmp_path):

@@ -144,7 +144,7 @@ def test_deterministic_turns_shuffling_off_and_draws_a_seed():
         ),
         ({"device_mapping": [0, 1]}, "--device-mapping 0 1 has 2 entries, but .* has 1 stage\\."),
         ({"eight_bit_transfer": True}, "Pass --accelerator-side-preprocess"),
-        ({"batch_norm_group": 2}, "2 does not divide 1 replicas"),
+        ({"batch_norm_group": 2}, "2 does not divide 1 replica."),
         (
             {"batch_norm_group": 2, "num_replicas": 2, "pipeline_splits": ["a"]},
             "needs replicas of one device",
@@ -161,7 +161,11 @@ def test_deterministic_turns_shuffling_off_and_draws_a_seed():
             "were both given",
         ),
         ({"micro_batch_size": 0}, "--micro-batch-size 0: pass 1 or more"),
-        ({"micro_batch_size": 60_000}, "50000 images do not make a weight update of 60000"),
+        (
+            {"micro_batch_size": 60_000},
+            "50000 images cannot fill a weight update of 60000: --batch-size 60000 x 1 replica x 1 "
+            "accumulated. Make one of them smaller, such as --batch-size.",
+        ),
         ({"training": False, "validation": False}, "nothing to do"),
         ({"training": False, "compile_only": True}, "--compile-only compiles the training"),
         ({"checkpoints": False, "ckpts_per_epoch": Fraction(2)}, "--ckpts-per-epoch is 2"),
@@ -227,3 +231,15 @@ def test_automatic_precision_is_settled_once_and_noted(monkeypatch, policy):
     settings = make_run_settings(parse(["--dataset", "digits", "--precision", "auto"]))
     assert settings.options.precision == policy
     assert f"--precision auto is {policy} here." in settings.notes
+
+
+def test_a_large_part_that_is_left_out_of_each_epoch_is_said():
+    options = Options(micro_batch_size=32)
+    (note,) = make_run_settings(options, 90).notes
+    assert note == (
+        "Each epoch leaves out 26 of 90 images, because a weight update takes 32. Pass another "
+        "--batch-size to use more."
+    )
+    assert not make_run_settings(options, 1000).notes  # 8 images
+    assert not make_run_settings(replace(options, weight_updates_per_epoch=1), 90).notes
+    assert not make_run_settings(replace(options, training=False), 90).notes

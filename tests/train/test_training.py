@@ -91,9 +91,9 @@ def test_a_model_is_split_where_the_options_say():
     assert first_layers(prepare().model) == []
 
 
-def test_the_description_has_the_sizes_of_model_and_batch():
+def test_the_description_has_the_sizes_of_model_and_batch(images):
     output = Output(io.StringIO())
-    describe(prepare(gradient_accumulation=2, num_replicas=2), output)
+    describe(prepare(gradient_accumulation=2, num_replicas=2), images, output)
     assert output.stream.getvalue().splitlines() == [
         "model               toy_model, 242 trainable parameters",
         "micro batch size    5",
@@ -104,9 +104,9 @@ def test_the_description_has_the_sizes_of_model_and_batch():
     ]
 
 
-def test_splits_that_balance_better_are_recommended():
+def test_splits_that_balance_better_are_recommended(images):
     output = Output(io.StringIO())
-    describe(prepare(pipeline_splits=["flatten"]), output)
+    describe(prepare(pipeline_splits=["flatten"]), images, output)
     assert output.stream.getvalue().splitlines()[-1] == "Recommended splits = ['conv2d_1']"
 
 

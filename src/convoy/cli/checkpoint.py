@@ -6,6 +6,7 @@ from pathlib import Path
 
 from convoy.checkpoint import convert, inspection, store
 from convoy.checkpoint.errors import CheckpointError, DamagedError
+from convoy.units import format_count
 from convoy_command.parser import Parser, failed
 
 PROGRAM = "convoy checkpoint"
@@ -82,7 +83,7 @@ def _verify(options: argparse.Namespace) -> int:
 def _average(options: argparse.Namespace) -> int:
     paths = [path for given in options.checkpoint for path in inspection.find_all(given)]
     convert.write(convert.average([store.read(path) for path in paths]), options.output)
-    print(f"{options.output}: the average of {len(paths)} checkpoints")
+    print(f"{options.output}: the average of {format_count(len(paths), 'checkpoint')}")
     return 0
 
 

@@ -48,7 +48,7 @@ def properties() -> Iterator[tuple[str, str]]:
         yield name, metadata.version(name)
     for extra, purpose in EXTRAS.items():
         lacking = missing(extra)
-        how = f"without {', '.join(lacking)}: pip install {' '.join(lacking)}"
+        how = f"without {', '.join(lacking)}: pip install 'keras-convoy[{extra}]'"
         yield extra, f"{how if lacking else 'installed'} ({purpose})"
     found = jax.devices()
     memory = format_bytes(devices.memory(tuple(found)))

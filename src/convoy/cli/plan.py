@@ -37,6 +37,8 @@ from convoy_command.parser import Parser, failed
 
 PROGRAM = "convoy plan"
 LARGEST_MEASURED = 64
+# Models of the error message that there is none.
+EXAMPLES = ("cifar_resnet8", "resnet50", "MobileNetV2")
 # Accumulated micro-batches in a program that is compiled.
 MAX_ACCUMULATED = 2
 
@@ -56,6 +58,8 @@ def main(words: Sequence[str]) -> int:
     """
     flags = vars(make_parser().parse_args(words))
     try:
+        if "model" not in flags:
+            raise ValueError(f"--model is missing. Pass for example {', '.join(EXAMPLES)}.")
         options = read(PlanOptions, flags, flags=True)
         target = parse_target(options.target) if options.target else None
         opened = open_target(target) if target else None

@@ -80,11 +80,13 @@ def main(
     Returns:
         The exit status.
     """
-    options = parse(sys.argv[1:] if words is None else words, program, defaults, schema)
+    words = sys.argv[1:] if words is None else words
+    options = parse(words, program, defaults, schema)
     try:
         with as_one_run(options) as (options, output):
             return Application(options, output).run()
     except ValueError as error:
-        stop(f"{error_prefix}{error}", program)
+        message = make_parser(program, schema).as_typed(str(error), words)
+        stop(f"{error_prefix}{message}", program)
     except (FloatingPointError, CheckpointError, DeviceMemoryError) as error:
         return failed(program, error)

@@ -18,6 +18,7 @@ from convoy.data.image_files import SPLITS, Folder, find_folder
 from convoy.data.jpeg import Area
 from convoy.data.records import DamagedDataError, frame
 from convoy.error_messages import system_reason
+from convoy.units import format_count
 
 NAMES = {"train": "train", "test": "validation"}
 
@@ -88,7 +89,7 @@ def build_imagenet(options: BuildOptions) -> None:
             skipped += _write_shard(options, name, folder, indices, annotations)
         print(f"{split:<6} {len(folder):>9} images in {shards[split]} shards", flush=True)
     if skipped:
-        print(f"{skipped} damaged images were skipped")
+        print(f"{format_count(skipped, 'damaged image')} skipped")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from convoy.data.image_files import ENDINGS, SPLITS, Folder, class_names, find_folder
 from convoy.error_messages import first_line
+from convoy.units import format_count
 
 FOLDER = "folder"
 """The name of such a dataset in `--dataset`."""
@@ -141,8 +142,8 @@ def _divide(images: Folder, fraction: float) -> ImageFolder:
         (places,) = np.nonzero(images.labels == label)
         if len(places) < 2:
             raise ValueError(
-                f"The class {name!r} has {len(places)} images. At least two are needed: one to "
-                "train on and one to validate on. Add images, or remove the class."
+                f"The class {name!r} has {format_count(len(places), 'image')}. At least two are "
+                "needed: one to train on and one to validate on. Add images, or remove the class."
             )
         count = min(max(1, math.floor(fraction * len(places))), len(places) - 1)
         order = sorted(places, key=lambda place: zlib.crc32(images.names[place].encode()))

@@ -31,7 +31,13 @@ TOKEN_VARIABLE = "CONVOY_SERVING_TOKEN"
 FIRST_SECONDS = 1000.0
 # Maximum size of a response.
 MAX_RESPONSE_BYTES = 1 << 30
-# Maximum number of model names in an error message.
+DEFAULT_PORTS = {"grpc": 8500, "rest": 8501}
+# The start of an HTTP/2 connection, as of gRPC: the preface and an empty SETTINGS frame.
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+# The type of the frame that the answer begins with, after three bytes for its length.
+_SETTINGS = b"\4"
+# Timeout of the answer.
+_PREFACE_SECONDS = 5.0
 
 Info = TypeVar("Info")
 Response = TypeVar("Response", bound=Message)
@@ -139,6 +145,30 @@ def await_listener(address: Address, seconds: float, notify: Callable[[str], Non
     _repeat_until_available(
         connect, seconds, notify, lambda _: f"waiting for a server at {place} for"
     )
+
+
+def _check_grpc(address: Address) -> None:
+    """Check that a server speaks HTTP/2; gRPC itself would repeat the connection without a word.
+
+    Raises:
+        RequestError: if it speaks another protocol.
+        UnavailableError: if it does not answer.
+    """
+    place = f"{address.host}:{address.port}"
+    try:
+        with socket.create_connection((address.host, address.port), _PREFACE_SECONDS) as connection:
+            connection.sendall(_HTTP2_PREFACE)
+            with connection.makefile("rb") as stream:
+                answer = stream.read(4)
+    except OSError:
+        answer = b""
+    if answer and answer[3:] != _SETTINGS:
+        raise RequestError(
+            f"{place} does not speak gRPC; its default port is {DEFAULT_PORTS['grpc']}. For REST, "
+            "pass --protocol rest."
+        )
+    if not answer:
+        raise UnavailableError(f"{place} does not answer.")
 
 
 def available_models(model: str, names: Sequence[str]) -> str:
@@ -298,6 +328,8 @@ def await_model(
     """
 
     def load() -> None:
+        if protocol == "grpc":
+            _check_grpc(address)
         CLIENTS[protocol](address).close()
 
     _repeat_until_available(load, seconds, notify, lambda error: f"{error} Waiting for")

@@ -98,7 +98,7 @@ class Application:
             return self._run_phases(images, training, validation, log)
 
     def _compile(self, images: Images, training: Training) -> int:
-        describe(training, self.output)
+        describe(training, images, self.output)
         (strategy,) = self.strategies
         for name, seconds in compile_programs(training, images, strategy).items():
             self.output.line(f"compiled            {name}: {format_seconds(seconds)}")
@@ -127,9 +127,9 @@ class Application:
         rows: list[MetricsRow] = []
         try:
             if training is not None:
-                describe(training, self.output)
+                describe(training, images, self.output)
                 if position := resume.resume_position(self.settings, self.folder):
-                    self.output.line(f"resumed             {position}")
+                    self.output.line(position)
                 progress = train(training, images, log)
             if validation is not None:
                 rows = self._validate(validation, training, log)

@@ -18,6 +18,7 @@ from convoy.data.image_folder import FOLDER, find_image_folder
 from convoy.train.flags import Options
 from convoy.train.messages import notify
 from convoy.train.run_settings import RunSettings
+from convoy.units import format_count
 
 # Maximum number of images that are passed to `adapt` of layers.
 MAX_PIXELS = 2_000_000
@@ -66,7 +67,7 @@ def open_images(options: Options, info: DatasetInfo, seed: int) -> Images:
 
 
 def _open_files(options: Options) -> Images:
-    require_package("cv2", "Decoding images", "opencv-python-headless")
+    require_package("cv2", "Decoding images", "opencv-python-headless", "images")
     root, empty = Path(options.dataset_path), (np.zeros(0), np.zeros(0))
     if options.dataset == FOLDER:
         images = Images(*find_image_folder(root, options.validation_split, options.classes))
@@ -213,7 +214,8 @@ def _image_batches(
     finally:
         batches.close()
         if batches.damaged:
-            notify(f"{len(batches.damaged)} damaged images were skipped; others took their places.")
+            skipped = format_count(len(batches.damaged), "damaged image")
+            notify(f"{skipped} skipped; others were used instead.")
 
 
 def _output(settings: RunSettings) -> Output:

@@ -1,5 +1,6 @@
 """Recipes: named sets of options in a YAML file."""
 
+import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import fields
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from convoy.configuration import ConfigurationError, accepted_keys, read, read_yaml
+from convoy.data.image_folder import FOLDER
 from convoy.train.flags import Options
 from convoy.train.graphcore_flags import GraphcoreOptions
 from convoy.train.run_folder import RUN, RunFolder
@@ -14,6 +16,8 @@ from convoy_command.parser import suggestion
 
 RECIPES = Path(__file__).with_name("configs.yml")
 """The recipe file of the package."""
+# Without any of these flags, `--resume` is not the first start of a run.
+_NEW_RUN = ("model", "dataset", "config")
 _NOT_IN_RECIPES = ("config", "config_path", "resume")
 
 
@@ -26,15 +30,37 @@ def read_options(flags: Mapping[str, Any], defaults: str | None = None) -> Optio
         defaults: name of a recipe whose values replace the defaults of `Options`.
 
     Raises:
-        ConfigurationError: if a recipe does not exist, or an option is unknown or not valid.
+        ConfigurationError: if a recipe or the run to resume does not exist, or an option is
+            unknown, missing or not valid.
     """
     given = read(GraphcoreOptions, flags, flags=True)
     earlier = read_recipe(defaults, RECIPES if defaults else None)
     if given.resume and given.output_dir is not None:
-        file = RunFolder(Path(given.output_dir)).recipe
-        earlier |= read_recipe(RUN, file) if file.exists() else {}
+        folder = RunFolder(Path(given.output_dir))
+        if folder.recipe.exists():
+            earlier |= read_recipe(RUN, folder.recipe)
+        elif not any(name in flags for name in _NEW_RUN):
+            raise ConfigurationError(_no_run(folder))
     recipe = read_recipe(given.config, given.config_path)
-    return read(GraphcoreOptions, earlier | recipe | dict(flags), flags=True)
+    values = earlier | recipe | dict(flags)
+    options = read(GraphcoreOptions, values, flags=True)
+    if options.dataset == FOLDER and "dataset_path" not in values:
+        raise ConfigurationError(
+            "--dataset folder needs --dataset-path: the folder with one folder of images per "
+            "class, or a CSV file."
+        )
+    return options
+
+
+def _no_run(folder: RunFolder) -> str:
+    """Return an error message about a folder without a run, with the nearest one that has a run."""
+    runs = {recipe.parent.name: recipe.parent for recipe in folder.path.parent.glob("*/recipe.yml")}
+    near = difflib.get_close_matches(folder.path.name, runs, 1, cutoff=0)
+    question = f" Did you mean {runs[near[0]]}?" if near else ""
+    return (
+        f"--output-dir {folder.path} has no run to resume.{question} To start a run there, also "
+        "pass --model, --dataset or --config."
+    )
 
 
 def read_recipe(name: str | None, path: str | Path | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 import convoy
 from convoy.checkpoint.folder import Folder
 from convoy.checkpoint.policy import Interval
-from convoy.configuration import ConfigurationError, read
+from convoy.configuration import ConfigurationError, read, short_flag
 from convoy.train.flags import Options
 from convoy.train.graphcore_flags import GraphcoreOptions
 from convoy.train.recipe import as_recipe, read_recipe
@@ -58,7 +58,7 @@ def differences(options: Options, folder: RunFolder) -> list[str]:
     if not options.resume or not earlier:
         return []
     changed = [
-        f"--{name} {now.get(name)} (it was {earlier.get(name)})"
+        f"{short_flag(GraphcoreOptions, name)} {now.get(name)} (it was {earlier.get(name)})"
         for name in sorted({*earlier, *now})
         if earlier.get(name) != now.get(name)
     ]
@@ -66,15 +66,17 @@ def differences(options: Options, folder: RunFolder) -> list[str]:
 
 
 def resume_position(settings: RunSettings, folder: RunFolder) -> str:
-    """Describe the point from which a run resumes; empty for a new run."""
-    positions = Folder(folder.state).positions() if settings.options.resume else []
-    if not positions:
+    """Return a line about the point from which a run resumes; empty without `--resume`."""
+    if not settings.options.resume:
         return ""
+    positions = Folder(folder.state).positions()
+    if not positions:
+        return f"new run             {folder.path} has no run to resume"
     epoch, step = positions[-1]
     done = epoch * settings.events.keras_epoch + step // settings.batch.gradient_accumulation
     if done >= settings.events.updates:
-        return "training is complete: its checkpoints are validated again"
-    return f"after {done} of {settings.events.updates} weight updates"
+        return "resumed             training is complete: its checkpoints are validated again"
+    return f"resumed             after {done} of {settings.events.updates} weight updates"
 
 
 def make_checkpoints(settings: RunSettings, folder: RunFolder) -> convoy.Checkpoints | None:

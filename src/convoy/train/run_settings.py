@@ -19,9 +19,12 @@ from convoy.pipeline.schedules import check_mapping
 from convoy.train.flags import Options
 from convoy.train.host_events import HostEvents, make_host_events
 from convoy.train.normalization import check_norm_layer
+from convoy.units import format_count
 
 WANDB_PARAMS = {"run_name": "wandb_run_name", "tags": "wandb_tags"}
 """The fields of `Options` by the keys of `--wandb-params`."""
+# Fraction of the images that an epoch may leave out without a message.
+MAX_LEFT_OUT = 0.05
 AUTO = "auto"
 """Value of `--pipeline-splits` that splits the model by the costs of its layers."""
 
@@ -115,13 +118,20 @@ def make_run_settings(options: Options, training_samples: int | None = None) -> 
         updates = batch.updates_per_epoch(samples)
     if updates < 1:
         raise ValueError(
-            f"{samples} images do not make a weight update of {batch.global_batch}: micro-batch "
-            f"{batch.micro_batch} x {batch.replicas} replicas x {batch.gradient_accumulation} "
-            "accumulated. Make one of them smaller."
+            f"{format_count(samples, 'image')} cannot fill a weight update of "
+            f"{batch.global_batch}: --batch-size {batch.micro_batch} x "
+            f"{format_count(batch.replicas, 'replica')} x {batch.gradient_accumulation} "
+            "accumulated. Make one of them smaller, such as --batch-size."
         )
     events = make_host_events(options, updates)
     if options.training:
         notes += events.warnings
+        left_out = samples % batch.global_batch
+        if options.weight_updates_per_epoch < 0 and left_out > MAX_LEFT_OUT * samples:
+            notes.append(
+                f"Each epoch leaves out {left_out} of {format_count(samples, 'image')}, because a "
+                f"weight update takes {batch.global_batch}. Pass another --batch-size to use more."
+            )
     return RunSettings(options, info, batch, stages, devices_per_replica, events, tuple(notes))
 
 
@@ -177,7 +187,7 @@ def _check_preprocessing(options: Options) -> None:
             f"{options.synthetic_data} generates each image only once."
         )
     if options.rand_augment:
-        require_package("PIL", "--rand-augment", "pillow")
+        require_package("PIL", "--rand-augment", "pillow", "images")
     if options.eight_bit_transfer and options.mixup:
         raise ValueError("--mixup converts bytes to floats; leave --eight-bit-transfer out.")
 
@@ -266,8 +276,8 @@ def _check_devices(options: Options, stages: int, devices_per_replica: int) -> N
         )
     if options.num_replicas % group:
         raise ValueError(
-            f"--batch-norm-group {group} does not divide {options.num_replicas} replicas. Pass a "
-            "divisor."
+            f"--batch-norm-group {group} does not divide "
+            f"{format_count(options.num_replicas, 'replica')}. Pass a divisor."
         )
 
 

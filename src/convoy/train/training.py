@@ -6,7 +6,9 @@ from pathlib import Path
 
 import convoy
 import keras
+from convoy.data.image_folder import FOLDER
 from convoy.engine.progress import reported_to
+from convoy.error_messages import first_names
 from convoy.pipeline.stages import calls_of
 from convoy.precision import find as find_precision
 from convoy.progress_bar import Output
@@ -95,13 +97,19 @@ def first_layers(model: keras.Model) -> list[str]:
     return [name for name, before, stage in places if stage != before]
 
 
-def describe(training: Training, output: Output) -> None:
-    """Print the size of the model and of the batch before training."""
+def describe(training: Training, images: Images, output: Output) -> None:
+    """Print the sizes of the model, of a user's own dataset and of the batch before training."""
     settings, batch = training.settings, training.settings.batch
     weights = sum(math.prod(weight.shape) for weight in training.model.trainable_weights)
     output.line(f"model               {training.model.name}, {weights:,} trainable parameters")
     if settings.options.weights is not None:
         output.line(f"initial weights     {training.initial_weights}")
+    if settings.options.dataset == FOLDER:
+        names = settings.info.class_names
+        output.line(
+            f"images              {images.train_samples:,} to train on, {images.test_samples:,} to "
+            f"validate on, {len(names)} classes: {first_names(names)}"
+        )
     output.line(f"micro batch size    {batch.micro_batch}")
     output.line(f"num replicas        {batch.replicas}")
     output.line(f"grad. accumulation  {batch.gradient_accumulation}")

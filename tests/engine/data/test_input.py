@@ -62,7 +62,7 @@ def test_an_epoch_that_ends_inside_of_a_weight_update_is_refused(model):
 
 def test_fewer_samples_than_a_weight_update_takes_are_refused(model):
     with pytest.raises(
-        ValueError, match=r"12 samples, fewer than .*1 replicas x gradient_accumulation=4"
+        ValueError, match=r"12 samples, fewer than .*1 replica x gradient_accumulation=4"
     ):
         open_data(model, batch_size=4, gradient_accumulation=4)
 

@@ -104,6 +104,14 @@ def test_what_does_not_fill_all_replicas_is_left_out_of_training_and_counted_onc
     assert found == [(4, 1)]
 
 
+def test_one_replica_is_not_several_in_the_message_about_what_is_left_out():
+    batches = Batches(batches_of(2, 2, 2), None, None, None, None)
+    division = StepDivision(1, steps_per_update=2, keeps_incomplete=False)
+    feed = Streamed(batches, Placement(None), division, LARGE, 4, batches_per_step=1)
+    with pytest.warns(UserWarning, match="of 1 replica x 2 accumulated and are left out"):
+        assert sum(chunk.steps for chunk in chunks(feed)) == 2
+
+
 def test_looks_at_the_first_batch_before_it_moves():
     seen = []
     batches = Batches(batches_of(2, 2, 2), None, None, None)

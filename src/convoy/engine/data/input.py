@@ -14,6 +14,7 @@ from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.state import Mode
 from convoy.keras_bridge import Batches
 from convoy.types import Batch, Data
+from convoy.units import format_count
 
 DEFAULT_BATCH = 32
 
@@ -186,7 +187,7 @@ def _check_step_samples(
 
 
 def _factors(config: ExecutionConfig) -> str:
-    replicas = f"{config.replicas} replicas"
+    replicas = format_count(config.replicas, "replica")
     gradient_accumulation = config.gradient_accumulation
     if gradient_accumulation == 1:
         return replicas

@@ -23,6 +23,7 @@ from convoy.engine.data.chunks import Chunk, DataPosition, StepDivision
 from convoy.engine.data.placement import Placement, tree_bytes, tree_shapes
 from convoy.keras_bridge import Batches
 from convoy.types import Batch, PyTree, Shapes
+from convoy.units import format_count
 
 # From the input's batches to a chunk on the devices, for two replicas, each with its own batches,
 # and two steps per weight update:
@@ -281,9 +282,9 @@ class Streamed:
         gradient_accumulation = self.division.gradient_accumulation
         user_warnings.warn(
             f"{self._left_out} samples of the epoch do not fill a weight update of "
-            f"{replicas} replicas x {gradient_accumulation} micro-batches and are left out. "
-            f"Make the input yield a multiple of {replicas * gradient_accumulation} batches, all "
-            "of one size."
+            f"{format_count(replicas, 'replica')} x {gradient_accumulation} accumulated and are "
+            f"left out. Make the input yield a multiple of {replicas * gradient_accumulation} "
+            "batches, all of one size."
         )
 
     def _assemble(self, max_steps: int) -> tuple[Chunk, int] | None:
