@@ -3,12 +3,14 @@
 import contextlib
 import http.client
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -21,9 +23,23 @@ class ServerProcess:
         self.process, self.port, self.grpc_port, self.log = process, port, grpc_port, log
 
     def peak_megabytes(self):
-        """The largest memory that the process ever had."""
+        """The largest memory of the process since `forget_peak`, or else since its start."""
         text = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(re.search(r"VmHWM:\s+(\d+)", text)[1]) / 1024
+
+    def forget_peak(self):
+        """Make the present memory the largest one, and return it.
+
+        Otherwise, an attack would be compared with the largest of all attacks before it.
+        """
+        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
+        return self.peak_megabytes()
+
+    def trials(self):
+        """The ids of the processes that try versions."""
+        children = Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        pids = [int(pid) for file in children for pid in file.read_text().split()]
+        return [pid for pid in pids if b"trial" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
     def connect(self, timeout=60):
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
@@ -111,29 +127,53 @@ class OtherClient:
             self.failures.append((status, body))
         return time.perf_counter() - began
 
-    def longest(self, goes_on=lambda: False, requests=30):
-        """Return the longest of some requests; they go on as long as a function says."""
+    def times(self, goes_on=lambda: False, requests=30):
+        """Return the seconds of some requests; they go on as long as a function says."""
         seconds = []
         while len(seconds) < requests or goes_on():
             seconds.append(self.request())
-        return max(seconds)
+        return seconds
 
 
-def waits(server, attack, path="/v1/models/half:predict"):
+def cpu_seconds(pid):
+    """The CPU time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class Waits:
+    """How long another client waits.
+
+    Attributes:
+        quiet: its longest wait without an attack.
+        attacked: its longest wait during an attack.
+        attack: the seconds of the attack.
+        request: the mean seconds of its requests without an attack.
+    """
+
+    quiet: float
+    attacked: float
+    attack: float
+    request: float
+
+
+def waits(server, attack, path="/v1/models/half:predict", answer=(2.5,)):
     """Return how long another client waits otherwise, and during an attack.
 
     It takes the longest of many requests, because an attack that blocks a server for a moment
     delays few requests. The quiet requests go on for as long as the attack did, so that other
     programs on the machine delay them as often.
     """
-    with OtherClient(server, path) as other:
-        other.longest()
-        thread = threading.Thread(target=attack)
+    with OtherClient(server, path, answer) as other, ThreadPoolExecutor(1) as thread:
+        other.times()
         began = time.perf_counter()
-        thread.start()
-        attacked = other.longest(thread.is_alive)
-        thread.join()
+        ended = []
+        attacking = thread.submit(attack)
+        attacking.add_done_callback(lambda _: ended.append(time.perf_counter()))
+        attacked = other.times(lambda: not attacking.done())
+        attacking.result()
         end = 2 * time.perf_counter() - began
-        quiet = other.longest(lambda: time.perf_counter() < end)
+        quiet = other.times(lambda: time.perf_counter() < end)
     assert not other.failures
-    return quiet, attacked
+    return Waits(max(quiet), max(attacked), ended[0] - began, sum(quiet) / len(quiet))
