@@ -56,3 +56,9 @@ def test_a_program_that_is_compiled_counts():
     assert 0 < first < time.perf_counter() - began
     program(jnp.ones(7))
     assert timing.compilation_seconds(began) == first
+
+
+def test_the_time_of_an_execution_is_without_compilation(monkeypatch):
+    monkeypatch.setattr(timing, "_compilations", lambda: [(1.0, 3.0), (2.0, 4.0)])
+    assert timing.execution_seconds(0.0, 10.0) == 7.0
+    assert timing.execution_seconds(3.5, 10.0) == 6.0

@@ -49,6 +49,11 @@ def compilation_seconds(since: float) -> float:
     return seconds
 
 
+def execution_seconds(since: float, until: float) -> float:
+    """Return the time between two moments, without compilation; see `compilation_seconds`."""
+    return max(1e-9, until - since - compilation_seconds(since))
+
+
 @functools.cache
 def _compilations() -> list[tuple[float, float]]:
     """Return a list that grows with the begin and end of each part of a compilation."""

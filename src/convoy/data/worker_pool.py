@@ -97,6 +97,8 @@ class WorkerPool(Generic[Task, Result]):
         command = "from convoy.data.worker_pool import serve; serve()"
         # Workers compute nothing on devices, use one core each, and take no part in a launch.
         settings = {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        # Damaged images are reported once, by their names.
+        settings["OPENCV_LOG_LEVEL"] = "ERROR"
         inherited = {k: v for k, v in os.environ.items() if k != COORDINATOR}
         # Ctrl-C in a terminal reaches the process while it imports packages, too.
         with blocked(signal.SIGINT):

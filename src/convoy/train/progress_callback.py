@@ -8,7 +8,7 @@ from dataclasses import asdict
 import keras
 from convoy import distributed
 from convoy.engine.numerics.numerics import LOSS_SCALE_LOG
-from convoy.timing import compilation_seconds
+from convoy.timing import compilation_seconds, execution_seconds
 from convoy.train.learning_rate import Schedule
 from convoy.train.metrics import MetricsRow, average
 from convoy.train.run_log import RunLog
@@ -121,7 +121,7 @@ class ProgressCallback(keras.callbacks.Callback):
             return
         updates = self._in_call / batch.micro_batches_per_update
         updates += self._epoch * events.keras_epoch + self._steps // batch.gradient_accumulation
-        speed = (self._in_call - before) * batch.micro_batch / _elapsed(since, now)
+        speed = (self._in_call - before) * batch.micro_batch / execution_seconds(since, now)
         shown = f"{speed:,.1f} images/s"
         epoch_seconds = events.updates_per_epoch * batch.global_batch / speed
         line = (
@@ -142,7 +142,7 @@ class ProgressCallback(keras.callbacks.Callback):
         samples = (steps - self._steps) * batch.micro_batch * batch.replicas
         self._steps = steps
         update = self._epoch * events.keras_epoch + steps // batch.gradient_accumulation
-        compiling, elapsed = compilation_seconds(self._time), _elapsed(self._time, now)
+        compiling, elapsed = compilation_seconds(self._time), execution_seconds(self._time, now)
         self._time, self._in_call, self._first = now, 0, None
         return MetricsRow(
             "training",
@@ -171,8 +171,3 @@ class ProgressCallback(keras.callbacks.Callback):
         epochs, events = self.settings.options.num_epochs, self.settings.events
         current = min(math.ceil(events.epoch_at(updates)), epochs)
         self.log.output.advance(updates, f"epoch {current}/{epochs}", values, line)
-
-
-def _elapsed(since: float, now: float) -> float:
-    """Return the time between two moments, without compilation."""
-    return max(1e-9, now - since - compilation_seconds(since))

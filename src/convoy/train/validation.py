@@ -11,6 +11,7 @@ import convoy
 import keras
 import numpy as np
 from convoy.error_messages import first_line
+from convoy.timing import compilation_seconds, execution_seconds
 from convoy.train.input import Images, test_input
 from convoy.train.loss import make_accuracy, make_loss
 from convoy.train.metrics import MetricsRow
@@ -103,6 +104,7 @@ class Validation:
 
     def _evaluate(self, data: dict[str, Any], epoch: float) -> MetricsRow:
         began = time.perf_counter()
+        compilation_seconds(began)  # from now on
         values: dict[str, Any] = self.model.evaluate(**data, verbose=0, return_dict=True)
         return MetricsRow(
             "validation",
@@ -110,7 +112,7 @@ class Validation:
             epoch,
             values["loss"],
             values["validation_accuracy"],
-            self.samples / (time.perf_counter() - began),
+            self.samples / execution_seconds(began, time.perf_counter()),
         )
 
 
