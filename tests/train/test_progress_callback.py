@@ -3,6 +3,7 @@ import io
 import math
 
 import pytest
+from convoy import timing
 from convoy.checkpoint import callback_state
 from convoy.progress_bar import Output
 from convoy.train import progress_callback
@@ -64,9 +65,7 @@ def test_throughput_and_compilation_time_exclude_each_other(make, monkeypatch):
     clock = iter([100.0, 107.0, 109.0])
     monkeypatch.setattr(progress_callback.time, "perf_counter", lambda: next(clock))
     # 5 of the first 7 seconds are a compilation.
-    monkeypatch.setattr(
-        progress_callback, "compilation_seconds", lambda since: max(0.0, 105.0 - since)
-    )
+    monkeypatch.setattr(timing, "_compilations", lambda: [(0.0, 105.0)])
     callback = make(logs_per_epoch=2, ckpts_per_epoch=0)
     callback.on_train_batch_end(1, logs(4.0))
     callback.on_train_batch_end(3, logs(3.0))
@@ -78,7 +77,7 @@ def test_a_long_device_call_is_followed_with_an_estimate_for_an_epoch(make, monk
     now = [100.0]
     for clock in ("perf_counter", "monotonic"):
         monkeypatch.setattr(progress_callback.time, clock, lambda: now[0])
-    monkeypatch.setattr(progress_callback, "compilation_seconds", lambda since: 0.0)
+    monkeypatch.setattr(timing, "_compilations", list)
     callback = make(logs_per_epoch=1, ckpts_per_epoch=0)
     for now[0] in (
         110.0,  # the speed is that since then
