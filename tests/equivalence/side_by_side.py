@@ -247,6 +247,39 @@ def assert_within_rounding(
         assert _distance(actual[key], value) <= allowed, key
 
 
+def assert_states_within_half_precision(
+    actual: dict[str, np.ndarray],
+    expected: dict[str, np.ndarray],
+    in_float32: dict[str, np.ndarray],
+    tolerance: float,
+) -> None:
+    """Compare states after training a network whose gradients amplify the rounding to 16 bits.
+
+    A kernel that fuses operations rounds once where stock Keras rounds after each of them, so a
+    ReLU of a value near zero can take the other side. A value may therefore differ by the tolerance
+    of half precision, and by as much as rounding to 16 bits moves any value of the same array in
+    stock Keras.
+
+    Args:
+        actual: the state under Convoy.
+        expected: the state under stock Keras with the same policy.
+        in_float32: the state under stock Keras in float32.
+        tolerance: that of half precision.
+    """
+    assert list(actual) == list(expected)
+    for key, value in expected.items():
+        assert actual[key].dtype == value.dtype, key
+        if not np.issubdtype(value.dtype, np.inexact):
+            np.testing.assert_array_equal(actual[key], value, err_msg=key)
+            continue
+        moved = 0.0
+        if key in in_float32:
+            moved = float(np.abs(value.astype("float64") - in_float32[key]).max(initial=0.0))
+        np.testing.assert_allclose(
+            actual[key], value, rtol=tolerance, atol=tolerance + moved, err_msg=key
+        )
+
+
 def rounded_otherwise(value: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Move each number to one of its two neighbours, or leave it."""
     if not np.issubdtype(value.dtype, np.floating):
