@@ -253,7 +253,7 @@ def test_the_data_benchmark_prints_throughput_and_overhead(script, capsys, confi
     ("words", "problem"),
     [
         (["--n-train", "12"], r"data\.n_train 12: .*train has 8 files .* Use 8 or fewer"),
-        (["--model", "vgg"], r"small\.yaml: model\.name 'vgg' is not one of cosmoflow, "),
+        (["--model", "vgg"], r"small\.yaml: model\.name 'vgg' is unknown\. Set one of cosmoflow, "),
         (["--model", "resnet"], r"model\.conv_size is not an argument of the network resnet"),
         (["--optimizer", "SDG"], r"optimizer\.name: Keras has no optimizer 'SDG'"),
         (["--activation-checkpointing", "1"], r"activation_checkpointing needs stages"),
