@@ -37,6 +37,7 @@ SLOW = {
     "python3 -m examples_utils": "imports for seconds; tests/bench/test_command.py runs it, too",
     "docs/cluster.md: ": _PROCESSES,
     "docs/launch.md: ": _PROCESSES,
+    "docs/own-images.md: ": "trains for a minute; tests/train/test_own_images.py has fast tests",
     "examples/cifar10/README.md: ": _EXAMPLE,
     "examples/cnns/README.md: ": _EXAMPLE,
     "examples/cosmoflow/README.md: ": _EXAMPLE,
