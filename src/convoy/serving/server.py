@@ -32,8 +32,9 @@ LAST_CALL_SECONDS = 0.2
 # Requests that one gRPC connection may have open.
 GRPC_STREAMS = 256
 # Age of a gRPC connection, in units of --idle-seconds, at which its client must connect again.
-# Responses that a client does not read stay in memory until its connection ends.
-GRPC_AGE = 10
+# Responses that a client does not read stay in memory until its connection ends. Not less: a call
+# that begins while its connection ends can fail with UNAVAILABLE, and has to be repeated.
+GRPC_AGE = 60
 
 
 class Server:
