@@ -132,7 +132,8 @@ def test_a_client_whose_connection_becomes_old_connects_again(configs, monkeypat
                 assert method(request_to("half"), timeout=600, wait_for_ready=True)
             except grpc.RpcError as error:
                 # The call began while the connection ended.
-                assert error.code() == grpc.StatusCode.UNAVAILABLE
+                if error.code() != grpc.StatusCode.UNAVAILABLE:
+                    raise
 
 
 def test_a_compressed_message_is_limited_by_its_decompressed_size(configs):
