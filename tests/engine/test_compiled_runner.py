@@ -1,7 +1,5 @@
-import convoy
 import jax
 import jax.numpy as jnp
-import keras
 import pytest
 from convoy.engine.compiled_runner import output_bytes
 from convoy.engine.data.placement import Placement
@@ -12,15 +10,6 @@ from convoy.engine.state import Variables
 
 BATCH = 4
 EXAMPLE = (jax.ShapeDtypeStruct((BATCH, 3), jnp.float32),)
-
-
-@pytest.fixture
-def model():
-    with convoy.Strategy(devices=1).scope():
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-        model.compile("sgd", "mse")
-    model.optimizer.build(model.trainable_variables)
-    return model
 
 
 @pytest.fixture

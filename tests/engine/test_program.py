@@ -1,11 +1,8 @@
 """The program of a whole model."""
 
-import convoy
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
-import pytest
 from convoy.engine.data.chunks import Chunk
 from convoy.engine.data.placement import Placement
 from convoy.engine.execution_config import ExecutionConfig
@@ -14,15 +11,6 @@ from convoy.engine.runner_cache import RunnerCache
 
 BATCH = 4
 EXAMPLE = (jax.ShapeDtypeStruct((BATCH, 3), jnp.float32),)
-
-
-@pytest.fixture
-def model():
-    with convoy.Strategy(devices=1).scope():
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-        model.compile("sgd", "mse")
-    model.optimizer.build(model.trainable_variables)
-    return model
 
 
 def cache_of(model, observer=NULL_OBSERVER):

@@ -1,19 +1,8 @@
-import convoy
-import keras
 import pytest
 from convoy.engine.data.placement import Placement
 from convoy.engine.execution_config import ExecutionConfig
 from convoy.engine.observer import NULL_OBSERVER
 from convoy.engine.runner_cache import RunnerCache
-
-
-@pytest.fixture
-def model():
-    with convoy.Strategy(devices=1).scope():
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-        model.compile("sgd", "mse")
-    model.optimizer.build(model.trainable_variables)
-    return model
 
 
 @pytest.fixture
